@@ -1,0 +1,49 @@
+# Two commands to begin with: `make demo` and `make test`. Each sets up what it needs, once.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test check lock bench ui clean
+
+VENV := $(CURDIR)/.venv
+READY := $(VENV)/.ready
+BIN := $(VENV)/bin
+export PYSPARK_PYTHON := $(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+
+help: ## Show the targets
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(READY) ## Make the environment (.venv) from the lock, Horovod built for this TensorFlow
+$(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell find docker/horovod/include -type f)
+	@bash docker/horovod/check_host.sh
+	@bash docker/horovod/install.sh $(VENV) cpu --editable
+	@touch $@
+
+demo: $(READY) ## Generate an archive, prepare, train, evaluate: minutes. ARCHIVE=folder takes your BigEarthNet v2.0
+	@$(BIN)/groundswell demo $(if $(ARCHIVE),--archive $(ARCHIVE))
+
+test: $(READY) ## Run all tests
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+check: $(READY) ## Lint, types, import directions, lock up to date
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@PATH=$(BIN):$$PATH hadolint --config docker/.hadolint.yaml docker/*.Dockerfile
+	@PATH=$(BIN):$$PATH shellcheck .ci/run $$(find docker -name '*.sh')
+	@bash docker/horovod/lock.sh --check
+
+lock: $(READY) ## Resolve the dependencies again and write both locks
+	@bash docker/horovod/lock.sh
+
+bench: $(READY) ## Run one benchmark: make bench NAME=train
+	@test -f tests/benchmarks/$(NAME).py || { echo "NAME=... is one of: $$(cd tests/benchmarks && ls *.py | sed 's/\.py//' | xargs)" >&2; exit 2; }
+	@$(BIN)/python tests/benchmarks/$(NAME).py
+
+ui: $(READY) ## Open MLflow's page on the runs in mlruns/
+	@echo "http://127.0.0.1:5000"
+	@$(BIN)/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlruns/mlflow.db}"
+
+clean: ## Remove the environment and what the demo made
+	rm -rf $(VENV) $(VENV)-uv demo demo-*

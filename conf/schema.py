@@ -1,0 +1,156 @@
+"""Typed configuration: one frozen model per section, one complete YAML file per run."""
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A configuration section: immutable, no unknown keys, no silent coercion."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class ArchiveConfig(Section):
+    """The raw archive that `prepare` reads."""
+
+    kind: Literal["bigearthnet_v2"]
+    root: str = Field(min_length=1)
+    """Folder of the archive, as published."""
+
+
+class DatasetConfig(Section):
+    """The prepared dataset: written by `prepare`, read by everything else."""
+
+    path: str = Field(min_length=1)
+
+
+class PrepareConfig(Section):
+    """How the dataset is laid out on disk."""
+
+    row_group_mib: int = Field(gt=0, le=1024)
+    """Uncompressed size of one Parquet row group."""
+    row_groups_per_shard: int = Field(gt=0)
+    """Row groups of one Parquet file."""
+    seed: int = Field(ge=0)
+    """Rows are shuffled once, within their split, by this seed."""
+
+
+class ModelConfig(Section):
+    """ResNet v1.5 on all bands."""
+
+    depth: Literal[18, 34, 50, 101, 152]
+    width_factor: float = Field(gt=0, le=4)
+    """Scales every channel count; 1.0 is the published network."""
+    upsampling: Literal["nearest", "bilinear", "bicubic"]
+    """How coarser image groups reach the finest one's resolution."""
+
+
+class OptimizerConfig(Section):
+    """LARS or momentum SGD, applied after the exchange."""
+
+    name: Literal["lars", "sgd"]
+    learning_rate_per_256: float = Field(gt=0)
+    """Peak learning rate for a global batch of 256."""
+    scaling: Literal["linear", "sqrt"]
+    """How the peak follows the global batch size."""
+    momentum: float = Field(ge=0, lt=1)
+    nesterov: bool
+    weight_decay: float = Field(ge=0)
+    """L2 coefficient, not applied to biases and normalisation parameters."""
+    trust_coefficient: float = Field(gt=0)
+    """LARS only."""
+
+
+class Milestone(Section):
+    """From a point of the run on, the peak learning rate is multiplied by `factor`."""
+
+    epoch: float = Field(gt=0)
+    """Epochs done, in a run of `schedule.recipe_epochs`."""
+    factor: float = Field(gt=0)
+
+
+class ScheduleConfig(Section):
+    """Learning rate over the run, a pure function of the step."""
+
+    warmup_epochs: float = Field(ge=0)
+    """Gradual warm-up, raised every step."""
+    recipe_epochs: float = Field(gt=0)
+    """Length of the run that the milestones are stated for; in a shorter run they come proportionally earlier."""
+    milestones: list[Milestone]
+    """In rising order; none keeps the peak."""
+
+
+class ExchangeConfig(Section):
+    """What travels between the ranks."""
+
+    codec: Literal["none", "fp16"]
+
+
+class TrainingConfig(Section):
+    """The epoch loop."""
+
+    epochs: int = Field(gt=0)
+    batch_size_per_worker: int = Field(gt=0)
+    seed: int = Field(ge=0)
+    output: str = Field(min_length=1)
+    """Folder of the checkpoints; with several hosts, on storage that all of them mount."""
+    resume_run: str | None
+    """MLflow run to continue from its newest checkpoint; null starts a new one."""
+    jit_compile: bool
+    """Compile forward and backward pass with XLA."""
+
+
+class LaunchConfig(Section):
+    """Where the workers run."""
+
+    master: str = Field(min_length=1)
+    """Spark master, where spark-submit or the notebook has not chosen one."""
+    num_workers: int = Field(gt=0)
+    gpus_per_worker: int = Field(ge=0)
+    start_timeout_seconds: int = Field(gt=0)
+    """How long ranks wait for each other to start."""
+
+
+class TrackingConfig(Section):
+    """MLflow; the store is MLFLOW_TRACKING_URI, or sqlite under `mlruns/`."""
+
+    experiment: str = Field(min_length=1)
+    run_name: str | None
+    registered_model: str | None
+    """Register the logged model under this name."""
+
+
+class RunConfig(Section):
+    """Everything one run depends on."""
+
+    archive: ArchiveConfig
+    dataset: DatasetConfig
+    prepare: PrepareConfig
+    model: ModelConfig
+    optimizer: OptimizerConfig
+    schedule: ScheduleConfig
+    exchange: ExchangeConfig
+    training: TrainingConfig
+    launch: LaunchConfig
+    tracking: TrackingConfig
+
+    @model_validator(mode="after")
+    def _schedule_fits_the_run(self) -> "RunConfig":
+        if self.schedule.warmup_epochs > self.training.epochs:
+            raise ValueError(
+                f"schedule.warmup_epochs={self.schedule.warmup_epochs} is longer than training.epochs="
+                f"{self.training.epochs}"
+            )
+        epochs = [milestone.epoch for milestone in self.schedule.milestones]
+        if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > self.schedule.recipe_epochs):
+            raise ValueError(
+                f"schedule.milestones must rise and end by schedule.recipe_epochs={self.schedule.recipe_epochs}, "
+                f"got epochs {epochs}"
+            )
+        return self
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples per step over all workers."""
+        return self.training.batch_size_per_worker * self.launch.num_workers

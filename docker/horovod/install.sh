@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Makes one Python environment from the lock, with Horovod built for this TensorFlow.
+# usage: docker/horovod/install.sh ENVIRONMENT [cpu|gpu] [--editable]      (used by the Makefile and by the Dockerfiles)
+# --editable also installs this checkout, so that changes to it need no new install.
+# Safe to repeat: an environment that is up to date is left as it is.
+set -euo pipefail
+environment=$(realpath -m "${1:?usage: install.sh ENVIRONMENT [cpu|gpu] [--editable]}")
+variant=${2:-cpu}
+here=$(cd "$(dirname "$0")" && pwd)
+root=$(cd "$here/../.." && pwd)
+uv_version=0.13.8 # the version that this script was tried with
+
+missing() {
+  echo "groundswell: $1 is missing. On Debian or Ubuntu: sudo apt-get install $2" >&2
+  exit 1
+}
+command -v "${CXX:-g++}" >/dev/null || missing "a C++ compiler (${CXX:-g++}), needed to build Horovod," g++
+command -v make >/dev/null || missing "make, needed to build Horovod," make
+python=$(command -v python3.11 || command -v python3) || missing "Python 3.11" "python3.11 python3.11-venv"
+
+newer_or_equal() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+uv=$(command -v uv || true)
+if [ -z "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
+  uv=$environment-uv/bin/uv # beside the environment, so that syncing never removes it
+  if [ ! -x "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
+    echo "groundswell: bringing uv $uv_version"
+    "$python" -m venv "$environment-uv" || missing "Python's venv module" python3.11-venv
+    "$environment-uv/bin/pip" install --quiet --disable-pip-version-check "uv==$uv_version"
+  fi
+fi
+
+# The headers go first on the include path: they stand in for those that the TensorFlow wheel no longer ships (include/README.md).
+export CXXFLAGS="-I$here/include ${CXXFLAGS:-}"
+settings=()
+case $variant in
+  cpu) lock=$root/requirements.lock ;;
+  gpu) lock=$here/requirements-gpu.lock settings=(--config-file "$here/gpu.toml") ;;
+  *)
+    echo "groundswell: variant '$variant' is neither cpu nor gpu" >&2
+    exit 2
+    ;;
+esac
+
+[ "$variant" = cpu ] || [ -x /usr/local/cuda/bin/nvcc ] || missing "nvcc in /usr/local/cuda" cuda-toolkit
+cd "$root" # uv reads the build recipe of Horovod from pyproject.toml
+[ -x "$environment/bin/python" ] || "$uv" venv --quiet --python 3.11 "$environment"
+echo "groundswell: installing the locked packages; the first time this compiles Horovod (2 to 5 minutes)"
+VIRTUAL_ENV=$environment "$uv" "${settings[@]}" pip sync --quiet --require-hashes "$lock"
+if [ "${3:-}" = --editable ]; then
+  VIRTUAL_ENV=$environment "$uv" pip install --quiet --no-deps --editable .
+fi

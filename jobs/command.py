@@ -1,0 +1,61 @@
+"""What every job does alike: arguments, configuration, one readable error."""
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable
+
+from conf.load import load, shipped_names
+from conf.schema import RunConfig
+
+_USER_ERROR_EXIT_CODE = 2
+
+
+def config_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Add `--config` and `--set`."""
+    parser.add_argument(
+        "--config",
+        default=default,
+        required=default is None,
+        metavar="NAME|PATH",
+        help=f"a YAML file, or one of: {', '.join(shipped_names())}",
+    )
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="SECTION.KEY=VALUE",
+        help="change one value of the configuration; may be repeated",
+    )
+
+
+def read_config(arguments: argparse.Namespace) -> RunConfig:
+    """The configuration that the arguments ask for."""
+    return load(arguments.config, arguments.set)
+
+
+def run(name: str, body: Callable[[], int]) -> int:
+    """Run a job; what users can mend is one message on standard error and exit code 2."""
+    _quieten_libraries()
+    try:
+        return body()
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("GROUNDSWELL_TRACEBACK"):
+            raise
+        print(f"groundswell {name}: error: {error}", file=sys.stderr)
+        return _USER_ERROR_EXIT_CODE
+    except KeyboardInterrupt:
+        print(f"groundswell {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def say(line: str) -> None:
+    """One line for the person at the terminal."""
+    print(line, flush=True)
+
+
+def _quieten_libraries() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    for library in ("alembic", "mlflow", "py4j", "petastorm"):
+        logging.getLogger(library).setLevel(logging.ERROR)

@@ -1,0 +1,135 @@
+"""`groundswell demo`: generate a small archive, prepare, train, evaluate, and show where everything is."""
+
+import argparse
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from conf.schema import RunConfig
+from jobs.command import config_arguments, read_config, run, say
+from jobs.evaluate import evaluate
+from jobs.prepare import prepare
+from jobs.train import TrainedRun, train
+from models.baselines import constant_counts, frequent_classes
+from models.metrics import f1_micro
+from pipelines import tracking
+from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.dataset.manifest import Manifest
+from pipelines.training.results import Evaluation
+
+_TRAIN, _VALIDATION, _TEST = 256, 64, 96
+
+
+@dataclass(frozen=True)
+class DemoResult:
+    """What the table shows."""
+
+    trained: TrainedRun
+    test: Evaluation
+    baseline_f1: float
+    seconds: float
+
+
+def demo(config: RunConfig, *, generate: bool) -> DemoResult:
+    """Run every job once.
+
+    Args:
+        config: Of all of them.
+        generate: Make the archive where `config.archive.root` does not exist; else it is the user's own.
+    """
+    started = time.perf_counter()
+    if generate:
+        _generate(Path(config.archive.root))
+    say(f"2/4 prepare: {config.archive.root} -> {config.dataset.path}")
+    manifest = prepare(config)
+    say(f"3/4 train: ResNet-{config.model.depth}, {config.launch.num_workers} workers")
+    trained = train(config)
+    say("4/4 evaluate")
+    test = evaluate(config, trained.summary.model_uri)
+    return DemoResult(trained, test, baseline_f1(manifest, "test"), time.perf_counter() - started)
+
+
+def baseline_f1(manifest: Manifest, split: str) -> float:
+    """Micro F1 on `split` of always predicting the training split's best set of frequent classes."""
+    training, scored = manifest.splits["train"], manifest.splits[split]
+    chosen = frequent_classes(np.array(training.class_counts), training.rows)
+    return f1_micro(constant_counts(chosen, np.array(scored.class_counts), scored.rows))
+
+
+def table(config: RunConfig, result: DemoResult) -> list[str]:
+    """The closing table."""
+    lines = ["", "epoch    loss  val loss  F1 micro  F1 macro     mAP  images/s"]
+    for number, row in enumerate(result.trained.summary.history, 1):
+        lines.append(
+            f"{number:>5}  {row['train_loss']:.4f}  {row['val_loss']:>8.4f}  {row['val_f1_micro']:>8.4f}  "
+            f"{row['val_f1_macro']:>8.4f}  {row['val_mean_average_precision']:.4f}  {row['images_per_second']:>8.1f}"
+        )
+    metrics = result.test.metrics
+    return [
+        *lines,
+        "",
+        f"test        F1 micro {metrics['f1_micro']:.4f}, F1 macro {metrics['f1_macro']:.4f}, "
+        f"mAP {metrics['mean_average_precision']:.4f}",
+        f"baseline    F1 micro {result.baseline_f1:.4f} (the most frequent classes for every patch)",
+        f"dataset     {config.dataset.path}",
+        f"checkpoint  {result.trained.summary.checkpoint}",
+        f"MLflow run  {result.trained.run.run_id}",
+        f"time        {result.seconds:.0f} s",
+        f"look        {tracking.show_command(result.trained.run)}",
+    ]
+
+
+def learnt(result: DemoResult) -> bool:
+    """Whether training helped: better than its first epoch and than looking at no image."""
+    history = result.trained.summary.history
+    return (
+        history[-1]["val_f1_micro"] > history[0]["val_f1_micro"]
+        and result.test.metrics["f1_micro"] > result.baseline_f1
+    )
+
+
+def _generate(root: Path) -> None:
+    if root.exists():
+        say(f"1/4 generate: {root} is there")
+        return
+    say(f"1/4 generate: {_TRAIN + _VALIDATION + _TEST} patches in BigEarthNet's layout -> {root}")
+    root.parent.mkdir(parents=True, exist_ok=True)
+    with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
+        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=bar.update)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Console entry."""
+    parser = argparse.ArgumentParser(prog="groundswell demo", description=__doc__)
+    config_arguments(parser, default="demo")
+    parser.add_argument(
+        "--archive", metavar="FOLDER", help="your own BigEarthNet v2.0 archive instead of a generated one"
+    )
+    parser.add_argument("--folder", help="where the dataset and the outputs go (default: demo, or demo-<archive>)")
+    arguments = parser.parse_args(argv)
+
+    def body() -> int:
+        folder = arguments.folder or ("demo" if arguments.archive is None else f"demo-{Path(arguments.archive).name}")
+        arguments.set = [
+            f"archive.root={arguments.archive or Path(folder) / 'BigEarthNet-generated'}",
+            f"dataset.path={Path(folder) / 'dataset'}",
+            f"training.output={Path(folder) / 'outputs'}",
+            *arguments.set,
+        ]
+        config = read_config(arguments)
+        result = demo(config, generate=arguments.archive is None)
+        for line in table(config, result):
+            say(line)
+        if arguments.archive is None and not learnt(result):
+            raise RuntimeError("training did not beat its first epoch and the baseline: please report this")
+        return 0
+
+    return run("demo", body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,156 @@
+"""`groundswell train`: a Spark barrier stage trains on a prepared dataset."""
+
+import argparse
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pyspark.sql import SparkSession
+
+from conf.schema import RunConfig
+from jobs.command import config_arguments, read_config, run, say
+from jobs.progress import TrainingProgress
+from jobs.session import spark_session
+from pipelines import tracking
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.reader import steps_per_epoch
+from pipelines.launch.logs import RankLogs
+from pipelines.launch.preflight import check_cluster
+from pipelines.launch.runner import BarrierRunner
+from pipelines.tracking import RunWriter, TrackedRun
+from pipelines.training import entry
+from pipelines.training.results import TrainingSummary
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished training and where everything of it is."""
+
+    run: TrackedRun
+    summary: TrainingSummary
+    folder: Path
+    """Checkpoints and logs."""
+
+
+def train(config: RunConfig) -> TrainedRun:
+    """Train as configured, in a session of its own where there is none."""
+    manifest = check_dataset(config)
+    config = _with_absolute_paths(config)
+    with spark_session("groundswell train", config.launch.master) as spark:
+        return train_on(spark, config, manifest)
+
+
+def check_dataset(config: RunConfig) -> Manifest:
+    """Refuse, before anything starts, a dataset that this configuration cannot train on.
+
+    Raises:
+        FileNotFoundError: No dataset there.
+        ValueError: No training split, or fewer rows than one global batch.
+    """
+    manifest = read_manifest(Path(config.dataset.path))
+    if "train" not in manifest.splits:
+        raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
+    rows = manifest.splits["train"].rows
+    if steps_per_epoch(rows, config.global_batch_size) == 0:
+        raise ValueError(
+            f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
+            f"{config.global_batch_size} ({config.launch.num_workers} workers x {config.training.batch_size_per_worker}): "
+            "lower training.batch_size_per_worker or launch.num_workers"
+        )
+    return manifest
+
+
+def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> TrainedRun:
+    """Train on a session that is there; one MLflow run, whatever the end."""
+    check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+    run = _tracked_run(config, manifest)
+    folder = Path(config.training.output) / run.run_id
+    say(f"MLflow run {run.run_id} in {run.uri}")
+    progress = TrainingProgress()
+    with _closing(run), RankLogs(folder / "logs") as logs:
+        runner = BarrierRunner(
+            spark,
+            config.launch.num_workers,
+            gpus_per_worker=config.launch.gpus_per_worker,
+            start_timeout_seconds=config.launch.start_timeout_seconds,
+            on_log=logs.write,
+            on_report=progress,
+        )
+        try:
+            summary = runner.run(entry.train, config, run, folder / "checkpoints")
+        finally:
+            progress.close()
+            RunWriter(run).folder(folder / "logs", "logs")
+    return TrainedRun(run, summary, folder)
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Workers have another working directory than the driver."""
+    dataset = config.dataset.model_copy(update={"path": str(Path(config.dataset.path).absolute())})
+    training = config.training.model_copy(update={"output": str(Path(config.training.output).absolute())})
+    return config.model_copy(update={"dataset": dataset, "training": training})
+
+
+def _tracked_run(config: RunConfig, manifest: Manifest) -> TrackedRun:
+    if config.training.resume_run is not None:
+        return tracking.continue_run(config.training.resume_run)
+    values = config.model_dump(mode="json")
+    run = tracking.start_run(
+        config.tracking.experiment,
+        config.tracking.run_name,
+        _flat(values) | {"global_batch_size": config.global_batch_size, "dataset_fingerprint": manifest.fingerprint},
+        {
+            "mlflow.source.name": "groundswell train",
+            "mlflow.source.type": "JOB",
+            "mlflow.source.git.commit": tracking.git_revision(Path(__file__).parent),
+            "dataset_fingerprint": manifest.fingerprint,
+        },
+    )
+    writer = RunWriter(run)
+    writer.text(yaml.safe_dump(values, sort_keys=False), "config.yaml")
+    writer.text(manifest.model_dump_json(indent=1), "dataset.json")
+    return run
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return flat
+
+
+@contextmanager
+def _closing(run: TrackedRun) -> Iterator[None]:
+    try:
+        yield
+    except KeyboardInterrupt:
+        tracking.end_run(run, "KILLED")
+        raise
+    except BaseException:
+        tracking.end_run(run, "FAILED")
+        raise
+    tracking.end_run(run, "FINISHED")
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Console entry."""
+    parser = argparse.ArgumentParser(prog="groundswell train", description=__doc__)
+    config_arguments(parser)
+    arguments = parser.parse_args(argv)
+
+    def body() -> int:
+        trained = train(read_config(arguments))
+        say(f"model       {trained.summary.model_uri}")
+        say(f"checkpoint  {trained.summary.checkpoint}")
+        say(f"look at it  {tracking.show_command(trained.run)}")
+        return 0
+
+    return run("train", body)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

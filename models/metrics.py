@@ -1,0 +1,144 @@
+"""Classification metrics from probabilities, split so that ranks add counts before any ratio is taken."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from sklearn.metrics import average_precision_score
+
+Array = NDArray[Any]
+Counts = NDArray[np.int64]
+
+
+def multi_label_counts(probabilities: Array, targets: Array, threshold: float = 0.5) -> Counts:
+    """Count true positives, false positives and false negatives of each class.
+
+    Args:
+        probabilities: `(samples, classes)`; a class is predicted where it is >= threshold.
+        targets: 0 or 1, `(samples, classes)`.
+        threshold: In (0, 1].
+
+    Returns:
+        `(3, classes)`: rows TP, FP, FN. Sums over parts of the samples are the counts of the whole.
+
+    Raises:
+        ValueError: shapes that differ or are not `(samples, classes)`.
+    """
+    _check_shapes(probabilities, targets)
+    return _counts(probabilities >= threshold, targets)
+
+
+def single_label_counts(probabilities: Array, targets: Array) -> Counts:
+    """Count as `multi_label_counts` does, where the likeliest class (of equals, the first) is the prediction.
+
+    Raises:
+        ValueError: shapes that differ or are not `(samples, classes)`.
+    """
+    _check_shapes(probabilities, targets)
+    likeliest = np.argmax(probabilities, axis=1)
+    return _counts(likeliest[:, np.newaxis] == np.arange(probabilities.shape[1]), targets)
+
+
+def f1_per_class(counts: Counts) -> NDArray[np.float64]:
+    """F1 = 2 TP / (2 TP + FP + FN) of each class, `(classes,)`; 0 for a class neither present nor predicted."""
+    true_positives, false_positives, false_negatives = counts
+    return _ratio(2 * true_positives, 2 * true_positives + false_positives + false_negatives)
+
+
+def f1_micro(counts: Counts) -> float:
+    """F1 of the counts summed over classes: every decision weighs the same. 0 / 0 is 0."""
+    return float(f1_per_class(counts.sum(axis=1, keepdims=True))[0])
+
+
+def f1_macro(counts: Counts) -> float:
+    """Mean F1 over all classes, absent ones (which count 0) included: every class weighs the same."""
+    return float(f1_per_class(counts).mean())
+
+
+def average_precision_per_class(probabilities: Array, targets: Array) -> NDArray[np.float64]:
+    """Average precision of each class, `(classes,)`: sum over thresholds of (recall step) * precision.
+
+    NaN for a class without positives, where it is not defined. Needs all samples at once, unlike the counts.
+
+    Raises:
+        ValueError: shapes that differ or are not `(samples, classes)`, or probabilities that are not finite.
+    """
+    _check_shapes(probabilities, targets)
+    present = targets.any(axis=0)
+    return np.array(
+        [
+            average_precision_score(targets[:, column], probabilities[:, column]) if present[column] else np.nan
+            for column in range(targets.shape[1])
+        ],
+        dtype=np.float64,
+    )
+
+
+def mean_average_precision(per_class: NDArray[np.float64]) -> float:
+    """Mean over the classes that have one; NaN if none has."""
+    defined = per_class[~np.isnan(per_class)]
+    return float(defined.mean()) if defined.size else float("nan")
+
+
+def top_k_correct(probabilities: Array, targets_one_hot: Array, k: int) -> int:
+    """Number of samples whose class is among the k likeliest; of equal probabilities, the first class goes first.
+
+    Raises:
+        ValueError: shapes that differ or are not `(samples, classes)`, or k outside 1..classes.
+    """
+    _check_shapes(probabilities, targets_one_hot)
+    classes = probabilities.shape[1]
+    if not 1 <= k <= classes:
+        raise ValueError(f"k must be in 1..{classes} (classes), got {k}")
+    likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :k]
+    return int((likeliest == np.argmax(targets_one_hot, axis=1)[:, np.newaxis]).sum())
+
+
+def per_class_table(
+    class_names: Sequence[str], counts: Counts, average_precisions: NDArray[np.float64]
+) -> list[dict[str, float | int | str]]:
+    """One row a class: class, support (positives), precision, recall, f1, average_precision; 0 / 0 is 0.
+
+    Raises:
+        ValueError: lengths that differ.
+    """
+    if not len(class_names) == counts.shape[1] == len(average_precisions):
+        raise ValueError(
+            f"expected as many class names as counts and average precisions, got {len(class_names)}, "
+            f"{counts.shape[1]} and {len(average_precisions)}"
+        )
+    true_positives, false_positives, false_negatives = counts
+    precisions = _ratio(true_positives, true_positives + false_positives)
+    recalls = _ratio(true_positives, true_positives + false_negatives)
+    f1_scores = f1_per_class(counts)
+    return [
+        {
+            "class": name,
+            "support": int(true_positives[index] + false_negatives[index]),
+            "precision": float(precisions[index]),
+            "recall": float(recalls[index]),
+            "f1": float(f1_scores[index]),
+            "average_precision": float(average_precisions[index]),
+        }
+        for index, name in enumerate(class_names)
+    ]
+
+
+def _counts(predicted: NDArray[np.bool_], targets: Array) -> Counts:
+    actual = targets > 0
+    counts: Counts = np.stack([predicted & actual, predicted & ~actual, ~predicted & actual]).sum(
+        axis=1, dtype=np.int64
+    )
+    return counts
+
+
+def _ratio(numerator: Array, denominator: Array) -> NDArray[np.float64]:
+    return np.divide(numerator, denominator, out=np.zeros(numerator.shape, np.float64), where=denominator > 0)
+
+
+def _check_shapes(probabilities: Array, targets: Array) -> None:
+    if probabilities.ndim != 2 or probabilities.shape != targets.shape:
+        raise ValueError(
+            f"probabilities and targets must both be (samples, classes), got {probabilities.shape} and {targets.shape}"
+        )

@@ -1,0 +1,145 @@
+"""From raw image groups to one float32 image: normalise, resize to the finest grid, concatenate.
+
+Only built-in Keras layers and operations are used, so a saved model needs nothing but Keras to load.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+_HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
+
+
+@dataclass(frozen=True)
+class InputGroup:
+    """Bands that share one pixel grid, as they are stored: `(height, width, bands)` of `dtype`.
+
+    `mean` and `std` hold one value a band, in the units of the stored pixels.
+
+    Raises:
+        ValueError: a mean or std of the wrong length, or one that is negative or not finite where it cannot be.
+    """
+
+    name: str
+    shape: tuple[int, int, int]
+    dtype: str
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Check the statistics against the number of bands."""
+        bands = self.shape[2]
+        for statistic, values in (("mean", self.mean), ("std", self.std)):
+            if len(values) != bands:
+                raise ValueError(f"{statistic} of group {self.name!r} has {len(values)} values for {bands} bands")
+            if not all(math.isfinite(value) for value in values):
+                raise ValueError(f"{statistic} of group {self.name!r} must be finite, got {values}")
+        if min(self.std) < 0:
+            raise ValueError(f"std of group {self.name!r} must not be negative, got {self.std}")
+
+
+def preprocess(
+    inputs: dict[str, keras.KerasTensor], groups: Sequence[InputGroup], *, interpolation: str = "nearest"
+) -> keras.KerasTensor:
+    """Join image groups of different resolution into one normalised image.
+
+    Each group becomes `(pixel - mean) / std` in float32 (std 0, a constant band, counts as 1), is resized to the
+    largest height and width among the groups with pixel centres aligned, and is concatenated in the order of `groups`.
+
+    Args:
+        inputs: For each group name, images `(batch, height, width, bands)`.
+        groups: What the inputs hold.
+        interpolation: "nearest", "bilinear" or "bicubic" (Keys, a = -0.5).
+
+    Returns:
+        Images `(batch, largest height, largest width, all bands)` in float32, under any dtype policy: neither the
+        range of uint16 nor its precision fits a half float.
+
+    Raises:
+        ValueError: no group, a group name twice or without an input, or an unknown interpolation.
+    """
+    names = [group.name for group in groups]
+    if not names or len(set(names)) < len(names) or not set(names) <= set(inputs):
+        raise ValueError(f"groups must be distinct and among the inputs {sorted(inputs)}, got {names}")
+    if interpolation not in INTERPOLATIONS:
+        raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
+    height = max(group.shape[0] for group in groups)
+    width = max(group.shape[1] for group in groups)
+    images = [_resize(_normalise(inputs[group.name], group), height, width, interpolation, group) for group in groups]
+    return images[0] if len(images) == 1 else keras.layers.Concatenate(dtype="float32", name="bands")(images)
+
+
+def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTensor:
+    variance = [value**2 if value > 0 else 1.0 for value in group.std]
+    layer = keras.layers.Normalization(
+        mean=list(group.mean), variance=variance, dtype="float32", name=f"{group.name}_normalise"
+    )
+    return layer(images)
+
+
+def _resize(
+    images: keras.KerasTensor, height: int, width: int, interpolation: str, group: InputGroup
+) -> keras.KerasTensor:
+    if group.shape[:2] == (height, width):
+        return images
+    factors = (height // group.shape[0], width // group.shape[1])
+    whole = height % group.shape[0] == 0 and width % group.shape[1] == 0
+    if interpolation == "nearest" and whole:
+        return keras.layers.UpSampling2D(factors, dtype="float32", name=f"{group.name}_upsample")(images)
+    # keras.layers.Resizing is no choice: compiled by XLA (TensorFlow 2.21), bicubic does not exist and bilinear gives
+    # wrong pixels at factors that are not whole. Weighted sums of gathered rows and columns compile to the right ones.
+    images = _resize_axis(images, _HEIGHT_AXIS, group.shape[0], height, interpolation)
+    return _resize_axis(images, _WIDTH_AXIS, group.shape[1], width, interpolation)
+
+
+def _resize_axis(
+    images: keras.KerasTensor, axis: int, size_in: int, size_out: int, interpolation: str
+) -> keras.KerasTensor:
+    if size_in == size_out:
+        return images
+    if interpolation == "nearest":
+        nearest = np.floor((np.arange(size_out) + 0.5) * size_in / size_out).astype(np.int32)
+        return keras.ops.take(images, nearest, axis=axis)
+    trailing_axes = (1,) * (_WIDTH_AXIS + 1 - axis)
+    indexes, weights = _taps(size_in, size_out, interpolation)
+    return functools.reduce(
+        operator.add,
+        (
+            keras.ops.take(images, index, axis=axis) * weight.reshape(-1, *trailing_axes)
+            for index, weight in zip(indexes, weights, strict=True)
+        ),
+    )
+
+
+def _taps(size_in: int, size_out: int, interpolation: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Source pixels and their weights, each `(taps, size_out)`, as tf.image.resize defines them.
+
+    Output pixel i looks at source position p = (i + 0.5) * size_in / size_out - 0.5. Taps outside the image weigh
+    nothing and the others are scaled to sum to one.
+    """
+    position = (np.arange(size_out) + 0.5) * size_in / size_out - 0.5
+    reach = 1 if interpolation == "bilinear" else 2
+    index = np.floor(position) + np.arange(1 - reach, reach + 1)[:, np.newaxis]
+    kernel = _triangle if interpolation == "bilinear" else _keys_cubic
+    weight = np.where((index >= 0) & (index < size_in), kernel(np.abs(position - index)), 0.0)
+    weight /= weight.sum(axis=0)
+    return np.clip(index, 0, size_in - 1).astype(np.int32), weight.astype(np.float32)
+
+
+def _triangle(distance: NDArray[Any]) -> NDArray[Any]:
+    return np.maximum(1.0 - distance, 0.0)
+
+
+def _keys_cubic(distance: NDArray[Any]) -> NDArray[Any]:
+    """Cubic convolution with a = -0.5 (Keys 1981, equation 15)."""
+    near = 1.5 * distance**3 - 2.5 * distance**2 + 1.0
+    far = -0.5 * distance**3 + 2.5 * distance**2 - 4.0 * distance + 2.0
+    return np.where(distance <= 1.0, near, np.where(distance < 2.0, far, 0.0))

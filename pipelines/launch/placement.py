@@ -1,0 +1,100 @@
+"""Which rank runs in which barrier task, and what Horovod must be told about it."""
+
+import socket
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Placement:
+    """One rank's place: its position among all ranks, on its host, and among the hosts."""
+
+    host: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    cross_rank: int
+    cross_size: int
+
+    def environment(self) -> dict[str, str]:
+        """The variables that Horovod's Gloo controller reads before `hvd.init()`."""
+        return {
+            "HOROVOD_HOSTNAME": self.host,
+            "HOROVOD_RANK": str(self.rank),
+            "HOROVOD_SIZE": str(self.size),
+            "HOROVOD_LOCAL_RANK": str(self.local_rank),
+            "HOROVOD_LOCAL_SIZE": str(self.local_size),
+            "HOROVOD_CROSS_RANK": str(self.cross_rank),
+            "HOROVOD_CROSS_SIZE": str(self.cross_size),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+        }
+
+
+def place(hosts: Sequence[str]) -> list[Placement]:
+    """Give each barrier task a rank, contiguous per host, hosts in order of appearance.
+
+    Args:
+        hosts: Host of each task, by partition id.
+
+    Returns:
+        The placement of each task, by partition id; task 0 always gets rank 0.
+    """
+    local_sizes = Counter(hosts)
+    names = list(local_sizes)
+    first_rank = {name: sum(local_sizes[earlier] for earlier in names[:number]) for number, name in enumerate(names)}
+    placements = []
+    seen: Counter[str] = Counter()
+    for host in hosts:
+        local_rank = seen[host]
+        seen[host] += 1
+        # A host takes part in the cross communicator of a local rank only where it has that many ranks.
+        peers = [name for name in names if local_sizes[name] > local_rank]
+        placements.append(
+            Placement(
+                host=host,
+                rank=first_rank[host] + local_rank,
+                size=len(hosts),
+                local_rank=local_rank,
+                local_size=local_sizes[host],
+                cross_rank=peers.index(host),
+                cross_size=len(peers),
+            )
+        )
+    return placements
+
+
+def visible_devices(addresses: Sequence[str], already_visible: str | None) -> str:
+    """`CUDA_VISIBLE_DEVICES` of a worker: Spark's GPU addresses, as positions in what the executor may already see."""
+    if not already_visible:
+        return ",".join(addresses)
+    seen = already_visible.split(",")
+    try:
+        return ",".join(address if address in seen else seen[int(address)] for address in addresses)
+    except (ValueError, IndexError):
+        raise RuntimeError(
+            f"Spark assigned GPU {','.join(addresses)} but the executor's CUDA_VISIBLE_DEVICES is {already_visible}: "
+            "let one of them go (spark.worker.resource.gpu.discoveryScript or the variable)"
+        ) from None
+
+
+def check_reachable(environment: Mapping[str, str]) -> None:
+    """Refuse, on a run over several hosts, a hostname that resolves to loopback: Gloo would bind to it.
+
+    Raises:
+        RuntimeError: With the line of /etc/hosts to change.
+    """
+    if environment["HOROVOD_LOCAL_SIZE"] == environment["HOROVOD_SIZE"]:
+        return
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        raise RuntimeError(f"host {name!r} cannot resolve its own name ({error}): add it to /etc/hosts") from None
+    if address.startswith("127."):
+        raise RuntimeError(
+            f"host {name!r} resolves its own name to {address}, where other hosts cannot reach it: map {name!r} to "
+            "the host's cluster address in /etc/hosts"
+        )

@@ -1,0 +1,68 @@
+"""Horovod's operations behind the interface that the exchange and the evaluation know."""
+
+import os
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+
+class HorovodCollective:
+    """All ranks of this Horovod job; every rank must call the same operations in the same order."""
+
+    def __init__(self) -> None:
+        """Join the job."""
+        hvd.init()
+
+    @property
+    def rank(self) -> int:
+        """This process among all."""
+        return int(hvd.rank())
+
+    @property
+    def size(self) -> int:
+        """Processes in the job."""
+        return int(hvd.size())
+
+    @property
+    def local_rank(self) -> int:
+        """This process among those of its host."""
+        return int(hvd.local_rank())
+
+    def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Sum each tensor over the ranks, all of them in one grouped operation."""
+        if self.size == 1:
+            return list(tensors)
+        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum))
+
+    def sum(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """Sum of one array over the ranks, outside a graph."""
+        if self.size == 1:
+            return values
+        return np.asarray(hvd.allreduce(tf.constant(values), op=hvd.Sum))
+
+    def concatenate(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+        """The ranks' arrays one after the other, in rank order; the first axis may differ."""
+        if self.size == 1:
+            return values
+        return np.asarray(hvd.allgather(tf.constant(values)))
+
+    def broadcast(self, variables: list[tf.Variable]) -> None:
+        """Set the variables to rank 0's values."""
+        if self.size > 1:
+            hvd.broadcast_variables(variables, root_rank=0)
+
+    def broadcast_number(self, value: int) -> int:
+        """Rank 0's value."""
+        if self.size == 1:
+            return value
+        return int(hvd.broadcast(tf.constant(value, tf.int64), root_rank=0))
+
+
+def use_assigned_devices() -> None:
+    """Let TensorFlow grow its memory on the GPUs that the launcher made visible."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "-1":
+        return
+    for device in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(device, True)

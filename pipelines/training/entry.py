@@ -1,0 +1,24 @@
+"""The functions that the driver sends to the workers: known here by name, imported there.
+
+The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's memory.
+"""
+
+from pathlib import Path
+
+from conf.schema import RunConfig
+from pipelines.tracking import TrackedRun
+from pipelines.training.results import Evaluation, TrainingSummary
+
+
+def train(config: RunConfig, run: TrackedRun, checkpoints: Path) -> TrainingSummary:
+    """See `pipelines.training.worker.train_worker`."""
+    from pipelines.training.worker import train_worker
+
+    return train_worker(config, run, checkpoints)
+
+
+def evaluate(model_uri: str, dataset: Path, split: str, batch_size: int) -> Evaluation:
+    """See `pipelines.training.worker.evaluate_worker`."""
+    from pipelines.training.worker import evaluate_worker
+
+    return evaluate_worker(model_uri, dataset, split, batch_size)

@@ -1,0 +1,123 @@
+"""One epoch of training on one rank, and what makes the ranks' models one again."""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.schedules import Schedule
+from pipelines.dataset.reader import Batch
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.step import Step
+
+_SECONDS_BETWEEN_REPORTS = 1.0
+
+
+@dataclass(frozen=True)
+class EpochResult:
+    """What one epoch's training gave, the same on every rank."""
+
+    loss: float
+    """Mean over all samples of the epoch."""
+    images_per_second: float
+    """Over all ranks; the first step, which compiles, is left out where there are others."""
+    learning_rates: list[float]
+    """By step."""
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where rank 0 stands within an epoch."""
+
+    step: int
+    """Steps of this epoch done."""
+    loss: float
+    """Of the latest step that was waited for, on this rank."""
+    images_per_second: float
+
+
+def train_epoch(
+    batches: Iterator[Batch],
+    step: Step,
+    optimizer: keras.optimizers.Optimizer,
+    schedule: Schedule,
+    collective: HorovodCollective,
+    *,
+    first_step: int,
+    report: Callable[[Progress], None],
+) -> EpochResult:
+    """Run every batch of one epoch.
+
+    Args:
+        batches: This rank's batches; every rank has equally many.
+        step: One update.
+        optimizer: Whose learning rate is set before each step.
+        schedule: Learning rate by optimizer step.
+        collective: All ranks.
+        first_step: Optimizer steps done before this epoch.
+        report: Called about once a second.
+
+    Raises:
+        FloatingPointError: The loss is not finite; names rank and step.
+    """
+    losses: list[float] = []
+    rates: list[float] = []
+    images = 0
+    pending: tf.Tensor | None = None
+    started = measured_from = reported = time.perf_counter()
+    measured_images = 0
+
+    def settle() -> None:
+        if pending is not None:
+            losses.append(_finite(float(pending), collective.rank, first_step + len(losses)))
+
+    for number, batch in enumerate(batches):
+        rates.append(schedule(first_step + number))
+        optimizer.learning_rate = rates[-1]
+        tensors = {name: tf.convert_to_tensor(image) for name, image in batch.images.items()}
+        result = step(tensors, tf.convert_to_tensor(batch.targets, tf.float32))
+        # The loss of the step before: waiting for this one's would keep an accelerator idle.
+        settle()
+        pending = result
+        images += len(batch.weights)
+        now = time.perf_counter()
+        if number == 0:
+            float(result)
+            measured_from = time.perf_counter()
+        else:
+            measured_images += len(batch.weights)
+        if now - reported >= _SECONDS_BETWEEN_REPORTS:
+            reported = now
+            rate = collective.size * measured_images / max(now - measured_from, 1e-9)
+            report(Progress(number + 1, losses[-1] if losses else float(result), rate))
+    settle()
+    ended = time.perf_counter()
+    if measured_images:
+        rate = measured_images / (ended - measured_from)
+    else:
+        rate = images / (ended - started)
+    total, count = collective.sum(np.array([math.fsum(losses), len(losses)], np.float64))
+    return EpochResult(float(total / count), collective.size * rate, rates)
+
+
+def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:
+    """Set the moving batch-norm statistics, which each rank keeps of its own batches, to their mean over the ranks."""
+    statistics = [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
+    if collective.size == 1 or not statistics:
+        return
+    sums = collective.allreduce([tf.convert_to_tensor(variable.value) for variable in statistics])
+    for variable, total in zip(statistics, sums, strict=True):
+        variable.assign(total / collective.size)
+
+
+def _finite(loss: float, rank: int, step: int) -> float:
+    if not math.isfinite(loss):
+        raise FloatingPointError(
+            f"the loss is {loss} on rank {rank} at step {step}: lower optimizer.learning_rate_per_256 or raise "
+            "schedule.warmup_epochs"
+        )
+    return loss

@@ -1,0 +1,75 @@
+"""Pictures of one training, for people who would rather look than read."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+
+_WIDTH_INCHES = 9.0
+
+
+def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
+    """Loss and scores by epoch, from one mapping of metrics per epoch."""
+    figure = Figure(figsize=(_WIDTH_INCHES, 3.6), layout="constrained")
+    loss, score = figure.subplots(1, 2)
+    epochs = range(1, len(history) + 1)
+    for axis, names in (
+        (loss, {"train_loss": "training", "val_loss": "validation"}),
+        (
+            score,
+            {
+                "val_f1_micro": "F1 micro",
+                "val_f1_macro": "F1 macro",
+                "val_mean_average_precision": "mean average precision",
+            },
+        ),
+    ):
+        for name, label in names.items():
+            if name in history[0]:
+                axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, label=label)
+        axis.set_xlabel("epoch")
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(alpha=0.3)
+        if axis.lines:
+            axis.legend()
+    loss.set_title("loss")
+    score.set_title("validation")
+    score.set_ylim(0, 1)
+    return figure
+
+
+def learning_rate_curve(rates: Sequence[float]) -> Figure:
+    """Learning rate by optimizer step."""
+    figure = Figure(figsize=(_WIDTH_INCHES / 2, 3.2), layout="constrained")
+    axis = figure.subplots()
+    axis.plot(range(len(rates)), rates)
+    axis.set_xlabel("step")
+    axis.set_title("learning rate")
+    axis.grid(alpha=0.3)
+    return figure
+
+
+def per_class_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
+    """F1 and average precision of each class, the most frequent on top; its samples in brackets."""
+    ordered = sorted(rows, key=lambda row: row["support"])
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + 0.36 * len(ordered)), layout="constrained")
+    axis = figure.subplots()
+    places = range(len(ordered))
+    axis.barh([place + 0.2 for place in places], [row["f1"] for row in ordered], 0.38, label="F1")
+    axis.barh(
+        [place - 0.2 for place in places],
+        [row["average_precision"] for row in ordered],
+        0.38,
+        label="average precision",
+    )
+    axis.set_yticks(list(places), [f"{_short(row['class'])} ({row['support']})" for row in ordered])
+    axis.set_xlim(0, 1)
+    axis.set_ylim(-0.6, len(ordered) - 0.4)
+    axis.set_title(title)
+    axis.grid(axis="x", alpha=0.3)
+    axis.legend(loc="lower right")
+    return figure
+
+
+def _short(name: str, length: int = 44) -> str:
+    return name if len(name) <= length else name[: length - 1] + "…"

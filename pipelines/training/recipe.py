@@ -1,0 +1,83 @@
+"""From the configuration to the pieces of one training: model, optimizer, schedule, exchange."""
+
+import keras
+
+from conf.schema import OptimizerConfig, RunConfig
+from models.compression.exchange import Collective, GradientExchange
+from models.compression.table import CODECS
+from models.optimizers.lars import LARS, normalisation_and_bias_paths
+from models.preprocessing import InputGroup
+from models.resnet import build_model
+from models.schedules import Schedule, gradual_warmup, multi_step, scaled_learning_rate
+from pipelines.dataset.manifest import Manifest
+
+
+def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
+    """The network that the configuration asks for, on the image groups and classes of the dataset."""
+    return build_model(
+        input_groups(manifest),
+        classes=len(manifest.class_names),
+        depth=config.model.depth,
+        width_factor=config.model.width_factor,
+        interpolation=config.model.upsampling,
+    )
+
+
+def input_groups(manifest: Manifest) -> list[InputGroup]:
+    """Image groups with the statistics of the training split, for the preprocessing inside the model."""
+    return [
+        InputGroup(
+            name=group.name,
+            shape=group.shape,
+            dtype=group.dtype,
+            mean=manifest.statistics[group.name].mean,
+            std=manifest.statistics[group.name].std,
+        )
+        for group in manifest.groups
+    ]
+
+
+def make_optimizer(config: OptimizerConfig, model: keras.Model) -> keras.optimizers.Optimizer:
+    """The optimizer, built; its learning rate is set by the loop before every step."""
+    excluded = normalisation_and_bias_paths(model)
+    if config.name == "lars":
+        optimizer: keras.optimizers.Optimizer = LARS(
+            learning_rate=0.0,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay,
+            trust_coefficient=config.trust_coefficient,
+            excluded=excluded,
+        )
+    else:
+        # Keras applies its weight decay beside the momentum, not through it.
+        optimizer = keras.optimizers.SGD(
+            learning_rate=0.0,
+            momentum=config.momentum,
+            nesterov=config.nesterov,
+            weight_decay=config.weight_decay or None,
+        )
+        optimizer.exclude_from_weight_decay(
+            var_list=[variable for variable in model.trainable_variables if variable.path in excluded]
+        )
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
+    """Learning rate by optimizer step, from step 0."""
+    peak = scaled_learning_rate(
+        config.optimizer.learning_rate_per_256, config.global_batch_size, config.optimizer.scaling
+    )
+    total_steps = config.training.epochs * steps_per_epoch
+    # A run as long as the recipe or longer has the milestones where they are stated, a shorter one in proportion.
+    span = max(config.training.epochs, config.schedule.recipe_epochs)
+    milestones = [(milestone.epoch / span, milestone.factor) for milestone in config.schedule.milestones]
+    return gradual_warmup(
+        multi_step(peak, total_steps, milestones), round(config.schedule.warmup_epochs * steps_per_epoch)
+    )
+
+
+def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:
+    """Codec and collective joined."""
+    return GradientExchange(CODECS[config.exchange.codec](), collective)

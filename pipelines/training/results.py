@@ -1,0 +1,26 @@
+"""What workers send back to the driver; imports nothing heavy, because the driver reads it."""
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Metrics of one split, the same on every rank."""
+
+    metrics: dict[str, float]
+    per_class: list[dict[str, Any]]
+    """Rows of `models.metrics.per_class_table`."""
+
+
+@dataclass(frozen=True)
+class TrainingSummary:
+    """One finished training."""
+
+    model_uri: str
+    history: list[dict[str, float]]
+    """Metrics of each epoch."""
+    checkpoint: str
+    """Path of the newest checkpoint."""
+    payload_bytes_per_step: int
+    """What one rank hands to the collective each step."""

@@ -1,0 +1,55 @@
+"""One training step: gradients, exchange, update."""
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from models.compression.exchange import GradientExchange
+
+Images = dict[str, tf.Tensor]
+Step = Callable[[Images, tf.Tensor], tf.Tensor]
+
+
+def make_train_step(
+    model: keras.Model,
+    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    optimizer: keras.optimizers.Optimizer,
+    exchange: GradientExchange,
+    *,
+    jit_compile: bool,
+) -> Step:
+    """Return `step(images, targets) -> mean loss of this rank's batch`, which updates model and optimizer.
+
+    Args:
+        model: Maps a dict of image groups to logits `(batch, classes)`.
+        loss: Per-sample losses `(batch,)` from targets and logits.
+        optimizer: Built for the model's trainable variables.
+        exchange: Averages gradients over the ranks.
+        jit_compile: Compile forward and backward pass with XLA; Horovod's operations stay outside.
+    """
+    variables = model.trainable_variables
+
+    @tf.function(jit_compile=jit_compile)
+    def gradients(images: Images, targets: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(loss(targets, model(images, training=True)))
+        return value, tape.gradient(value, [variable.value for variable in variables])
+
+    @tf.function
+    def step(images: Images, targets: tf.Tensor) -> tf.Tensor:
+        value, computed = gradients(images, targets)
+        optimizer.apply(exchange.exchange(computed), variables)
+        return value
+
+    return step
+
+
+def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images], tf.Tensor]:
+    """Return `predict(images) -> logits (batch, classes)` with the moving batch-norm statistics."""
+
+    @tf.function(jit_compile=jit_compile)
+    def predict(images: Images) -> tf.Tensor:
+        return model(images, training=False)
+
+    return predict

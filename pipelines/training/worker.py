@@ -1,0 +1,166 @@
+"""What one rank does, from top to bottom; runs in a worker process of the launcher."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from conf.schema import RunConfig
+from models.losses import classification_loss
+from models.resnet import with_probabilities
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.reader import SplitReader, steps_per_epoch, training_batches
+from pipelines.launch.report import report
+from pipelines.tracking import RunWriter, TrackedRun, load_model
+from pipelines.training.checkpoint import TrainingState, restore_newest, save_checkpoint
+from pipelines.training.collective import HorovodCollective, use_assigned_devices
+from pipelines.training.evaluation import evaluate
+from pipelines.training.loop import EpochResult, average_statistics, train_epoch
+from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
+from pipelines.training.results import Evaluation, TrainingSummary
+from pipelines.training.step import make_predict, make_train_step
+
+TRAINING_SPLIT, VALIDATION_SPLIT = "train", "validation"
+
+
+def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> TrainingSummary:
+    """Train on this rank; the same call on every rank.
+
+    Args:
+        config: The whole configuration.
+        run: Written by rank 0.
+        checkpoints: Folder of this run's checkpoints, written by rank 0.
+    """
+    collective = HorovodCollective()
+    use_assigned_devices()
+    # The same seed everywhere: every rank builds the same weights, and the broadcast below makes sure.
+    keras.utils.set_random_seed(config.training.seed)
+    dataset = Path(config.dataset.path)
+    manifest = read_manifest(dataset)
+    reader = SplitReader(dataset, TRAINING_SPLIT)
+    validation = SplitReader(dataset, VALIDATION_SPLIT) if VALIDATION_SPLIT in manifest.splits else None
+    steps = steps_per_epoch(len(reader), config.global_batch_size)
+
+    model = make_model(config, manifest)
+    optimizer = make_optimizer(config.optimizer, model)
+    loss = classification_loss(manifest.task)
+    exchange = make_exchange(config, collective)
+    step = make_train_step(model, loss, optimizer, exchange, jit_compile=config.training.jit_compile)
+    predict = make_predict(model, jit_compile=config.training.jit_compile)
+    schedule = make_schedule(config, steps)
+
+    variables = [*model.variables, *optimizer.variables]
+    restored = restore_newest(checkpoints, variables) if collective.rank == 0 else None
+    collective.broadcast([variable.value for variable in variables])
+    first_epoch = collective.broadcast_number(restored.epochs_done if restored else 0)
+    history = list(restored.history) if restored else []
+
+    writer = RunWriter(run) if collective.rank == 0 else None
+    checkpoint = ""
+    evaluation: Evaluation | None = None
+    for epoch in range(first_epoch, config.training.epochs):
+        batches = training_batches(
+            reader,
+            seed=config.training.seed,
+            epoch=epoch,
+            global_batch_size=config.global_batch_size,
+            rank=collective.rank,
+            size=collective.size,
+        )
+        place = {"epoch": epoch + 1, "epochs": config.training.epochs, "steps": steps}
+
+        def tell(progress: Any, place: dict[str, int] = place) -> None:
+            if collective.rank == 0:
+                report(event="step", **place, **asdict(progress))
+
+        trained = train_epoch(batches, step, optimizer, schedule, collective, first_step=epoch * steps, report=tell)
+        average_statistics(model, collective)
+        if validation is not None:
+            evaluation = evaluate(
+                predict,
+                loss,
+                validation,
+                collective,
+                batch_size=config.training.batch_size_per_worker,
+                class_names=manifest.class_names,
+            )
+        if writer is not None:
+            history.append(_epoch_metrics(trained, evaluation))
+            state = TrainingState(
+                epochs_done=epoch + 1,
+                step=(epoch + 1) * steps,
+                seed=config.training.seed,
+                global_batch_size=config.global_batch_size,
+                run_id=run.run_id,
+                history=history,
+            )
+            checkpoint = str(save_checkpoint(checkpoints, state, variables))
+            _write_epoch(writer, trained, history, evaluation, epoch, steps)
+            report(event="epoch", **place, metrics=history[-1])
+
+    payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
+    model_uri = ""
+    if writer is not None:
+        rates = [schedule(number) for number in range(config.training.epochs * steps)]
+        writer.figure(learning_rate_curve(rates), "learning_rate.png")
+        writer.metrics({"payload_bytes_per_step": payload_bytes}, step=0)
+        report(event="saving")
+        model_uri = writer.model(
+            with_probabilities(model, manifest.task),
+            model_description(manifest, config),
+            config.tracking.registered_model,
+        )
+    return TrainingSummary(model_uri, history, checkpoint, payload_bytes)
+
+
+def model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
+    """What whoever loads the model must know: the meaning of its outputs, and the data that it saw."""
+    return {
+        "task": manifest.task,
+        "class_names": list(manifest.class_names),
+        "dataset_fingerprint": manifest.fingerprint,
+        "archive": manifest.archive,
+        "depth": config.model.depth,
+    }
+
+
+def evaluate_worker(model_uri: str, dataset: Path, split: str, batch_size: int) -> Evaluation:
+    """Score a logged model on one split; the same call on every rank."""
+    collective = HorovodCollective()
+    use_assigned_devices()
+    model, description = load_model(model_uri)
+    reader = SplitReader(dataset, split)
+    return evaluate(
+        make_predict(model, jit_compile=False),
+        None,
+        reader,
+        collective,
+        batch_size=batch_size,
+        class_names=description["class_names"],
+        from_logits=False,
+    )
+
+
+def _epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[str, float]:
+    metrics = {"train_loss": trained.loss, "images_per_second": trained.images_per_second}
+    if evaluation is not None:
+        metrics |= {f"val_{name}": value for name, value in evaluation.metrics.items()}
+    return metrics
+
+
+def _write_epoch(
+    writer: RunWriter,
+    trained: EpochResult,
+    history: list[dict[str, float]],
+    evaluation: Evaluation | None,
+    epoch: int,
+    steps: int,
+) -> None:
+    writer.metrics(history[-1], step=epoch + 1)
+    writer.curves({"learning_rate": [(epoch * steps + i, rate) for i, rate in enumerate(trained.learning_rates)]})
+    writer.figure(learning_curves(history), "learning_curves.png")
+    if evaluation is not None:
+        writer.table(evaluation.per_class, "per_class_validation.json")
+        writer.figure(per_class_bars(evaluation.per_class, "validation"), "per_class_validation.png")

@@ -1,0 +1,59 @@
+"""Losses against hand values."""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.losses import classification_loss
+
+
+def test_multi_label_is_the_mean_binary_cross_entropy_of_each_sample():
+    logits = np.array([[0.0, math.log(3.0)], [math.log(3.0), 0.0]], np.float32)
+    targets = np.array([[1, 1], [0, 1]], np.uint8)
+    # sigmoid(0) = 1/2, sigmoid(log 3) = 3/4
+    expected = [(math.log(2) + math.log(4 / 3)) / 2, (math.log(4) + math.log(2)) / 2]
+    np.testing.assert_allclose(classification_loss("multi_label")(targets, logits), expected, rtol=1e-6)
+
+
+def test_single_label_is_the_cross_entropy_of_each_sample():
+    logits = np.log(np.array([[1.0, 2.0, 5.0], [1.0, 1.0, 2.0]], np.float32))
+    targets = np.array([[0, 0, 1], [1, 0, 0]], np.uint8)
+    # softmax: 1/8, 2/8, 5/8 and 1/4, 1/4, 2/4
+    expected = [math.log(8 / 5), math.log(4)]
+    np.testing.assert_allclose(classification_loss("single_label")(targets, logits), expected, rtol=1e-6)
+
+
+def test_targets_may_be_smoothed():
+    targets = np.array([[0.9, 0.1]], np.float32)
+    logits = np.log(np.array([[3.0, 1.0]], np.float32))
+    expected = [0.9 * math.log(4 / 3) + 0.1 * math.log(4)]
+    np.testing.assert_allclose(classification_loss("single_label")(targets, logits), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("task", ["multi_label", "single_label"])
+def test_large_logits_stay_finite_with_finite_gradients(task):
+    logits = tf.constant([[1e4, -1e4], [-1e4, 1e4]])
+    targets = tf.constant([[1.0, 0.0], [1.0, 0.0]])
+    with tf.GradientTape() as tape:
+        tape.watch(logits)
+        losses = classification_loss(task)(targets, logits)
+    wrong = 1e4 if task == "multi_label" else 2e4  # each class is off by its logit, or the true one by the difference
+    np.testing.assert_allclose(losses, [0.0, wrong])
+    assert np.all(np.isfinite(tape.gradient(losses, logits)))
+
+
+@pytest.mark.parametrize("task", ["multi_label", "single_label"])
+def test_half_logits_are_summed_in_float32_and_compile(task):
+    logits = tf.constant([[1.0, -2.0], [0.5, 0.25]], tf.float16)
+    targets = tf.constant([[1, 0], [0, 1]], tf.uint8)
+    loss = classification_loss(task)
+    compiled = tf.function(loss, jit_compile=True)(targets, logits)
+    assert compiled.dtype == tf.float32
+    np.testing.assert_allclose(compiled, loss(targets, tf.cast(logits, tf.float32)), rtol=1e-6)
+
+
+def test_unknown_task_is_rejected():
+    with pytest.raises(ValueError, match=r"one of \['multi_label', 'single_label'\], got 'multilabel'"):
+        classification_loss("multilabel")
