@@ -99,7 +99,11 @@ def _generate(root: Path) -> None:
     say(f"1/4 generate: {_TRAIN + _VALIDATION + _TEST} patches in BigEarthNet's layout -> {root}")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
-        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=bar.update)
+
+        def advance(patches: int) -> None:
+            bar.update(patches)
+
+        generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=advance)
 
 
 def main(argv: list[str] | None = None) -> int:

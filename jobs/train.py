@@ -58,8 +58,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     if steps_per_epoch(rows, config.global_batch_size) == 0:
         raise ValueError(
             f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
-            f"{config.global_batch_size} ({config.launch.num_workers} workers x {config.training.batch_size_per_worker}): "
-            "lower training.batch_size_per_worker or launch.num_workers"
+            f"{config.global_batch_size} ({config.launch.num_workers} workers x "
+            f"{config.training.batch_size_per_worker}): lower training.batch_size_per_worker or launch.num_workers"
         )
     return manifest
 

@@ -2,6 +2,7 @@
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
-from mlflow.utils.time import get_current_time_millis
 
 if TYPE_CHECKING:
     import keras
@@ -100,7 +100,7 @@ class RunWriter:
 
     def curves(self, points: Mapping[str, Sequence[tuple[int, float]]]) -> None:
         """Several `(step, value)` per metric."""
-        now = get_current_time_millis()
+        now = time.time_ns() // 1_000_000
         metrics = [Metric(name, float(value), now, step) for name, series in points.items() for step, value in series]
         for start in range(0, len(metrics), _METRICS_PER_BATCH):
             self._client.log_batch(self._run.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])

@@ -41,8 +41,8 @@ def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
 def array_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
     """The `.npy` header that Petastorm's NdarrayCodec stores before the C-ordered values."""
     stream = io.BytesIO()
-    layout = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_1_0(stream, layout)
+    layout = {"descr": dtype.str, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, layout)  # type: ignore[no-untyped-call]
     return stream.getvalue()
 
 

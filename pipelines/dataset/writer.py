@@ -4,21 +4,19 @@ import functools
 import math
 import operator
 import shutil
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from petastorm.etl.dataset_metadata import materialize_dataset
 from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import Archive, BadRecordError
 from pipelines.dataset.manifest import FILE_NAME, Manifest, Split, read_manifest, write_manifest
-from pipelines.dataset.rows import fixed_fields, petastorm_schema
+from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
+from pipelines.dataset.rows import fixed_fields
 from pipelines.dataset.shard import ShardPlan, WrittenShard, write_shard
 from pipelines.dataset.statistics import BandSums
 
@@ -72,7 +70,7 @@ def prepare_dataset(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
     try:
-        written = _write_splits(spark, archive, staging, plans, row_group_mib, say)
+        written = _write_splits(spark, archive, staging, plans, say)
         manifest = Manifest(
             archive=description.kind,
             task=description.task,
@@ -142,36 +140,26 @@ def _write_splits(
     archive: Archive,
     dataset: Path,
     plans: dict[str, list[ShardPlan]],
-    row_group_mib: int,
     say: Callable[[str], None],
 ) -> dict[str, list[WrittenShard]]:
+    results = iter(_run(spark, archive, dataset, [plan for shards in plans.values() for plan in shards]))
+    written = {split: [next(results) for _ in shards] for split, shards in plans.items()}
     description = archive.description
-    schema = petastorm_schema(description.groups, len(description.class_names))
-    written = {}
-    for split, shards in plans.items():
-        (dataset / split).mkdir()
-        # Petastorm's own writer of its metadata, around our own writer of the files.
-        with (
-            _petastorm_warnings_hidden(),
-            materialize_dataset(spark, (dataset / split).absolute().as_uri(), schema, row_group_mib),
-        ):
-            written[split] = _run(spark, archive, dataset, shards)
-        say(f"{split}: {sum(result.shard.rows for result in written[split])} samples")
+    for split, shards in written.items():
+        write_petastorm_metadata(
+            dataset / split,
+            [result.shard for result in shards],
+            description.groups,
+            len(description.class_names),
+        )
+        say(f"{split}: {sum(result.shard.rows for result in shards)} samples")
     return written
-
-
-@contextmanager
-def _petastorm_warnings_hidden() -> Iterator[None]:
-    # Petastorm 0.13 still uses pyarrow's old names, which the pinned pyarrow deprecates and has.
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning, message=".* deprecated as of (pyarrow )?\\d")
-        yield
 
 
 def _run(spark: SparkSession, archive: Archive, dataset: Path, plans: list[ShardPlan]) -> list[WrittenShard]:
     # A bad record comes back as a value: raised in the task, Spark would read the same file four times over
     # and bury the message in its own.
-    def task(shards: Iterator[ShardPlan]) -> Iterator[WrittenShard | BadRecordError]:
+    def task(shards: Iterable[ShardPlan]) -> Iterator[WrittenShard | BadRecordError]:
         for shard in shards:
             try:
                 yield write_shard(shard, archive, dataset)

@@ -36,7 +36,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
 def _slots(spark: SparkSession, wanted: int) -> int:
     """Tasks that can run at once; waits a while for executors that are still registering."""
     context = spark.sparkContext._jsc.sc()
-    deadline = time.monotonic() + (0 if spark.sparkContext.master.startswith("local") else _REGISTRATION_SECONDS)
+    deadline = time.monotonic() + (0 if _is_local(spark) else _REGISTRATION_SECONDS)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
         if slots >= wanted or time.monotonic() >= deadline:
@@ -46,6 +46,12 @@ def _slots(spark: SparkSession, wanted: int) -> int:
 
 def driver_address(spark: SparkSession) -> str:
     """The address at which executors reach the driver: loopback for a local master, else Spark's own choice."""
-    if spark.sparkContext.master.startswith("local["):
+    if _is_local(spark):
         return "127.0.0.1"
     return socket.gethostbyname(spark.sparkContext.getConf().get("spark.driver.host", socket.gethostname()))
+
+
+def _is_local(spark: SparkSession) -> bool:
+    """Whether the driver is the executor; `local-cluster` has executors of its own."""
+    master = str(spark.sparkContext.master)
+    return master == "local" or master.startswith("local[")

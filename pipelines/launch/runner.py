@@ -1,6 +1,6 @@
 """One Horovod worker per task of a Spark barrier stage."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
@@ -79,7 +79,7 @@ class BarrierRunner:
         channel = DriverChannel(driver_address(self._spark), on_message)
         launch = Launch(payload, channel.address, self._gpus_per_worker, self._start_timeout_seconds, self._environment)
 
-        def task(_: Iterator[int]) -> Iterator[tuple[int, bytes]]:
+        def task(_: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             return run_task(launch)
 
         ranks = self._spark.sparkContext.parallelize(range(self._num_workers), self._num_workers)

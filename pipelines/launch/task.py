@@ -10,7 +10,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -219,10 +219,8 @@ def _forward_log(process: "subprocess.Popen[bytes]", rank: int, sender: Sender, 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """Leave nothing behind: the worker and whatever it started."""
     assert process.stdin is not None
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
     process.stdin.close()
 

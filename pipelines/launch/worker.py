@@ -6,6 +6,7 @@ Writes messages and the result to the pipe whose descriptor is the only argument
 
 import faulthandler
 import os
+import signal
 import sys
 import threading
 import traceback
@@ -64,7 +65,8 @@ def _read(size: int) -> bytes:
 def _die_with_the_task() -> None:
     while os.read(0, 1 << 10):
         pass
-    os._exit(ORPHAN_EXIT_CODE)
+    # The task made this process the leader of a group of its own: whatever it has started goes too.
+    os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Horovod's operations behind the interface that the exchange and the evaluation know."""
 
 import os
+from typing import Any
 
 import horovod.tensorflow as hvd
 import numpy as np
@@ -36,13 +37,13 @@ class HorovodCollective:
             return list(tensors)
         return list(hvd.grouped_allreduce(tensors, op=hvd.Sum))
 
-    def sum(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sum of one array over the ranks, outside a graph."""
         if self.size == 1:
             return values
         return np.asarray(hvd.allreduce(tf.constant(values), op=hvd.Sum))
 
-    def concatenate(self, values: NDArray[np.generic]) -> NDArray[np.generic]:
+    def concatenate(self, values: NDArray[Any]) -> NDArray[Any]:
         """The ranks' arrays one after the other, in rank order; the first axis may differ."""
         if self.size == 1:
             return values

@@ -96,10 +96,7 @@ def train_epoch(
             report(Progress(number + 1, losses[-1] if losses else float(result), rate))
     settle()
     ended = time.perf_counter()
-    if measured_images:
-        rate = measured_images / (ended - measured_from)
-    else:
-        rate = images / (ended - started)
+    rate = measured_images / (ended - measured_from) if measured_images else images / (ended - started)
     total, count = collective.sum(np.array([math.fsum(losses), len(losses)], np.float64))
     return EpochResult(float(total / count), collective.size * rate, rates)
 

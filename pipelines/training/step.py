@@ -42,7 +42,8 @@ def make_train_step(
         optimizer.apply(exchange.exchange(computed), variables)
         return value
 
-    return step
+    compiled: Step = step
+    return compiled
 
 
 def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images], tf.Tensor]:
@@ -52,4 +53,5 @@ def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images],
     def predict(images: Images) -> tf.Tensor:
         return model(images, training=False)
 
-    return predict
+    compiled: Callable[[Images], tf.Tensor] = predict
+    return compiled

@@ -1,0 +1,29 @@
+"""`_common_metadata`: what Petastorm's readers look for in the folder of a split."""
+
+import json
+import pickle
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+import pyarrow.parquet as pq
+from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
+
+from pipelines.dataset.manifest import Shard
+from pipelines.dataset.rows import arrow_schema, petastorm_schema
+from pipelines.dataset.schema import ImageGroup
+
+
+def write_petastorm_metadata(
+    folder: Path, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
+) -> None:
+    """Write Petastorm's schema and the row groups per file, all of which the writer knows already.
+
+    `petastorm.etl.materialize_dataset` would read every footer again, in a Spark job of its own.
+    """
+    row_groups = {PurePosixPath(shard.file).name: len(shard.row_groups) for shard in shards}
+    metadata = {
+        # Petastorm's format: its reader unpickles this with a list of allowed classes, ours never reads it.
+        UNISCHEMA_KEY: pickle.dumps(petastorm_schema(groups, class_count)),
+        ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
+    }
+    pq.write_metadata(arrow_schema(groups, class_count).with_metadata(metadata), folder / "_common_metadata")
