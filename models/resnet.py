@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from models.normalisation import FusedBatchNormalization, plain_batch_normalisation
 from models.preprocessing import InputGroup, preprocess
 
 BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
@@ -36,7 +37,7 @@ def build_model(
 
 
 def with_probabilities(model: keras.Model, task: str) -> keras.Model:
-    """Extend a model of logits for serving: same inputs and weights, output layer "probabilities".
+    """Extend a model of logits for serving: same inputs, a copy of the weights, output layer "probabilities".
 
     A sigmoid a class for "multi_label", a softmax over the classes for "single_label".
 
@@ -45,6 +46,7 @@ def with_probabilities(model: keras.Model, task: str) -> keras.Model:
     """
     if task not in _PROBABILITIES:
         raise ValueError(f"task must be one of {sorted(_PROBABILITIES)}, got {task!r}")
+    model = plain_batch_normalisation(model)
     activation = keras.layers.Activation(_PROBABILITIES[task], dtype="float32", name="probabilities")
     return keras.Model(model.input, activation(model.output), name=f"{model.name}_probabilities")
 
@@ -128,7 +130,7 @@ def _convolution(
 
 
 def _normalisation(features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
-    layer = keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, name=name)
+    layer = FusedBatchNormalization(momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, name=name)
     return layer(features)
 
 

@@ -206,6 +206,6 @@ def _readable_errors(what: str) -> Iterator[None]:
         yield
     except MlflowException as error:
         reason = str(error).splitlines()[0]
-        if error.error_code in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
-            raise ValueError(f"{what}: {reason}") from None
-        raise RuntimeError(f"MLflow at {tracking_uri()}: {reason} (set MLFLOW_TRACKING_URI)") from None
+        if reason.startswith("API request to"):
+            raise RuntimeError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason[:300]}") from None
+        raise ValueError(f"{what}: {reason}") from None

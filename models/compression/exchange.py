@@ -88,7 +88,9 @@ class GradientExchange:
         return sum(payload.shape.num_elements() * payload.dtype.size for payload in payloads)
 
     def _encode(self, gradient: tf.Tensor) -> tf.Tensor:
-        scaled = tf.cast(gradient, tf.float32) / self.collective.size
+        size = self.collective.size
+        scaled = tf.cast(gradient, tf.float32)
+        scaled = scaled / size if size > 1 else scaled
         return self.codec.encode(scaled) if self._is_compressed(gradient) else scaled
 
     def _decode(self, payload: tf.Tensor, gradient: tf.Tensor) -> tf.Tensor:

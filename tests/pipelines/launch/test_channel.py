@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 def test_messages_arrive_whole_and_in_order(channel: DriverChannel, received: list[Message]) -> None:
     sender = Sender(channel.address)
-    sent = [{"kind": "log", "line": f"line {i} äöü\n\t\"{'x' * (i * 50)}"} for i in range(200)]
+    sent = [{"kind": "log", "line": f'line {i} äöü\n\t"{"x" * (i * 50)}'} for i in range(200)]
     for message in sent:
         sender.send(message)
     wait_until(lambda: len(received) == len(sent))
@@ -79,9 +79,7 @@ def test_a_silent_stranger_keeps_nobody_out(channel: DriverChannel, received: li
     assert received[0]["line"] == "hello"
 
 
-def test_a_channel_that_dies_does_not_stop_the_sender(
-    channel: DriverChannel, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_channel_that_dies_does_not_stop_the_sender(channel: DriverChannel, caplog: pytest.LogCaptureFixture) -> None:
     sender = Sender(channel.address)
     sender._socket.shutdown(socket.SHUT_RDWR)
     for _ in range(3):

@@ -44,7 +44,9 @@ def test_lines_and_reports_reach_the_driver_with_their_rank(spark: SparkSession)
         print("to stderr", file=sys.stderr)
         report(progress=0.5)
 
-    BarrierRunner(spark, 2, on_log=lambda rank, line: lines.append((rank, line)), on_report=reports.append).run(function)
+    BarrierRunner(spark, 2, on_log=lambda rank, line: lines.append((rank, line)), on_report=reports.append).run(
+        function
+    )
     for rank in (0, 1):
         own = [line for sender, line in lines if sender == rank]
         assert [line for line in own if line.startswith("line")] == [f"line {number}" for number in range(20)]

@@ -1,0 +1,56 @@
+"""Batch normalisation as one kernel: a quarter of a ResNet's training step on a CPU is what Keras spends without it."""
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+
+@keras.saving.register_keras_serializable(package="groundswell")
+class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
+    """`keras.layers.BatchNormalization` of `(batch, height, width, channels)`, in TensorFlow's fused kernel.
+
+        y = gamma * (x - mean) / sqrt(variance + epsilon) + beta
+        moving = momentum * moving + (1 - momentum) * batch's
+
+    Same arguments, weights and results; a saved model holds the Keras layer instead (`plain_batch_normalisation`).
+
+    Source: Ioffe, Szegedy 2015, algorithm 1.
+    """
+
+    def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+        """Normalise by the batch's statistics in training, by the moving ones otherwise or where frozen."""
+        if mask is not None or len(inputs.shape) != 4:
+            return super().call(inputs, training=training, mask=mask)
+        learning = bool(training) and self.trainable
+        nothing = tf.zeros([0], tf.float32)
+        outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
+            x=inputs,
+            scale=tf.cast(self.gamma, tf.float32),
+            offset=tf.cast(self.beta, tf.float32),
+            mean=nothing if learning else tf.cast(self.moving_mean, tf.float32),
+            variance=nothing if learning else tf.cast(self.moving_variance, tf.float32),
+            epsilon=self.epsilon,
+            is_training=learning,
+        )
+        if learning:
+            # The kernel reports the unbiased variance, n / (n - 1) times the one that Keras averages.
+            count = tf.cast(tf.size(inputs) // tf.shape(inputs)[-1], tf.float32)
+            self._move(self.moving_mean, mean)
+            self._move(self.moving_variance, variance * (count - 1.0) / count)
+        return outputs
+
+    def _move(self, moving: Any, batch: Any) -> None:
+        moving.assign(self.momentum * moving + (1.0 - self.momentum) * tf.cast(batch, moving.dtype))
+
+
+def plain_batch_normalisation(model: keras.Model) -> keras.Model:
+    """A copy of `model` with equal weights and outputs in which every layer is Keras's own."""
+
+    def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
+        kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)
+        return kind.from_config(layer.get_config())
+
+    copy = keras.models.clone_model(model, clone_function=plain)
+    copy.set_weights(model.get_weights())
+    return copy

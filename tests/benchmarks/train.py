@@ -1,0 +1,138 @@
+"""The training step of ResNet-50 at 120x120x12, batch 32, beside `keras.applications.ResNet50` + `model.fit`.
+
+All three are run in turn, several rounds, each in a fresh worker process with the launcher's environment: one rank on
+all cores, two ranks with half of them each, and Keras alone on all cores with ready float32 images. Ours also
+upsamples and normalises uint16 groups, exchanges, and applies LARS.
+"""
+
+import json
+import os
+import platform
+import statistics
+import sys
+from typing import Any
+
+import cloudpickle
+
+from jobs.session import spark_session
+from pipelines.launch.runner import BarrierRunner
+
+BATCH_SIZE = 32
+WARMUP_STEPS, MEASURED_STEPS = 2, 6
+ROUNDS = 3
+CORES = os.cpu_count() or 1
+
+
+def groundswell_steps(codec: str) -> float:
+    """Seconds per step, the median, on this rank."""
+    import time
+
+    import numpy as np
+    import tensorflow as tf
+
+    from models.compression.exchange import GradientExchange
+    from models.compression.table import CODECS
+    from models.losses import classification_loss
+    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.preprocessing import InputGroup
+    from models.resnet import build_model
+    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.step import make_train_step
+
+    collective = HorovodCollective()
+    groups = [
+        InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
+        for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
+    ]
+    model = build_model(groups, classes=19, depth=50)
+    optimizer = LARS(0.01, excluded=normalisation_and_bias_paths(model))
+    optimizer.build(model.trainable_variables)
+    exchange = GradientExchange(CODECS[codec](), collective)
+    step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
+    random = np.random.default_rng(collective.rank)
+    images = {
+        group.name: tf.constant(random.integers(0, 5000, (BATCH_SIZE, *group.shape), dtype=np.uint16))
+        for group in groups
+    }
+    targets = tf.constant(random.integers(0, 2, (BATCH_SIZE, 19)).astype(np.float32))
+    seconds = []
+    for _ in range(WARMUP_STEPS + MEASURED_STEPS):
+        started = time.perf_counter()
+        float(step(images, targets))
+        seconds.append(time.perf_counter() - started)
+    return float(np.median(seconds[WARMUP_STEPS:]))
+
+
+def keras_steps() -> float:
+    """Seconds per step of `model.fit`, the median."""
+    import time
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(120, 120, 12), classes=19, classifier_activation=None
+    )
+    model.compile(
+        keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True), keras.losses.BinaryCrossentropy(from_logits=True)
+    )
+    random = np.random.default_rng(0)
+    images = tf.constant(random.standard_normal((BATCH_SIZE, 120, 120, 12)).astype(np.float32))
+    targets = tf.constant(random.integers(0, 2, (BATCH_SIZE, 19)).astype(np.float32))
+    ended: list[float] = []
+
+    class Clock(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: object = None) -> None:
+            ended.append(time.perf_counter())
+
+    steps = WARMUP_STEPS + MEASURED_STEPS
+    data = tf.data.Dataset.from_tensors((images, targets)).repeat(steps)
+    model.fit(data, epochs=1, verbose=0, callbacks=[Clock()])
+    return float(np.median(np.diff(ended)[WARMUP_STEPS - 1 :]))
+
+
+def main() -> None:
+    """Run all rounds and print the table and the JSON line."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    rates: dict[str, list[float]] = {"one rank": [], "two ranks": [], "keras fit": []}
+
+    def threads(count: int) -> dict[str, str]:
+        names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+        return dict.fromkeys(names, str(max(1, count)))
+
+    with spark_session("benchmark", "local[2]") as spark:
+
+        def run(ranks: int, function: Any, *args: Any) -> float:
+            environment = threads(CORES // ranks)
+            runner = BarrierRunner(spark, ranks, environment=environment, on_log=lambda rank, line: None)
+            return ranks * BATCH_SIZE / max(runner.run_all(function, *args))
+
+        for number in range(ROUNDS):
+            rates["keras fit"].append(run(1, keras_steps))
+            rates["one rank"].append(run(1, groundswell_steps, "none"))
+            rates["two ranks"].append(run(2, groundswell_steps, "none"))
+            print(f"round {number + 1}: " + ", ".join(f"{name} {values[-1]:.2f}" for name, values in rates.items()))
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    ratios = {
+        name: statistics.median(a / b for a, b in zip(rates[name], rates["keras fit"], strict=True))
+        for name in ("one rank", "two ranks")
+    }
+    print(
+        json.dumps(
+            {
+                "images_per_second": round(median["one rank"], 2),
+                "images_per_second_two_ranks": round(median["two ranks"], 2),
+                "images_per_second_keras_fit": round(median["keras fit"], 2),
+                "ratio_vs_keras_fit": round(ratios["one rank"], 3),
+                "ratio_vs_keras_fit_two_ranks": round(ratios["two ranks"], 3),
+                "batch_size": BATCH_SIZE,
+                "cores": CORES,
+                "machine": platform.machine(),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Each mistake of a user: one line on standard error, exit code 2, before any stage starts, nothing left behind."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from jobs import evaluate, prepare, train
+
+pytestmark = pytest.mark.spark
+
+Job = Callable[[list[str]], int]
+
+
+@pytest.fixture
+def error_of(
+    spark: SparkSession,
+    mlflow_store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Run a job that must fail; the line that it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(job: Job, *settings: str, extra: tuple[str, ...] = ()) -> str:
+        stages = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
+        before = set(tmp_path.rglob("*"))
+        arguments = ["--config", "smoke", *(part for setting in settings for part in ("--set", setting)), *extra]
+        assert job(arguments) == 2
+        assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == stages, "a stage was started"
+        left = {path for path in tmp_path.rglob("*") if "mlruns" not in path.parts} - before
+        assert not left
+        captured = capsys.readouterr()
+        (line,) = captured.err.strip().splitlines()
+        assert line.startswith("groundswell ")
+        return line
+
+    return run
+
+
+@pytest.fixture
+def archive_copy(small_archive: Path, tmp_path: Path) -> Path:
+    shutil.copytree(small_archive, tmp_path / "BigEarthNet")
+    return tmp_path / "BigEarthNet"
+
+
+@pytest.mark.parametrize("job", [prepare.main, train.main])
+def test_configuration(error_of: Callable[..., str], job: Job) -> None:
+    assert "optimizer.momentun: unknown key (did you mean momentum?)" in error_of(job, "optimizer.momentun=0.8")
+    assert "training.epochs='many': should be a valid integer" in error_of(job, "training.epochs=many")
+    assert "optimizer.momentum=1.5: should be less than 1" in error_of(job, "optimizer.momentum=1.5")
+
+
+def test_a_missing_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
+    assert str(tmp_path / "nowhere") in error_of(prepare.main, f"archive.root={tmp_path / 'nowhere'}")
+
+
+def test_an_empty_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    assert "metadata.parquet" in error_of(prepare.main, f"archive.root={tmp_path / 'empty'}")
+
+
+def test_metadata_without_rows(error_of: Callable[..., str], archive_copy: Path) -> None:
+    path = archive_copy / "metadata.parquet"
+    pq.write_table(pq.read_table(path).slice(0, 0), path)
+    assert "metadata.parquet" in error_of(prepare.main, f"archive.root={archive_copy}")
+
+
+def test_metadata_that_names_what_is_not_there(error_of: Callable[..., str], archive_copy: Path) -> None:
+    patch = next(archive_copy.glob("BigEarthNet-S2/*/*"))
+    shutil.rmtree(patch)
+    assert patch.name in error_of(prepare.main, f"archive.root={archive_copy}")
+
+
+def test_a_training_split_is_needed(error_of: Callable[..., str], archive_copy: Path) -> None:
+    path = archive_copy / "metadata.parquet"
+    table = pq.read_table(path)
+    column = pa.array(["test"] * len(table))
+    pq.write_table(table.set_column(table.schema.get_field_index("split"), "split", column), path)
+    line = error_of(prepare.main, f"archive.root={archive_copy}", "dataset.path=dataset")
+    assert "no samples of the split 'train'" in line
+
+
+def test_a_folder_without_manifest(error_of: Callable[..., str], tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    assert "no dataset.json" in error_of(train.main, f"dataset.path={tmp_path / 'data'}")
+
+
+def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
+    line = error_of(train.main, f"dataset.path={small_dataset}", "launch.num_workers=3")
+    assert "3 workers do not fit 2 slots" in line
+
+
+def test_fewer_rows_than_one_global_batch(error_of: Callable[..., str], small_dataset: Path) -> None:
+    line = error_of(train.main, f"dataset.path={small_dataset}", "training.batch_size_per_worker=17")
+    assert "32 training samples, fewer than one global batch of 34 (2 workers x 17)" in line
+
+
+def test_a_run_that_is_not_there_cannot_be_resumed(error_of: Callable[..., str], small_dataset: Path) -> None:
+    assert "nosuchrun" in error_of(train.main, f"dataset.path={small_dataset}", "training.resume_run=nosuchrun")
+
+
+def test_a_model_or_split_that_is_not_there(error_of: Callable[..., str], small_dataset: Path) -> None:
+    dataset = f"dataset.path={small_dataset}"
+    model = ("--model", "runs:/0123456789abcdef0123456789abcdef/model")
+    assert "0123456789abcdef" in error_of(evaluate.main, dataset, extra=model)
+    line = error_of(evaluate.main, dataset, extra=(*model, "--split", "tst"))
+    assert "no split 'tst', only test, train, validation" in line

@@ -1,0 +1,204 @@
+"""The whole way on a small archive: generate, prepare, train on two barrier workers, evaluate, resume."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from pyspark.sql import SparkSession
+
+from conf.load import load
+from conf.schema import RunConfig
+from jobs import demo
+from jobs.evaluate import evaluate, per_class_lines
+from jobs.prepare import prepare
+from jobs.train import TrainedRun, train
+from pipelines.launch.runner import WorkerError
+from pipelines.training.checkpoint import list_checkpoints
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
+
+
+def config(dataset: Path, output: Path, *settings: str) -> RunConfig:
+    return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", *settings])
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
+@pytest.fixture(autouse=True)
+def _use_store(store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+
+
+@pytest.fixture(scope="module")
+def trained(
+    spark: SparkSession, small_archive: Path, store: str, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[TrainedRun, RunConfig]:
+    """Prepare and train once, as `groundswell prepare` and `groundswell train` do."""
+    folder = tmp_path_factory.mktemp("smoke")
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = store
+    try:
+        chosen = config(folder / "dataset", folder / "outputs", f"archive.root={small_archive}")
+        prepare(chosen)
+        return train(chosen), chosen
+    finally:
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
+    result, chosen = trained
+    client = MlflowClient(store)
+    run = client.get_run(result.run.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model.depth"] == "18"
+    assert run.data.params["global_batch_size"] == "8"
+    assert len(run.data.params["dataset_fingerprint"]) == 64
+    assert run.data.tags["mlflow.source.git.commit"]
+    artifacts = {item.path for item in client.list_artifacts(result.run.run_id)}
+    assert artifacts >= {
+        "config.yaml",
+        "dataset.json",
+        "learning_curves.png",
+        "learning_rate.png",
+        "per_class_validation.png",
+        "per_class_validation.json",
+        "logs",
+    }
+    assert {item.path for item in client.list_artifacts(result.run.run_id, "logs")} <= {
+        "logs/rank-0.log",
+        "logs/rank-1.log",
+    }
+    for name in ("train_loss", "val_loss", "val_f1_micro", "val_f1_macro", "val_mean_average_precision"):
+        assert [metric.step for metric in client.get_metric_history(result.run.run_id, name)] == [1, 2], name
+    rates = client.get_metric_history(result.run.run_id, "learning_rate")
+    assert [metric.step for metric in rates] == list(range(8))
+    # One epoch of warm-up: 4 steps of 8 samples each.
+    peak = 8.0 * 8 / 256
+    assert [metric.value for metric in rates[:4]] == pytest.approx([peak / 4, peak / 2, peak * 3 / 4, peak])
+    assert rates[4].value == pytest.approx(peak / 10)
+    assert chosen.training.epochs == len(result.summary.history) == 2
+
+
+def test_checkpoints_are_kept(trained: tuple[TrainedRun, RunConfig]) -> None:
+    result, _ = trained
+    assert [path.name for path in list_checkpoints(result.folder / "checkpoints")] == [
+        "epoch-00001.npz",
+        "epoch-00002.npz",
+    ]
+    assert result.summary.checkpoint.endswith("epoch-00002.npz")
+
+
+def test_what_is_sent_is_counted(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
+    result, _ = trained
+    logged = MlflowClient(store).get_run(result.run.run_id).data.metrics["payload_bytes_per_step"]
+    assert logged == result.summary.payload_bytes_per_step > 100_000
+
+
+def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
+    result, chosen = trained
+    evaluation = evaluate(chosen, result.summary.model_uri)
+    assert 0 <= evaluation.metrics["f1_micro"] <= 1
+    assert sum(row["support"] for row in evaluation.per_class) > 12
+    assert len(per_class_lines(evaluation)) == 20
+    run = MlflowClient(store).get_run(result.run.run_id)
+    assert run.data.metrics["test_f1_micro"] == evaluation.metrics["f1_micro"]
+    # One rank counts what two do.
+    alone = evaluate(chosen.model_copy(update={"launch": chosen.launch.model_copy(update={"num_workers": 1})}),
+                     result.summary.model_uri)  # fmt: skip
+    assert alone.metrics == pytest.approx(evaluation.metrics, abs=1e-6)
+
+
+def test_a_resumed_run_goes_on_where_it_stopped(
+    trained: tuple[TrainedRun, RunConfig], store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result, chosen = trained
+    longer = chosen.training.model_copy(update={"epochs": 3, "resume_run": result.run.run_id})
+    again = train(chosen.model_copy(update={"training": longer}))
+    assert again.run.run_id == result.run.run_id
+    assert again.summary.history[:2] == result.summary.history
+    assert len(again.summary.history) == 3
+    losses = MlflowClient(store).get_metric_history(result.run.run_id, "train_loss")
+    assert [metric.step for metric in losses] == [1, 2, 3]
+    assert "epoch 3/3" in capsys.readouterr().out
+
+
+def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
+    trained: tuple[TrainedRun, RunConfig], store: str, tmp_path: Path
+) -> None:
+    _, chosen = trained
+    hot = chosen.optimizer.model_copy(update={"learning_rate_per_256": 1e30})
+    training = chosen.training.model_copy(update={"output": str(tmp_path)})
+    tracking = chosen.tracking.model_copy(update={"experiment": "failing"})
+    with pytest.raises(WorkerError, match=r"FloatingPointError: the loss is (nan|inf|-inf) on rank \d at step"):
+        train(chosen.model_copy(update={"optimizer": hot, "training": training, "tracking": tracking}))
+    client = MlflowClient(store)
+    experiment = client.get_experiment_by_name("failing")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.status == "FAILED"
+
+
+def test_spark_submit_trains(trained: tuple[TrainedRun, RunConfig], project: Path, store: str, tmp_path: Path) -> None:
+    _, chosen = trained
+    bin_folder = Path(sys.executable).parent
+    command = [
+        str(bin_folder / "spark-submit"), "--master", "local[2]", str(project / "jobs" / "train.py"),
+        "--config", "smoke",
+        "--set", f"dataset.path={chosen.dataset.path}",
+        "--set", f"training.output={tmp_path}",
+        "--set", "training.epochs=1",
+        "--set", "exchange.codec=fp16",
+        "--set", "tracking.registered_model=submitted",
+    ]  # fmt: skip
+    environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "MLFLOW_TRACKING_URI": store}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "epoch 1/1: loss" in done.stdout
+    description = evaluate_metadata("models:/submitted/1")
+    assert len(description["class_names"]) == 19
+
+
+def evaluate_metadata(uri: str) -> dict[str, object]:
+    from pipelines.tracking import model_metadata
+
+    return model_metadata(uri)
+
+
+def test_the_console_script_lists_its_verbs() -> None:
+    command = Path(sys.executable).parent / "groundswell"
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    for verb in ("prepare", "train", "evaluate", "demo"):
+        assert verb in done.stdout
+    assert subprocess.run([command, "tarin"], capture_output=True, timeout=60).returncode == 2
+
+
+def test_the_demos_command_on_the_real_patches(
+    spark: SparkSession,
+    shared_data: Path,
+    store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = ["--archive", str(shared_data / "bigearthnet_v2")]
+    for setting in ("training.epochs=1", "schedule.recipe_epochs=4", "model.depth=18", "model.width_factor=0.25"):
+        arguments += ["--set", setting]
+    assert demo.main(arguments) == 0
+    output = capsys.readouterr().out
+    run_id = next(line.split()[-1] for line in output.splitlines() if line.startswith("MLflow run  "))
+    run = MlflowClient(store).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert "test_f1_micro" in run.data.metrics
+    manifest = json.loads((tmp_path / "demo-bigearthnet_v2" / "dataset" / "dataset.json").read_text())
+    rows = {name: sum(sum(s["row_groups"]) for s in split["shards"]) for name, split in manifest["splits"].items()}
+    assert rows == {"train": 17, "validation": 8, "test": 5}

@@ -1,0 +1,90 @@
+"""N ranks with batch b are one rank with batch N * b."""
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.launch.runner import BarrierRunner
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
+
+GLOBAL_BATCH, STEPS = 8, 3
+
+
+def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
+    """Train a small ResNet with frozen batch norm on this rank's part of fixed batches; its weights at the end."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from models.compression.exchange import GradientExchange
+    from models.compression.table import CODECS
+    from models.losses import classification_loss
+    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.preprocessing import InputGroup
+    from models.resnet import build_model
+    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.step import make_train_step
+
+    collective = HorovodCollective()
+    keras.utils.set_random_seed(collective.rank)  # different weights, which the broadcast must make equal
+    groups = [InputGroup("bands", (16, 16, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)]
+    model = build_model(groups, classes=4, depth=18, width_factor=0.125)
+    for layer in model.layers:
+        # Batch statistics are those of a rank's own part: frozen, they are the same on any number of ranks.
+        if isinstance(layer, keras.layers.BatchNormalization):
+            layer.trainable = False
+    # A zero last gamma would leave every block out of the comparison.
+    for variable in model.variables:
+        if variable.path.endswith("gamma"):
+            variable.assign(tf.ones(variable.shape))
+    optimizer = LARS(0.5, trust_coefficient=0.02, excluded=normalisation_and_bias_paths(model))
+    optimizer.build(model.trainable_variables)
+    collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
+    exchange = GradientExchange(CODECS[codec](), collective)
+    step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
+    random = np.random.default_rng(0)
+    part = global_batch // collective.size
+    mine = slice(collective.rank * part, (collective.rank + 1) * part)
+    start = [np.array(variable) for variable in model.trainable_variables]
+    for _ in range(steps):
+        images = random.integers(0, 3000, (global_batch, 16, 16, 3), dtype=np.uint16)
+        targets = random.integers(0, 2, (global_batch, 4)).astype(np.float32)
+        step({"bands": tf.constant(images[mine])}, tf.constant(targets[mine]))
+    weights = [np.array(variable) for variable in model.trainable_variables]
+    return {"weights": weights, "start": start}
+
+
+@functools.cache
+def one_rank(spark: SparkSession) -> dict[str, Any]:
+    result: dict[str, Any] = BarrierRunner(spark, 1, on_log=lambda rank, line: None).run(
+        _by_value(), "none", GLOBAL_BATCH, STEPS
+    )
+    return result
+
+
+def _by_value() -> Any:
+    # This module cannot be imported in a worker process: its function travels as code.
+    import sys
+
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    return three_steps
+
+
+@pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), ("fp16", 2e-2)])
+def test_two_ranks_give_the_weights_of_one(spark: SparkSession, codec: str, relative: float) -> None:
+    alone = one_rank(spark)
+    runner = BarrierRunner(spark, 2, on_log=lambda rank, line: None)
+    first, second = runner.run_all(_by_value(), codec, GLOBAL_BATCH, STEPS)
+    for own, other in zip(first["weights"], second["weights"], strict=True):
+        np.testing.assert_array_equal(own, other)
+    for weights, expected, start in zip(first["weights"], alone["weights"], first["start"], strict=True):
+        moved = np.linalg.norm(expected - start)
+        assert moved > 0
+        # Measured by how far the weights moved: most of a weight is its start, which proves nothing.
+        assert np.linalg.norm(weights - expected) <= relative * moved

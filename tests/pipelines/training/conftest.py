@@ -1,0 +1,25 @@
+import keras
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def tiny_model() -> keras.Model:
+    """Two image inputs, one convolution, batch norm, three classes."""
+    keras.utils.set_random_seed(0)
+    inputs = {"a": keras.Input((6, 6, 2), dtype="uint16", name="a")}
+    x = keras.ops.cast(inputs["a"], "float32") / 1000.0
+    x = keras.layers.Conv2D(4, 3, use_bias=False, name="conv")(x)
+    x = keras.layers.BatchNormalization(name="bn")(x)
+    x = keras.layers.GlobalAveragePooling2D(name="pool")(keras.ops.relu(x))
+    return keras.Model(inputs, keras.layers.Dense(3, name="head")(x))
+
+
+@pytest.fixture
+def images() -> dict[str, np.ndarray]:
+    return {"a": np.random.default_rng(0).integers(0, 3000, (8, 6, 6, 2), dtype=np.uint16)}
+
+
+@pytest.fixture
+def targets() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 2, (8, 3)).astype(np.float32)

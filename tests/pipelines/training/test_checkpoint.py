@@ -1,0 +1,86 @@
+import logging
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from models.optimizers.lars import LARS
+from pipelines.training.checkpoint import (
+    KEPT,
+    TrainingState,
+    list_checkpoints,
+    restore_newest,
+    save_checkpoint,
+)
+
+
+def state(epochs_done: int) -> TrainingState:
+    return TrainingState(epochs_done, epochs_done * 7, 0, 16, "run", [{"train_loss": 0.5}] * epochs_done)
+
+
+@pytest.fixture
+def variables(tiny_model: keras.Model) -> list[keras.Variable]:
+    optimizer = LARS(0.1)
+    optimizer.build(tiny_model.trainable_variables)
+    return [*tiny_model.variables, *optimizer.variables]
+
+
+def values(variables: list[keras.Variable]) -> list[np.ndarray]:
+    return [np.array(variable) for variable in variables]
+
+
+def test_round_trip(tmp_path: Path, variables: list[keras.Variable]) -> None:
+    before = values(variables)
+    save_checkpoint(tmp_path, state(1), variables)
+    for variable in variables:
+        variable.assign(np.zeros(variable.shape, variable.dtype) + 1)
+    assert restore_newest(tmp_path, variables) == state(1)
+    for old, new in zip(before, values(variables), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_no_checkpoint_is_none(tmp_path: Path, variables: list[keras.Variable]) -> None:
+    assert restore_newest(tmp_path / "absent", variables) is None
+
+
+def test_only_the_newest_are_kept(tmp_path: Path, variables: list[keras.Variable]) -> None:
+    for epoch in range(1, 5):
+        save_checkpoint(tmp_path, state(epoch), variables)
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["epoch-00003.npz", "epoch-00004.npz"]
+    assert len(list(tmp_path.iterdir())) == KEPT
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty"])
+def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
+    tmp_path: Path, variables: list[keras.Variable], damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_checkpoint(tmp_path, state(1), variables)
+    newest = save_checkpoint(tmp_path, state(2), variables)
+    content = bytearray(newest.read_bytes())
+    if damage == "flipped":
+        content[len(content) // 2] ^= 0xFF
+    newest.write_bytes(content[: {"truncated": len(content) // 2, "flipped": len(content), "empty": 0}[damage]])
+    with caplog.at_level(logging.WARNING):
+        assert restore_newest(tmp_path, variables) == state(1)
+    assert "epoch-00002.npz is damaged" in caplog.text
+
+
+def test_an_interrupted_write_leaves_the_old_ones(
+    tmp_path: Path, variables: list[keras.Variable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, state(1), variables)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(np, "savez", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint(tmp_path, state(2), variables)
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch-00001.npz"]
+
+
+def test_another_model_is_refused(tmp_path: Path, variables: list[keras.Variable]) -> None:
+    save_checkpoint(tmp_path, state(1), variables)
+    with pytest.raises(ValueError, match="another model or optimizer"):
+        restore_newest(tmp_path, variables[1:])

@@ -1,0 +1,78 @@
+import math
+from collections.abc import Iterator
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.schedules import gradual_warmup, multi_step
+from pipelines.dataset.reader import Batch
+from pipelines.training.loop import Progress, average_statistics, train_epoch
+
+
+class OneRank:
+    rank, size = 0, 1
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+
+class TwoRanks(OneRank):
+    """The other rank's statistics are all 10."""
+
+    size = 2
+
+    def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        return [tensor + 10.0 for tensor in tensors]
+
+
+def batches(count: int) -> Iterator[Batch]:
+    for _ in range(count):
+        yield Batch({"a": np.zeros((4, 2, 2, 1), np.uint16)}, np.zeros((4, 3), np.uint8), np.ones(4, np.float32))
+
+
+def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
+    optimizer = keras.optimizers.SGD(0.0)
+    seen = []
+
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor) -> tf.Tensor:
+        seen.append(float(optimizer.learning_rate))
+        return tf.constant(float(len(seen)))
+
+    schedule = gradual_warmup(multi_step(1.0, 100), 10)
+    reports: list[Progress] = []
+    result = train_epoch(batches(4), step, optimizer, schedule, OneRank(), first_step=5, report=reports.append)  # type: ignore[arg-type]
+    assert seen == pytest.approx([0.6, 0.7, 0.8, 0.9])
+    assert result.learning_rates == pytest.approx(seen)
+    assert result.loss == 2.5
+    assert result.images_per_second > 0
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("at", [0, 2, 3])
+def test_a_loss_that_is_not_finite_stops_with_rank_and_step(bad: float, at: int) -> None:
+    calls = iter(range(4))
+
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor) -> tf.Tensor:
+        return tf.constant(bad if next(calls) == at else 1.0)
+
+    with pytest.raises(FloatingPointError, match=rf"rank 0 at step {20 + at}"):
+        train_epoch(
+            batches(4),
+            step,
+            keras.optimizers.SGD(0.0),
+            multi_step(1.0, 100),
+            OneRank(),  # type: ignore[arg-type]
+            first_step=20,
+            report=lambda progress: None,
+        )
+
+
+def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: keras.Model) -> None:
+    kernel = np.array(tiny_model.get_layer("conv").kernel)
+    average_statistics(tiny_model, TwoRanks())  # type: ignore[arg-type]
+    norm = tiny_model.get_layer("bn")
+    np.testing.assert_allclose(norm.moving_mean, 5.0)  # (0 + 10) / 2
+    np.testing.assert_allclose(norm.moving_variance, 5.5)  # (1 + 10) / 2
+    np.testing.assert_array_equal(tiny_model.get_layer("conv").kernel, kernel)

@@ -1,0 +1,36 @@
+import pytest
+
+from conf.load import load
+from pipelines.training.recipe import make_schedule
+
+RECIPE = "bigearthnet_v2_resnet50"
+
+
+def test_the_recipe_is_goyals() -> None:
+    # 0.1 * k * n / 256 with n = 32 images on k = 8 workers; 5 epochs of warm-up; /10 at 30, 60, 80 of 90.
+    schedule = make_schedule(load(RECIPE), steps_per_epoch=10)
+    assert schedule(49) == pytest.approx(0.1 * 8 * 32 / 256)
+    assert schedule(0) == pytest.approx(0.1 / 50)
+    assert schedule(24) == pytest.approx(0.1 * 25 / 50)
+    for epoch, factor in ((29, 1), (30, 0.1), (59, 0.1), (60, 0.01), (79, 0.01), (80, 0.001), (89, 0.001)):
+        assert schedule(epoch * 10 + 9) == pytest.approx(0.1 * factor), epoch
+    assert schedule(299) == pytest.approx(0.1)
+    assert schedule(300) == pytest.approx(0.01)
+
+
+def test_a_shorter_run_has_its_milestones_in_proportion() -> None:
+    schedule = make_schedule(load(RECIPE, ["training.epochs=9"]), steps_per_epoch=100)
+    assert schedule(500) == schedule(599) == pytest.approx(0.01)
+    assert schedule(600) == pytest.approx(0.001)
+    assert schedule(800) == pytest.approx(0.0001)
+
+
+def test_a_longer_run_keeps_them_where_they_are() -> None:
+    schedule = make_schedule(load(RECIPE, ["training.epochs=180"]), steps_per_epoch=10)
+    assert schedule(299) == pytest.approx(0.1)
+    assert schedule(300) == pytest.approx(0.01)
+
+
+def test_the_peak_follows_the_number_of_workers() -> None:
+    schedule = make_schedule(load(RECIPE, ["launch.num_workers=64"]), steps_per_epoch=10)
+    assert schedule(100) == pytest.approx(0.8)
