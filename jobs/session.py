@@ -41,7 +41,6 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
             }.items():
                 builder = builder.config(key, value)
         spark = builder.getOrCreate()
-    spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     finally:
