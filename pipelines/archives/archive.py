@@ -1,7 +1,9 @@
 """The interface between a raw archive and the dataset: plan on the driver, read on the executors."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from os import PathLike
+from typing import Any, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +16,29 @@ INDEX_SCHEMA = pa.schema(
         pa.field("id", pa.string(), nullable=False),
         pa.field("split", pa.string(), nullable=False),
         pa.field("labels", pa.list_(pa.field("item", pa.int16(), nullable=False)), nullable=False),
-        pa.field("path", pa.string(), nullable=False),
+        pa.field("paths", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
     ]
 )
-"""One row per sample: unique id, split name, class indices, path relative to the archive's root."""
+"""One row per sample: unique id, split name, class indices, its files or folders relative to the archive's root."""
 
 
 class BadRecordError(ValueError):
-    """A sample that cannot be read as the archive promises: names the file and the reason."""
+    """A sample that cannot be read as the archive promises."""
+
+    def __init__(self, file: str | PathLike[str], reason: str, detail: str = "") -> None:
+        """Name the file and why.
+
+        Args:
+            file: The file or folder at fault.
+            reason: One of few short texts, by which bad records are counted, e.g. `wrong size`.
+            detail: What was found and expected.
+        """
+        self.file, self.reason, self.detail = str(file), reason, detail
+        super().__init__(f"{file}: {reason}" + (f" ({detail})" if detail else ""))
+
+    def __reduce__(self) -> tuple[type["BadRecordError"], tuple[str, str, str]]:
+        """Travel from an executor with all three parts."""
+        return type(self), (self.file, self.reason, self.detail)
 
 
 @dataclass(frozen=True)
@@ -54,9 +71,22 @@ class Archive(Protocol):
     def fingerprint(self) -> str:
         """Hex digest of what the samples are: changes when the archive's metadata does (driver only)."""
 
-    def read(self, path: str) -> dict[str, NDArray[np.generic]]:
-        """Read the image groups of one sample, each `(height, width, bands)` (executors).
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Read one sample into `out`, by image group an array of the group's shape and dtype (executors).
+
+        After an error `out` holds anything.
+
+        Args:
+            paths: The sample's `paths` of the index.
+            out: Every pixel of every group is written.
 
         Raises:
-            BadRecordError: A file is missing, truncated, of the wrong size or dtype.
+            BadRecordError: A file is missing, damaged, of the wrong size or dtype.
         """
+
+
+def read_sample(archive: Archive, paths: Sequence[str]) -> dict[str, NDArray[Any]]:
+    """Read one sample into new arrays, by image group."""
+    out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
+    archive.read(paths, out)
+    return out

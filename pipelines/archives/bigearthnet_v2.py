@@ -13,8 +13,10 @@ Source: Clasen et al., "reBEN: Refined BigEarthNet Dataset for Remote Sensing Im
 
 import hashlib
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -65,7 +67,7 @@ class BigEarthNetV2:
             ValueError: The metadata is malformed or empty, or names patches that are not there.
         """
         table = read_metadata(self._metadata())
-        check_folders(Path(self.root), table["path"])
+        check_folders(Path(self.root), pc.list_flatten(table["paths"]))
         return table
 
     def fingerprint(self) -> str:
@@ -74,14 +76,15 @@ class BigEarthNetV2:
         digest.update(self._metadata().read_bytes())
         return digest.hexdigest()
 
-    def read(self, path: str) -> dict[str, NDArray[np.generic]]:
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Read the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`.
 
         Raises:
             BadRecordError: A band file is missing, truncated, of the wrong size or dtype.
         """
-        folder = Path(self.root, path)
-        return {group.name: _read_group(folder, group) for group in GROUPS}
+        folder = Path(self.root, paths[0])
+        for group in GROUPS:
+            _read_group(folder, group, out[group.name])
 
     def _metadata(self) -> Path:
         path = Path(self.root, METADATA)
@@ -90,15 +93,13 @@ class BigEarthNetV2:
         return path
 
 
-def _read_group(folder: Path, group: ImageGroup) -> NDArray[np.generic]:
-    image = np.empty(group.shape, group.dtype)
+def _read_group(folder: Path, group: ImageGroup, out: NDArray[Any]) -> None:
     for position, band in enumerate(group.bands):
         path = folder / f"{folder.name}_{band}.tif"
         if not path.exists():
             copied = path.with_suffix(".tiff")  # the suffix in some redistributed copies
             path = copied if copied.exists() else path
-        image[..., position] = read_band(path, group.shape[:2], group.dtype)
-    return image
+        out[..., position] = read_band(path, group.shape[:2], group.dtype)
 
 
 def read_metadata(path: Path) -> pa.Table:
@@ -118,7 +119,10 @@ def read_metadata(path: Path) -> pa.Table:
     without = pc.equal(pc.fill_null(pc.list_value_length(labels), 0), 0)
     _reject(path, without, ids, "no labels", "at least one")
     tiles = pc.utf8_slice_codeunits(ids, 0, -_COLUMN_AND_ROW)
-    paths = pc.binary_join_element_wise(IMAGES, tiles, ids, "/")
+    folders = pc.binary_join_element_wise(IMAGES, tiles, ids, "/")
+    paths = pa.ListArray.from_arrays(
+        np.arange(len(ids) + 1, dtype=np.int32), folders, type=INDEX_SCHEMA.field("paths").type
+    )
     return pa.table([ids, splits, _class_indices(path, labels), paths], schema=INDEX_SCHEMA)
 
 

@@ -26,7 +26,7 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
             dtype or number of bands.
     """
     if not Path(path).is_file():
-        raise BadRecordError(f"{path}: no such file, restore it from the archive")
+        raise BadRecordError(path, "missing file")
     try:
         # Without EMPTY_DIR GDAL lists the folder for sidecar files at every open.
         with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"), warnings.catch_warnings():
@@ -40,18 +40,18 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
     except RasterioError as error:
         # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
         reason = " ".join(str(error.__cause__ or error).split())
-        raise BadRecordError(f"{path}: not a readable GeoTIFF, restore it from the archive ({reason})") from error
+        raise BadRecordError(path, "not a readable GeoTIFF", reason) from error
 
 
 def _check_profile(
     path: str | PathLike[str], source: rasterio.DatasetReader, shape: tuple[int, int], dtype: str
 ) -> None:
     if source.count != 1:
-        raise BadRecordError(f"{path}: has {source.count} bands, expected 1")
+        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected 1")
     if source.shape != shape:
-        raise BadRecordError(f"{path}: has {source.shape} pixels (height, width), expected {shape}")
+        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape}")
     if source.dtypes[0] != dtype:
-        raise BadRecordError(f"{path}: holds {source.dtypes[0]}, expected {dtype}")
+        raise BadRecordError(path, "wrong dtype", f"{source.dtypes[0]}, expected {dtype}")
 
 
 def _check_blocks(path: str | PathLike[str], source: rasterio.DatasetReader) -> None:
@@ -60,4 +60,4 @@ def _check_blocks(path: str | PathLike[str], source: rasterio.DatasetReader) -> 
     rows, columns = -(-source.height // block_height), -(-source.width // block_width)
     for row, column in itertools.product(range(rows), range(columns)):
         if source.get_tag_item(f"BLOCK_OFFSET_{column}_{row}", "TIFF", bidx=1) is None:
-            raise BadRecordError(f"{path}: block {row * columns + column} of {rows * columns} has no pixels")
+            raise BadRecordError(path, "pixels missing", f"block {row * columns + column} of {rows * columns}")

@@ -2,6 +2,7 @@
 
 import io
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,11 +57,10 @@ class ColumnBuffer:
         self._bytes[:, : len(header)] = header
         self._values = self._bytes[:, len(header) :]
 
-    def put(self, row: int, value: NDArray[np.generic]) -> None:
-        """Store the value of `row`."""
-        assert value.shape == self._shape
-        assert value.dtype == self._dtype
-        self._values[row] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    def row(self, row: int) -> NDArray[Any]:
+        """The value of `row`, to be written in place."""
+        value: NDArray[Any] = self._values[row].view(self._dtype).reshape(self._shape)
+        return value
 
     def values(self, rows: int) -> NDArray[np.generic]:
         """The first `rows` values as `(rows, *shape)`; a copy."""

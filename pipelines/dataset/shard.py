@@ -24,7 +24,7 @@ class ShardPlan:
     """Path relative to the dataset's folder."""
     ids: list[str]
     labels: list[list[int]]
-    paths: list[str]
+    paths: list[list[str]]
     rows_per_group: int
 
 
@@ -59,6 +59,7 @@ def write_shard(
         for name, (shape, dtype) in fixed_fields(description.groups, class_count).items()
     }
     schema = arrow_schema(description.groups, class_count)
+    names = [group.name for group in description.groups]
     class_counts = np.zeros(class_count, np.int64)
     sums: dict[str, BandSums] = {}
     row_groups = []
@@ -76,9 +77,8 @@ def write_shard(
                 for place, row in enumerate(rows):
                     labels = label_vector(plan.labels[row], class_count)
                     class_counts += labels
-                    columns[LABEL_FIELD].put(place, labels)
-                    for name, image in archive.read(plan.paths[row]).items():
-                        columns[name].put(place, image)
+                    columns[LABEL_FIELD].row(place)[:] = labels
+                    archive.read(plan.paths[row], {name: columns[name].row(place) for name in names})
                 for group in description.groups:
                     added = BandSums.of(columns[group.name].values(len(rows)))
                     sums[group.name] = sums[group.name] + added if group.name in sums else added

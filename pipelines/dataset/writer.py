@@ -110,7 +110,7 @@ def plan_shards(
                     file=f"{split}/part-{shard:05d}.parquet",
                     ids=columns["id"],
                     labels=columns["labels"],
-                    paths=columns["path"],
+                    paths=columns["paths"],
                     rows_per_group=rows_per_group,
                 )
             )

@@ -90,10 +90,10 @@ def train_epoch(
             measured_from = time.perf_counter()
         else:
             measured_images += len(batch.weights)
-        if now - reported >= _SECONDS_BETWEEN_REPORTS:
+        if measured_images and now - reported >= _SECONDS_BETWEEN_REPORTS:
             reported = now
             rate = collective.size * measured_images / max(now - measured_from, 1e-9)
-            report(Progress(number + 1, losses[-1] if losses else float(result), rate))
+            report(Progress(number + 1, losses[-1], rate))
     settle()
     ended = time.perf_counter()
     rate = measured_images / (ended - measured_from) if measured_images else images / (ended - started)

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 import rasterio
 
-from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError
+from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
 from pipelines.archives.bigearthnet_v2 import GROUPS, SPLITS, BigEarthNetV2, check_folders, read_metadata
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 
@@ -33,8 +33,8 @@ def test_metadata_becomes_an_index_sorted_by_id(tmp_path: Path) -> None:
     table.validate(full=True)
     assert table.schema.equals(INDEX_SCHEMA)
     assert table.to_pylist() == [
-        {"id": f"{TILE}_00_90", "split": "test", "labels": [18], "path": f"BigEarthNet-S2/{TILE}/{TILE}_00_90"},
-        {"id": f"{TILE}_09_10", "split": "train", "labels": [1, 15], "path": f"BigEarthNet-S2/{TILE}/{TILE}_09_10"},
+        {"id": f"{TILE}_00_90", "split": "test", "labels": [18], "paths": [f"BigEarthNet-S2/{TILE}/{TILE}_00_90"]},
+        {"id": f"{TILE}_09_10", "split": "train", "labels": [1, 15], "paths": [f"BigEarthNet-S2/{TILE}/{TILE}_09_10"]},
     ]
 
 
@@ -134,7 +134,7 @@ def test_metadata_without_images(tmp_path: Path) -> None:
 
 def test_missing_patches_are_counted_and_the_first_is_named(archive: Path) -> None:
     index = BigEarthNetV2(str(archive)).index()
-    lost = sorted([index["path"][3].as_py(), *index["path"].to_pylist()[10:12]])
+    lost = sorted([index["paths"][3].as_py()[0], *[paths[0] for paths in index["paths"].to_pylist()[10:12]]])
     for path in lost:
         shutil.rmtree(archive / path)
     (archive / lost[0]).touch()  # a file is no patch
@@ -172,36 +172,36 @@ def test_groups_hold_every_band_once_at_its_resolution() -> None:
 
 def test_files_with_the_long_suffix(archive: Path) -> None:
     source = BigEarthNetV2(str(archive))
-    path = source.index()["path"][0].as_py()
-    before = source.read(path)
+    path = source.index()["paths"][0].as_py()[0]
+    before = read_sample(source, [path])
     for file in (archive / path).iterdir():
         file.rename(file.with_suffix(".tiff"))
-    after = source.read(path)
+    after = read_sample(source, [path])
     assert after.keys() == before.keys()
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
 def test_bad_band_files_are_named(archive: Path) -> None:
     source = BigEarthNetV2(str(archive))
-    path = source.index()["path"][0].as_py()
+    path = source.index()["paths"][0].as_py()[0]
     file = next((archive / path).glob("*_B11.tif"))
     file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(BadRecordError, match=r"_B11\.tif: not a readable GeoTIFF"):
-        source.read(path)
+        read_sample(source, [path])
     shutil.copy(next((archive / path).glob("*_B02.tif")), file)
-    with pytest.raises(BadRecordError, match=r"_B11\.tif: has \(120, 120\) pixels .* expected \(60, 60\)"):
-        source.read(path)
+    with pytest.raises(BadRecordError, match=r"_B11\.tif: wrong size \(\(120, 120\) pixels .* expected \(60, 60\)"):
+        read_sample(source, [path])
     file.unlink()
-    with pytest.raises(BadRecordError, match=r"_B11\.tif: no such file"):
-        source.read(path)
+    with pytest.raises(BadRecordError, match=r"_B11\.tif: missing file"):
+        read_sample(source, [path])
 
 
 def test_real_patches_read_as_rasterio_reads_them(shared_data: Path) -> None:
     source = BigEarthNetV2(str(shared_data / "bigearthnet_v2"))
-    paths = source.index()["path"].to_pylist()
+    paths = [paths[0] for paths in source.index()["paths"].to_pylist()]
     assert len(paths) == 30
     for path in paths:
-        images = source.read(path)
+        images = read_sample(source, [path])
         for group in GROUPS:
             image = images[group.name]
             group.check(image)

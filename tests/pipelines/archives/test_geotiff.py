@@ -53,7 +53,7 @@ def test_a_file_without_georeference_reads_without_a_warning(tmp_path: Path) -> 
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadRecordError, match=r"absent\.tif: no such file"):
+    with pytest.raises(BadRecordError, match=r"absent\.tif: missing file"):
         read_band(tmp_path / "absent.tif", (20, 20), "uint16")
 
 
@@ -65,19 +65,19 @@ def test_another_format_under_the_name_of_a_geotiff(tmp_path: Path) -> None:
 
 def test_another_size(tmp_path: Path) -> None:
     path = write(tmp_path / "band.tif", pixels(20, 60))
-    with pytest.raises(BadRecordError, match=r"band\.tif: has \(20, 60\) pixels .* expected \(60, 20\)"):
+    with pytest.raises(BadRecordError, match=r"band\.tif: wrong size \(\(20, 60\) pixels .* expected \(60, 20\)"):
         read_band(path, (60, 20), "uint16")
 
 
 def test_another_dtype(tmp_path: Path) -> None:
     path = write(tmp_path / "band.tif", pixels(20, 20).astype(np.int16))
-    with pytest.raises(BadRecordError, match=r"band\.tif: holds int16, expected uint16"):
+    with pytest.raises(BadRecordError, match=r"band\.tif: wrong dtype \(int16, expected uint16"):
         read_band(path, (20, 20), "uint16")
 
 
 def test_several_bands(tmp_path: Path) -> None:
     path = write(tmp_path / "band.tif", np.ones((3, 20, 20), np.uint16))
-    with pytest.raises(BadRecordError, match=r"band\.tif: has 3 bands, expected 1"):
+    with pytest.raises(BadRecordError, match=r"band\.tif: wrong number of bands \(3, expected 1"):
         read_band(path, (20, 20), "uint16")
 
 
@@ -86,7 +86,7 @@ def test_blocks_that_were_never_written(tmp_path: Path) -> None:
     profile = {"driver": "GTiff", "count": 1, "height": 120, "width": 120, "dtype": "uint16", "blockysize": 30}
     with rasterio.open(path, "w", **profile, transform=TRANSFORM, SPARSE_OK=True) as file:
         file.write(np.ones((30, 120), np.uint16), 1, window=((0, 30), (0, 120)))
-    with pytest.raises(BadRecordError, match=r"band\.tif: block 1 of 4 has no pixels"):
+    with pytest.raises(BadRecordError, match=r"band\.tif: pixels missing \(block 1 of 4"):
         read_band(path, (120, 120), "uint16")
 
 

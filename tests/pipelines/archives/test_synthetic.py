@@ -6,6 +6,7 @@ import pyarrow.parquet as pq
 import pytest
 import rasterio
 
+from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import GROUPS, BigEarthNetV2
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic import METADATA_SCHEMA, generate_bigearthnet_v2
@@ -27,7 +28,7 @@ def test_the_archive_opens_and_holds_what_was_drawn(generated: Path) -> None:
         assert row["split"] == split
         assert tuple(row["labels"]) == land_cover(0, number)[1]
         images, _ = render(0, number, GROUPS)
-        read = archive.read(row["path"])
+        read = read_sample(archive, row["paths"])
         assert all(np.array_equal(read[name], images[name]) for name in images)
 
 

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.archives.archive import Archive
+from pipelines.archives.archive import Archive, read_sample
 from pipelines.archives.table import ARCHIVES, open_archive
 
 
@@ -16,7 +16,7 @@ def test_an_archive_knows_its_kind_and_travels_to_executors(kind: str) -> None:
 
 def test_an_opened_archive_reads(generated: Path) -> None:
     archive = open_archive("bigearthnet_v2", str(generated))
-    images = archive.read(archive.index()["path"][0].as_py())
+    images = read_sample(archive, archive.index()["paths"][0].as_py())
     for group in archive.description.groups:
         group.check(images[group.name])
 

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.dataset.reader import SplitReader, epoch_order, evaluation_batches, steps_per_epoch, training_batches
 
@@ -30,7 +31,7 @@ def test_rows_are_the_archives_pixels(reader: SplitReader, small_archive: Path) 
     batch = reader.gather(rows)
     ids = reader.ids()
     for place, row in enumerate(rows):
-        images = archive.read(f"BigEarthNet-S2/{ids[row].rsplit('_', 2)[0]}/{ids[row]}")
+        images = read_sample(archive, [f"BigEarthNet-S2/{ids[row].rsplit('_', 2)[0]}/{ids[row]}"])
         for name, image in images.items():
             assert batch.images[name].dtype == np.uint16
             np.testing.assert_array_equal(batch.images[name][place], image)

@@ -9,7 +9,7 @@ import rasterio
 from petastorm import make_reader
 from pyspark.sql import SparkSession
 
-from pipelines.archives.archive import BadRecordError
+from pipelines.archives.archive import BadRecordError, read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.writer import plan_shards, prepare_dataset
@@ -63,7 +63,7 @@ def test_manifest_counts_and_statistics(small_dataset: Path, small_archive: Path
         assert manifest.splits["train"].class_counts[index] == sum(name in row["labels"] for row in training)
     archive = BigEarthNetV2(str(small_archive))
     paths = [f"BigEarthNet-S2/{row['patch_id'].rsplit('_', 2)[0]}/{row['patch_id']}" for row in training]
-    pixels = np.stack([archive.read(path)["bands_20m"] for path in paths]).reshape(-1, 6).astype(np.float64)
+    pixels = np.stack([read_sample(archive, [path])["bands_20m"] for path in paths]).reshape(-1, 6).astype(np.float64)
     assert manifest.statistics["bands_20m"].mean == pytest.approx(pixels.mean(axis=0))
     assert manifest.statistics["bands_20m"].std == pytest.approx(pixels.std(axis=0))
 
