@@ -7,6 +7,7 @@ SHELL := /bin/bash
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+PORT ?= 5000
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 
@@ -42,8 +43,10 @@ bench: $(READY) ## Run one benchmark: make bench NAME=train
 	@$(BIN)/python tests/benchmarks/$(NAME).py
 
 ui: $(READY) ## Open MLflow's page on the runs in mlruns/
-	@echo "http://127.0.0.1:5000"
-	@$(BIN)/mlflow ui --host 127.0.0.1 --port 5000 --backend-store-uri "$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlruns/mlflow.db}"
+	@case "$${MLFLOW_TRACKING_URI:-}" in http*) echo "the runs are at MLFLOW_TRACKING_URI"; exit 0 ;; esac; \
+	  echo "http://127.0.0.1:$(PORT) (Ctrl-C ends it)"; \
+	  export MLFLOW_BACKEND_STORE_URI="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlruns/mlflow.db}"; \
+	  exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
 clean: ## Remove the environment and what the demo made
 	rm -rf $(VENV) $(VENV)-uv demo demo-*

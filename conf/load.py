@@ -4,12 +4,12 @@ import difflib
 import re
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from conf.schema import RunConfig
+from conf.schema import ARCHIVE_KINDS, RunConfig
 
 
 class _Loader(yaml.SafeLoader):
@@ -86,7 +86,8 @@ def _set(values: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _describe(problem: Any) -> str:
-    location = [str(part) for part in problem["loc"]]
+    # Below `archive` the location also names the kind, which is no key.
+    location = [str(part) for part in problem["loc"] if part not in ARCHIVE_KINDS]
     where = ".".join(location)
     match problem["type"]:
         case "extra_forbidden":
@@ -94,6 +95,8 @@ def _describe(problem: Any) -> str:
             return f"{where}: unknown key" + (f" (did you mean {close[0]}?)" if close else "")
         case "missing":
             return f"{where}: missing"
+        case "union_tag_invalid" | "union_tag_not_found":
+            return f"{where}.kind: should be one of {', '.join(ARCHIVE_KINDS)}"
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:
@@ -102,10 +105,9 @@ def _describe(problem: Any) -> str:
 
 
 def _keys(sections: list[str]) -> list[str]:
-    model: type[BaseModel] = RunConfig
+    models: list[Any] = [RunConfig]
     for section in sections:
-        annotation = model.model_fields[section].annotation
-        if not (isinstance(annotation, type) and issubclass(annotation, BaseModel)):
-            return []
-        model = annotation
-    return list(model.model_fields)
+        annotations = [model.model_fields[section].annotation for model in models if section in model.model_fields]
+        models = [kind for annotation in annotations for kind in get_args(annotation) or [annotation]]
+        models = [kind for kind in models if isinstance(kind, type) and issubclass(kind, BaseModel)]
+    return [key for model in models for key in model.model_fields]

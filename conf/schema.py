@@ -1,6 +1,6 @@
 """Typed configuration: one frozen model per section, one complete YAML file per run."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -11,12 +11,77 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
-class ArchiveConfig(Section):
-    """The raw archive that `prepare` reads."""
+class FolderArchive(Section):
+    """A raw archive that `prepare` reads from a folder."""
 
-    kind: Literal["bigearthnet_v2"]
     root: str = Field(min_length=1)
     """Folder of the archive, as published."""
+
+
+class BigEarthNetV2Config(FolderArchive):
+    """BigEarthNet v2.0 (reBEN)."""
+
+    kind: Literal["bigearthnet_v2"]
+    include_flagged: bool = False
+    """Take the patches with snow, clouds or shadows too, which have a metadata file of their own."""
+    sentinel1: bool | None = None
+    """Read `BigEarthNet-S1` as a further image group; null: where it is there."""
+
+
+class BigEarthNetV1Config(FolderArchive):
+    """BigEarthNet v1.0."""
+
+    kind: Literal["bigearthnet_v1"]
+    nomenclature: Literal[19, 43] = 19
+    """Number of classes: the 19 of the later nomenclature or the original 43."""
+    splits: str | None = None
+    """Folder of the official lists of patches; null: `splits` in the archive."""
+    include_flagged: bool = False
+    """Take the patches with snow, clouds or shadows too."""
+    subset: bool = False
+    """Whether the lists may name patches that are not there."""
+
+
+class EuroSATConfig(FolderArchive):
+    """EuroSAT, multispectral GeoTIFF or RGB JPEG."""
+
+    kind: Literal["eurosat_ms", "eurosat_rgb"]
+    seed: int = Field(default=0, ge=0)
+    """Of the stratified splits."""
+    split_fractions: list[float] = [0.7, 0.15, 0.15]
+    """Of train, validation and test."""
+
+
+class ImageFolderConfig(FolderArchive):
+    """JPEG and PNG files in `<split>/<class>/` or `<class>/`."""
+
+    kind: Literal["image_folder"]
+    image_size: int | None = Field(default=None, gt=0)
+    """Resize and crop to squares of this side, in pixels; null: all images have one size."""
+    seed: int = Field(default=0, ge=0)
+    """Of the stratified splits."""
+    split_fractions: list[float] = [0.7, 0.15, 0.15]
+    """Of train, validation and test, where the folders are classes."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Part of train that becomes validation, where the folders are splits without one."""
+
+
+class SyntheticConfig(Section):
+    """Invented BigEarthNet patches, rendered as they are asked for."""
+
+    kind: Literal["synthetic"]
+    train: int = Field(gt=0)
+    validation: int = Field(ge=0)
+    test: int = Field(ge=0)
+    seed: int = Field(default=0, ge=0)
+
+
+ArchiveConfig = Annotated[
+    BigEarthNetV2Config | BigEarthNetV1Config | EuroSATConfig | ImageFolderConfig | SyntheticConfig,
+    Field(discriminator="kind"),
+]
+
+ARCHIVE_KINDS = ("bigearthnet_v2", "bigearthnet_v1", "eurosat_ms", "eurosat_rgb", "image_folder", "synthetic")
 
 
 class DatasetConfig(Section):
@@ -34,6 +99,10 @@ class PrepareConfig(Section):
     """Row groups of one Parquet file."""
     seed: int = Field(ge=0)
     """Rows are shuffled once, within their split, by this seed."""
+    max_rejected_fraction: float = Field(ge=0, le=1)
+    """More bad records than this part of all samples fail the job."""
+    overwrite: bool
+    """Replace a dataset that another archive or other settings made."""
 
 
 class ModelConfig(Section):
@@ -57,7 +126,7 @@ class OptimizerConfig(Section):
     momentum: float = Field(ge=0, lt=1)
     nesterov: bool
     weight_decay: float = Field(ge=0)
-    """L2 coefficient, not applied to biases and normalisation parameters."""
+    """Not applied to biases and normalisation parameters; inside the gradient for LARS (L2), beside it for SGD."""
     trust_coefficient: float = Field(gt=0)
     """LARS only."""
 
@@ -107,9 +176,12 @@ class LaunchConfig(Section):
     master: str = Field(min_length=1)
     """Spark master, where spark-submit or the notebook has not chosen one."""
     num_workers: int = Field(gt=0)
-    gpus_per_worker: int = Field(ge=0)
+    gpus_per_worker: int = Field(ge=0, le=1)
+    """A worker trains on one GPU, or on the CPU."""
+    threads_per_worker: int | None = Field(gt=0)
+    """TensorFlow's threads; null: the cores of the worker's Spark task (`spark.task.cpus`)."""
     start_timeout_seconds: int = Field(gt=0)
-    """How long ranks wait for each other to start."""
+    """How long ranks wait for each other: to start, and for Gloo in one operation."""
 
 
 class TrackingConfig(Section):

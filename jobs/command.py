@@ -3,6 +3,7 @@
 import argparse
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -36,8 +37,12 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def run(name: str, body: Callable[[], int]) -> int:
-    """Run a job; what users can mend is one message on standard error and exit code 2."""
+    """Run a job; what users can mend is one message on standard error and exit code 2.
+
+    With `GROUNDSWELL_TRACEBACK` set in the environment it is a traceback.
+    """
     _quieten_libraries()
+    signal.signal(signal.SIGTERM, _terminate)  # so that what was begun is closed as after Ctrl-C
     try:
         return body()
     except (ValueError, RuntimeError, OSError) as error:
@@ -50,9 +55,18 @@ def run(name: str, body: Callable[[], int]) -> int:
         return 130
 
 
+def _terminate(number: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
 def say(line: str) -> None:
     """One line for the person at the terminal."""
     print(line, flush=True)
+
+
+def interactive() -> bool:
+    """Whether somebody watches: a terminal or a notebook."""
+    return sys.stderr.isatty() or "ipykernel" in sys.modules
 
 
 def _quieten_libraries() -> None:

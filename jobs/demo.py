@@ -1,6 +1,8 @@
 """`groundswell demo`: generate a small archive, prepare, train, evaluate, and show where everything is."""
 
 import argparse
+import json
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -34,18 +36,21 @@ class DemoResult:
     seconds: float
 
 
-def demo(config: RunConfig, *, generate: bool) -> DemoResult:
+def demo(config: RunConfig, generate: Path | None) -> DemoResult:
     """Run every job once.
 
     Args:
         config: Of all of them.
-        generate: Make the archive where `config.archive.root` does not exist; else it is the user's own.
+        generate: Where to make an archive, unless it is there; None where the archive is the user's own.
     """
     started = time.perf_counter()
-    if generate:
-        _generate(Path(config.archive.root))
-    say(f"2/4 prepare: {config.archive.root} -> {config.dataset.path}")
+    if generate is not None:
+        _generate(generate)
+    say(f"2/4 prepare -> {config.dataset.path}")
     manifest = prepare(config)
+    missing = {"train", "validation", "test"} - set(manifest.splits)
+    if missing:
+        raise ValueError(f"the demo needs train, validation and test; the archive lacks {', '.join(sorted(missing))}")
     say(f"3/4 train: ResNet-{config.model.depth}, {config.launch.num_workers} workers")
     trained = train(config)
     say("4/4 evaluate")
@@ -76,7 +81,7 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
         f"mAP {metrics['mean_average_precision']:.4f}",
         f"baseline    F1 micro {result.baseline_f1:.4f} (the most frequent classes for every patch)",
         f"dataset     {config.dataset.path}",
-        f"checkpoint  {result.trained.summary.checkpoint}",
+        f"checkpoint  {os.path.relpath(result.trained.summary.checkpoint)}",
         f"MLflow run  {result.trained.run.run_id}",
         f"time        {result.seconds:.0f} s",
         f"look        {tracking.show_command(result.trained.run)}",
@@ -86,16 +91,12 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
 def learnt(result: DemoResult) -> bool:
     """Whether training helped: better than its first epoch and than looking at no image."""
     history = result.trained.summary.history
-    return (
-        history[-1]["val_f1_micro"] > history[0]["val_f1_micro"]
-        and result.test.metrics["f1_micro"] > result.baseline_f1
-    )
+    return (len(history) == 1 or history[-1]["val_f1_micro"] > history[0]["val_f1_micro"]) and result.test.metrics[
+        "f1_micro"
+    ] > result.baseline_f1
 
 
 def _generate(root: Path) -> None:
-    if root.exists():
-        say(f"1/4 generate: {root} is there")
-        return
     say(f"1/4 generate: {_TRAIN + _VALIDATION + _TEST} patches in BigEarthNet's layout -> {root}")
     root.parent.mkdir(parents=True, exist_ok=True)
     with tqdm(total=_TRAIN + _VALIDATION + _TEST, unit="patch", disable=None, leave=False) as bar:
@@ -117,15 +118,18 @@ def main(argv: list[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
 
     def body() -> int:
-        folder = arguments.folder or ("demo" if arguments.archive is None else f"demo-{Path(arguments.archive).name}")
+        own = arguments.archive
+        folder = Path(arguments.folder or ("demo" if own is None else f"demo-{Path(own).name}"))
+        generated = None if own is not None else folder / "BigEarthNet-generated"
         arguments.set = [
-            f"archive.root={arguments.archive or Path(folder) / 'BigEarthNet-generated'}",
-            f"dataset.path={Path(folder) / 'dataset'}",
-            f"training.output={Path(folder) / 'outputs'}",
+            # Quoted: a path is text, whatever YAML would make of it.
+            f"archive.root={json.dumps(str(own or generated))}",
+            f"dataset.path={json.dumps(str(folder / 'dataset'))}",
+            f"training.output={json.dumps(str(folder / 'outputs'))}",
             *arguments.set,
         ]
         config = read_config(arguments)
-        result = demo(config, generate=arguments.archive is None)
+        result = demo(config, generated)
         for line in table(config, result):
             say(line)
         if arguments.archive is None and not learnt(result):

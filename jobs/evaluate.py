@@ -42,7 +42,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             gpus_per_worker=config.launch.gpus_per_worker,
             start_timeout_seconds=config.launch.start_timeout_seconds,
             on_log=lambda rank, line: None,
-            environment={"MLFLOW_TRACKING_URI": tracking.tracking_uri()},
+            threads_per_worker=config.launch.threads_per_worker,
+            environment=tracking.worker_environment(),
         )
         result: Evaluation = runner.run(
             entry.evaluate, model_uri, dataset, split, config.training.batch_size_per_worker

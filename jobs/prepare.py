@@ -4,28 +4,72 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
 
 from conf.schema import RunConfig
-from jobs.command import config_arguments, read_config, run, say
+from jobs.command import config_arguments, interactive, read_config, run, say
 from jobs.session import spark_session
+from pipelines.archives.archive import Archive
 from pipelines.archives.table import open_archive
 from pipelines.dataset.manifest import Manifest
-from pipelines.dataset.writer import prepare_dataset
+from pipelines.dataset.writer import PrepareProgress, prepare_dataset
+
+_SECONDS_BETWEEN_LINES = 15.0
 
 
 def prepare(config: RunConfig) -> Manifest:
     """Write the configured archive as the configured dataset."""
-    archive = open_archive(config.archive.kind, str(Path(config.archive.root).absolute()))
+    archive = configured_archive(config)
     with spark_session("groundswell prepare", config.launch.master) as spark:
-        return prepare_dataset(
-            spark,
-            archive,
-            Path(config.dataset.path).absolute(),
-            row_group_mib=config.prepare.row_group_mib,
-            row_groups_per_shard=config.prepare.row_groups_per_shard,
-            seed=config.prepare.seed,
-            say=say,
-        )
+        display = _Display()
+        try:
+            return prepare_dataset(
+                spark,
+                archive,
+                Path(config.dataset.path).absolute(),
+                row_group_mib=config.prepare.row_group_mib,
+                row_groups_per_shard=config.prepare.row_groups_per_shard,
+                seed=config.prepare.seed,
+                max_rejected_fraction=config.prepare.max_rejected_fraction,
+                overwrite=config.prepare.overwrite,
+                say=say,
+                progress=display,
+            )
+        finally:
+            display.close()
+
+
+def configured_archive(config: RunConfig) -> Archive:
+    """The archive of the configuration; its folder, if it has one, as an absolute path, for the executors."""
+    settings = config.archive.model_dump(exclude={"kind"})
+    if "root" in settings:
+        settings["root"] = str(Path(settings["root"]).absolute())
+    return open_archive(config.archive.kind, **settings)
+
+
+class _Display:
+    """A bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self) -> None:
+        self._bar: Any = None
+        self._started = self._last_line = time.monotonic()
+
+    def __call__(self, progress: PrepareProgress) -> None:
+        if interactive():
+            if self._bar is None:
+                self._bar = tqdm(total=progress.total, unit="sample", leave=False)
+            self._bar.set_postfix_str(f"{progress.rejected} rejected")
+            self._bar.update(progress.done - self._bar.n)
+        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            rate = progress.done / (time.monotonic() - self._started)
+            say(f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected")
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
 
 
 def main(argv: list[str] | None = None) -> int:

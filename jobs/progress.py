@@ -1,14 +1,20 @@
 """Training as the person at the terminal sees it: a bar, or lines where there is no terminal."""
 
-import sys
 import time
 from typing import Any
 
 from tqdm.auto import tqdm
 
-from jobs.command import say
+from jobs.command import interactive, say
 
 _SECONDS_BETWEEN_LINES = 15.0
+_SHOWN = {
+    "val_loss": "validation loss",
+    "val_top_1": "top-1",
+    "val_top_5": "top-5",
+    "val_f1_micro": "F1 micro",
+    "val_f1_macro": "F1 macro",
+}
 
 
 class TrainingProgress:
@@ -16,7 +22,7 @@ class TrainingProgress:
 
     def __init__(self) -> None:
         """Nothing is shown before the first report."""
-        self._interactive = sys.stderr.isatty() or "ipykernel" in sys.modules
+        self._interactive = interactive()
         self._bar: Any = None
         self._last_line = time.monotonic()
 
@@ -53,7 +59,7 @@ class TrainingProgress:
 def _epoch_line(message: dict[str, Any]) -> str:
     metrics = message["metrics"]
     parts = [f"epoch {message['epoch']}/{message['epochs']}: loss {metrics['train_loss']:.4f}"]
-    for name, label in (("val_loss", "validation loss"), ("val_f1_micro", "F1 micro"), ("val_f1_macro", "F1 macro")):
+    for name, label in _SHOWN.items():
         if name in metrics:
             parts.append(f"{label} {metrics[name]:.4f}")
     return ", ".join([*parts, f"{metrics['images_per_second']:.1f} images/s"])

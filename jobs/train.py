@@ -23,6 +23,7 @@ from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import BarrierRunner
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
+from pipelines.training.checkpoint import newest_checkpoint
 from pipelines.training.results import TrainingSummary
 
 
@@ -67,16 +68,25 @@ def check_dataset(config: RunConfig) -> Manifest:
 def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> TrainedRun:
     """Train on a session that is there; one MLflow run, whatever the end."""
     check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+    check_resume(config, manifest)
+    uri = tracking.tracking_uri()
+    if tracking.is_file_store(uri) and not str(spark.sparkContext.master).startswith("local"):
+        raise RuntimeError(
+            f"MLflow's store {uri} is a file of the driver's machine, and the workers run on others: set "
+            "MLFLOW_TRACKING_URI to a tracking server"
+        )
     run = _tracked_run(config, manifest)
     folder = Path(config.training.output) / run.run_id
-    say(f"MLflow run {run.run_id} in {run.uri}")
+    say(f"MLflow run {run.run_id} in {tracking.redacted(run.uri)}")
     progress = TrainingProgress()
     with _closing(run), RankLogs(folder / "logs") as logs:
         runner = BarrierRunner(
             spark,
             config.launch.num_workers,
             gpus_per_worker=config.launch.gpus_per_worker,
+            threads_per_worker=config.launch.threads_per_worker,
             start_timeout_seconds=config.launch.start_timeout_seconds,
+            environment=tracking.worker_environment(),
             on_log=logs.write,
             on_report=progress,
         )
@@ -86,6 +96,31 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> Trai
             progress.close()
             RunWriter(run).folder(folder / "logs", "logs")
     return TrainedRun(run, summary, folder)
+
+
+def check_resume(config: RunConfig, manifest: Manifest) -> None:
+    """Refuse, before anything starts, to continue a run that is not there, is over, or would go on otherwise.
+
+    Raises:
+        FileNotFoundError: The run has no checkpoints under `training.output`.
+        ValueError: All of them are damaged, every epoch is done, or data, seed or global batch are others.
+    """
+    if config.training.resume_run is None:
+        return
+    path, state = newest_checkpoint(Path(config.training.output) / config.training.resume_run / "checkpoints")
+    if state.epochs_done >= config.training.epochs:
+        raise ValueError(f"{path} has done {state.epochs_done} epochs: raise training.epochs to go on")
+    differences = [
+        f"{name} was {before}, is {now}"
+        for name, before, now in (
+            ("the dataset's fingerprint", state.dataset_fingerprint, manifest.fingerprint),
+            ("training.seed", state.seed, config.training.seed),
+            ("the global batch size", state.global_batch_size, config.global_batch_size),
+        )
+        if before != now
+    ]
+    if differences:
+        raise ValueError(f"{path} is of another training: {'; '.join(differences)}")
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:

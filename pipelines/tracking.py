@@ -1,6 +1,8 @@
 """The only module that knows MLflow: runs made on the driver, written by rank 0, models loaded back."""
 
+import logging
 import os
+import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,6 +27,7 @@ _DEFAULT_FOLDER = "mlruns"
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 _METRICS_PER_BATCH = 1000
 _PARAMS_PER_BATCH = 100
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,12 @@ class TrackedRun:
 def tracking_uri() -> str:
     """`MLFLOW_TRACKING_URI`, or a sqlite file under `mlruns/` in the working directory."""
     return os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
+
+
+def worker_environment() -> dict[str, str]:
+    """What a worker needs to write to the driver's store: its address and, where it asks for them, credentials."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    return {**settings, "MLFLOW_TRACKING_URI": tracking_uri()}
 
 
 def _default_uri() -> str:
@@ -76,18 +85,34 @@ def continue_run(run_id: str) -> TrackedRun:
 
 def end_run(run: TrackedRun, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
     """Close a run."""
-    MlflowClient(run.uri).set_terminated(run.run_id, status)
+    with _training_goes_on():
+        MlflowClient(run.uri).set_terminated(run.run_id, status)
 
 
 def show_command(run: TrackedRun) -> str:
     """What to type to look at a run."""
-    if not run.uri.startswith("sqlite:"):
-        return f"open {run.uri}"
-    return "make ui" if run.uri == _default_uri() else f"mlflow ui --host 127.0.0.1 --backend-store-uri {run.uri}"
+    if run.uri.startswith(("http://", "https://")):
+        return f"open {redacted(run.uri)}"
+    if run.uri == _default_uri() and Path("Makefile").is_file():
+        return "make ui"
+    return f"mlflow ui --host 127.0.0.1 --backend-store-uri {redacted(run.uri)}"
+
+
+def redacted(uri: str) -> str:
+    """A store's address without the password or token that it may hold."""
+    return re.sub(r"//[^/@]+@", "//***@", uri)
+
+
+def is_file_store(uri: str) -> bool:
+    """Whether only this machine can write to a store."""
+    return "://" not in uri or uri.startswith(("sqlite:", "file:"))
 
 
 class RunWriter:
-    """Writes to one run; used by rank 0."""
+    """Writes to one run; used by rank 0.
+
+    A write that fails is a warning and not the end of the training, but for the model's.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
         """Connect."""
@@ -102,29 +127,31 @@ class RunWriter:
         """Several `(step, value)` per metric."""
         now = time.time_ns() // 1_000_000
         metrics = [Metric(name, float(value), now, step) for name, series in points.items() for step, value in series]
-        for start in range(0, len(metrics), _METRICS_PER_BATCH):
-            self._client.log_batch(self._run.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])
-
-    def tag(self, name: str, value: str) -> None:
-        """One tag."""
-        self._client.set_tag(self._run.run_id, name, value)
+        with _training_goes_on():
+            for start in range(0, len(metrics), _METRICS_PER_BATCH):
+                self._client.log_batch(self._run.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])
 
     def text(self, text: str, path: str) -> None:
         """A text artifact."""
-        self._client.log_text(self._run.run_id, text, path)
+        with _training_goes_on():
+            self._client.log_text(self._run.run_id, text, path)
 
     def table(self, rows: Sequence[Mapping[str, Any]], path: str) -> None:
-        """A table artifact (JSON), shown as a table by the MLflow page."""
-        columns = {name: [row[name] for row in rows] for name in rows[0]}
-        self._client.log_table(self._run.run_id, columns, path)
+        """A table artifact, JSON as MLflow's own tables; replaces what was there, where `log_table` would append."""
+        names = list(rows[0])
+        data = [[None if row[name] != row[name] else row[name] for name in names] for row in rows]
+        with _training_goes_on():
+            self._client.log_dict(self._run.run_id, {"columns": names, "data": data}, path)
 
     def figure(self, figure: "Figure", path: str) -> None:
         """A PNG artifact."""
-        self._client.log_figure(self._run.run_id, figure, path)
+        with _training_goes_on():
+            self._client.log_figure(self._run.run_id, figure, path)
 
     def folder(self, folder: Path, path: str) -> None:
         """All files of a folder as artifacts."""
-        self._client.log_artifacts(self._run.run_id, str(folder), path)
+        with _training_goes_on():
+            self._client.log_artifacts(self._run.run_id, str(folder), path)
 
     def model(self, model: "keras.Model", metadata: Mapping[str, Any], registered_name: str | None) -> str:
         """Log a Keras model with its signature; the URI to load it by."""
@@ -199,13 +226,21 @@ def _signature(model: "keras.Model") -> ModelSignature:
 
 
 @contextmanager
+def _training_goes_on() -> Iterator[None]:
+    try:
+        yield
+    except (MlflowException, OSError) as error:  # requests' errors are OSErrors
+        _log.warning("MLflow did not take a write: %s", redacted(str(error)[:300]))
+
+
+@contextmanager
 def _readable_errors(what: str) -> Iterator[None]:
     if what.startswith("sqlite:///"):
         Path(what.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
     try:
         yield
     except MlflowException as error:
-        reason = str(error).splitlines()[0]
+        reason = redacted(str(error).splitlines()[0])
         if reason.startswith("API request to"):
             raise RuntimeError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason[:300]}") from None
-        raise ValueError(f"{what}: {reason}") from None
+        raise ValueError(f"{redacted(what)}: {reason}") from None

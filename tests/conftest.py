@@ -52,7 +52,7 @@ def small_dataset(spark: SparkSession, small_archive: Path, tmp_path_factory: py
     from pipelines.dataset.writer import prepare_dataset
 
     path = tmp_path_factory.mktemp("dataset") / "small"
-    archive = open_archive("bigearthnet_v2", str(small_archive))
+    archive = open_archive("bigearthnet_v2", root=str(small_archive))
     prepare_dataset(spark, archive, path, row_group_mib=1, row_groups_per_shard=2, seed=3)
     return path
 

@@ -21,6 +21,21 @@ INDEX_SCHEMA = pa.schema(
 )
 """One row per sample: unique id, split name, class indices, its files or folders relative to the archive's root."""
 
+REJECTED_SCHEMA = pa.schema(
+    [pa.field(name, pa.string(), nullable=False) for name in ("id", "file", "reason", "detail")]
+)
+"""One row per sample that cannot be used: `reason` is one of few, `detail` says what was found."""
+
+
+@dataclass(frozen=True)
+class ArchiveIndex:
+    """Every sample that the archive's metadata names, once in one of the two tables."""
+
+    samples: pa.Table
+    """`INDEX_SCHEMA`, in a stable order."""
+    rejected: pa.Table
+    """`REJECTED_SCHEMA`: an unknown label, a repeated id, a folder that is not there."""
+
 
 class BadRecordError(ValueError):
     """A sample that cannot be read as the archive promises."""
@@ -60,12 +75,12 @@ class Archive(Protocol):
     def description(self) -> ArchiveDescription:
         """Classes, task and image groups."""
 
-    def index(self) -> pa.Table:
-        """List every sample, in a stable order, as a table of `INDEX_SCHEMA` (driver only).
+    def index(self) -> ArchiveIndex:
+        """List every sample (driver only).
 
         Raises:
             FileNotFoundError: The archive or its metadata is missing.
-            ValueError: It is empty, its metadata is malformed, or it names samples that are not there.
+            ValueError: It is empty, or its metadata cannot be read.
         """
 
     def fingerprint(self) -> str:

@@ -1,16 +1,36 @@
 """One band of one sample: a GeoTIFF with a single band."""
 
-import itertools
+import errno
+import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 
 import numpy as np
 import rasterio
 from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from pipelines.archives.archive import BadRecordError
+from pipelines.archives.tiff_blocks import check_block_size, check_blocks
+from pipelines.archives.tiff_strips import copy_pixels, learn
+
+MISSING_FILE = "missing file"
+
+# A link would lead out of the archive, and a named pipe would block.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_REASONS = {
+    errno.ENOENT: MISSING_FILE,
+    errno.ENOTDIR: MISSING_FILE,
+    errno.EISDIR: MISSING_FILE,
+    errno.ELOOP: "symbolic link",
+}
+# A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error.
+_GDAL_ERRORS = (RasterioError, CPLE_BaseError, ValueError)
+_LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
 
 
 def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> NDArray[np.generic]:
@@ -22,42 +42,88 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
         dtype: Expected numpy name of the stored dtype.
 
     Raises:
-        BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, or has another size,
-            dtype or number of bands.
+        BadRecordError: As `read_band_into`.
+    """
+    out: NDArray[np.generic] = np.empty(shape, dtype)
+    read_band_into(os.fspath(path), out)
+    return out
+
+
+def read_band_into(path: str, out: NDArray[np.generic]) -> None:
+    """Read the pixels of one band file into `out`, which may be one band of an image: `image[..., band]`.
+
+    Args:
+        path: A local GeoTIFF file; its georeference is not needed and not read.
+        out: `(height, width)`, of the size and dtype that the file must have; after an error it holds anything.
+
+    Raises:
+        BadRecordError: The file is missing, a symbolic link, truncated or no GeoTIFF, lacks blocks of pixels, or has
+            another size, dtype or number of bands.
+    """
+    limit = out.nbytes + _LARGEST_HEADER
+    data = read_file(path, limit)
+    complete = len(data) < limit
+    if complete and copy_pixels(data, out):
+        return
+    pixels = _read_with_gdal(path, out.shape, out.dtype.name)
+    if complete:
+        learn(data, pixels)
+    out[...] = pixels
+
+
+def read_file(path: str, limit: int) -> bytes:
+    """Read a file of the archive, at most the first `limit` bytes of it.
+
+    Raises:
+        BadRecordError: It is missing, a symbolic link or cannot be read.
+    """
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+        try:
+            return os.read(descriptor, limit)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        reason = _OPEN_REASONS.get(error.errno or 0, "unreadable file")
+        raise BadRecordError(path, reason, error.strerror or "") from error
+
+
+def _read_with_gdal(path: str, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
+    with open_with_gdal(path) as source:
+        _check_profile(path, source, shape, dtype)
+        pixels: NDArray[np.generic] = source.read(1)
+        check_blocks(path, source)
+        return pixels
+
+
+@contextmanager
+def open_with_gdal(path: str) -> Iterator[rasterio.DatasetReader]:
+    """Open a GeoTIFF file of the archive; GDAL's errors, then and while it is read, become bad records.
+
+    Raises:
+        BadRecordError: The file is missing, or GDAL cannot read it.
     """
     if not Path(path).is_file():
-        raise BadRecordError(path, "missing file")
+        raise BadRecordError(path, MISSING_FILE, "no regular file")
     try:
         # Without EMPTY_DIR GDAL lists the folder for sidecar files at every open.
         with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"), warnings.catch_warnings():
             warnings.simplefilter("ignore", NotGeoreferencedWarning)
             with rasterio.open(path, driver="GTiff") as source:
-                _check_profile(path, source, shape, dtype)
-                pixels: NDArray[np.generic] = source.read(1)
-                if not pixels.all():
-                    _check_blocks(path, source)
-                return pixels
-    except RasterioError as error:
+                yield source
+    except BadRecordError:
+        raise
+    except _GDAL_ERRORS as error:
         # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
         reason = " ".join(str(error.__cause__ or error).split())
         raise BadRecordError(path, "not a readable GeoTIFF", reason) from error
 
 
-def _check_profile(
-    path: str | PathLike[str], source: rasterio.DatasetReader, shape: tuple[int, int], dtype: str
-) -> None:
+def _check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, ...], dtype: str) -> None:
     if source.count != 1:
         raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected 1")
     if source.shape != shape:
         raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape}")
     if source.dtypes[0] != dtype:
         raise BadRecordError(path, "wrong dtype", f"{source.dtypes[0]}, expected {dtype}")
-
-
-def _check_blocks(path: str | PathLike[str], source: rasterio.DatasetReader) -> None:
-    """Raise where a block has no bytes in the file, as an interrupted writer leaves it: GDAL reads it as zeros."""
-    block_height, block_width = source.block_shapes[0]
-    rows, columns = -(-source.height // block_height), -(-source.width // block_width)
-    for row, column in itertools.product(range(rows), range(columns)):
-        if source.get_tag_item(f"BLOCK_OFFSET_{column}_{row}", "TIFF", bidx=1) is None:
-            raise BadRecordError(path, "pixels missing", f"block {row * columns + column} of {rows * columns}")
+    check_block_size(path, source)

@@ -27,3 +27,60 @@ Other software orders the same names by their CORINE code, so an index means not
 
 Source: Sumbul et al., "BigEarthNet-MM", 2021 (the classes); Clasen et al., "reBEN", 2024 (v2.0).
 """
+
+_CORINE_TO_19 = {
+    "Continuous urban fabric": "Urban fabric",
+    "Discontinuous urban fabric": "Urban fabric",
+    "Industrial or commercial units": "Industrial or commercial units",
+    "Road and rail networks and associated land": None,
+    "Port areas": None,
+    "Airports": None,
+    "Mineral extraction sites": None,
+    "Dump sites": None,
+    "Construction sites": None,
+    "Green urban areas": None,
+    "Sport and leisure facilities": None,
+    "Non-irrigated arable land": "Arable land",
+    "Permanently irrigated land": "Arable land",
+    "Rice fields": "Arable land",
+    "Vineyards": "Permanent crops",
+    "Fruit trees and berry plantations": "Permanent crops",
+    "Olive groves": "Permanent crops",
+    "Pastures": "Pastures",
+    "Annual crops associated with permanent crops": "Permanent crops",
+    "Complex cultivation patterns": "Complex cultivation patterns",
+    "Land principally occupied by agriculture, with significant areas of natural vegetation": (
+        "Land principally occupied by agriculture, with significant areas of natural vegetation"
+    ),
+    "Agro-forestry areas": "Agro-forestry areas",
+    "Broad-leaved forest": "Broad-leaved forest",
+    "Coniferous forest": "Coniferous forest",
+    "Mixed forest": "Mixed forest",
+    "Natural grassland": "Natural grassland and sparsely vegetated areas",
+    "Moors and heathland": "Moors, heathland and sclerophyllous vegetation",
+    "Sclerophyllous vegetation": "Moors, heathland and sclerophyllous vegetation",
+    "Transitional woodland/shrub": "Transitional woodland, shrub",
+    "Beaches, dunes, sands": "Beaches, dunes, sands",
+    "Bare rock": None,
+    "Sparsely vegetated areas": "Natural grassland and sparsely vegetated areas",
+    "Burnt areas": None,
+    "Inland marshes": "Inland wetlands",
+    "Peatbogs": "Inland wetlands",
+    "Salt marshes": "Coastal wetlands",
+    "Salines": "Coastal wetlands",
+    "Intertidal flats": None,
+    "Water courses": "Inland waters",
+    "Water bodies": "Inland waters",
+    "Coastal lagoons": "Marine waters",
+    "Estuaries": "Marine waters",
+    "Sea and ocean": "Marine waters",
+}
+
+BIGEARTHNET_43 = tuple(_CORINE_TO_19)
+"""The 43 classes of CORINE Land Cover 2018, level 3, that occur in BigEarthNet v1.0, by their CORINE code."""
+
+TO_19 = tuple(None if name is None else BIGEARTHNET_19.index(name) for name in _CORINE_TO_19.values())
+"""For each of the 43 classes its place in `BIGEARTHNET_19`, or None: 11 classes have no counterpart.
+
+Source: Sumbul et al., "BigEarthNet-MM", 2021.
+"""

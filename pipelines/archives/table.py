@@ -1,15 +1,27 @@
 """The archives that can be opened by name."""
 
 from collections.abc import Callable
+from typing import Any
 
 from pipelines.archives.archive import Archive
+from pipelines.archives.bigearthnet_v1 import BigEarthNetV1
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.archives.eurosat import EuroSATMultispectral, EuroSATRGB
+from pipelines.archives.image_folder import ImageFolder
+from pipelines.archives.synthetic_archive import SyntheticBigEarthNet
 
-ARCHIVES: dict[str, Callable[[str], Archive]] = {"bigearthnet_v2": BigEarthNetV2}
-"""Constructor of every kind of archive; takes the archive's root folder."""
+ARCHIVES: dict[str, Callable[..., Archive]] = {
+    "bigearthnet_v2": BigEarthNetV2,
+    "bigearthnet_v1": BigEarthNetV1,
+    "eurosat_ms": EuroSATMultispectral,
+    "eurosat_rgb": EuroSATRGB,
+    "image_folder": ImageFolder,
+    "synthetic": SyntheticBigEarthNet,
+}
+"""Constructor of every kind of archive; takes the settings of its section in `conf.schema`."""
 
 
-def open_archive(kind: str, root: str) -> Archive:
+def open_archive(kind: str, **settings: Any) -> Archive:
     """Open the archive of the given kind; nothing is read before `index` or `read` is called.
 
     Raises:
@@ -17,4 +29,4 @@ def open_archive(kind: str, root: str) -> Archive:
     """
     if kind not in ARCHIVES:
         raise ValueError(f"archive kind {kind!r} is unknown, expected one of: {', '.join(sorted(ARCHIVES))}")
-    return ARCHIVES[kind](root)
+    return ARCHIVES[kind](**settings)

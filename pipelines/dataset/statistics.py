@@ -1,32 +1,42 @@
 """Exact, mergeable per-band sums: the same mean and deviation however the rows are cut into shards."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.dataset.manifest import BandStatistics
 
+HISTOGRAM_BINS = 256
+
 
 @dataclass(frozen=True)
 class BandSums:
-    """Pixel count, sum and sum of squares per band, as Python integers (no overflow, no rounding)."""
+    """Pixel count, and per band sum, sum of squares and histogram.
+
+    For unsigned integers everything is a Python integer: no overflow, no rounding, any order of merging. For floats
+    the sums are double precision, and the histogram is left out.
+    """
 
     count: int
-    total: tuple[int, ...]
-    squares: tuple[int, ...]
+    total: tuple[float, ...]
+    squares: tuple[float, ...]
+    histogram: tuple[tuple[int, ...], ...]
+    """`(bands, HISTOGRAM_BINS)`: bin i of 8-bit pixels holds value i, of 16-bit pixels values 64 i .. 64 i + 63, the
+    last bin everything above."""
 
     @classmethod
-    def of(cls, images: NDArray[np.generic]) -> "BandSums":
-        """Sums of `(..., bands)` unsigned integers of at most 16 bits."""
-        if images.dtype not in (np.uint8, np.uint16):
-            raise ValueError(f"band sums need uint8 or uint16 pixels, got {images.dtype}")
+    def of(cls, images: NDArray[Any]) -> "BandSums":
+        """Sums of `(..., bands)` pixels of uint8, uint16 or a floating dtype."""
         pixels = images.reshape(-1, images.shape[-1])
-        # Row blocks of at most 2**31 squares below 2**32 each stay below 2**63.
-        total = pixels.sum(axis=0, dtype=np.int64)
-        wide = pixels.astype(np.int64)
-        squares = np.einsum("pb,pb->b", wide, wide)
-        return cls(len(pixels), tuple(total.tolist()), tuple(squares.tolist()))
+        if images.dtype in (np.uint8, np.uint16):
+            total, squares, histogram = zip(*map(_integer_sums, pixels.T), strict=True)
+            return cls(len(pixels), total, squares, histogram)
+        if not np.issubdtype(images.dtype, np.floating):
+            raise ValueError(f"band sums need uint8, uint16 or floating pixels, got {images.dtype}")
+        wide = pixels.astype(np.float64)
+        return cls(len(pixels), tuple(wide.sum(axis=0).tolist()), tuple((wide**2).sum(axis=0).tolist()), ())
 
     def __add__(self, other: "BandSums") -> "BandSums":
         """Sums of both sets of pixels."""
@@ -34,6 +44,10 @@ class BandSums:
             self.count + other.count,
             tuple(a + b for a, b in zip(self.total, other.total, strict=True)),
             tuple(a + b for a, b in zip(self.squares, other.squares, strict=True)),
+            tuple(
+                tuple(a + b for a, b in zip(own, others, strict=True))
+                for own, others in zip(self.histogram, other.histogram, strict=True)
+            ),
         )
 
     def statistics(self) -> BandStatistics:
@@ -44,4 +58,18 @@ class BandSums:
             (self.count * squares - total * total) / self.count**2
             for total, squares in zip(self.total, self.squares, strict=True)
         ]
-        return BandStatistics(mean=tuple(mean), std=tuple(value**0.5 for value in variance))
+        return BandStatistics(mean=tuple(mean), std=tuple(max(value, 0.0) ** 0.5 for value in variance))
+
+
+def _integer_sums(pixels: NDArray[Any]) -> tuple[int, int, tuple[int, ...]]:
+    """Sum, sum of squares and histogram of one band, by counting each value: one pass, exact."""
+    levels = 1 << (8 * pixels.dtype.itemsize)
+    counts = np.bincount(pixels, minlength=levels)
+    values = np.arange(levels, dtype=np.int64)
+    # count <= 2^31 pixels of one row group, value^2 < 2^32: below 2^63.
+    total, squares = int(counts @ values), int(counts @ (values * values))
+    if levels > HISTOGRAM_BINS:
+        width = 64
+        last = (HISTOGRAM_BINS - 1) * width
+        counts = np.append(counts[:last].reshape(-1, width).sum(axis=1), counts[last:].sum())
+    return total, squares, tuple(counts.tolist())

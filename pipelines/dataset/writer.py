@@ -1,26 +1,49 @@
-"""From an archive to a dataset, as one Spark job; nothing that looks whole before it is."""
+"""From an archive to a dataset, as one Spark job that may be stopped and started again."""
 
 import functools
-import math
+import logging
 import operator
-import shutil
+import threading
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from pipelines.archives.archive import Archive, BadRecordError
-from pipelines.dataset.manifest import FILE_NAME, Manifest, Split, read_manifest, write_manifest
+from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription
+from pipelines.dataset.manifest import Manifest, Split
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-from pipelines.dataset.rows import fixed_fields
-from pipelines.dataset.shard import ShardPlan, WrittenShard, write_shard
+from pipelines.dataset.plan import plan_shards
+from pipelines.dataset.report import FILE_NAME as REPORT_FILE
+from pipelines.dataset.report import write_report
+from pipelines.dataset.shard import (
+    ShardPlan,
+    WrittenShard,
+    count_reasons,
+    read_finished,
+    write_shard,
+)
+from pipelines.dataset.staging import finish, finished_dataset, staging_folder
 from pipelines.dataset.statistics import BandSums
 
 TRAINING_SPLIT = "train"
+REJECTED_FILE = "rejected.parquet"
+_SECONDS_BETWEEN_LOOKS = 1.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PrepareProgress:
+    """How far the job is."""
+
+    done: int
+    """Samples in finished shards, bad ones included."""
+    total: int
+    rejected: int
 
 
 def prepare_dataset(
@@ -31,13 +54,17 @@ def prepare_dataset(
     row_group_mib: int = 40,
     row_groups_per_shard: int = 4,
     seed: int = 0,
+    max_rejected_fraction: float = 0.01,
+    overwrite: bool = False,
     say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[PrepareProgress], None] = lambda progress: None,
 ) -> Manifest:
     """Write `archive` as a dataset of Petastorm-format Parquet, one directory per split.
 
     Shards are written under `<dataset>.incomplete` and the folder is renamed at the end, with `dataset.json` in it:
-    whatever stops the job, `dataset` is a whole dataset or does not exist. A dataset that the same archive and
-    settings made is left as it is.
+    whatever stops the job, `dataset` is whole or does not exist. The same call again goes on with the shards that are
+    not finished; the result is, byte for byte, that of a job that was never stopped. A finished dataset of the same
+    archive and settings is left as it is.
 
     Args:
         spark: Session whose executors see both paths.
@@ -46,131 +73,166 @@ def prepare_dataset(
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups per Parquet file.
         seed: Of the one shuffle of rows within their split.
+        max_rejected_fraction: More bad records than this part of all fail the job.
+        overwrite: Replace what another archive or other settings made.
         say: Told what goes on, a line at a time.
+        progress: Called about once a second, from another thread.
 
     Raises:
         FileNotFoundError: The archive is missing.
-        ValueError: It is empty or malformed, has no training split, or `dataset` exists and is something else.
-        BadRecordError: A sample cannot be read; names the file.
+        ValueError: It is empty or malformed, has no training split or too many bad records, or `dataset` exists and
+            is something else.
+        RuntimeError: Another job is writing this dataset, or Spark gave up; the finished shards are kept.
     """
-    description = archive.description
     settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
-    fingerprint = archive.fingerprint()
-    if dataset.exists():
-        existing = _existing(dataset, fingerprint, settings)
+    identity = {**settings, "archive": archive.description.kind, "source": archive.fingerprint()}
+    if dataset.exists() and not overwrite:
+        existing = finished_dataset(dataset, identity)
         say(f"{dataset} is finished already; left as it is")
         return existing
     index = archive.index()
-    plans = plan_shards(archive, index, **settings)
+    total = len(index.samples) + len(index.rejected)
+    _check_rejected(index.rejected.to_pylist(), total, max_rejected_fraction, None)
+    plans = plan_shards(archive.description, index.samples, **settings)
     if TRAINING_SPLIT not in plans:
-        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}: {', '.join(sorted(plans))}")
-    say(f"writing {len(index)} samples of {len(plans)} splits as {sum(map(len, plans.values()))} shards")
-
+        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, only: {', '.join(plans)}")
     staging = dataset.with_name(dataset.name + ".incomplete")
-    shutil.rmtree(staging, ignore_errors=True)
-    staging.mkdir(parents=True)
-    try:
-        written = _write_splits(spark, archive, staging, plans, say)
-        manifest = Manifest(
-            archive=description.kind,
-            task=description.task,
-            class_names=description.class_names,
-            groups=description.groups,
-            splits={split: _split(shards) for split, shards in written.items()},
-            statistics={group: sums.statistics() for group, sums in _merge_sums(written[TRAINING_SPLIT]).items()},
-            settings=settings,
-            source_fingerprint=fingerprint,
-        )
-        write_manifest(manifest, staging)
-        staging.rename(dataset)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+    with staging_folder(staging, identity, list(plans), overwrite):
+        written = _write_shards(spark, archive, staging, plans, say, progress)
+        found = [row for shards in written.values() for result in shards for row in result.rejected]
+        rejected = index.rejected.to_pylist() + found
+        _write_rejected(rejected, staging)
+        _check_rejected(rejected, total, max_rejected_fraction, staging / REJECTED_FILE)
+        manifest = _manifest(archive.description, written, settings, str(identity["source"]), rejected)
+        for split, shards in manifest.splits.items():
+            write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names))
+        finish(staging, dataset, manifest)
+    _report(dataset, manifest, merge_sums(written[TRAINING_SPLIT]), rejected)
+    say(f"look at it: {dataset / REPORT_FILE}")
+    for reason, count in manifest.skipped.items():
+        say(f"left out {count} of {total} samples: {reason} (see {dataset / REJECTED_FILE})")
     return manifest
 
 
-def plan_shards(
-    archive: Archive, index: pa.Table, *, row_group_mib: int, row_groups_per_shard: int, seed: int
-) -> dict[str, list[ShardPlan]]:
-    """Shuffle each split once and cut it into shards whose sizes differ by one row at most."""
-    description = archive.description
-    fields = fixed_fields(description.groups, len(description.class_names)).values()
-    row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in fields)
-    rows_per_group = max(1, row_group_mib * 2**20 // row_bytes)
-    plans: dict[str, list[ShardPlan]] = {}
-    for number, split in enumerate(sorted(index["split"].unique().to_pylist())):
-        rows = np.flatnonzero(pc.equal(index["split"], split).to_numpy(zero_copy_only=False))
-        rows = np.random.default_rng([seed, number]).permutation(rows)
-        shard_count = math.ceil(len(rows) / (rows_per_group * row_groups_per_shard))
-        shuffled = index.take(pa.array(rows)).combine_chunks()
-        plans[split] = []
-        for shard, part in enumerate(np.array_split(np.arange(len(rows)), shard_count)):
-            columns = shuffled.slice(int(part[0]), len(part)).to_pydict()
-            plans[split].append(
-                ShardPlan(
-                    file=f"{split}/part-{shard:05d}.parquet",
-                    ids=columns["id"],
-                    labels=columns["labels"],
-                    paths=columns["paths"],
-                    rows_per_group=rows_per_group,
-                )
-            )
-    return plans
-
-
-def _existing(dataset: Path, fingerprint: str, settings: dict[str, int]) -> Manifest:
-    if not (dataset / FILE_NAME).is_file():
-        raise ValueError(f"{dataset} exists and is not a dataset: choose another dataset.path, or remove the folder")
-    manifest = read_manifest(dataset)
-    differences = [
-        f"{name} {manifest.settings.get(name)} there, {value} asked for"
-        for name, value in settings.items()
-        if manifest.settings.get(name) != value
-    ]
-    if manifest.source_fingerprint != fingerprint:
-        differences.append("the archive's metadata is another")
-    if differences:
-        raise ValueError(
-            f"{dataset} holds another dataset ({'; '.join(differences)}): choose another dataset.path, or remove it"
-        )
-    return manifest
-
-
-def _write_splits(
+def _write_shards(
     spark: SparkSession,
     archive: Archive,
-    dataset: Path,
+    staging: Path,
     plans: dict[str, list[ShardPlan]],
     say: Callable[[str], None],
+    progress: Callable[[PrepareProgress], None],
 ) -> dict[str, list[WrittenShard]]:
-    results = iter(_run(spark, archive, dataset, [plan for shards in plans.values() for plan in shards]))
-    written = {split: [next(results) for _ in shards] for split, shards in plans.items()}
-    description = archive.description
-    for split, shards in written.items():
-        write_petastorm_metadata(
-            dataset / split,
-            [result.shard for result in shards],
-            description.groups,
-            len(description.class_names),
-        )
-        say(f"{split}: {sum(result.shard.rows for result in shards)} samples")
-    return written
+    everything = [plan for shards in plans.values() for plan in shards]
+    finished = {plan.file: read_finished(plan, staging) for plan in everything}
+    waiting = [plan for plan in everything if finished[plan.file] is None]
+    samples = sum(plan.rows for plan in everything)
+    say(f"{samples} samples of {len(plans)} splits in {len(everything)} shards")
+    if len(waiting) < len(everything):
+        say(f"{len(everything) - len(waiting)} shards are finished already")
+    with _Watch(everything, staging, progress):
+        finished |= {written.shard.file: written for written in _run(spark, archive, staging, waiting)}
+    return {
+        split: [written for plan in shards if (written := finished[plan.file]) is not None]
+        for split, shards in plans.items()
+    }
 
 
-def _run(spark: SparkSession, archive: Archive, dataset: Path, plans: list[ShardPlan]) -> list[WrittenShard]:
-    # A bad record comes back as a value: raised in the task, Spark would read the same file four times over
-    # and bury the message in its own.
-    def task(shards: Iterable[ShardPlan]) -> Iterator[WrittenShard | BadRecordError]:
+def _run(spark: SparkSession, archive: Archive, staging: Path, plans: list[ShardPlan]) -> list[WrittenShard]:
+    if not plans:
+        return []
+
+    def task(shards: Iterable[ShardPlan]) -> Iterator[WrittenShard]:
         for shard in shards:
-            try:
-                yield write_shard(shard, archive, dataset)
-            except BadRecordError as error:
-                yield error
+            yield write_shard(shard, archive, staging)
 
-    results: list[Any] = spark.sparkContext.parallelize(plans, len(plans)).mapPartitions(task).collect()
-    for result in results:
-        if isinstance(result, BadRecordError):
-            raise result
-    return results
+    try:
+        return spark.sparkContext.parallelize(plans, len(plans)).mapPartitions(task).collect()
+    except Py4JError as error:
+        java = getattr(error, "java_exception", None)
+        reason = str(java.getMessage() if java is not None else error)
+        # The last line of the Python traceback in it says what happened: no space left, a lost executor.
+        lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]
+        raise RuntimeError(
+            f"Spark gave up: {lines[-1].strip()}; finished shards are kept in {staging}, the same command goes on"
+        ) from None
+
+
+class _Watch:
+    """Counts finished shards while the job runs, by the notes that they leave."""
+
+    def __init__(self, plans: list[ShardPlan], staging: Path, progress: Callable[[PrepareProgress], None]) -> None:
+        self._open = {plan.record: plan for plan in plans}
+        self._total = sum(plan.rows for plan in plans)
+        self._staging, self._progress = staging, progress
+        self._done = self._rejected = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="groundswell-prepare-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._look()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
+            self._look()
+
+    def _look(self) -> None:
+        for record in [record for record in self._open if (self._staging / record).exists()]:
+            plan = self._open.pop(record)
+            written = read_finished(plan, self._staging)
+            self._done += plan.rows
+            self._rejected += len(written.rejected) if written is not None else 0
+        self._progress(PrepareProgress(self._done, self._total, self._rejected))
+
+
+def _report(dataset: Path, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
+    histograms = {name: part.histogram for name, part in sums.items()}
+    try:
+        write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
+    except Exception:  # a night's work is not lost to a picture
+        _log.exception("the dataset is finished, its report is not")
+
+
+def _write_rejected(rejected: list[dict[str, str]], staging: Path) -> None:
+    temporary = staging / f".{REJECTED_FILE}"
+    pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), temporary)
+    temporary.replace(staging / REJECTED_FILE)
+
+
+def _check_rejected(rejected: list[dict[str, str]], total: int, allowed: float, report: Path | None) -> None:
+    if len(rejected) <= allowed * total:
+        return
+    counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
+    raise ValueError(
+        f"{len(rejected)} of {total} samples are bad ({counts}), more than prepare.max_rejected_fraction={allowed}; "
+        f"the first: {rejected[0]['file']}: {rejected[0]['reason']}" + (f"; all of them: {report}" if report else "")
+    )
+
+
+def _manifest(
+    description: ArchiveDescription,
+    written: dict[str, list[WrittenShard]],
+    settings: dict[str, int],
+    source: str,
+    rejected: list[dict[str, str]],
+) -> Manifest:
+    if not sum(result.shard.rows for result in written[TRAINING_SPLIT]):
+        raise ValueError(f"every sample of the split {TRAINING_SPLIT!r} is bad")
+    return Manifest(
+        archive=description.kind,
+        task=description.task,
+        class_names=description.class_names,
+        groups=description.groups,
+        splits={split: _split(shards) for split, shards in written.items()},
+        statistics={name: sums.statistics() for name, sums in merge_sums(written[TRAINING_SPLIT]).items()},
+        settings=settings,
+        source_fingerprint=source,
+        skipped=count_reasons(rejected),
+    )
 
 
 def _split(shards: list[WrittenShard]) -> Split:
@@ -180,8 +242,7 @@ def _split(shards: list[WrittenShard]) -> Split:
     )
 
 
-def _merge_sums(shards: list[WrittenShard]) -> dict[str, BandSums]:
-    return {
-        group: functools.reduce(operator.add, (result.band_sums[group] for result in shards))
-        for group in shards[0].band_sums
-    }
+def merge_sums(shards: list[WrittenShard]) -> dict[str, BandSums]:
+    """Band sums of several shards, by image group."""
+    sums = [result.band_sums for result in shards if result.band_sums]
+    return {name: functools.reduce(operator.add, (part[name] for part in sums)) for name in sums[0]}

@@ -67,12 +67,16 @@ def place(hosts: Sequence[str]) -> list[Placement]:
 
 
 def visible_devices(addresses: Sequence[str], already_visible: str | None) -> str:
-    """`CUDA_VISIBLE_DEVICES` of a worker: Spark's GPU addresses, as positions in what the executor may already see."""
+    """`CUDA_VISIBLE_DEVICES` of a worker, from Spark's GPU addresses.
+
+    Where the executor may see some GPUs only, a number is a position among those, as Spark's own distributor has it,
+    and anything else (a UUID) must be one of them.
+    """
     if not already_visible:
         return ",".join(addresses)
     seen = already_visible.split(",")
     try:
-        return ",".join(address if address in seen else seen[int(address)] for address in addresses)
+        return ",".join(seen[int(address)] if address.isdigit() else seen[seen.index(address)] for address in addresses)
     except (ValueError, IndexError):
         raise RuntimeError(
             f"Spark assigned GPU {','.join(addresses)} but the executor's CUDA_VISIBLE_DEVICES is {already_visible}: "

@@ -44,11 +44,13 @@ def _slots(spark: SparkSession, wanted: int) -> int:
         time.sleep(0.5)
 
 
-def driver_address(spark: SparkSession) -> str:
-    """The address at which executors reach the driver: loopback for a local master, else Spark's own choice."""
+def driver_addresses(spark: SparkSession) -> tuple[str, str]:
+    """Where executors reach the driver, and the address that it listens on: loopback for a local master."""
     if _is_local(spark):
-        return "127.0.0.1"
-    return socket.gethostbyname(spark.sparkContext.getConf().get("spark.driver.host", socket.gethostname()))
+        return "127.0.0.1", "127.0.0.1"
+    conf = spark.sparkContext.getConf()
+    host = socket.gethostbyname(str(conf.get("spark.driver.host", socket.gethostname())))
+    return host, socket.gethostbyname(str(conf.get("spark.driver.bindAddress", host)))
 
 
 def _is_local(spark: SparkSession) -> bool:

@@ -1,15 +1,20 @@
 """One Horovod worker per task of a Spark barrier stage."""
 
+import uuid
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import cloudpickle
 from py4j.protocol import Py4JError
+from pyspark import InheritableThread
 from pyspark.sql import SparkSession
 
 from pipelines.launch.channel import DriverChannel, Message
-from pipelines.launch.preflight import check_cluster, driver_address
-from pipelines.launch.task import Launch, is_consequence, run_task
+from pipelines.launch.preflight import check_cluster, driver_addresses
+from pipelines.launch.task import THREAD_VARIABLES, Launch, is_consequence, run_task
+
+_LOOK_SECONDS = 0.2
+_CANCEL_SECONDS = 15.0
 
 
 class WorkerError(RuntimeError):
@@ -25,6 +30,7 @@ class BarrierRunner:
         num_workers: int,
         *,
         gpus_per_worker: int = 0,
+        threads_per_worker: int | None = None,
         start_timeout_seconds: int = 300,
         environment: dict[str, str] | None = None,
         on_log: Callable[[int, str], None] | None = None,
@@ -36,7 +42,8 @@ class BarrierRunner:
             spark: Session whose executors have this package installed.
             num_workers: Ranks, one per Spark task.
             gpus_per_worker: GPUs that each rank sees, out of those that Spark gives its task.
-            start_timeout_seconds: How long ranks wait for each other to start.
+            threads_per_worker: TensorFlow's threads in each rank; None: the cores of its Spark task.
+            start_timeout_seconds: How long ranks wait for each other: to start, and for Gloo in one operation.
             environment: Further variables of the worker processes.
             on_log: Called on the driver with `(rank, line)` for each line that a worker prints.
             on_report: Called on the driver with what workers pass to `pipelines.launch.report.report`.
@@ -45,7 +52,8 @@ class BarrierRunner:
         self._num_workers = num_workers
         self._gpus_per_worker = gpus_per_worker
         self._start_timeout_seconds = start_timeout_seconds
-        self._environment = dict(environment or {})
+        threads = dict.fromkeys(THREAD_VARIABLES, str(threads_per_worker)) if threads_per_worker else {}
+        self._environment = {**threads, **(environment or {})}
         self._on_log = on_log or _print_line
         self._on_report = on_report or (lambda message: None)
 
@@ -76,22 +84,53 @@ class BarrierRunner:
             else:
                 self._on_report(message)
 
-        channel = DriverChannel(driver_address(self._spark), on_message)
+        host, bind = driver_addresses(self._spark)
+        channel = DriverChannel(host, on_message, bind)
         launch = Launch(payload, channel.address, self._gpus_per_worker, self._start_timeout_seconds, self._environment)
 
         def task(_: Iterable[int]) -> Iterator[tuple[int, bytes]]:
             return run_task(launch)
 
-        ranks = self._spark.sparkContext.parallelize(range(self._num_workers), self._num_workers)
+        stopped: Py4JError | None = None
         try:
-            results = dict(ranks.barrier().mapPartitions(task).collect())
+            results = dict(self._collect(task))
         except Py4JError as error:
-            if failures:
-                raise WorkerError(describe(failures)) from None
-            raise WorkerError(f"the barrier stage failed: {_spark_reason(error)}") from None
+            stopped = error
         finally:
-            channel.close()
+            channel.close()  # waits for what the ranks have said: the failure that explains the others
+        if stopped is not None and failures:
+            raise WorkerError(describe(failures))
+        if stopped is not None:
+            raise WorkerError(f"the barrier stage failed: {_spark_reason(stopped)}")
         return [cloudpickle.loads(results[rank]) for rank in range(self._num_workers)]
+
+    def _collect(self, task: Callable[[Iterable[int]], Iterator[tuple[int, bytes]]]) -> list[tuple[int, bytes]]:
+        """Run the barrier stage on another thread, so that an interrupt of this one can cancel it."""
+        context = self._spark.sparkContext
+        group = f"groundswell-{uuid.uuid4().hex}"
+        results: list[tuple[int, bytes]] = []
+        errors: list[BaseException] = []
+
+        def job() -> None:
+            context.setJobGroup(group, "groundswell workers", interruptOnCancel=True)
+            try:
+                ranks = context.parallelize(range(self._num_workers), self._num_workers)
+                results.extend(ranks.barrier().mapPartitions(task).collect())
+            except BaseException as error:  # raised again below
+                errors.append(error)
+
+        thread = InheritableThread(target=job)
+        thread.start()
+        try:
+            while thread.is_alive():
+                thread.join(_LOOK_SECONDS)
+        except BaseException:
+            context.cancelJobGroup(group)
+            thread.join(_CANCEL_SECONDS)
+            raise
+        if errors:
+            raise errors[0]
+        return results
 
 
 def describe(failures: list[Message]) -> str:

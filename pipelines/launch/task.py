@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,10 @@ from pipelines.launch.placement import Placement, check_reachable, place, visibl
 from pipelines.launch.worker import LENGTH_BYTES
 
 _LAST_LINES = 50
+_LOOK_SECONDS = 0.5
+_LINE_END = re.compile(rb"\r?\n|\r")
+_MAXIMUM_LINE_BYTES = 1 << 14
+_MAXIMUM_TEXT = 1 << 16
 _CONSEQUENCE_GRACE_SECONDS = 5.0
 _TERMINATION_SECONDS = 5.0
 
@@ -31,6 +36,9 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
+
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
 
 @dataclass(frozen=True)
@@ -118,9 +126,7 @@ def _environment(launch: Launch, context: BarrierTaskContext, placement: Placeme
         **_ALLOCATOR,
         "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
         "PYTHONUNBUFFERED": "1",
-        "OMP_NUM_THREADS": threads,
-        "TF_NUM_INTRAOP_THREADS": threads,
-        "TF_NUM_INTEROP_THREADS": threads,
+        **dict.fromkeys(THREAD_VARIABLES, threads),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(launch.start_timeout_seconds),
         **placement.environment(),
@@ -151,7 +157,7 @@ def _run_worker(launch: Launch, placement: Placement, environment: dict[str, str
         log = threading.Thread(target=_forward_log, args=(process, placement.rank, sender, lines), daemon=True)
         log.start()
         _give(process, launch.payload)
-        result, failure = _listen(reader, placement.rank, sender)
+        result, failure = _listen(process, reader, placement.rank, sender)
         exit_code = process.wait()
         log.join(_TERMINATION_SECONDS)
     finally:
@@ -162,7 +168,7 @@ def _run_worker(launch: Launch, placement: Placement, environment: dict[str, str
     failure = failure or {"error": _death(exit_code), "message": "", "traceback": ""}
     sender.send(
         {
-            **failure,
+            **{name: str(text)[-_MAXIMUM_TEXT:] for name, text in failure.items()},
             "kind": "failure",
             "rank": placement.rank,
             "host": placement.host,
@@ -190,11 +196,18 @@ def _give(process: "subprocess.Popen[bytes]", payload: bytes) -> None:
         return  # it died already: its exit code tells
 
 
-def _listen(reader: Connection, rank: int, sender: Sender) -> tuple[bytes | None, dict[str, object] | None]:
-    """Pass messages on until the worker closes its end; its result and its failure, if any."""
+def _listen(
+    process: "subprocess.Popen[bytes]", reader: Connection, rank: int, sender: Sender
+) -> tuple[bytes | None, dict[str, object] | None]:
+    """Pass messages on until the worker has ended; its result and its failure, if any."""
     result = failure = None
     while True:
         try:
+            # A child that the worker left behind may hold the other end open: the worker's own end counts too.
+            if not reader.poll(_LOOK_SECONDS):
+                if process.poll() is not None and not reader.poll():
+                    return result, failure
+                continue
             frame = reader.recv_bytes()
         except (EOFError, OSError):
             return result, failure
@@ -210,10 +223,22 @@ def _listen(reader: Connection, rank: int, sender: Sender) -> tuple[bytes | None
 
 def _forward_log(process: "subprocess.Popen[bytes]", rank: int, sender: Sender, lines: "deque[str]") -> None:
     assert process.stdout is not None
-    for raw in process.stdout:
-        line = raw.decode(errors="replace").rstrip("\n")
-        lines.append(line)
-        sender.send({"kind": "log", "rank": rank, "line": line})
+    rest = b""
+    while part := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
+        # Progress bars end their lines with a carriage return; what ends with nothing at all is cut.
+        *whole, rest = _LINE_END.split(rest + part)
+        if len(rest) > _MAXIMUM_LINE_BYTES:
+            whole, rest = [*whole, rest], b""
+        for raw in filter(None, whole):
+            _tell(raw, rank, sender, lines)
+    if rest:
+        _tell(rest, rank, sender, lines)
+
+
+def _tell(raw: bytes, rank: int, sender: Sender, lines: "deque[str]") -> None:
+    line = raw[:_MAXIMUM_LINE_BYTES].decode(errors="replace")
+    lines.append(line)
+    sender.send({"kind": "log", "rank": rank, "line": line})
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
@@ -222,7 +247,8 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
-    process.stdin.close()
+    with suppress(BrokenPipeError):  # what a worker that died had not read
+        process.stdin.close()
 
 
 def _death(exit_code: int) -> str:

@@ -5,6 +5,7 @@ Writes messages and the result to the pipe whose descriptor is the only argument
 """
 
 import faulthandler
+import logging
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ LENGTH_BYTES = 8
 def main() -> int:
     """Run the function; 0, or 1 where it raised."""
     faulthandler.enable()
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = Connection(int(sys.argv[1]), readable=False)
     length = int.from_bytes(_read(LENGTH_BYTES), "little")
     # From our own barrier task, which got it from our own driver.

@@ -8,15 +8,19 @@ import zipfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import keras
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import keras
 
 KEPT = 2
 _FORMAT_VERSION = 1
 _STATE = "state.json"
 _NAME = re.compile(r"epoch-(\d{5})\.npz")
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile)
 _log = logging.getLogger(__name__)
 
 
@@ -30,11 +34,12 @@ class TrainingState:
     seed: int
     global_batch_size: int
     run_id: str
+    dataset_fingerprint: str
     history: list[dict[str, float]]
     """Metrics of each epoch done."""
 
 
-def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence[keras.Variable]) -> Path:
+def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["keras.Variable"]) -> Path:
     """Write `epoch-NNNNN.npz` atomically and remove all but the newest `KEPT`."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"epoch-{state.epochs_done:05d}.npz"
@@ -49,7 +54,8 @@ def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence[kera
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    for old in list_checkpoints(folder)[:-KEPT]:
+    # Never the one just written: damaged ones with higher numbers may lie beside it.
+    for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         old.unlink()
     return path
 
@@ -59,24 +65,34 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("epoch-*.npz") if _NAME.fullmatch(path.name))
 
 
-def restore_newest(folder: Path, variables: Sequence[keras.Variable]) -> TrainingState | None:
-    """Load the newest checkpoint that verifies into `variables`; None where there is none.
+def newest_checkpoint(folder: Path) -> tuple[Path, TrainingState]:
+    """The newest checkpoint that verifies, and where its training stands.
+
+    Raises:
+        FileNotFoundError: There are no checkpoints.
+        ValueError: There are, and none verifies.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
+    for path in reversed(paths):
+        try:
+            return path, _read(path)[0]
+        except _DAMAGE as error:
+            _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
+    raise ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
+
+
+def restore(path: Path, variables: Sequence["keras.Variable"]) -> None:
+    """Load a checkpoint into `variables`.
 
     Raises:
         ValueError: It is of another model or optimizer.
     """
-    for path in reversed(list_checkpoints(folder)):
-        try:
-            state, arrays = _read(path)
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
-            continue
-        _assign(path, arrays, variables)
-        return state
-    return None
+    _assign(path, _read(path)[1], variables)
 
 
-def _read(path: Path) -> tuple[TrainingState, dict[str, NDArray[np.generic]]]:
+def _read(path: Path) -> tuple[TrainingState, dict[str, NDArray[Any]]]:
     # Each member's CRC is verified as it is read; no pickled objects.
     with np.load(path, allow_pickle=False) as file:
         header = json.loads(file[_STATE].tobytes())
@@ -85,7 +101,7 @@ def _read(path: Path) -> tuple[TrainingState, dict[str, NDArray[np.generic]]]:
         return TrainingState(**header), {name: file[name] for name in file.files if name != _STATE}
 
 
-def _assign(path: Path, arrays: dict[str, NDArray[np.generic]], variables: Sequence[keras.Variable]) -> None:
+def _assign(path: Path, arrays: dict[str, NDArray[Any]], variables: Sequence["keras.Variable"]) -> None:
     expected = {_name(i, v): tuple(v.shape) for i, v in enumerate(variables)}
     found = {name: array.shape for name, array in arrays.items()}
     if expected != found:
@@ -98,6 +114,6 @@ def _assign(path: Path, arrays: dict[str, NDArray[np.generic]], variables: Seque
         variable.assign(arrays[_name(i, variable)])
 
 
-def _name(position: int, variable: keras.Variable) -> str:
+def _name(position: int, variable: "keras.Variable") -> str:
     # Optimizer slots may share a path: the position makes the name unique. "/" would make folders in the archive.
     return f"{position:05d}:{variable.path.replace('/', '.')}"

@@ -26,11 +26,6 @@ class HorovodCollective:
         """Processes in the job."""
         return int(hvd.size())
 
-    @property
-    def local_rank(self) -> int:
-        """This process among those of its host."""
-        return int(hvd.local_rank())
-
     def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
         """Sum each tensor over the ranks, all of them in one grouped operation."""
         if self.size == 1:
@@ -62,8 +57,19 @@ class HorovodCollective:
 
 
 def use_assigned_devices() -> None:
-    """Let TensorFlow grow its memory on the GPUs that the launcher made visible."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "-1":
+    """Let TensorFlow grow its memory on the GPU that the launcher made visible.
+
+    Raises:
+        RuntimeError: There is one, and TensorFlow does not see it.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
+    if visible == "-1":
         return
-    for device in tf.config.list_physical_devices("GPU"):
+    devices = tf.config.list_physical_devices("GPU")
+    if not devices:
+        raise RuntimeError(
+            f"this worker was given GPU {visible} but TensorFlow sees none: install the GPU environment (docker/), or "
+            "set launch.gpus_per_worker=0"
+        )
+    for device in devices:
         tf.config.experimental.set_memory_growth(device, True)

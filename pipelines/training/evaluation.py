@@ -12,10 +12,15 @@ from models.metrics import (
     mean_average_precision,
     multi_label_counts,
     per_class_table,
+    single_label_counts,
+    top_k_correct,
 )
 from pipelines.dataset.reader import SplitReader, evaluation_batches
+from pipelines.dataset.schema import Task
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.results import Evaluation
+
+_ACTIVATIONS = {"multi_label": tf.sigmoid, "single_label": tf.nn.softmax}
 
 
 def evaluate(
@@ -26,6 +31,7 @@ def evaluate(
     *,
     batch_size: int,
     class_names: Sequence[str],
+    task: Task,
     from_logits: bool = True,
 ) -> Evaluation:
     """Score every sample of the split once, on whichever rank.
@@ -37,6 +43,7 @@ def evaluate(
         collective: All ranks call this together.
         batch_size: Per rank.
         class_names: In the order of the predictions.
+        task: Says how logits become probabilities, and which scores there are.
         from_logits: Whether `predict` returns logits.
     """
     classes = len(class_names)
@@ -49,18 +56,22 @@ def evaluate(
         if loss is not None:
             losses = loss(tf.cast(batch.targets, tf.float32), output)
             loss_sum += float(np.sum(np.asarray(losses, np.float64)[kept]))
-        probabilities = tf.sigmoid(output) if from_logits else output
-        scores.append(np.asarray(probabilities)[kept])
+        scores.append(np.asarray(_ACTIVATIONS[task](output) if from_logits else output)[kept])
         targets.append(batch.targets[kept])
     own_scores, own_targets = np.concatenate(scores), np.concatenate(targets)
-    counts = collective.sum(multi_label_counts(own_scores, own_targets))
-    total_loss = float(collective.sum(np.array([loss_sum]))[0])
+    metrics = {}
+    if task == "multi_label":
+        counts = collective.sum(multi_label_counts(own_scores, own_targets))
+        metrics["f1_micro"] = f1_micro(counts)
+    else:
+        counts = collective.sum(single_label_counts(own_scores, own_targets))
+        for k in sorted({1, min(5, classes)}):
+            correct = collective.sum(np.array([top_k_correct(own_scores, own_targets, k)], np.int64))
+            metrics[f"top_{k}"] = int(correct[0]) / len(reader)
     precisions = average_precision_per_class(collective.concatenate(own_scores), collective.concatenate(own_targets))
-    metrics = {
-        "f1_micro": f1_micro(counts),
-        "f1_macro": f1_macro(counts),
-        "mean_average_precision": mean_average_precision(precisions),
-    }
+    metrics["f1_macro"] = f1_macro(counts)
+    metrics["mean_average_precision"] = mean_average_precision(precisions)
+    total_loss = float(collective.sum(np.array([loss_sum]))[0])
     if loss is not None:
         metrics["loss"] = total_loss / len(reader)
     return Evaluation(metrics, per_class_table(class_names, counts, precisions))

@@ -18,6 +18,8 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
         (
             score,
             {
+                "val_top_1": "top-1",
+                "val_top_5": "top-5",
                 "val_f1_micro": "F1 micro",
                 "val_f1_macro": "F1 macro",
                 "val_mean_average_precision": "mean average precision",

@@ -1,5 +1,6 @@
 """What one rank does, from top to bottom; runs in a worker process of the launcher."""
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import SplitReader, steps_per_epoch, training_batches
 from pipelines.launch.report import report
 from pipelines.tracking import RunWriter, TrackedRun, load_model
-from pipelines.training.checkpoint import TrainingState, restore_newest, save_checkpoint
+from pipelines.training.checkpoint import TrainingState, newest_checkpoint, restore, save_checkpoint
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.loop import EpochResult, average_statistics, train_epoch
@@ -23,6 +24,7 @@ from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.step import make_predict, make_train_step
 
 TRAINING_SPLIT, VALIDATION_SPLIT = "train", "validation"
+_log = logging.getLogger(__name__)
 
 
 def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> TrainingSummary:
@@ -43,6 +45,10 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
     validation = SplitReader(dataset, VALIDATION_SPLIT) if VALIDATION_SPLIT in manifest.splits else None
     steps = steps_per_epoch(len(reader), config.global_batch_size)
 
+    _log.info(
+        "rank %d of %d: %d training samples, %d steps an epoch", collective.rank, collective.size, len(reader), steps
+    )
+
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
     loss = classification_loss(manifest.task)
@@ -52,13 +58,16 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
     schedule = make_schedule(config, steps)
 
     variables = [*model.variables, *optimizer.variables]
-    restored = restore_newest(checkpoints, variables) if collective.rank == 0 else None
+    history: list[dict[str, float]] = []
+    first_epoch, checkpoint = 0, ""
+    if config.training.resume_run is not None and collective.rank == 0:
+        newest, state = newest_checkpoint(checkpoints)
+        restore(newest, variables)
+        history, first_epoch, checkpoint = list(state.history), state.epochs_done, str(newest)
     collective.broadcast([variable.value for variable in variables])
-    first_epoch = collective.broadcast_number(restored.epochs_done if restored else 0)
-    history = list(restored.history) if restored else []
+    first_epoch = collective.broadcast_number(first_epoch)
 
     writer = RunWriter(run) if collective.rank == 0 else None
-    checkpoint = ""
     evaluation: Evaluation | None = None
     for epoch in range(first_epoch, config.training.epochs):
         batches = training_batches(
@@ -85,6 +94,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
                 collective,
                 batch_size=config.training.batch_size_per_worker,
                 class_names=manifest.class_names,
+                task=manifest.task,
             )
         if writer is not None:
             history.append(_epoch_metrics(trained, evaluation))
@@ -94,6 +104,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
                 seed=config.training.seed,
                 global_batch_size=config.global_batch_size,
                 run_id=run.run_id,
+                dataset_fingerprint=manifest.fingerprint,
                 history=history,
             )
             checkpoint = str(save_checkpoint(checkpoints, state, variables))
@@ -139,6 +150,7 @@ def evaluate_worker(model_uri: str, dataset: Path, split: str, batch_size: int) 
         collective,
         batch_size=batch_size,
         class_names=description["class_names"],
+        task=description["task"],
         from_logits=False,
     )
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import mlflow
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 from pyspark.sql import SparkSession
@@ -15,7 +18,8 @@ from conf.schema import RunConfig
 from jobs import demo
 from jobs.evaluate import evaluate, per_class_lines
 from jobs.prepare import prepare
-from jobs.train import TrainedRun, train
+from jobs.train import TrainedRun, check_resume, train
+from pipelines.dataset.manifest import read_manifest
 from pipelines.launch.runner import WorkerError
 from pipelines.training.checkpoint import list_checkpoints
 
@@ -72,10 +76,16 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
         "per_class_validation.json",
         "logs",
     }
-    assert {item.path for item in client.list_artifacts(result.run.run_id, "logs")} <= {
+    assert {item.path for item in client.list_artifacts(result.run.run_id, "logs")} == {
         "logs/rank-0.log",
         "logs/rank-1.log",
     }
+    for rank in (0, 1):
+        assert f"rank {rank} of 2: 32 training samples" in (result.folder / "logs" / f"rank-{rank}.log").read_text()
+    mlflow.set_tracking_uri(store)
+    table = mlflow.artifacts.load_dict(f"runs:/{result.run.run_id}/per_class_validation.json")
+    assert len(table["data"]) == 19
+    assert table["columns"][0] == "class"
     for name in ("train_loss", "val_loss", "val_f1_micro", "val_f1_macro", "val_mean_average_precision"):
         assert [metric.step for metric in client.get_metric_history(result.run.run_id, name)] == [1, 2], name
     rates = client.get_metric_history(result.run.run_id, "learning_rate")
@@ -116,18 +126,40 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     assert alone.metrics == pytest.approx(evaluation.metrics, abs=1e-6)
 
 
-def test_a_resumed_run_goes_on_where_it_stopped(
-    trained: tuple[TrainedRun, RunConfig], store: str, capsys: pytest.CaptureFixture[str]
+def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
+    trained: tuple[TrainedRun, RunConfig], store: str, tmp_path: Path
 ) -> None:
     result, chosen = trained
-    longer = chosen.training.model_copy(update={"epochs": 3, "resume_run": result.run.run_id})
-    again = train(chosen.model_copy(update={"training": longer}))
+    # As if it had been stopped after its first epoch.
+    checkpoints = tmp_path / result.run.run_id / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    shutil.copy(result.folder / "checkpoints" / "epoch-00001.npz", checkpoints)
+    training = chosen.training.model_copy(update={"output": str(tmp_path), "resume_run": result.run.run_id})
+    again = train(chosen.model_copy(update={"training": training}))
     assert again.run.run_id == result.run.run_id
-    assert again.summary.history[:2] == result.summary.history
-    assert len(again.summary.history) == 3
-    losses = MlflowClient(store).get_metric_history(result.run.run_id, "train_loss")
-    assert [metric.step for metric in losses] == [1, 2, 3]
-    assert "epoch 3/3" in capsys.readouterr().out
+    assert [row["train_loss"] for row in again.summary.history] == [row["train_loss"] for row in result.summary.history]
+    with np.load(result.summary.checkpoint) as expected, np.load(again.summary.checkpoint) as found:
+        assert expected.files == found.files
+        for name in set(expected.files) - {"state.json"}:
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("training", "message"),
+    [
+        ({}, "has done 2 epochs: raise training.epochs"),
+        ({"epochs": 3, "seed": 5}, "training.seed was 0, is 5"),
+        ({"epochs": 3, "batch_size_per_worker": 8}, "the global batch size was 8, is 16"),
+        ({"epochs": 3, "output": "elsewhere"}, "no checkpoints in elsewhere"),
+    ],
+)
+def test_resuming_otherwise_is_refused(
+    trained: tuple[TrainedRun, RunConfig], training: dict[str, object], message: str
+) -> None:
+    result, chosen = trained
+    changed = chosen.training.model_copy(update={"resume_run": result.run.run_id, **training})
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        check_resume(chosen.model_copy(update={"training": changed}), read_manifest(Path(chosen.dataset.path)))
 
 
 def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
@@ -144,17 +176,20 @@ def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
     assert experiment is not None
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FAILED"
+    assert client.list_artifacts(run.info.run_id, "logs")
 
 
 def test_spark_submit_trains(trained: tuple[TrainedRun, RunConfig], project: Path, store: str, tmp_path: Path) -> None:
     _, chosen = trained
     bin_folder = Path(sys.executable).parent
     command = [
-        str(bin_folder / "spark-submit"), "--master", "local[2]", str(project / "jobs" / "train.py"),
+        str(bin_folder / "spark-submit"), "--master", "local[3]", str(project / "jobs" / "train.py"),
         "--config", "smoke",
         "--set", f"dataset.path={chosen.dataset.path}",
         "--set", f"training.output={tmp_path}",
         "--set", "training.epochs=1",
+        # Fits spark-submit's three slots, not the configuration's two.
+        "--set", "launch.num_workers=3",
         "--set", "exchange.codec=fp16",
         "--set", "tracking.registered_model=submitted",
     ]  # fmt: skip

@@ -2,6 +2,7 @@ import subprocess
 from pathlib import Path
 
 import keras
+import mlflow
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
@@ -27,10 +28,14 @@ def test_everything_written_is_read_back(run: TrackedRun, mlflow_store: str) -> 
     writer.metrics({"loss": 0.5}, step=1)
     writer.curves({"learning_rate": [(step, step / 10) for step in range(1500)]})
     writer.text("hello", "config.yaml")
-    writer.table([{"class": "x", "f1": 0.5}, {"class": "y", "f1": 0.25}], "per_class.json")
+    for _ in range(2):
+        writer.table([{"class": "x", "f1": 0.5}, {"class": "y", "f1": float("nan")}], "per_class.json")
     writer.figure(Figure(), "figure.png")
     tracking.end_run(run, "FINISHED")
 
+    mlflow.set_tracking_uri(mlflow_store)
+    table = mlflow.artifacts.load_dict(f"runs:/{run.run_id}/per_class.json")
+    assert table == {"columns": ["class", "f1"], "data": [["x", 0.5], ["y", None]]}
     client = MlflowClient(mlflow_store)
     stored = client.get_run(run.run_id)
     assert stored.info.status == "FINISHED"
@@ -54,8 +59,6 @@ def test_a_model_comes_back_with_signature_metadata_and_equal_outputs(
         assert metadata["class_names"] == ["x", "y", "z"]
         assert metadata["run_id"] == run.run_id
         np.testing.assert_array_equal(loaded(images), model(images))
-    import mlflow
-
     signature = mlflow.models.get_model_info(uri).signature
     assert signature.inputs.to_dict()[0]["name"] == "a"
     assert signature.inputs.to_dict()[0]["tensor-spec"] == {"dtype": "uint16", "shape": (-1, 4, 4, 2)}
@@ -94,3 +97,23 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(RuntimeError, match="MLFLOW_TRACKING_URI"):
         tracking.start_run("tests", None, {}, {})
+
+
+def test_a_write_that_fails_is_a_warning(run: TrackedRun, caplog: pytest.LogCaptureFixture) -> None:
+    lost = TrackedRun(run.uri, "0123456789abcdef0123456789abcdef")
+    RunWriter(lost).metrics({"loss": 1.0}, step=0)
+    tracking.end_run(lost, "FINISHED")
+    assert caplog.text.count("MLflow did not take a write") == 2
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown", "file"),
+    [
+        ("postgresql://user:pw@host/db", "postgresql://***@host/db", False),
+        ("https://token@host:8080", "https://***@host:8080", False),
+        ("sqlite:////data/mlflow.db", "sqlite:////data/mlflow.db", True),
+    ],
+)
+def test_passwords_are_not_shown(uri: str, shown: str, file: bool) -> None:
+    assert tracking.redacted(uri) == shown
+    assert tracking.is_file_store(uri) is file

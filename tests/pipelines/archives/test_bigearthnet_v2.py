@@ -1,120 +1,67 @@
+import pickle
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import rasterio
+from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
-from pipelines.archives.bigearthnet_v2 import GROUPS, SPLITS, BigEarthNetV2, check_folders, read_metadata
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, BadRecordError, read_sample
+from pipelines.archives.bigearthnet_v2 import FLAGGED_METADATA, GROUPS, METADATA, BigEarthNetV2
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 
-TILE = "S2A_MSIL2A_20170101T000001_N9999_R001_T33UUP"
+
+def write_float32(path: Path, pixels: NDArray[np.float32]) -> None:
+    profile = {"driver": "GTiff", "count": 1, "height": 120, "width": 120, "dtype": "float32", "crs": "EPSG:32633"}
+    with rasterio.open(path, "w", **profile, transform=rasterio.Affine(10, 0, 3e5, 0, -10, 5e6)) as file:
+        file.write(pixels, 1)
 
 
-def rows(**changes: Any) -> list[dict[str, Any]]:
-    """Two well-formed rows, the first with changes."""
-    first = {"patch_id": f"{TILE}_09_10", "labels": ["Pastures", "Arable land"], "split": "train"}
-    return [first | changes, {"patch_id": f"{TILE}_00_90", "labels": ["Urban fabric"], "split": "test"}]
+@pytest.fixture
+def with_sentinel1(archive: Path) -> Path:
+    """The generated archive with a Sentinel-1 patch of random dB for each of its patches."""
+    random = np.random.default_rng(5)
+    for name in pq.read_table(archive / METADATA)["s1_name"].to_pylist():
+        folder = archive / "BigEarthNet-S1" / "_".join(name.split("_")[:5]) / name
+        folder.mkdir(parents=True)
+        for band in ("VH", "VV"):
+            write_float32(folder / f"{name}_{band}.tif", random.normal(-15, 5, (120, 120)).astype(np.float32))
+    return archive
 
 
-def metadata(folder: Path, table: pa.Table | list[dict[str, Any]]) -> Path:
-    pq.write_table(table if isinstance(table, pa.Table) else pa.Table.from_pylist(table), folder / "metadata.parquet")
-    return folder / "metadata.parquet"
+def paths_of(archive: BigEarthNetV2) -> list[list[str]]:
+    paths: list[list[str]] = archive.index().samples["paths"].to_pylist()
+    return paths
 
 
-def test_metadata_becomes_an_index_sorted_by_id(tmp_path: Path) -> None:
-    table = read_metadata(metadata(tmp_path, rows()))
-    table.validate(full=True)
-    assert table.schema.equals(INDEX_SCHEMA)
-    assert table.to_pylist() == [
-        {"id": f"{TILE}_00_90", "split": "test", "labels": [18], "paths": [f"BigEarthNet-S2/{TILE}/{TILE}_00_90"]},
-        {"id": f"{TILE}_09_10", "split": "train", "labels": [1, 15], "paths": [f"BigEarthNet-S2/{TILE}/{TILE}_09_10"]},
+def flag(root: Path, count: int) -> tuple[list[str], list[str]]:
+    """Move the last rows of the metadata to that of the flagged patches; the ids that stay and those that go."""
+    table = pq.read_table(root / METADATA)
+    pq.write_table(table.slice(0, len(table) - count), root / METADATA)
+    pq.write_table(table.slice(len(table) - count), root / FLAGGED_METADATA)
+    ids = table["patch_id"].to_pylist()
+    return ids[:-count], ids[-count:]
+
+
+def test_the_index_of_a_whole_archive(generated: Path) -> None:
+    index = BigEarthNetV2(str(generated)).index()
+    index.samples.validate(full=True)
+    assert index.samples.schema.equals(INDEX_SCHEMA)
+    assert index.rejected.equals(REJECTED_SCHEMA.empty_table())
+    published = pq.read_table(generated / METADATA).to_pylist()
+    assert index.samples.to_pylist() == [
+        {
+            "id": row["patch_id"],
+            "split": row["split"],
+            "labels": sorted(BIGEARTHNET_19.index(label) for label in row["labels"]),
+            "paths": [f"BigEarthNet-S2/{row['patch_id'].rsplit('_', 2)[0]}/{row['patch_id']}"],
+        }
+        for row in published
     ]
-
-
-def test_a_label_named_twice_counts_once(tmp_path: Path) -> None:
-    table = read_metadata(metadata(tmp_path, rows(labels=["Pastures", "Arable land", "Pastures"])))
-    assert table["labels"].to_pylist() == [[18], [1, 15]]
-
-
-@pytest.mark.parametrize(
-    "encode",
-    [
-        lambda table: table.cast(
-            pa.schema(
-                [
-                    ("patch_id", pa.large_string()),
-                    ("labels", pa.large_list(pa.large_string())),
-                    ("split", pa.large_string()),
-                ]
-            )
-        ),
-        lambda table: table.set_column(2, "split", table["split"].dictionary_encode()),
-        lambda table: table.select(["split", "labels", "patch_id"]),
-        lambda table: table.append_column("country", pa.array(["Austria", "Finland"])),
-    ],
-    ids=["large strings", "categorical", "other order", "more columns"],
-)
-def test_metadata_rewritten_by_other_software(tmp_path: Path, encode: Callable[[pa.Table], pa.Table]) -> None:
-    plain = read_metadata(metadata(tmp_path, rows()))
-    assert read_metadata(metadata(tmp_path, encode(pa.Table.from_pylist(rows())))).equals(plain)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"patch_id": f"{TILE}_00_90"}, rf"1 rows have a repeated patch_id, the first '{TILE}_00_90'"),
-        ({"patch_id": None}, "1 rows have a malformed patch_id, the first None"),
-        ({"patch_id": ""}, "malformed patch_id"),
-        ({"patch_id": "../../etc"}, r"malformed patch_id, the first '\.\./\.\./etc'"),
-        ({"patch_id": f"{TILE}_00_00/.."}, "malformed patch_id"),
-        ({"patch_id": f"../{TILE}_00_00"}, "malformed patch_id"),
-        ({"patch_id": f"{TILE}_00_00\n"}, "malformed patch_id"),
-        ({"patch_id": f"{TILE}_0_0"}, "malformed patch_id"),
-        ({"patch_id": "S2A_MSIL2A_20170613T101031_0_45"}, "malformed patch_id"),
-        ({"patch_id": TILE.replace("33UUP", "33uup") + "_00_00"}, "malformed patch_id"),
-        ({"patch_id": TILE.replace("2017", "२०१७") + "_00_00"}, "malformed patch_id"),
-        ({"split": "val"}, "1 rows have an unknown split, the first 'val', expected train, validation, test"),
-        ({"split": None}, "unknown split"),
-        ({"labels": []}, f"1 rows have no labels, the first '{TILE}_09_10'"),
-        ({"labels": None}, "1 rows have no labels"),
-        ({"labels": ["Arable land", "Sea and ocean"]}, "1 rows have an unknown label, the first 'Sea and ocean'"),
-        ({"labels": ["Arable land", None]}, "unknown label, the first None"),
-    ],
-)
-def test_malformed_rows(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read_metadata(metadata(tmp_path, rows(**changes)))
-
-
-def test_missing_columns_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"metadata\.parquet: column labels, split is missing"):
-        read_metadata(metadata(tmp_path, pa.table({"patch_id": [f"{TILE}_00_00"]})))
-
-
-def test_columns_of_another_type(tmp_path: Path) -> None:
-    table = pa.table({"patch_id": [f"{TILE}_00_00"], "labels": ["Pastures"], "split": ["train"]})
-    with pytest.raises(ValueError, match=r"metadata\.parquet: not BigEarthNet v2\.0 metadata"):
-        read_metadata(metadata(tmp_path, table))
-
-
-def test_empty_metadata(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"metadata\.parquet: has no rows"):
-        read_metadata(metadata(tmp_path, pa.Table.from_pylist(rows()).slice(0, 0)))
-
-
-@pytest.mark.parametrize("keep", [0, 7, -5])
-def test_truncated_metadata(tmp_path: Path, keep: int) -> None:
-    path = metadata(tmp_path, rows())
-    path.write_bytes(path.read_bytes()[:keep])
-    with pytest.raises(ValueError, match=r"metadata\.parquet: not BigEarthNet v2\.0 metadata, download it again"):
-        read_metadata(path)
 
 
 @pytest.mark.parametrize("root", ["absent", "."])
@@ -126,42 +73,111 @@ def test_a_missing_archive_says_what_is_expected(tmp_path: Path, root: str) -> N
         archive.fingerprint()
 
 
-def test_metadata_without_images(tmp_path: Path) -> None:
-    metadata(tmp_path, rows())
+def test_metadata_without_images(archive: Path) -> None:
+    shutil.rmtree(archive / "BigEarthNet-S2")
     with pytest.raises(FileNotFoundError, match="no folder BigEarthNet-S2"):
-        BigEarthNetV2(str(tmp_path)).index()
-
-
-def test_missing_patches_are_counted_and_the_first_is_named(archive: Path) -> None:
-    index = BigEarthNetV2(str(archive)).index()
-    lost = sorted([index["paths"][3].as_py()[0], *[paths[0] for paths in index["paths"].to_pylist()[10:12]]])
-    for path in lost:
-        shutil.rmtree(archive / path)
-    (archive / lost[0]).touch()  # a file is no patch
-    message = rf"metadata\.parquet names 3 patches that are not under .*, the first is {lost[0]};"
-    with pytest.raises(ValueError, match=message):
         BigEarthNetV2(str(archive)).index()
 
 
-def test_a_missing_tile_is_missing_patches(tmp_path: Path) -> None:
-    (tmp_path / "BigEarthNet-S2").mkdir()
-    with pytest.raises(ValueError, match="names 1 patches"):
-        check_folders(tmp_path, pa.chunked_array([[f"BigEarthNet-S2/{TILE}/{TILE}_00_00"]]))
+def test_missing_patches_are_rejected(archive: Path) -> None:
+    samples = BigEarthNetV2(str(archive)).index().samples.to_pylist()
+    lost = [samples[3], *samples[10:12]]
+    for sample in lost:
+        shutil.rmtree(archive / sample["paths"][0])
+    (archive / lost[0]["paths"][0]).touch()  # a file is no patch
+    index = BigEarthNetV2(str(archive)).index()
+    assert index.samples.to_pylist() == [sample for sample in samples if sample not in lost]
+    assert index.rejected.to_pylist() == [
+        {"id": row["id"], "file": f"{archive}/{row['paths'][0]}", "reason": "missing folder", "detail": ""}
+        for row in lost
+    ]
+
+
+def test_a_missing_tile_is_missing_patches(archive: Path) -> None:
+    tile = next((archive / "BigEarthNet-S2").iterdir())
+    patches = len(list(tile.iterdir()))
+    shutil.rmtree(tile)
+    assert BigEarthNetV2(str(archive)).index().rejected["reason"].to_pylist() == ["missing folder"] * patches
+
+
+def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(archive: Path, tmp_path: Path) -> None:
+    samples = BigEarthNetV2(str(archive)).index().samples.to_pylist()
+    kept, taken = (Path(samples[place]["paths"][0]) for place in (0, 1))
+    (archive / kept).rename(archive / "elsewhere")
+    (archive / kept).symlink_to(archive / "elsewhere")
+    (archive / taken).rename(tmp_path / "outside")
+    (archive / taken).symlink_to(tmp_path / "outside")
+    index = BigEarthNetV2(str(archive)).index()
+    assert index.samples["id"].to_pylist() == [row["id"] for row in samples if row["id"] != taken.name]
+    assert index.rejected.to_pylist() == [
+        {"id": taken.name, "file": str(archive / taken), "reason": "symbolic link", "detail": ""}
+    ]
+
+
+def test_a_tile_that_leads_out_of_the_archive_is_refused(archive: Path, tmp_path: Path) -> None:
+    tile = next((archive / "BigEarthNet-S2").iterdir())
+    patches = sorted(path.name for path in tile.iterdir())
+    tile.rename(tmp_path / "outside")
+    tile.symlink_to(tmp_path / "outside")
+    rejected = BigEarthNetV2(str(archive)).index().rejected
+    assert rejected["id"].to_pylist() == patches
+    assert set(rejected["reason"].to_pylist()) == {"symbolic link"}
+
+
+def test_images_that_lead_out_of_the_archive_are_refused(archive: Path, tmp_path: Path) -> None:
+    (archive / "BigEarthNet-S2").rename(tmp_path / "outside")
+    (archive / "BigEarthNet-S2").symlink_to(tmp_path / "outside")
+    with pytest.raises(ValueError, match=r"BigEarthNet-S2: a symbolic link out of the archive"):
+        BigEarthNetV2(str(archive)).index()
+
+
+def test_a_root_that_is_a_link_is_the_users_choice(archive: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(archive)
+    linked = BigEarthNetV2(str(tmp_path / "link"))
+    assert linked.index().samples.equals(BigEarthNetV2(str(archive)).index().samples)
+    assert read_sample(linked, paths_of(linked)[0]).keys() == {group.name for group in GROUPS}
+
+
+def test_a_band_that_is_a_link_is_refused(archive: Path) -> None:
+    source = BigEarthNetV2(str(archive))
+    path = paths_of(source)[0]
+    file = next((archive / path[0]).glob("*_B04.tif"))
+    file.rename(archive / "B04.tif")
+    file.symlink_to(archive / "B04.tif")
+    with pytest.raises(BadRecordError, match=r"_B04\.tif: symbolic link"):
+        read_sample(source, path)
 
 
 def test_patches_without_metadata_are_left_out(archive: Path) -> None:
-    table = pq.read_table(archive / "metadata.parquet")
-    pq.write_table(table.slice(0, 5), archive / "metadata.parquet")
-    assert BigEarthNetV2(str(archive)).index()["id"].to_pylist() == table["patch_id"].to_pylist()[:5]
+    table = pq.read_table(archive / METADATA)
+    pq.write_table(table.slice(0, 5), archive / METADATA)
+    assert BigEarthNetV2(str(archive)).index().samples["id"].to_pylist() == table["patch_id"].to_pylist()[:5]
 
 
-def test_fingerprint_follows_the_metadata(archive: Path) -> None:
-    before = BigEarthNetV2(str(archive)).fingerprint()
-    assert before == BigEarthNetV2(f"{archive}/").fingerprint()
+def test_flagged_patches_are_taken_when_asked_for(archive: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=FLAGGED_METADATA):
+        BigEarthNetV2(str(archive), include_flagged=True).index()
+    everything = BigEarthNetV2(str(archive)).index()
+    clean, _ = flag(archive, 7)
+    assert BigEarthNetV2(str(archive)).index().samples["id"].to_pylist() == clean
+    assert BigEarthNetV2(str(archive), include_flagged=True).index().samples.equals(everything.samples)
+
+
+def test_fingerprint_follows_the_metadata_and_the_settings(with_sentinel1: Path) -> None:
+    root = str(with_sentinel1)
+    flag(with_sentinel1, 7)
+    before = BigEarthNetV2(root, sentinel1=False).fingerprint()
+    assert before == BigEarthNetV2(f"{root}/", sentinel1=False).fingerprint()
     assert len(bytes.fromhex(before)) == 32
-    table = pq.read_table(archive / "metadata.parquet")
-    pq.write_table(table.slice(1), archive / "metadata.parquet")
-    assert BigEarthNetV2(str(archive)).fingerprint() != before
+    assert BigEarthNetV2(root).fingerprint() == BigEarthNetV2(root, sentinel1=True).fingerprint()
+    flagged = BigEarthNetV2(root, sentinel1=False, include_flagged=True)
+    digests = {before, BigEarthNetV2(root).fingerprint(), flagged.fingerprint()}
+    assert len(digests) == 3
+    for name in (FLAGGED_METADATA, METADATA):
+        pq.write_table(pq.read_table(with_sentinel1 / name).slice(1), with_sentinel1 / name)
+        assert flagged.fingerprint() not in digests
+        digests.add(flagged.fingerprint())
+        assert (BigEarthNetV2(root, sentinel1=False).fingerprint() == before) == (name == FLAGGED_METADATA)
 
 
 def test_groups_hold_every_band_once_at_its_resolution() -> None:
@@ -172,69 +188,123 @@ def test_groups_hold_every_band_once_at_its_resolution() -> None:
 
 def test_files_with_the_long_suffix(archive: Path) -> None:
     source = BigEarthNetV2(str(archive))
-    path = source.index()["paths"][0].as_py()[0]
-    before = read_sample(source, [path])
-    for file in (archive / path).iterdir():
+    path = paths_of(source)[0]
+    before = read_sample(source, path)
+    for file in (archive / path[0]).iterdir():
         file.rename(file.with_suffix(".tiff"))
-    after = read_sample(source, [path])
+    after = read_sample(source, path)
     assert after.keys() == before.keys()
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
 def test_bad_band_files_are_named(archive: Path) -> None:
     source = BigEarthNetV2(str(archive))
-    path = source.index()["paths"][0].as_py()[0]
-    file = next((archive / path).glob("*_B11.tif"))
-    file.write_bytes(file.read_bytes()[:-1])
+    path = paths_of(source)[0]
+    file = next((archive / path[0]).glob("*_B11.tif"))
+    long = file.with_suffix(".tiff")
+    whole = file.read_bytes()
+    file.write_bytes(whole[:-1])
     with pytest.raises(BadRecordError, match=r"_B11\.tif: not a readable GeoTIFF"):
-        read_sample(source, [path])
-    shutil.copy(next((archive / path).glob("*_B02.tif")), file)
+        read_sample(source, path)
+    shutil.copy(next((archive / path[0]).glob("*_B02.tif")), file)
     with pytest.raises(BadRecordError, match=r"_B11\.tif: wrong size \(\(120, 120\) pixels .* expected \(60, 60\)"):
-        read_sample(source, [path])
+        read_sample(source, path)
     file.unlink()
     with pytest.raises(BadRecordError, match=r"_B11\.tif: missing file"):
-        read_sample(source, [path])
+        read_sample(source, path)
+    long.write_bytes(whole[:-1])
+    with pytest.raises(BadRecordError, match=r"_B11\.tiff: not a readable GeoTIFF"):
+        read_sample(source, path)
+
+
+def test_sentinel1_is_a_further_group_where_it_is_there(with_sentinel1: Path) -> None:
+    source = BigEarthNetV2(str(with_sentinel1))
+    assert source == pickle.loads(pickle.dumps(source))
+    group = source.description.groups[-1]
+    assert (group.name, group.shape, group.dtype, group.bands) == ("sentinel1", (120, 120, 2), "float32", ("VV", "VH"))
+    index = source.index()
+    assert len(index.rejected) == 0
+    names = dict(
+        zip(
+            *(pq.read_table(with_sentinel1 / METADATA)[key].to_pylist() for key in ("patch_id", "s1_name")), strict=True
+        )
+    )
+    for row in index.samples.to_pylist():
+        name = names[row["id"]]
+        assert row["paths"][1] == f"BigEarthNet-S1/{name.rsplit('_', 3)[0]}/{name}"
+        image = read_sample(source, row["paths"])["sentinel1"]
+        group.check(image)
+        for position, band in enumerate(("VV", "VH")):
+            with rasterio.open(with_sentinel1 / row["paths"][1] / f"{name}_{band}.tif") as file:
+                np.testing.assert_array_equal(image[..., position], file.read(1))
+
+
+def test_sentinel1_can_be_left_out_or_demanded(with_sentinel1: Path) -> None:
+    without = BigEarthNetV2(str(with_sentinel1), sentinel1=False)
+    assert without.description.groups == GROUPS
+    assert {len(paths) for paths in paths_of(without)} == {1}
+    shutil.rmtree(with_sentinel1 / "BigEarthNet-S1")
+    assert BigEarthNetV2(str(with_sentinel1)).description.groups == GROUPS
+    with pytest.raises(FileNotFoundError, match="no folder BigEarthNet-S1"):
+        BigEarthNetV2(str(with_sentinel1), sentinel1=True).index()
+
+
+def test_a_missing_sentinel1_patch_is_rejected(with_sentinel1: Path) -> None:
+    source = BigEarthNetV2(str(with_sentinel1))
+    lost = source.index().samples.to_pylist()[4]
+    shutil.rmtree(with_sentinel1 / lost["paths"][1])
+    index = source.index()
+    assert lost["id"] not in index.samples["id"].to_pylist()
+    assert index.rejected.to_pylist() == [
+        {"id": lost["id"], "file": f"{with_sentinel1}/{lost['paths'][1]}", "reason": "missing folder", "detail": ""}
+    ]
+
+
+@pytest.mark.parametrize(("value", "reason"), [(np.nan, "NaN"), (-np.inf, "infinite value")], ids=["NaN", "infinite"])
+def test_sentinel1_values_that_are_no_numbers(with_sentinel1: Path, value: float, reason: str) -> None:
+    source = BigEarthNetV2(str(with_sentinel1))
+    paths = paths_of(source)[0]
+    pixels = np.full((120, 120), -10, np.float32)
+    pixels[3, 5] = value
+    write_float32(with_sentinel1 / paths[1] / f"{Path(paths[1]).name}_VH.tif", pixels)
+    for _ in range(2):  # through GDAL and without it
+        with pytest.raises(BadRecordError, match=rf"_VH\.tif: {reason} \(1 of 14400 pixels\)") as caught:
+            read_sample(source, paths)
+        assert caught.value.reason == reason
 
 
 def test_real_patches_read_as_rasterio_reads_them(shared_data: Path) -> None:
     source = BigEarthNetV2(str(shared_data / "bigearthnet_v2"))
-    paths = [paths[0] for paths in source.index()["paths"].to_pylist()]
+    paths = paths_of(source)
     assert len(paths) == 30
-    for path in paths:
-        images = read_sample(source, [path])
+    for path in [*paths, *paths]:  # the second time without GDAL
+        images = read_sample(source, path)
         for group in GROUPS:
             image = images[group.name]
             group.check(image)
             assert image.flags.c_contiguous
             for position, band in enumerate(group.bands):
-                with rasterio.open(Path(source.root, path, f"{Path(path).name}_{band}.tif")) as file:
+                with rasterio.open(Path(source.root, path[0], f"{Path(path[0]).name}_{band}.tif")) as file:
                     np.testing.assert_array_equal(image[..., position], file.read(1))
 
 
 def test_real_labels_and_splits_come_back(shared_data: Path) -> None:
     root = shared_data / "bigearthnet_v2"
-    published = {row["patch_id"]: row for row in pq.read_table(root / "metadata.parquet").to_pylist()}
-    for row in BigEarthNetV2(str(root)).index().to_pylist():
+    published = {row["patch_id"]: row for row in pq.read_table(root / METADATA).to_pylist()}
+    for row in BigEarthNetV2(str(root)).index().samples.to_pylist():
         assert [BIGEARTHNET_19[label] for label in row["labels"]] == sorted(published[row["id"]]["labels"])
         assert row["split"] == published[row["id"]]["split"]
 
 
-@pytest.mark.parametrize(
-    ("name", "counts"),
-    [
-        ("metadata.parquet", (237_871, 122_342, 119_825)),
-        ("metadata_for_patches_with_snow_cloud_or_shadow.parquet", (34_673, 17_235, 17_542)),
-    ],
-)
-def test_the_complete_official_metadata_is_accepted(shared_data: Path, name: str, counts: tuple[int, int, int]) -> None:
-    path = shared_data / "bigearthnet_v2_full_metadata" / name
-    table = read_metadata(path)
-    assert tuple(pc.sum(pc.equal(table["split"], split)).as_py() for split in SPLITS) == counts
-    published = pq.read_table(path).sort_by("patch_id")
-    assert table["id"].to_pylist() == published["patch_id"].to_pylist()
-    every_label = published["labels"].combine_chunks().flatten()
-    assert set(every_label.to_pylist()) == set(BIGEARTHNET_19)
-    # The published lists are alphabetical, so ascending indices must give the very same sequence.
-    indices = table["labels"].combine_chunks()
-    assert pa.array(BIGEARTHNET_19).take(indices.flatten()).equals(every_label)
-    assert pc.list_value_length(indices).equals(pc.list_value_length(published["labels"].combine_chunks()))
+def test_bad_rows_of_the_metadata_are_in_the_index(archive: Path) -> None:
+    rows: list[dict[str, Any]] = pq.read_table(archive / METADATA).to_pylist()
+    rows[0]["labels"] = ["Sea and ocean"]
+    rows[1]["patch_id"] = "../../etc"
+    pq.write_table(pa.Table.from_pylist([*rows, rows[2]]), archive / METADATA)
+    index = BigEarthNetV2(str(archive)).index()
+    assert index.samples["id"].to_pylist() == [row["patch_id"] for row in rows[2:]]
+    assert [(row["id"], row["reason"]) for row in index.rejected.to_pylist()] == [
+        ("../../etc", "malformed id"),
+        (rows[0]["patch_id"], "unknown label"),
+        (rows[2]["patch_id"], "repeated id"),
+    ]

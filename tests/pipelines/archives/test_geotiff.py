@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.archives.geotiff import read_band
+from pipelines.archives.geotiff import read_band, read_band_into
 
 TRANSFORM = rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000)
 
@@ -26,15 +27,75 @@ def pixels(height: int, width: int) -> NDArray[np.uint16]:
 
 @pytest.mark.parametrize(
     "options",
-    [{}, {"compress": "deflate"}, {"tiled": True, "blockxsize": 32, "blockysize": 16}, {"blockysize": 7}],
-    ids=["strips", "deflate", "tiles", "strips of 7"],
+    [
+        {},
+        {"nodata": 0},
+        {"blockysize": 1},
+        {"blockysize": 7},
+        {"blockysize": 200},
+        {"compress": "deflate", "predictor": 2},
+        {"compress": "lzw"},
+        {"compress": "zstd"},
+        {"compress": "packbits"},
+        {"compress": "deflate", "tiled": True, "blockxsize": 32, "blockysize": 16},
+        {"tiled": True, "blockxsize": 32, "blockysize": 16},
+        {"ENDIANNESS": "BIG"},
+        {"BIGTIFF": "YES"},
+        {"photometric": "miniswhite"},
+    ],
+    ids=str,
 )
-def test_pixels_come_back_whatever_the_blocks(tmp_path: Path, options: dict[str, Any]) -> None:
-    written = pixels(60, 60)
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "float32"])
+def test_pixels_come_back_however_they_are_stored(tmp_path: Path, dtype: str, options: dict[str, Any]) -> None:
+    written = pixels(60, 60).astype(dtype)
     written[0, 3, 5] = 0
-    band = read_band(write(tmp_path / "band.tif", written, **options), (60, 60), "uint16")
-    assert band.dtype == np.uint16
-    np.testing.assert_array_equal(band, written[0])
+    path = write(tmp_path / "band.tif", written, **options)
+    for _ in range(2):  # a plain file the second time without GDAL
+        band = read_band(path, (60, 60), dtype)
+        assert band.dtype == dtype
+        np.testing.assert_array_equal(band, written[0])
+
+
+@pytest.mark.parametrize("beside", ["overviews inside", "overviews beside", "mask inside", "mask beside", "scale"])
+def test_what_is_stored_besides_the_pixels_does_not_change_them(tmp_path: Path, beside: str) -> None:
+    written = pixels(120, 120)
+    path = write(tmp_path / "band.tif", written)
+    options = {"TIFF_USE_OVR": beside == "overviews beside", "GDAL_TIFF_INTERNAL_MASK": beside == "mask inside"}
+    with rasterio.Env(**options), rasterio.open(path, "r+") as file:
+        if "overviews" in beside:
+            file.build_overviews([2, 4])
+        elif "mask" in beside:
+            file.write_mask(np.arange(14400).reshape(120, 120) % 2 == 0)
+        else:
+            file.scales, file.offsets = (0.0001,), (-0.1,)
+    with rasterio.open(path) as file:
+        np.testing.assert_array_equal(file.read(1), written[0])
+    for _ in range(2):
+        np.testing.assert_array_equal(read_band(path, (120, 120), "uint16"), written[0])
+
+
+def test_fewer_bits_than_the_dtype(tmp_path: Path) -> None:
+    written = pixels(60, 60)
+    path = write(tmp_path / "band.tif", written, NBITS=15)
+    for _ in range(2):
+        np.testing.assert_array_equal(read_band(path, (60, 60), "uint16"), written[0])
+
+
+def test_a_band_of_an_image_is_read_in_place(tmp_path: Path) -> None:
+    image = np.zeros((60, 60, 3), np.uint16)
+    for change in range(2):  # with GDAL, then without
+        written = pixels(60, 60) + np.uint16(change)
+        write(tmp_path / "band.tif", written)
+        read_band_into(str(tmp_path / "band.tif"), image[..., 1])
+        np.testing.assert_array_equal(image[..., 1], written[0])
+    assert not image[..., [0, 2]].any()
+
+
+def test_numbers_that_are_none_come_back_bit_by_bit(tmp_path: Path) -> None:
+    written = np.array([[[np.nan, -np.nan], [np.inf, -0.0]]], np.float32)
+    path = write(tmp_path / "band.tif", written)
+    for _ in range(2):
+        assert read_band(path, (2, 2), "float32").tobytes() == written.tobytes()
 
 
 def test_written_zeros_are_pixels(tmp_path: Path) -> None:
@@ -55,6 +116,22 @@ def test_a_file_without_georeference_reads_without_a_warning(tmp_path: Path) -> 
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(BadRecordError, match=r"absent\.tif: missing file"):
         read_band(tmp_path / "absent.tif", (20, 20), "uint16")
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    write(tmp_path / "band.tif", pixels(20, 20))
+    (tmp_path / "link.tif").symlink_to(tmp_path / "band.tif")
+    with pytest.raises(BadRecordError, match=r"link\.tif: symbolic link"):
+        read_band(tmp_path / "link.tif", (20, 20), "uint16")
+
+
+@pytest.mark.timeout(20)
+def test_what_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "folder.tif").mkdir()
+    os.mkfifo(tmp_path / "pipe.tif")
+    for name in ("folder.tif", "pipe.tif", "folder.tif/x.tif"):
+        with pytest.raises(BadRecordError, match=rf"{name}: missing file"):
+            read_band(tmp_path / name, (20, 20), "uint16")
 
 
 def test_another_format_under_the_name_of_a_geotiff(tmp_path: Path) -> None:
@@ -81,10 +158,11 @@ def test_several_bands(tmp_path: Path) -> None:
         read_band(path, (20, 20), "uint16")
 
 
-def test_blocks_that_were_never_written(tmp_path: Path) -> None:
+@pytest.mark.parametrize("nodata", [None, 0, 7])
+def test_blocks_that_were_never_written(tmp_path: Path, nodata: int | None) -> None:
     path = tmp_path / "band.tif"
     profile = {"driver": "GTiff", "count": 1, "height": 120, "width": 120, "dtype": "uint16", "blockysize": 30}
-    with rasterio.open(path, "w", **profile, transform=TRANSFORM, SPARSE_OK=True) as file:
+    with rasterio.open(path, "w", **profile, nodata=nodata, transform=TRANSFORM, SPARSE_OK=True) as file:
         file.write(np.ones((30, 120), np.uint16), 1, window=((0, 30), (0, 120)))
     with pytest.raises(BadRecordError, match=r"band\.tif: pixels missing \(block 1 of 4"):
         read_band(path, (120, 120), "uint16")
@@ -93,6 +171,7 @@ def test_blocks_that_were_never_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("size", [20, 60, 120])
 def test_no_truncated_file_is_read(tmp_path: Path, size: int) -> None:
     complete = write(tmp_path / "complete.tif", pixels(size, size), nodata=0).read_bytes()
+    read_band(tmp_path / "complete.tif", (size, size), "uint16")  # from here on, files like it are read without GDAL
     truncated = tmp_path / "truncated.tif"
     # All of the directory and its values (under 400 bytes) in small steps, then through the strips to the last byte.
     lengths = [*range(0, 420, 3), *range(420, len(complete), len(complete) // 60), len(complete) - 1]

@@ -20,7 +20,7 @@ def tree(root: Path) -> dict[str, bytes]:
 
 def test_the_archive_opens_and_holds_what_was_drawn(generated: Path) -> None:
     archive = BigEarthNetV2(str(generated))
-    index = {row["id"]: row for row in archive.index().to_pylist()}
+    index = {row["id"]: row for row in archive.index().samples.to_pylist()}
     splits = ["train"] * 12 + ["validation"] * 4 + ["test"] * 4
     assert len(index) == len(splits)
     for number, split in enumerate(splits):
@@ -89,7 +89,7 @@ def test_a_finished_archive_is_left_alone(generated: Path) -> None:
 def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
     (tmp_path / "new").mkdir()
     generate_bigearthnet_v2(tmp_path / "new", train=1, validation=0, test=0, processes=1)
-    assert BigEarthNetV2(str(tmp_path / "new")).index().num_rows == 1
+    assert BigEarthNetV2(str(tmp_path / "new")).index().samples.num_rows == 1
 
 
 @pytest.mark.parametrize(("train", "seed"), [(13, 0), (12, 1)])

@@ -2,6 +2,7 @@ import dataclasses
 import json
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 
@@ -84,8 +85,65 @@ def test_a_channel_that_dies_does_not_stop_the_sender(channel: DriverChannel, ca
     sender._socket.shutdown(socket.SHUT_RDWR)
     for _ in range(3):
         sender.send({"kind": "log", "line": "into the void"})
-    assert len([record for record in caplog.records if "goes on without it" in record.message]) == 1
     sender.close()
+    assert len([record for record in caplog.records if "goes on without it" in record.message]) == 1
+
+
+def test_closing_waits_for_what_was_sent() -> None:
+    received: list[Message] = []
+
+    def slow(message: Message) -> None:
+        time.sleep(0.005)
+        received.append(message)
+
+    channel = DriverChannel("127.0.0.1", slow)
+    sender = Sender(channel.address)
+    for number in range(300):
+        sender.send({"kind": "log", "line": str(number)})
+    sender.close()
+    channel.close()
+    assert [message["line"] for message in received] == [str(number) for number in range(300)]
+
+
+def test_a_callback_that_raises_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
+    received: list[str] = []
+
+    def picky(message: Message) -> None:
+        if message["line"] == "bad":
+            raise KeyError("bad")
+        received.append(message["line"])
+
+    channel = DriverChannel("127.0.0.1", picky)
+    sender = Sender(channel.address)
+    for line in ("one", "bad", "two"):
+        sender.send({"kind": "log", "line": line})
+    sender.close()
+    channel.close()
+    assert received == ["one", "two"]
+    assert "callback of the log channel failed" in caplog.text
+
+
+def test_a_driver_that_does_not_listen_costs_log_lines_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.launch.channel._QUEUED_MESSAGES", 10)
+    go_on = threading.Event()
+    received: list[Message] = []
+
+    def stuck(message: Message) -> None:
+        go_on.wait()
+        received.append(message)
+
+    channel = DriverChannel("127.0.0.1", stuck)
+    sender = Sender(channel.address)
+    started = time.monotonic()
+    for number in range(200):
+        sender.send({"kind": "log", "line": f"{number} " + "x" * 100_000})
+    assert time.monotonic() - started < 5
+    go_on.set()
+    sender.send({"kind": "failure", "line": "the end"})
+    sender.close()
+    channel.close()
+    assert received[-1]["line"] == "the end"
+    assert len(received) < 200
 
 
 def test_the_secret_is_not_shown() -> None:

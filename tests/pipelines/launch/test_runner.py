@@ -1,6 +1,8 @@
 """Real barrier stages with real worker processes; most start no TensorFlow, which would cost ten seconds each."""
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
@@ -130,6 +132,83 @@ def test_no_worker_outlives_a_failure(spark: SparkSession, tmp_path: Path) -> No
     while remaining := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"still running: {remaining}"
         time.sleep(0.1)
+
+
+def test_a_child_that_outlives_its_rank_does_not_hold_up_the_error(spark: SparkSession) -> None:
+    def function() -> None:
+        import signal
+        import time
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            if os.fork() == 0:  # as a data loader would
+                time.sleep(60)
+                os._exit(0)
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(60)
+
+    started = time.monotonic()
+    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: killed by SIGKILL"):
+        BarrierRunner(spark, 2, on_log=lambda rank, line: None).run(function)
+    assert time.monotonic() - started < 30
+
+
+def test_a_talkative_rank_still_fails_with_its_own_error(spark: SparkSession) -> None:
+    lines: list[str] = []
+
+    def slow(rank: int, line: str) -> None:
+        time.sleep(0.01)
+        lines.append(line)
+
+    def function() -> None:
+        print("x" * (3 << 20))
+        print(*range(300), sep="\r")
+        raise LookupError("after all that")
+
+    with pytest.raises(WorkerError, match="LookupError: after all that"):
+        BarrierRunner(spark, 1, on_log=slow).run(function)
+    assert "299" in lines
+    assert max(map(len, lines)) <= 1 << 14
+
+
+def test_the_survivors_of_a_ring_are_consequences(spark: SparkSession) -> None:
+    def function() -> None:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.init()
+        hvd.allreduce(tf.constant([1.0]), name="first")
+        if hvd.rank() == 1:
+            os._exit(7)
+        hvd.allreduce(tf.constant([1.0]), name="second")
+
+    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: exited with code 7"):
+        BarrierRunner(spark, 2, on_log=lambda rank, line: None).run(function)
+
+
+def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSession, tmp_path: Path) -> None:
+    def function() -> None:
+        import time
+
+        (tmp_path / os.environ["HOROVOD_RANK"]).write_text(str(os.getpid()))
+        time.sleep(120)
+
+    def interrupt() -> None:
+        while len(list(tmp_path.iterdir())) < 2:
+            time.sleep(0.05)
+        signal.raise_signal(signal.SIGINT)
+
+    previous = signal.signal(signal.SIGINT, signal.default_int_handler)
+    threading.Thread(target=interrupt, daemon=True).start()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            BarrierRunner(spark, 2).run(function)
+    finally:
+        signal.signal(signal.SIGINT, previous)
+    deadline = time.monotonic() + 15
+    while any(alive(int(path.read_text())) for path in tmp_path.iterdir()):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert BarrierRunner(spark, 2).run(len, "ab") == 2
 
 
 def test_more_workers_than_slots_is_said_at_once(spark: SparkSession) -> None:

@@ -10,13 +10,14 @@ from pipelines.training.checkpoint import (
     KEPT,
     TrainingState,
     list_checkpoints,
-    restore_newest,
+    newest_checkpoint,
+    restore,
     save_checkpoint,
 )
 
 
 def state(epochs_done: int) -> TrainingState:
-    return TrainingState(epochs_done, epochs_done * 7, 0, 16, "run", [{"train_loss": 0.5}] * epochs_done)
+    return TrainingState(epochs_done, epochs_done * 7, 0, 16, "run", "data", [{"train_loss": 0.5}] * epochs_done)
 
 
 @pytest.fixture
@@ -35,13 +36,27 @@ def test_round_trip(tmp_path: Path, variables: list[keras.Variable]) -> None:
     save_checkpoint(tmp_path, state(1), variables)
     for variable in variables:
         variable.assign(np.zeros(variable.shape, variable.dtype) + 1)
-    assert restore_newest(tmp_path, variables) == state(1)
+    path, found = newest_checkpoint(tmp_path)
+    assert found == state(1)
+    restore(path, variables)
     for old, new in zip(before, values(variables), strict=True):
         np.testing.assert_array_equal(old, new)
 
 
-def test_no_checkpoint_is_none(tmp_path: Path, variables: list[keras.Variable]) -> None:
-    assert restore_newest(tmp_path / "absent", variables) is None
+def test_no_checkpoint_says_where(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"absent: is training\.output that of the first run\?"):
+        newest_checkpoint(tmp_path / "absent")
+
+
+def test_damaged_ones_only_are_an_error_and_do_not_push_out_a_new_one(
+    tmp_path: Path, variables: list[keras.Variable]
+) -> None:
+    for epoch in (9, 10):
+        save_checkpoint(tmp_path, state(epoch), variables).write_bytes(b"")
+    with pytest.raises(ValueError, match=r"every checkpoint in .* is damaged"):
+        newest_checkpoint(tmp_path)
+    assert save_checkpoint(tmp_path, state(1), variables).is_file()
+    assert newest_checkpoint(tmp_path)[1] == state(1)
 
 
 def test_only_the_newest_are_kept(tmp_path: Path, variables: list[keras.Variable]) -> None:
@@ -62,7 +77,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
         content[len(content) // 2] ^= 0xFF
     newest.write_bytes(content[: {"truncated": len(content) // 2, "flipped": len(content), "empty": 0}[damage]])
     with caplog.at_level(logging.WARNING):
-        assert restore_newest(tmp_path, variables) == state(1)
+        assert newest_checkpoint(tmp_path)[1] == state(1)
     assert "epoch-00002.npz is damaged" in caplog.text
 
 
@@ -81,6 +96,6 @@ def test_an_interrupted_write_leaves_the_old_ones(
 
 
 def test_another_model_is_refused(tmp_path: Path, variables: list[keras.Variable]) -> None:
-    save_checkpoint(tmp_path, state(1), variables)
+    path = save_checkpoint(tmp_path, state(1), variables)
     with pytest.raises(ValueError, match="another model or optimizer"):
-        restore_newest(tmp_path, variables[1:])
+        restore(path, variables[1:])

@@ -1,0 +1,66 @@
+"""What the versions of BigEarthNet share: image groups, and a patch as a folder with one GeoTIFF per band."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import BadRecordError
+from pipelines.archives.geotiff import MISSING_FILE, read_band_into
+from pipelines.dataset.schema import ImageGroup
+
+SPLITS = ("train", "validation", "test")
+GROUPS = (
+    ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),
+    ImageGroup("bands_20m", (60, 60, 6), "uint16", ("B05", "B06", "B07", "B8A", "B11", "B12")),
+    ImageGroup("bands_60m", (20, 20, 2), "uint16", ("B01", "B09")),
+)
+"""Sentinel-2: reflectance x 10,000, at each band's own resolution."""
+SENTINEL1 = ImageGroup("sentinel1", (120, 120, 2), "float32", ("VV", "VH"))
+"""Sentinel-1: backscatter in dB."""
+
+
+def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDArray[Any]]) -> None:
+    """Read `<folder>/<name of the folder>_<band>.tif`, or `.tiff`, for every band of the groups.
+
+    Args:
+        folder: A patch.
+        groups: Which bands.
+        out: By group name; every pixel is written.
+
+    Raises:
+        BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype, or has values
+            that are no numbers.
+    """
+    stem = f"{folder}/{folder.rpartition('/')[2]}"
+    for group in groups:
+        image = out[group.name]
+        for position, band in enumerate(group.bands):
+            pixels = image[..., position]
+            path = _read_either_suffix(f"{stem}_{band}.tif", pixels)
+            if pixels.dtype.kind == "f":
+                _check_numbers(path, pixels)
+
+
+def _read_either_suffix(path: str, pixels: NDArray[Any]) -> str:
+    try:
+        read_band_into(path, pixels)
+    except BadRecordError as error:
+        if error.reason != MISSING_FILE:
+            raise
+        copied = f"{path}f"  # the suffix in some redistributed copies
+        try:
+            read_band_into(copied, pixels)
+        except BadRecordError as second:
+            raise (error if second.reason == MISSING_FILE else second) from None
+        return copied
+    return path
+
+
+def _check_numbers(path: str, pixels: NDArray[Any]) -> None:
+    if np.isfinite(pixels).all():
+        return
+    wrong = np.isnan(pixels)
+    reason = "NaN" if wrong.any() else "infinite value"
+    raise BadRecordError(path, reason, f"{np.count_nonzero(~np.isfinite(pixels))} of {pixels.size} pixels")

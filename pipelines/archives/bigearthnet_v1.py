@@ -1,0 +1,172 @@
+"""BigEarthNet v1.0 as its authors publish it: patches of 1,200 m, 12 bands of Sentinel-2, 43 or 19 classes.
+
+```
+<root>/BigEarthNet-v1.0/<patch>/<patch>_B01.tif ... <patch>_B12.tif    (or <root>/<patch>/...)
+<root>/BigEarthNet-v1.0/<patch>/<patch>_labels_metadata.json
+<root>/splits/train.csv, val.csv, test.csv                             (or .csv.gz: one patch name per line)
+<root>/splits/patches_with_cloud_and_shadow.csv, patches_with_seasonal_snow.csv, patches_with_no_19_class_targets.csv
+```
+
+Pixels are uint16, reflectance x 10,000. Many patches are also in v2.0, some of its test split in the training split
+here: never test a model on the other version.
+
+Source: Sumbul et al., "BigEarthNet: A Large-Scale Benchmark Archive for Remote Sensing Image Understanding", 2019.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.bigearthnet_patch import GROUPS, read_patch
+from pipelines.archives.bigearthnet_v1_metadata import (
+    CLOUD_LIST,
+    NO_19_LIST,
+    SNOW_LIST,
+    list_file,
+    read_labels,
+    read_list,
+    read_splits,
+)
+from pipelines.archives.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43, TO_19
+from pipelines.archives.paths import list_subfolders, stays_inside
+from pipelines.archives.sieve import Sieve
+
+KIND = "bigearthnet_v1"
+IMAGES = "BigEarthNet-v1.0"
+_CLASS_NAMES = {19: BIGEARTHNET_19, 43: BIGEARTHNET_43}
+
+
+@dataclass(frozen=True)
+class BigEarthNetV1:
+    """An extracted BigEarthNet v1.0 archive; its labels are read once per object."""
+
+    root: str
+    """Folder of the patches, or the one that holds `BigEarthNet-v1.0`."""
+    _: KW_ONLY
+    nomenclature: int = 19
+    """Number of classes: the 19 of the later nomenclature or the original 43."""
+    splits: str | None = None
+    """Folder of the lists of patches; None: `splits` in `root`."""
+    include_flagged: bool = False
+    """Take the listed patches that are also in the lists of clouds, snow and (of 19 classes) those without a class.
+
+    The official splits have none of them."""
+    subset: bool = False
+    """Whether the lists may name patches that are not there."""
+
+    def __post_init__(self) -> None:
+        if self.nomenclature not in _CLASS_NAMES:
+            raise ValueError(f"nomenclature is {self.nomenclature}, expected 19 or 43")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the index behind when travelling to an executor."""
+        return {name: value for name, value in vars(self).items() if name != "_index"}
+
+    @property
+    def description(self) -> ArchiveDescription:
+        """The classes, several per patch, and the bands in three groups by resolution."""
+        return ArchiveDescription(KIND, "multi_label", _CLASS_NAMES[self.nomenclature], GROUPS)
+
+    def index(self) -> ArchiveIndex:
+        """List every patch of the splits, sorted by id; patches that no split lists are left out.
+
+        Raises:
+            FileNotFoundError: The archive or a list is missing.
+            ValueError: A list is damaged, no patch is there, or the folder of images is a link out of the archive.
+        """
+        return self._index
+
+    def fingerprint(self) -> str:
+        """SHA-256 hex digest of the classes and of every patch's id, split and labels."""
+        index = self._index
+        digest = hashlib.sha256(json.dumps({"kind": KIND, "nomenclature": self.nomenclature}).encode())
+        for row in zip(*(index.samples[name].to_pylist() for name in ("id", "split", "labels")), strict=True):
+            digest.update(f"\n{row}".encode())
+        for row in zip(*(index.rejected[name].to_pylist() for name in ("id", "reason")), strict=True):
+            digest.update(f"\n{row}".encode())
+        return digest.hexdigest()
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Read the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`.
+
+        Raises:
+            BadRecordError: A band file is missing, truncated, of the wrong size or dtype.
+        """
+        read_patch(f"{self.root}/{paths[0]}", GROUPS, out)
+
+    @cached_property
+    def _index(self) -> ArchiveIndex:
+        if not Path(self.root).is_dir():
+            raise FileNotFoundError(f"{self.root}: no such folder, expected the BigEarthNet v1.0 archive")
+        sieve = read_splits(self._splits())
+        if not self.include_flagged:
+            sieve.rows = sieve.rows.filter(pc.invert(pc.is_in(sieve.rows["id"], self._flagged())))
+        self._reject_missing(sieve)
+        labels, errors = read_labels(self._label_files(sieve.rows["id"]), self._class_indices())
+        sieve.rows = sieve.rows.append_column("labels", labels.cast(INDEX_SCHEMA.field("labels").type))
+        _reject_bad_labels(sieve, errors)
+        rows = sieve.rows.combine_chunks()
+        ids = rows["id"].combine_chunks()
+        folders = pc.binary_join_element_wise(self._images(), ids, "/") if self._images() else ids
+        offsets = pa.array(range(len(ids) + 1), pa.int32())
+        paths = pa.ListArray.from_arrays(offsets, folders, type=INDEX_SCHEMA.field("paths").type)
+        return ArchiveIndex(
+            pa.table([ids, rows["split"], rows["labels"], paths], schema=INDEX_SCHEMA), sieve.rejected()
+        )
+
+    def _images(self) -> str:
+        """Folder of the patches, relative to the root; empty where it is the root."""
+        return IMAGES if Path(self.root, IMAGES).is_dir() else ""
+
+    def _splits(self) -> Path:
+        return Path(self.root, "splits") if self.splits is None else Path(self.splits)
+
+    def _flagged(self) -> pa.Array:
+        names = [CLOUD_LIST, SNOW_LIST, *([NO_19_LIST] if self.nomenclature == 19 else [])]
+        files = [path for path in (list_file(self._splits(), name) for name in names) if path is not None]
+        return pa.concat_arrays([pa.array([], pa.string()), *map(read_list, files)])
+
+    def _reject_missing(self, sieve: Sieve) -> None:
+        top = Path(self.root, self._images())
+        if self._images() and top.is_symlink() and not stays_inside(self.root, str(top)):
+            raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
+        inside, leading_out = list_subfolders(self.root, [self._images() or "."])
+        prefix = len(f"{IMAGES}/") if self._images() else 0
+        found, links = (pc.utf8_slice_codeunits(names, prefix).combine_chunks() for names in (inside, leading_out))
+        if not pc.any(pc.is_in(sieve.rows["id"], pa.concat_arrays([found, links]))).as_py():
+            raise ValueError(f"{top}: none of the {len(sieve.rows)} patches of {self._splits()} is there")
+        sieve.reject(pc.is_in(sieve.rows["id"], links), "symbolic link", file=self._folders(sieve.rows["id"]))
+        missing = pc.invert(pc.is_in(sieve.rows["id"], found))
+        if self.subset:
+            sieve.rows = sieve.rows.filter(pc.invert(missing))
+        else:
+            sieve.reject(missing, "missing folder", file=self._folders(sieve.rows["id"]))
+
+    def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.binary_join_element_wise(str(Path(self.root, self._images())), ids, "/")
+
+    def _label_files(self, ids: pa.ChunkedArray) -> list[str]:
+        top = Path(self.root, self._images())
+        return [f"{top}/{name}/{name}_labels_metadata.json" for name in ids.to_pylist()]
+
+    def _class_indices(self) -> dict[str, int | None]:
+        indices = TO_19 if self.nomenclature == 19 else range(len(BIGEARTHNET_43))
+        return dict(zip(BIGEARTHNET_43, indices, strict=True))
+
+
+def _reject_bad_labels(sieve: Sieve, errors: list[BadRecordError | None]) -> None:
+    """Reject the rows that have an error, with the error's own file, reason and detail."""
+    bad = pa.array([error is not None for error in errors], pa.bool_())
+    file, reason, detail = (
+        pa.array([getattr(error, part, "") for error in errors], pa.string()) for part in ("file", "reason", "detail")
+    )
+    sieve.reject(bad, reason, file=file, detail=detail)

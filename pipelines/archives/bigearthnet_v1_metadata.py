@@ -1,0 +1,136 @@
+"""The metadata of BigEarthNet v1.0: lists of patches, one per split, and one JSON file with the labels per patch."""
+
+import gzip
+import itertools
+import json
+import zlib
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.archives.archive import BadRecordError
+from pipelines.archives.geotiff import read_file
+from pipelines.archives.sieve import Sieve
+
+SPLIT_LISTS = {"train": "train", "validation": "val", "test": "test"}
+"""File name, without suffix, of the list of each split."""
+CLOUD_LIST = "patches_with_cloud_and_shadow"
+SNOW_LIST = "patches_with_seasonal_snow"
+NO_19_LIST = "patches_with_no_19_class_targets"
+
+# Mission, level, sensing time (which may have lost a zero), column and row; no tile. A name becomes a path.
+_PATCH = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{5,6}_[0-9]{1,2}_[0-9]{1,2}\z"
+_LARGEST_JSON = 1 << 20  # bytes; real ones have about 1,200
+# One thread parses about as fast as many; more of them wait for a slow or distant disk at the same time.
+_THREADS = 8
+_FILES_PER_TASK = 512
+
+
+def read_splits(folder: Path) -> Sieve:
+    """Read the lists of the three splits.
+
+    Returns:
+        Rows with `id`, `split` and `file`, sorted by id. Rejected are malformed names and, of a name that is listed
+        more than once, all but the first in the order train, validation, test.
+
+    Raises:
+        FileNotFoundError: A list is missing.
+        ValueError: A list is damaged, or all are empty.
+    """
+    tables = []
+    for split, name in SPLIT_LISTS.items():
+        path = list_file(folder, name)
+        if path is None:
+            raise FileNotFoundError(f"{folder}: no {name}.csv or {name}.csv.gz, expected one patch name per line in it")
+        ids = read_list(path)
+        tables.append(
+            pa.table({"id": ids, "split": pa.repeat(split, len(ids)), "file": pa.repeat(str(path), len(ids))})
+        )
+    table = pa.concat_tables(tables)
+    if table.num_rows == 0:
+        raise ValueError(f"{folder}: the lists of the splits are empty, expected one patch name per line")
+    sieve = Sieve(table.take(pc.sort_indices(table["id"])).combine_chunks())  # the sort is stable
+    sieve.reject(pc.invert(pc.match_substring_regex(sieve.rows["id"], _PATCH)), "malformed id")
+    ids = sieve.rows["id"].combine_chunks()
+    repeated = np.zeros(len(ids), bool)
+    repeated[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+    sieve.reject(pa.array(repeated), "repeated id")
+    return sieve
+
+
+def list_file(folder: Path, name: str) -> Path | None:
+    """The list as it is published, `<name>.csv`, or compressed."""
+    candidates = (folder / f"{name}.csv", folder / f"{name}.csv.gz")
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def read_list(path: Path) -> pa.Array:
+    """The lines of a list that are not empty; lines end as on Windows in most of the published ones.
+
+    Raises:
+        ValueError: It is no text or not a whole gzip file.
+    """
+    try:
+        text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: not a list of patches, download it again ({error})") from error
+    return pa.array([line.strip() for line in text.split("\n") if line.strip()], pa.string())
+
+
+def read_labels(
+    paths: Sequence[str], indices: Mapping[str, int | None]
+) -> tuple[pa.ListArray, list[BadRecordError | None]]:
+    """Read the labels of many patches.
+
+    Args:
+        paths: JSON files.
+        indices: Class index of every known label, None for one without.
+
+    Returns:
+        Per file the class indices, ascending and each once, int16, and what is wrong with it, if anything. The indices
+        of a bad file are empty.
+    """
+    with ThreadPoolExecutor(_THREADS) as pool:
+        tasks = [paths[start : start + _FILES_PER_TASK] for start in range(0, len(paths), _FILES_PER_TASK)]
+        results = list(pool.map(partial(_read_some, indices=indices), tasks))
+    labels = [pa.array([], pa.list_(pa.int16())), *(array for array, _ in results)]
+    return pa.concat_arrays(labels), list(itertools.chain.from_iterable(errors for _, errors in results))
+
+
+def _read_some(
+    paths: Sequence[str], indices: Mapping[str, int | None]
+) -> tuple[pa.ListArray, list[BadRecordError | None]]:
+    labels: list[list[int]] = []
+    errors: list[BadRecordError | None] = []
+    for path in paths:
+        try:
+            labels.append(_read_one(path, indices))
+            errors.append(None)
+        except BadRecordError as error:
+            labels.append([])
+            errors.append(error)
+    return pa.array(labels, pa.list_(pa.int16())), errors
+
+
+def _read_one(path: str, indices: Mapping[str, int | None]) -> list[int]:
+    try:
+        values = json.loads(read_file(path, _LARGEST_JSON))
+    except BadRecordError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise BadRecordError(path, "malformed JSON", str(error)) from error
+    names = values.get("labels") if isinstance(values, dict) else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise BadRecordError(path, "malformed labels", "expected a list of class names under the key labels")
+    unknown = next((name for name in names if name not in indices), None)
+    if unknown is not None:
+        raise BadRecordError(path, "unknown label", unknown)
+    found = {index for index in map(indices.__getitem__, names) if index is not None}
+    if not found:
+        raise BadRecordError(path, "no labels", f"of those that count: {', '.join(names)}" if names else "")
+    return sorted(found)

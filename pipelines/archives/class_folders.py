@@ -1,0 +1,158 @@
+"""Archives with one folder per class: listing them safely, and telling whether they changed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
+
+
+@dataclass(frozen=True)
+class FolderContents:
+    """One folder, by name."""
+
+    folders: list[str]
+    files: list[tuple[str, int]]
+    """Name and bytes."""
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`."""
+
+
+@dataclass(frozen=True)
+class ClassFiles:
+    """The files of many class folders, folder after folder, each sorted by name."""
+
+    paths: pa.StringArray
+    """Relative to the archive's root, `<folder>/<name>`: also the samples' ids."""
+    folders: NDArray[np.int32]
+    """Position of each file's folder in the list of folders."""
+    sizes: NDArray[np.int64]
+    """Bytes."""
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`."""
+
+
+def list_folder(root: str, folder: str = "") -> FolderContents:
+    """List one folder of an archive.
+
+    Names that start with a dot are passed over. A symbolic link that leads out of the archive or nowhere, a device or
+    pipe, and a name that is not UTF-8 are rejected: what is listed is a plain name of a file or folder below `root`.
+
+    Args:
+        root: The archive.
+        folder: Relative to it.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    folders: list[str] = []
+    files: list[tuple[str, int]] = []
+    rejected: list[dict[str, str]] = []
+    with os.scandir(Path(root, folder)) as entries:
+        for entry in entries:
+            name = entry.name
+            if name.startswith("."):
+                continue
+            path = f"{folder}/{name}" if folder else name
+            if not _is_utf8(name):
+                rejected.append(rejection(root, path, "name is not UTF-8"))
+            elif entry.is_symlink() and not _stays_inside(root, entry.path):
+                rejected.append(rejection(root, path, "symbolic link", f"to {Path(entry.path).readlink()}"))
+            elif entry.is_dir():
+                folders.append(name)
+            elif entry.is_file():
+                files.append((name, entry.stat().st_size))
+            else:
+                rejected.append(rejection(root, path, "not a regular file"))
+    return FolderContents(sorted(folders), sorted(files), sorted(rejected, key=lambda row: row["id"]))
+
+
+def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, str], str | None]) -> ClassFiles:
+    """List the files of class folders; folders in them are rejected, not searched.
+
+    Args:
+        root: The archive.
+        folders: Relative to it; their order is kept.
+        why_not: From folder and file name, why the file is rejected, or None.
+    """
+    paths: list[pa.Array] = [pa.array([], pa.string())]
+    sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]
+    rejected: list[dict[str, str]] = []
+    for folder in folders:
+        contents = list_folder(root, folder)
+        reasons = [why_not(folder, name) for name, _ in contents.files]
+        named = [(name, reason) for (name, _), reason in zip(contents.files, reasons, strict=True) if reason]
+        named += [(name, "nested folder") for name in contents.folders]
+        rejected += contents.rejected + [rejection(root, f"{folder}/{name}", reason) for name, reason in named]
+        taken = [file for file, reason in zip(contents.files, reasons, strict=True) if not reason]
+        # Arrow and numpy hold a million names in a quarter of the memory of Python's lists.
+        paths.append(pa.array([f"{folder}/{name}" for name, _ in taken], pa.string()))
+        sizes.append(np.array([size for _, size in taken], np.int64))
+    positions = np.repeat(np.arange(len(folders), dtype=np.int32), [len(array) for array in paths[1:]])
+    return ClassFiles(pa.concat_arrays(paths), positions, np.concatenate(sizes), rejected)
+
+
+def rejection(root: str, path: str, reason: str, detail: str = "") -> dict[str, str]:
+    """A row of `REJECTED_SCHEMA` for a file or folder `path` relative to `root`."""
+    texts = {"id": path, "file": str(Path(root, path)), "reason": reason, "detail": detail}
+    return {name: os.fsencode(text).decode("utf-8", "backslashreplace") for name, text in texts.items()}
+
+
+def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> None:
+    """Raise ValueError where one of the first folders has no file at all: a class that nothing can be learned of."""
+    counts = np.bincount(files.folders, minlength=len(folders))
+    empty = [folder for position, folder in enumerate(folders) if counts[position] == 0]
+    if empty:
+        raise ValueError(
+            f"{root}: {len(empty)} class folders hold no images, the first is {empty[0]!r}; "
+            "extract the whole archive, or remove the folder"
+        )
+
+
+def samples_table(paths: pa.StringArray, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> pa.Table:
+    """A table of `INDEX_SCHEMA` where every sample is one file of one class, named by its path."""
+    offsets = np.arange(len(paths) + 1, dtype=np.int32)
+    classes = pa.array(labels.astype(np.int16))
+    columns = [
+        paths,
+        pa.array(splits, pa.string()),
+        pa.ListArray.from_arrays(offsets, classes, type=INDEX_SCHEMA.field("labels").type),
+        pa.ListArray.from_arrays(offsets, paths, type=INDEX_SCHEMA.field("paths").type),
+    ]
+    return pa.table(columns, schema=INDEX_SCHEMA)
+
+
+def rejected_table(rejected: list[dict[str, str]]) -> pa.Table:
+    """The rows as a table of `REJECTED_SCHEMA`."""
+    return pa.Table.from_pylist(rejected, REJECTED_SCHEMA)
+
+
+def hash_files(settings: dict[str, Any], files: ClassFiles) -> str:
+    """SHA-256 hex digest of the settings and of every file's path and size, in the listing's order."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for path, size in zip(files.paths.to_pylist(), files.sizes.tolist(), strict=True):
+        digest.update(f"\n{path}\0{size}".encode())
+    return digest.hexdigest()
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:  # a byte that Python keeps as a lone surrogate
+        return False
+    return True
+
+
+def _stays_inside(root: str, link: str) -> bool:
+    try:
+        return Path(link).resolve(strict=True).is_relative_to(Path(root).resolve())
+    except (OSError, RuntimeError):  # leads nowhere, or in a circle
+        return False

@@ -1,0 +1,163 @@
+"""JPEG and PNG files in one folder per class, as ImageNet and many others come.
+
+```
+<root>/train/<class>/*   <root>/validation/<class>/* (or val, valid)   <root>/test/<class>/*
+<root>/<class>/*                                                       without splits: ours are stratified
+```
+"""
+
+import dataclasses
+import functools
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.class_folders import (
+    ClassFiles,
+    check_none_empty,
+    hash_files,
+    list_class_files,
+    rejected_table,
+    samples_table,
+)
+from pipelines.archives.rgb_image import read_rgb, upright_size
+from pipelines.archives.split_folders import ClassTree, find_class_folders
+from pipelines.archives.stratified import SPLITS, check_split, stratified_split
+from pipelines.dataset.schema import ImageGroup
+
+KIND = "image_folder"
+GROUP = "rgb"
+
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_DEFAULT_FRACTIONS = (0.7, 0.15, 0.15)
+_DEFAULT_VALIDATION = 0.1
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder of images by class; listed once per object, and the classes are those of its training folders."""
+
+    root: str
+    """Folder that holds the splits or the classes."""
+    _: KW_ONLY
+    image_size: int | None = None
+    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: all images have one size."""
+    seed: int = 0
+    """Of the splits that the archive has not."""
+    split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
+    """Of train, validation and test within every class, where the folders are classes."""
+    validation_fraction: float = _DEFAULT_VALIDATION
+    """Part of every training class that becomes validation, where there is no such folder; 0: there is none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {self.validation_fraction}, expected 0 or more and below 1")
+        if self.image_size is not None and self.image_size < 1:
+            raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the list of files behind when travelling to an executor, but take the description."""
+        return {name: value for name, value in vars(self).items() if name not in ("_tree", "_files")}
+
+    @functools.cached_property
+    def description(self) -> ArchiveDescription:
+        """Classes by name, one per image, and the group `rgb`: `image_size`, or the size of the first image by path.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: There are no classes or images in it, or splits and classes are mixed.
+        """
+        classes = tuple(dict.fromkeys(folder.rpartition("/")[2] for folder in self._tree.folders))
+        height, width = (self.image_size, self.image_size) if self.image_size else self._first_size()
+        group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
+        return ArchiveDescription(KIND, "single_label", classes, (group,))
+
+    def index(self) -> ArchiveIndex:
+        """List every image, by split, class and name.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: As `description`; or a class of another split is not in train, or has no training images.
+        """
+        names = [folder.rpartition("/")[2] for folder in self._tree.folders]
+        files = self._files
+        labels = np.array([self.description.class_names.index(name) for name in names], np.int16)[files.folders]
+        samples = samples_table(files.paths, self._split(labels), labels)
+        return ArchiveIndex(samples, rejected_table(files.rejected))
+
+    def fingerprint(self) -> str:
+        """SHA-256 hex digest of kind, settings and every file's path and size."""
+        settings = {
+            "kind": KIND,
+            "image_size": self.image_size,
+            "seed": self.seed,
+            "split_fractions": self.split_fractions,
+            "validation_fraction": self.validation_fraction,
+        }
+        return hash_files(settings, self._files)
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Decode one image: `rgb`, uint8.
+
+        Raises:
+            BadRecordError: The file is missing, damaged, animated, of another format or of the wrong size.
+        """
+        read_rgb(Path(self.root, paths[0]), out[GROUP], fit=self.image_size is not None)
+
+    @functools.cached_property
+    def _tree(self) -> ClassTree:
+        return find_class_folders(self.root, is_image)
+
+    @functools.cached_property
+    def _files(self) -> ClassFiles:
+        tree = self._tree
+        files = list_class_files(self.root, tree.folders, _why_not)
+        training = [folder for folder, split in zip(tree.folders, tree.splits, strict=True) if split in (None, "train")]
+        check_none_empty(self.root, training, files)
+        return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
+
+    def _first_size(self) -> tuple[int, int]:
+        for path in self._files.paths:
+            try:
+                return upright_size(Path(self.root, path.as_py()))
+            except BadRecordError:  # counted when it is read
+                continue
+        raise ValueError(f"{self.root}: none of the {len(self._files.paths)} images can be read")
+
+    def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
+        """The split of every file: its folder's, or drawn by class."""
+        tree, files = self._tree, self._files
+        keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
+        if None in tree.splits:
+            self._warn_without_effect("validation_fraction", _DEFAULT_VALIDATION, "it has no split folders")
+            return np.array(SPLITS)[stratified_split(keys, labels, self.split_fractions, self.seed)]
+        self._warn_without_effect("split_fractions", _DEFAULT_FRACTIONS, "it has split folders")
+        splits = np.array(tree.splits, "U10")[files.folders]
+        if "validation" in tree.splits:
+            self._warn_without_effect("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
+        else:
+            train = np.flatnonzero(splits == "train")
+            fractions = (1 - self.validation_fraction, self.validation_fraction)
+            drawn = stratified_split([keys[row] for row in train], labels[train], fractions, self.seed)
+            splits[train] = np.array(SPLITS)[drawn]
+        return splits
+
+    def _warn_without_effect(self, name: str, default: object, because: str) -> None:
+        if getattr(self, name) != default:
+            warnings.warn(f"{name} has no effect on {self.root}: {because}", stacklevel=4)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is taken for an image by its name."""
+    return name.lower().endswith(_SUFFIXES)
+
+
+def _why_not(folder: str, name: str) -> str | None:
+    return None if is_image(name) else "not an image file"

@@ -1,0 +1,132 @@
+"""One JPEG or PNG file as RGB pixels."""
+
+import io
+import struct
+import warnings
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageFile, UnidentifiedImageError
+
+from pipelines.archives.archive import BadRecordError
+
+_FORMATS = ("JPEG", "PNG")
+_ORIENTATION = 0x0112  # EXIF tag
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_SIDEWAYS = (5, 6, 7, 8)
+# What Pillow's parsers were seen to raise on damaged files.
+_DAMAGE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    EOFError,
+    struct.error,
+    zlib.error,
+)
+
+
+def read_rgb(path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = False) -> None:
+    """Decode an image into `out`, `(height, width, 3)`, as it is to be seen.
+
+    The orientation that EXIF notes is applied. Grey, palette and CMYK images become RGB; transparency is left out;
+    of 16-bit samples the upper 8 bits are taken. What counts is the format, not the suffix.
+
+    A PNG is checked against its checksums. A JPEG has none: data that is cut off is found, flipped bits mostly are not.
+
+    Args:
+        path: A local file.
+        out: Every pixel is written.
+        fit: Scale the shorter side to that of `out`, a square, and cut it from the centre (antialiased bilinear); else
+            the image must have the size of `out`.
+
+    Raises:
+        BadRecordError: The file is missing, damaged, animated, of another format, of the wrong size, or so large that
+            Pillow's limit `MAX_IMAGE_PIXELS` takes it for an attack.
+        RuntimeError: Some other code made Pillow fill truncated images with grey.
+    """
+    height, width = out.shape[:2]
+    with _opened(path) as image:
+        # Palettes and the like cannot be interpolated, so RGB comes before the resizing.
+        upright = _to_rgb(image)
+        orientation = image.getexif().get(_ORIENTATION)
+        if orientation in _UPRIGHT:
+            upright = upright.transpose(_UPRIGHT[orientation])
+        if fit:
+            upright = _centre_square(upright, width)
+        elif upright.size != (width, height):
+            found = upright.size[::-1]
+            raise BadRecordError(path, "wrong size", f"{found} pixels (height, width), expected {(height, width)}")
+        out[...] = np.asarray(upright)
+
+
+def upright_size(path: str | PathLike[str]) -> tuple[int, int]:
+    """Height and width that `read_rgb` gives without `fit`; pixels are decoded only where EXIF is behind them.
+
+    Raises:
+        BadRecordError: As `read_rgb`, as far as the header shows it.
+    """
+    with _opened(path) as image:
+        width, height = image.size
+        return (width, height) if image.getexif().get(_ORIENTATION) in _SIDEWAYS else (height, width)
+
+
+@contextmanager
+def _opened(path: str | PathLike[str]) -> Iterator[Image.Image]:
+    if ImageFile.LOAD_TRUNCATED_IMAGES:
+        raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: truncated images would pass, set it to False")
+    if not Path(path).is_file():
+        raise BadRecordError(path, "missing file")
+    try:
+        data = Path(path).read_bytes()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # remarks about odd metadata
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+                if image.format == "PNG":
+                    _check_png(path, data, image)
+                yield image
+    except BadRecordError:
+        raise
+    except UnidentifiedImageError as error:  # its text holds an address in memory
+        raise BadRecordError(path, "not a readable JPEG or PNG") from error
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise BadRecordError(path, "too many pixels", " ".join(str(error).split())) from error
+    except _DAMAGE as error:
+        raise BadRecordError(path, "not a readable JPEG or PNG", " ".join(str(error).split())) from error
+
+
+def _check_png(path: str | PathLike[str], data: bytes, image: Image.Image) -> None:
+    if getattr(image, "is_animated", False):
+        raise BadRecordError(path, "animated image", f"{getattr(image, 'n_frames', 0)} frames")
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as again:
+        again.verify()  # every chunk's checksum, which decoding passes over; the image is spent by it
+
+
+def _to_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I"):  # 16-bit grey; Pillow's own conversion clips at 255
+        return Image.fromarray((np.asarray(image) >> 8).astype(np.uint8)).convert("RGB")
+    return image.convert("RGB")
+
+
+def _centre_square(image: Image.Image, side: int) -> Image.Image:
+    """Cut the largest square from the centre and scale it: what scaling first gives, in one step."""
+    width, height = image.size
+    shorter = min(width, height)
+    left, top = (width - shorter) / 2, (height - shorter) / 2
+    return image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + shorter, top + shorter))

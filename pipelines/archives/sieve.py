@@ -1,0 +1,52 @@
+"""Takes the bad rows out of an archive's metadata, so that none is lost and none stops the others."""
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.archives.archive import REJECTED_SCHEMA
+
+
+class Sieve:
+    """Rows of which some are rejected, step by step, each for the first reason found."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        """Start with all rows.
+
+        Args:
+            rows: Has at least the columns `id` and `file`, the latter the file that names the sample.
+        """
+        self.rows = rows
+        """Those that are still good."""
+        self._rejected: list[pa.Table] = []
+
+    def reject(
+        self,
+        bad: pa.Array | pa.ChunkedArray,
+        reason: pa.Array | str,
+        *,
+        detail: pa.Array | pa.ChunkedArray | str = "",
+        file: pa.Array | pa.ChunkedArray | None = None,
+    ) -> None:
+        """Take rows out.
+
+        Args:
+            bad: One boolean per row of `rows`; null counts as true.
+            reason: Counted in the end, so one of few; for all or per row.
+            detail: What was found, for all or per row.
+            file: At fault, per row; by default the row's `file`.
+        """
+        bad = pc.fill_null(bad, True)
+        if not pc.any(bad).as_py():
+            return
+        ids, files = self.rows["id"].filter(bad), (self.rows["file"] if file is None else file).filter(bad)
+        texts = [pa.repeat(text, len(ids)) if isinstance(text, str) else text.filter(bad) for text in (reason, detail)]
+        columns = [ids, files, *texts]
+        self._rejected.append(
+            pa.table([pc.fill_null(column.cast(pa.string()), "") for column in columns], schema=REJECTED_SCHEMA)
+        )
+        self.rows = self.rows.filter(pc.invert(bad))
+
+    def rejected(self) -> pa.Table:
+        """The rows that were taken out, as `REJECTED_SCHEMA`, sorted by id."""
+        table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *self._rejected])
+        return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("id", "reason", "detail")]))

@@ -1,0 +1,73 @@
+"""Where the class folders are: below split folders, or at the top."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pipelines.archives.class_folders import list_folder, rejection
+from pipelines.archives.stratified import SPLITS
+
+_SPLIT_OF_FOLDER = {
+    "train": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "test": "test",
+}
+
+
+@dataclass(frozen=True)
+class ClassTree:
+    """Class folders, those of train first, and the split of each."""
+
+    folders: list[str]
+    """`train/cat`, or `cat`."""
+    splits: list[str | None]
+    """One per folder; None where the archive has none."""
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`."""
+
+
+def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
+    """Find the class folders of `train/<class>` and the other splits, or of `<class>`.
+
+    Files beside class folders are no samples; where they are images they are rejected.
+
+    Args:
+        root: The archive.
+        is_image: Tells it by a file's name.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: There are no class folders, splits are mixed with classes, there is no train or a split twice, or a
+            class of another split is not in train.
+    """
+    top = list_folder(root)
+    stray = [name for name, _ in top.files if is_image(name)]
+    rejected = top.rejected + [rejection(root, name, "not in a class folder") for name in stray]
+    inside = {name: list_folder(root, name) for name in top.folders if name.lower() in _SPLIT_OF_FOLDER}
+    # A class may be called `train`, as it has no folders in it.
+    if not any(contents.folders for contents in inside.values()):
+        if not top.folders or len(inside) == len(top.folders):
+            raise ValueError(f"{root}: holds no class folders, expected <class>/* or train/<class>/*")
+        return ClassTree(top.folders, [None] * len(top.folders), rejected)
+    if len(inside) < len(top.folders):
+        others = [name for name in top.folders if name not in inside]
+        raise ValueError(
+            f"{root}: holds {others[0]!r} beside {', '.join(inside)}, expected only splits or only classes"
+        )
+    of_split = {_SPLIT_OF_FOLDER[name.lower()]: name for name in inside}
+    if len(of_split) < len(inside) or "train" not in of_split:
+        raise ValueError(f"{root}: holds {', '.join(inside)}, expected train and at most one each of the other splits")
+    folders: list[str] = []
+    splits: list[str | None] = []
+    for split in (split for split in SPLITS if split in of_split):
+        name = of_split[split]
+        unknown = set(inside[name].folders) - set(inside[of_split["train"]].folders)
+        if unknown:
+            raise ValueError(f"{root}: class {min(unknown)!r} is in {name} but not in {of_split['train']}")
+        folders += [f"{name}/{folder}" for folder in inside[name].folders]
+        splits += [split] * len(inside[name].folders)
+        rejected += inside[name].rejected
+        images = [file for file, _ in inside[name].files if is_image(file)]
+        rejected += [rejection(root, f"{name}/{file}", "not in a class folder") for file in images]
+    return ClassTree(folders, splits, rejected)

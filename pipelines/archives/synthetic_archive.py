@@ -1,0 +1,98 @@
+"""Invented BigEarthNet patches as an archive without files: each is drawn when it is read."""
+
+import functools
+import hashlib
+import json
+import multiprocessing
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex
+from pipelines.archives.bigearthnet_v2 import GROUPS, SPLITS
+from pipelines.archives.nomenclature import BIGEARTHNET_19
+from pipelines.archives.synthetic_landscape import land_cover, render
+from pipelines.archives.synthetic_scenes import CAPACITY, patch
+
+KIND = "synthetic"
+
+_FORMAT = 1  # one more when the same seed draws other pixels
+_PATCHES_PER_TASK = 256
+_PATCHES_IN_PROCESS = 1024  # about a second; starting processes takes as long
+
+
+@dataclass(frozen=True)
+class SyntheticBigEarthNet:
+    """The patches that `synthetic.generate_bigearthnet_v2` writes as files, with the same ids, labels and pixels."""
+
+    root: str = ""
+    """Not used: there are no files."""
+    _: KW_ONLY
+    train: int
+    """Patches in the training split."""
+    validation: int
+    """Patches in the validation split."""
+    test: int
+    """Patches in the test split."""
+    seed: int = 0
+    """Of everything random, 0 or more."""
+
+    def __post_init__(self) -> None:
+        counts = self._counts()
+        if min(counts.values()) < 0 or not 1 <= sum(counts.values()) <= CAPACITY:
+            raise ValueError(f"patches are {counts}, expected 0 or more of each and 1 to {CAPACITY} in all")
+        if self.seed < 0:
+            raise ValueError(f"seed is {self.seed}, expected 0 or more")
+
+    @property
+    def description(self) -> ArchiveDescription:
+        """Classes and image groups of BigEarthNet v2.0."""
+        return ArchiveDescription(KIND, "multi_label", BIGEARTHNET_19, GROUPS)
+
+    def index(self) -> ArchiveIndex:
+        """List the patches by number, which is also their path.
+
+        Labels are those of the patch's map of land covers, which is drawn for it: about a millisecond a patch and core.
+        Many are drawn by processes that are spawned, so a script calls this below `if __name__ == "__main__":`.
+        """
+        counts = self._counts()
+        numbers = range(sum(counts.values()))
+        columns = [
+            [patch(number).id for number in numbers],
+            np.repeat(list(counts), list(counts.values())),
+            self._labels(numbers),
+            [[str(number)] for number in numbers],
+        ]
+        arrays = [pa.array(values, field.type) for values, field in zip(columns, INDEX_SCHEMA, strict=True)]
+        return ArchiveIndex(pa.table(arrays, schema=INDEX_SCHEMA), REJECTED_SCHEMA.empty_table())
+
+    def fingerprint(self) -> str:
+        """SHA-256 hex digest of the recipe."""
+        recipe = {"kind": KIND, "format": _FORMAT, "seed": self.seed, **self._counts()}
+        return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Draw the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`."""
+        images, _ = render(self.seed, int(paths[0]), GROUPS)
+        for name, image in images.items():
+            out[name][...] = image
+
+    def _counts(self) -> dict[str, int]:
+        return dict(zip(SPLITS, (self.train, self.validation, self.test), strict=True))
+
+    def _labels(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
+        draw = functools.partial(_labels_of_patch, self.seed)
+        if len(numbers) <= _PATCHES_IN_PROCESS:
+            return [draw(number) for number in numbers]
+        # Spawned: a fork would not survive the threads of Spark or TensorFlow.
+        with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
+            return list(pool.map(draw, numbers, chunksize=_PATCHES_PER_TASK))
+
+
+def _labels_of_patch(seed: int, number: int) -> tuple[int, ...]:
+    return land_cover(seed, number)[1]

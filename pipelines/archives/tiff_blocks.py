@@ -1,0 +1,65 @@
+"""What GDAL does not say about the blocks (strips or tiles) of a GeoTIFF: that one is absent or damaged."""
+
+import itertools
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import rasterio
+from rasterio.enums import Compression, Interleaving
+
+from pipelines.archives.archive import BadRecordError
+
+_LARGEST_BLOCK = 1 << 24  # pixels
+
+
+def check_block_size(path: str, source: rasterio.DatasetReader) -> None:
+    """Raise BadRecordError where a block is huge: GDAL allocates a whole one, however small the image."""
+    height, width = source.block_shapes[0]
+    if height * width > _LARGEST_BLOCK:
+        raise BadRecordError(path, "wrong blocks", f"of {height} x {width} pixels")
+
+
+def check_blocks(path: str, source: rasterio.DatasetReader) -> None:
+    """Check the blocks of every band.
+
+    Raises:
+        BadRecordError: A block has no bytes in the file, as an interrupted writer leaves it: GDAL invents its pixels.
+            Or a deflated one fails its checksum, which GDAL skips where damaged bytes inflate to more than the block:
+            it returns wrong pixels, the last of them whatever was in memory.
+    """
+    blocks = list(_blocks(path, source))
+    if source.compression == Compression.deflate:
+        with Path(path).open("rb") as file:
+            for name, offset, size, values in blocks:
+                file.seek(offset)
+                _check_deflated(path, name, file.read(size), values * np.dtype(source.dtypes[0]).itemsize)
+
+
+def _blocks(path: str, source: rasterio.DatasetReader) -> Iterator[tuple[str, int, int, int]]:
+    """Name, offset, bytes in the file and values of every block; a strip ends where the image does, a tile need not."""
+    block_height, block_width = source.block_shapes[0]
+    rows, columns = -(-source.height // block_height), -(-source.width // block_width)
+    # Interleaved by pixel, each band names the same blocks, which hold all bands.
+    interleaved = source.count > 1 and source.interleaving == Interleaving.pixel
+    bands = [1] if interleaved else source.indexes
+    for band, row, column in itertools.product(bands, range(rows), range(columns)):
+        name = f"block {row * columns + column} of {rows * columns}" + (f", band {band}" if len(bands) > 1 else "")
+        offset, size = (
+            source.get_tag_item(f"BLOCK_{what}_{column}_{row}", "TIFF", bidx=band) for what in ("OFFSET", "SIZE")
+        )
+        if offset is None or size is None:
+            raise BadRecordError(path, "pixels missing", name)
+        block_rows = min(block_height, source.height - row * block_height)
+        yield name, int(offset), int(size), block_rows * block_width * (source.count if interleaved else 1)
+
+
+def _check_deflated(path: str, name: str, data: bytes, least: int) -> None:
+    stream = zlib.decompressobj()
+    try:
+        inflated = len(stream.decompress(data, 8 * _LARGEST_BLOCK))
+    except zlib.error as error:
+        raise BadRecordError(path, "damaged block", f"{name}: {error}") from error
+    if not stream.eof or inflated < least:
+        raise BadRecordError(path, "damaged block", f"{name} inflates to {inflated} bytes, needs {least}")

@@ -1,0 +1,145 @@
+"""Which GeoTIFF files are a header followed by the pixels as they are in memory: those are copied without GDAL.
+
+GDAL needs about a millisecond to open a file, most of it for the georeference, which nobody here reads. But GDAL is
+what says how a file reads. So a file is copied only where two things hold: its directory is of the plain kind that
+`is_plain` describes, and GDAL has read, in this process, a file with the same header, byte by byte, and got the pixels
+that a copy gives. Only the corner's coordinates may differ: they are what differs from patch to patch in an archive.
+"""
+
+import itertools
+import struct
+
+import numpy as np
+from numpy.typing import NDArray
+
+_SHORT, _LONG, _DOUBLE = 3, 4, 12
+_VALUE_BYTES = {2: 1, _SHORT: 2, _LONG: 4, _DOUBLE: 8}  # 2 is ASCII
+_WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC, _STRIP_OFFSETS, _SAMPLES = 256, 257, 258, 259, 262, 273, 277
+_ROWS_PER_STRIP, _STRIP_BYTES, _PLANES, _SAMPLE_FORMAT = 278, 279, 284, 339
+_SAMPLE_FORMATS = {"u": 1, "i": 2, "f": 3}
+# Description, software, date, pixel scale, corner, affine matrix, coordinate system (3), GDAL's metadata and nodata.
+_BESIDE_THE_PIXELS = {270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 42112, 42113}
+# Tag 33922, the corner: one pair of pixel and map coordinates, so 6 doubles.
+_CORNER = struct.pack("<HHI", 33922, _DOUBLE, 6)
+_CORNER_BYTES = 48
+_DIRECTORY = 10  # after byte order, version, the directory's offset and the number of its entries
+_ENTRY_BYTES = 12
+
+_Key = tuple[int, int, bytes, tuple[int, ...], str]
+_read_by_gdal: set[_Key] = set()
+_MAXIMUM_HEADERS = 4096  # an archive has some tens; this bounds the memory where every header is another
+
+
+def copy_pixels(data: bytes, out: NDArray[np.generic]) -> bool:
+    """Copy the pixels of a whole file into `out`, `(height, width)`, where GDAL has read another file of its kind.
+
+    Args:
+        data: All bytes of the file.
+        out: May be strided. Untouched where the result is false.
+
+    Returns:
+        Whether the pixels were copied. If not, GDAL has to read the file.
+    """
+    start = len(data) - out.nbytes
+    if start <= 0 or _key(data[:start], out) not in _read_by_gdal:
+        return False
+    out[...] = np.frombuffer(data, out.dtype, offset=start).reshape(out.shape)
+    return True
+
+
+def learn(data: bytes, pixels: NDArray[np.generic]) -> None:
+    """Let files like this one be copied from now on, where that is sound.
+
+    Args:
+        data: All bytes of a file.
+        pixels: What GDAL read from it, `(height, width)`.
+    """
+    start = len(data) - pixels.nbytes
+    if start <= 0 or len(_read_by_gdal) >= _MAXIMUM_HEADERS:
+        return
+    if is_plain(data[:start], pixels) and data[start:] == pixels.tobytes():
+        _read_by_gdal.add(_key(data[:start], pixels))
+
+
+def _key(header: bytes, pixels: NDArray[np.generic]) -> _Key:
+    """All of the header but the corner's coordinates, and where these are."""
+    entry = header.find(_CORNER)
+    place = int.from_bytes(header[entry + 8 : entry + _ENTRY_BYTES], "little") if entry >= 0 else len(header)
+    return len(header), place, header[:place] + header[place + _CORNER_BYTES :], pixels.shape, pixels.dtype.str
+
+
+def is_plain(header: bytes, pixels: NDArray[np.generic]) -> bool:
+    """Whether the header says that rows of pixels follow it, one after another to the end of the file.
+
+    That is a classic little-endian TIFF with one directory, right at the start, one band, uncompressed strips in
+    order and without gaps, and no tag that is not known to leave the pixels alone.
+
+    Args:
+        header: The file without as many bytes at its end as there are bytes of pixels.
+        pixels: Of the expected size and dtype, `(height, width)`.
+    """
+    end = _DIRECTORY + _ENTRY_BYTES * int.from_bytes(header[8:10], "little")
+    # The directory is at byte 8 and none follows it.
+    if header[:8] != b"II*\0\x08\0\0\0" or len(header) < end + 4 or header[end : end + 4] != bytes(4):
+        return False
+    entries = list(struct.iter_unpack("<HHII", header[_DIRECTORY:end]))
+    tags = [entry[0] for entry in entries]
+    values = {tag: _integers(header, *entry) for tag, *entry in entries}
+    rows_per_strip = values.get(_ROWS_PER_STRIP) or (0,)
+    if rows_per_strip[0] == 0 or any(first >= second for first, second in itertools.pairwise(tags)):
+        return False
+    needed = _needed_values(len(header), pixels, rows_per_strip[0])
+    if (
+        any(values.get(tag) != value for tag, value in needed.items())
+        or not set(tags) - set(needed) <= _BESIDE_THE_PIXELS
+    ):
+        return False
+    return _only_the_corner_is_left_out(header, end, entries)
+
+
+def _needed_values(start: int, pixels: NDArray[np.generic], rows_per_strip: int) -> dict[int, tuple[int, ...]]:
+    height, width = pixels.shape
+    strip_rows = [min(rows_per_strip, height - row) for row in range(0, height, rows_per_strip)]
+    strip_bytes = [rows * width * pixels.itemsize for rows in strip_rows]
+    return {
+        _WIDTH: (width,),
+        _HEIGHT: (height,),
+        _BITS: (8 * pixels.itemsize,),
+        _COMPRESSION: (1,),  # none
+        _PHOTOMETRIC: (1,),  # 0 is black
+        _STRIP_OFFSETS: tuple(itertools.accumulate(strip_bytes[:-1], initial=start)),
+        _SAMPLES: (1,),
+        _ROWS_PER_STRIP: (rows_per_strip,),
+        _STRIP_BYTES: tuple(strip_bytes),
+        _PLANES: (1,),  # chunky
+        _SAMPLE_FORMAT: (_SAMPLE_FORMATS.get(pixels.dtype.kind, 0),),
+    }
+
+
+def _integers(header: bytes, kind: int, count: int, field: int) -> tuple[int, ...] | None:
+    """The values of an entry; None where they are no 16 or 32 bit integers or are not in the header."""
+    if kind not in (_SHORT, _LONG) or count == 0:
+        return None
+    size = count * _VALUE_BYTES[kind]
+    raw = struct.pack("<I", field)[:size] if size <= 4 else header[field : field + size]
+    if len(raw) != size:
+        return None
+    return struct.unpack(f"<{count}{'H' if kind == _SHORT else 'I'}", raw)
+
+
+def _only_the_corner_is_left_out(header: bytes, end: int, entries: list[tuple[int, ...]]) -> bool:
+    """Whether the bytes that `_key` leaves out are the corner's coordinates and no other entry's value."""
+    entry = header.find(_CORNER)
+    if entry < 0:
+        return True
+    number, misplaced = divmod(entry - _DIRECTORY, _ENTRY_BYTES)
+    if misplaced or not 0 <= number < len(entries):
+        return False
+    place = entries[number][3]
+    if not end + 4 <= place <= len(header) - _CORNER_BYTES:
+        return False
+    for other, (_, kind, count, field) in enumerate(entries):
+        size = count * _VALUE_BYTES.get(kind, len(header))
+        if other != number and size > 4 and field < place + _CORNER_BYTES and field + size > place:
+            return False
+    return True

@@ -1,0 +1,173 @@
+"""Preparation end to end, beside rasterio + rows of Python objects + `createDataFrame`, on a generated archive.
+
+Also: the memory of the executors' Python workers, and the time and memory to plan the 549,488 patches of the official
+metadata (where the sample data is there).
+"""
+
+import json
+import os
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import psutil
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from jobs.session import spark_session
+from pipelines.archives.bigearthnet_patch import GROUPS
+from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.archives.nomenclature import BIGEARTHNET_19
+from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.dataset.rows import petastorm_schema
+from pipelines.dataset.writer import prepare_dataset
+
+PATCHES = int(os.environ.get("PATCHES", "5000"))
+ROWS_PATCHES = 200
+ROUNDS = 3
+OFFICIAL = Path(__file__).parents[3] / "shared" / "data" / "bigearthnet_v2_full_metadata"
+
+
+class PeakMemory:
+    """Largest resident set of any of Spark's Python workers, sampled, MiB."""
+
+    def __init__(self) -> None:
+        self.mib = 0.0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.05):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    if "pyspark.daemon" in process.cmdline() or "pyspark/daemon" in " ".join(process.cmdline()):
+                        self.mib = max(self.mib, process.memory_info().rss / 2**20)
+                except psutil.Error:
+                    continue
+
+
+def rate_of_rows(spark: SparkSession, root: Path, folder: Path) -> float:
+    """Patches per second of the usual way: rasterio, a Row per patch, `createDataFrame`, `write.parquet`."""
+    from petastorm.etl.dataset_metadata import materialize_dataset
+
+    schema = petastorm_schema(GROUPS, len(BIGEARTHNET_19))
+    table = pq.read_table(root / "metadata.parquet").slice(0, ROWS_PATCHES)
+    records = [(row["patch_id"], row["labels"]) for row in table.to_pylist()]
+
+    def to_row(record: tuple[str, list[str]]) -> Any:
+        import numpy as np
+        import rasterio
+        from petastorm.unischema import dict_to_spark_row
+
+        name, labels = record
+        patch = root / "BigEarthNet-S2" / name.rsplit("_", 2)[0] / name
+        images = {}
+        for group in GROUPS:
+            bands = []
+            for band in group.bands:
+                with rasterio.open(patch / f"{name}_{band}.tif") as file:
+                    bands.append(file.read(1))
+            images[group.name] = np.stack(bands, axis=-1)
+        vector = np.array([name in labels for name in BIGEARTHNET_19], np.uint8)
+        return dict_to_spark_row(schema, {"id": name, "labels": vector, **images})
+
+    started = time.perf_counter()
+    with materialize_dataset(spark, (folder / "rows").as_uri(), schema, 40):
+        rows = spark.sparkContext.parallelize(records, 2).map(to_row)
+        frame = spark.createDataFrame(rows, schema.as_spark_schema())
+        frame.write.option("compression", "none").parquet((folder / "rows").as_uri())
+    seconds = time.perf_counter() - started
+    shutil.rmtree(folder / "rows")
+    return len(records) / seconds
+
+
+def plan_official(queue: Any) -> None:
+    """Index and plan every official patch, its folder on disk, in a process of its own.
+
+    Puts patches, shards, seconds and the process's peak MiB.
+    """
+    from pipelines.dataset.plan import plan_shards
+
+    with tempfile.TemporaryDirectory() as temporary:
+        root = Path(temporary)
+        for file in OFFICIAL.iterdir():
+            shutil.copy(file, root)
+            for name in pq.read_table(file, columns=["patch_id"])["patch_id"].to_pylist():
+                (root / "BigEarthNet-S2" / name.rsplit("_", 2)[0] / name).mkdir(parents=True)
+        archive = BigEarthNetV2(str(root), include_flagged=True)
+        started = time.perf_counter()
+        index = archive.index()
+        plans = plan_shards(archive.description, index.samples, row_group_mib=40, row_groups_per_shard=4, seed=0)
+        seconds = time.perf_counter() - started
+    assert len(index.rejected) == 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    queue.put((len(index.samples), sum(map(len, plans.values())), seconds, peak))
+
+
+def main() -> None:
+    """Generate, prepare, print the table and the JSON line."""
+    warnings.simplefilter("ignore")
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as temporary, spark_session("benchmark", "local[2]") as spark:
+        root, folder = Path(temporary, "BigEarthNet"), Path(temporary)
+        validation = test = PATCHES // 10
+        started = time.perf_counter()
+        generate_bigearthnet_v2(root, train=PATCHES - validation - test, validation=validation, test=test)
+        print(f"generated {PATCHES} patches in {time.perf_counter() - started:.0f} s")
+        ours, rows = [], []
+        with PeakMemory() as peak:  # before the rival runs in the same workers
+            prepare_dataset(spark, BigEarthNetV2(str(root)), folder / "dataset")
+        figures["peak_executor_mib"] = round(peak.mib)
+        shutil.rmtree(folder / "dataset")
+        for number in range(ROUNDS):
+            started = time.perf_counter()
+            prepare_dataset(spark, BigEarthNetV2(str(root)), folder / "dataset")
+            ours.append(PATCHES / (time.perf_counter() - started))
+            shutil.rmtree(folder / "dataset")
+            rows.append(rate_of_rows(spark, root, folder))
+            print(f"round {number + 1}: {ours[-1]:.0f} patches/s, rows {rows[-1]:.1f} patches/s")
+        figures = {
+            "patches_per_second": round(statistics.median(ours), 1),
+            "ratio_vs_rows": round(statistics.median(a / b for a, b in zip(ours, rows, strict=True)), 1),
+            "rows_patches_per_second": round(statistics.median(rows), 1),
+            **figures,
+            "patches": PATCHES,
+            "cores": os.cpu_count(),
+        }
+    if OFFICIAL.is_dir():
+        import multiprocessing
+
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=plan_official, args=(queue,))
+        process.start()
+        patches, shards, seconds, peak_mib = queue.get()
+        process.join()
+        print(f"planned {patches} official patches as {shards} shards, peak {peak_mib:.0f} MiB")
+        figures |= {
+            "plan_seconds_549k": round(seconds, 2),
+            "plan_peak_mib_549k": round(peak_mib),
+            "plan_patches": patches,
+        }
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
+from pipelines.archives.class_folders import (
+    check_none_empty,
+    hash_files,
+    list_class_files,
+    list_folder,
+    rejected_table,
+    samples_table,
+)
+
+
+def fill(root: Path, *paths: str, content: bytes = b"x") -> Path:
+    """Make files at these paths."""
+    for path in paths:
+        (root / path).parent.mkdir(parents=True, exist_ok=True)
+        (root / path).write_bytes(content)
+    return root
+
+
+def reasons(rejected: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
+    return [(row["id"], row["reason"]) for row in rejected]
+
+
+def everything(folder: str, name: str) -> None:
+    """Reject nothing."""
+
+
+def test_names_are_sorted_and_dot_files_passed_over(tmp_path: Path) -> None:
+    fill(tmp_path, "b/x", "a/x", "2", "10", ".hidden", ".cache/x")
+    contents = list_folder(str(tmp_path))
+    assert contents.folders == ["a", "b"]
+    assert contents.files == [("10", 1), ("2", 1)]
+    assert contents.rejected == []
+
+
+def test_links_may_lead_to_other_places_in_the_archive_only(tmp_path: Path) -> None:
+    root = fill(tmp_path / "archive", "a/inside", ".store/object")
+    fill(tmp_path, "outside", "archive-too/x")
+    (root / "a/good").symlink_to("../.store/object")
+    (root / "a/absolute").symlink_to(root / "a/inside")
+    (root / "a/out").symlink_to("../../outside")
+    (root / "a/out_by_name").symlink_to(tmp_path / "archive-too" / "x")
+    (root / "a/folder_out").symlink_to(tmp_path)
+    (root / "a/gone").symlink_to("nothing")
+    (root / "a/circle").symlink_to("circle")
+    contents = list_folder(str(root), "a")
+    assert [name for name, _ in contents.files] == ["absolute", "good", "inside"]
+    refused = ["circle", "folder_out", "gone", "out", "out_by_name"]
+    assert reasons(contents.rejected) == [(f"a/{name}", "symbolic link") for name in refused]
+    assert contents.rejected[3] == {
+        "id": "a/out",
+        "file": str(root / "a/out"),
+        "reason": "symbolic link",
+        "detail": "to ../../outside",
+    }
+
+
+def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
+    fill(tmp_path / "real", "a/file")
+    (tmp_path / "real/a/link").symlink_to("file")
+    (tmp_path / "root").symlink_to("real")
+    assert list_folder(str(tmp_path / "root"), "a").files == [("file", 1), ("link", 1)]
+
+
+def test_what_is_no_file_or_has_no_proper_name_is_rejected(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).write_bytes(b"")
+    contents = list_folder(str(tmp_path))
+    assert contents.files == []
+    assert reasons(contents.rejected) == [("caf\\xe9", "name is not UTF-8"), ("pipe", "not a regular file")]
+    rejected_table(contents.rejected).validate(full=True)
+
+
+def test_files_come_folder_after_folder(tmp_path: Path) -> None:
+    fill(tmp_path, "b/2", "b/1", "a/3", "b/deep/4", "b/no")
+    (tmp_path / "empty").mkdir()
+
+    def why_not(folder: str, name: str) -> str | None:
+        return f"{name} in {folder}" if name == "no" else None
+
+    files = list_class_files(str(tmp_path), ["b", "empty", "a"], why_not)
+    assert files.paths.to_pylist() == ["b/1", "b/2", "a/3"]
+    assert files.folders.tolist() == [0, 0, 2]
+    assert files.sizes.tolist() == [1, 1, 1]
+    assert reasons(files.rejected) == [("b/no", "no in b"), ("b/deep", "nested folder")]
+    with pytest.raises(ValueError, match="1 class folders hold no images, the first is 'empty'"):
+        check_none_empty(str(tmp_path), ["b", "empty"], files)
+    check_none_empty(str(tmp_path), ["b"], files)
+
+
+def test_a_listing_becomes_an_index(tmp_path: Path) -> None:
+    fill(tmp_path, "cat/é.jpg", "dog/1.jpg")
+    files = list_class_files(str(tmp_path), ["cat", "dog"], everything)
+    table = samples_table(files.paths, np.array(["train", "validation"]), files.folders)
+    table.validate(full=True)
+    assert table.schema.equals(INDEX_SCHEMA)
+    assert table.to_pylist() == [
+        {"id": "cat/é.jpg", "split": "train", "labels": [0], "paths": ["cat/é.jpg"]},
+        {"id": "dog/1.jpg", "split": "validation", "labels": [1], "paths": ["dog/1.jpg"]},
+    ]
+    assert rejected_table(files.rejected).schema.equals(REJECTED_SCHEMA)
+
+
+def test_the_hash_is_of_paths_sizes_and_settings(tmp_path: Path) -> None:
+    def fingerprint(root: Path, seed: int = 0) -> str:
+        return hash_files({"seed": seed}, list_class_files(str(root), ["a"], everything))
+
+    first = fill(tmp_path / "first", "a/1", "a/2")
+    original = fingerprint(first)
+    assert fingerprint(fill(tmp_path / "copy", "a/2", "a/1")) == original
+    assert fingerprint(first, seed=1) != original
+    assert fingerprint(fill(tmp_path / "more", "a/1", "a/2", "a/3")) != original
+    assert fingerprint(fill(tmp_path / "renamed", "a/1", "a/3")) != original
+    assert fingerprint(fill(first, "a/2", content=b"longer")) != original
+
+
+def test_no_folders_no_files() -> None:
+    files = list_class_files("/nowhere", [], everything)
+    assert files.paths.type == pa.string()
+    assert len(files.paths) == len(files.folders) == len(files.sizes) == 0

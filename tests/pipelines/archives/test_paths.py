@@ -1,0 +1,47 @@
+import os
+from pathlib import Path
+
+from pipelines.archives.paths import list_subfolders, stays_inside
+
+
+def listed(root: Path, *folders: str) -> tuple[list[str], list[str]]:
+    inside, leading_out = list_subfolders(str(root), folders)
+    return sorted(inside.to_pylist()), sorted(leading_out.to_pylist())
+
+
+def test_folders_are_listed_and_files_are_not(tmp_path: Path) -> None:
+    for name in ("a/x", "a/y", "b/x"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "a/file").touch()
+    assert listed(tmp_path, "a", "b", "missing", "a/file") == (["a/x", "a/y", "b/x"], [])
+    assert listed(tmp_path, ".") == (["a", "b"], [])
+    assert listed(tmp_path) == ([], [])
+
+
+def test_links(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "a/x").mkdir(parents=True)
+    (tmp_path / "outside/z").mkdir(parents=True)
+    (root / "a/inside").symlink_to("x")
+    (root / "a/absolute").symlink_to(root / "a/x")
+    (root / "a/out").symlink_to("../../outside")
+    (root / "a/nowhere").symlink_to("missing")
+    (root / "a/circle").symlink_to("circle")
+    (root / "b").symlink_to(tmp_path / "outside")
+    inside = ["a/absolute", "a/inside", "a/x"]
+    leading_out = ["a/circle", "a/nowhere", "a/out", "b/z"]
+    assert listed(root, "a", "b") == (inside, leading_out)
+
+
+def test_a_sibling_with_a_longer_name_is_outside(tmp_path: Path) -> None:
+    (tmp_path / "root").mkdir()
+    (tmp_path / "root2").mkdir()
+    assert not stays_inside(str(tmp_path / "root"), str(tmp_path / "root2"))
+    assert not stays_inside(str(tmp_path / "root"), str(tmp_path / "root/../root2"))
+    assert stays_inside(str(tmp_path / "root"), str(tmp_path / "root2/../root"))
+
+
+def test_names_that_are_not_utf8_do_not_stop_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / os.fsdecode(b"\xff")).mkdir()
+    assert listed(tmp_path, ".") == (["a"], [])
