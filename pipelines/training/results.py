@@ -23,4 +23,4 @@ class TrainingSummary:
     checkpoint: str
     """Path of the newest checkpoint."""
     payload_bytes_per_step: int
-    """What one rank hands to the collective each step."""
+    """What one rank hands to the collective each step; like the model, known to rank 0."""

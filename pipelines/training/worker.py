@@ -111,18 +111,11 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
             _write_epoch(writer, trained, history, evaluation, epoch, steps)
             report(event="epoch", **place, metrics=history[-1])
 
+    if writer is None:
+        return TrainingSummary("", history, checkpoint, 0)
     payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    model_uri = ""
-    if writer is not None:
-        rates = [schedule(number) for number in range(config.training.epochs * steps)]
-        writer.figure(learning_rate_curve(rates), "learning_rate.png")
-        writer.metrics({"payload_bytes_per_step": payload_bytes}, step=0)
-        report(event="saving")
-        model_uri = writer.model(
-            with_probabilities(model, manifest.task),
-            model_description(manifest, config),
-            config.tracking.registered_model,
-        )
+    rates = [schedule(number) for number in range(config.training.epochs * steps)]
+    model_uri = _write_result(writer, model, manifest, config, rates, payload_bytes)
     return TrainingSummary(model_uri, history, checkpoint, payload_bytes)
 
 
@@ -152,6 +145,25 @@ def evaluate_worker(model_uri: str, dataset: Path, split: str, batch_size: int) 
         class_names=description["class_names"],
         task=description["task"],
         from_logits=False,
+    )
+
+
+def _write_result(
+    writer: RunWriter,
+    model: keras.Model,
+    manifest: Manifest,
+    config: RunConfig,
+    learning_rates: list[float],
+    payload_bytes: int,
+) -> str:
+    """What is known at the end of a run; the URI of its model."""
+    writer.figure(learning_rate_curve(learning_rates), "learning_rate.png")
+    writer.metrics({"payload_bytes_per_step": payload_bytes}, step=0)
+    report(event="saving")
+    return writer.model(
+        with_probabilities(model, manifest.task),
+        model_description(manifest, config),
+        config.tracking.registered_model,
     )
 
 

@@ -24,6 +24,7 @@ def test_an_opened_archive_reads(generated: Path) -> None:
     images = read_sample(archive, archive.index().samples["paths"][0].as_py())
     for group in archive.description.groups:
         group.check(images[group.name])
+        assert images[group.name].any()
 
 
 def test_an_unknown_kind_lists_the_known() -> None:
