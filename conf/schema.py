@@ -105,6 +105,21 @@ class PrepareConfig(Section):
     """Replace a dataset that another archive or other settings made."""
 
 
+class ReaderConfig(Section):
+    """How workers read the dataset."""
+
+    name: Literal["groundswell", "petastorm"]
+    """`petastorm`: its own reader, for comparison; slower, its order depends on the number of workers."""
+    threads: int = Field(gt=0, le=64)
+    """That gather batches."""
+    batches_in_flight: int = Field(gt=0, le=64)
+    """Gathered ahead of the training step."""
+    cache_folder: str | None = Field(min_length=1)
+    """On a local disk, for datasets that are remote or compressed; null: in the temporary folder (TMPDIR)."""
+    cache_limit_gib: float = Field(gt=0, allow_inf_nan=False)
+    """A larger dataset is read, and shuffled, in windows that fit."""
+
+
 class ModelConfig(Section):
     """ResNet v1.5 on all bands."""
 
@@ -199,6 +214,7 @@ class RunConfig(Section):
     archive: ArchiveConfig
     dataset: DatasetConfig
     prepare: PrepareConfig
+    reader: ReaderConfig
     model: ModelConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig

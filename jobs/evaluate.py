@@ -2,15 +2,15 @@
 
 import argparse
 import sys
-from pathlib import Path
 
-from conf.schema import RunConfig
+from conf.schema import DatasetConfig, RunConfig
 from jobs.command import config_arguments, read_config, run, say
 from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import BarrierRunner
+from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
 from pipelines.training.plots import per_class_bars
@@ -28,7 +28,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     Raises:
         ValueError: No such model or split, or the model has other classes than the dataset.
     """
-    dataset = Path(config.dataset.path).absolute()
+    dataset = Folder.at(config.dataset.path)
     manifest = read_manifest(dataset)
     if split not in manifest.splits:
         raise ValueError(f"{dataset} has no split {split!r}, only {', '.join(sorted(manifest.splits))}")
@@ -46,7 +46,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             environment=tracking.worker_environment(),
         )
         result: Evaluation = runner.run(
-            entry.evaluate, model_uri, dataset, split, config.training.batch_size_per_worker
+            entry.evaluate, config.model_copy(update={"dataset": DatasetConfig(path=str(dataset))}), model_uri, split
         )
     writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}_{name}": value for name, value in result.metrics.items()}, step=0)

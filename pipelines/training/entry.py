@@ -17,8 +17,8 @@ def train(config: RunConfig, run: TrackedRun, checkpoints: Path) -> TrainingSumm
     return train_worker(config, run, checkpoints)
 
 
-def evaluate(model_uri: str, dataset: Path, split: str, batch_size: int) -> Evaluation:
+def evaluate(config: RunConfig, model_uri: str, split: str) -> Evaluation:
     """See `pipelines.training.worker.evaluate_worker`."""
     from pipelines.training.worker import evaluate_worker
 
-    return evaluate_worker(model_uri, dataset, split, batch_size)
+    return evaluate_worker(config, model_uri, split)

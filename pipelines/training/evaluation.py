@@ -19,6 +19,7 @@ from pipelines.dataset.reader import SplitReader, evaluation_batches
 from pipelines.dataset.schema import Task
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.results import Evaluation
+from pipelines.training.tensors import image_tensors
 
 _ACTIVATIONS = {"multi_label": tf.sigmoid, "single_label": tf.nn.softmax}
 
@@ -50,8 +51,7 @@ def evaluate(
     scores, targets = [np.zeros((0, classes), np.float32)], [np.zeros((0, classes), np.uint8)]
     loss_sum = 0.0
     for batch in evaluation_batches(reader, batch_size=batch_size, rank=collective.rank, size=collective.size):
-        images = {name: tf.convert_to_tensor(image) for name, image in batch.images.items()}
-        output = predict(images)
+        output = predict(image_tensors(batch.images))
         kept = batch.weights > 0
         if loss is not None:
             losses = loss(tf.cast(batch.targets, tf.float32), output)

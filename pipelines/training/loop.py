@@ -13,6 +13,7 @@ from models.schedules import Schedule
 from pipelines.dataset.reader import Batch
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.step import Step
+from pipelines.training.tensors import image_tensors
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 
@@ -25,6 +26,8 @@ class EpochResult:
     """Mean over all samples of the epoch."""
     images_per_second: float
     """Over all ranks; the first step, which compiles, is left out where there are others."""
+    input_wait_fraction: float
+    """Part of that time in which this rank waited for its next batch."""
     learning_rates: list[float]
     """By step."""
 
@@ -75,11 +78,13 @@ def train_epoch(
         if pending is not None:
             losses.append(_finite(float(pending), collective.rank, first_step + len(losses)))
 
+    waited = 0.0
+    ready = started
     for number, batch in enumerate(batches):
+        waited += time.perf_counter() - ready
         rates.append(schedule(first_step + number))
         optimizer.learning_rate = rates[-1]
-        tensors = {name: tf.convert_to_tensor(image) for name, image in batch.images.items()}
-        result = step(tensors, tf.convert_to_tensor(batch.targets, tf.float32))
+        result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32))
         # The loss of the step before: waiting for this one's would keep an accelerator idle.
         settle()
         pending = result
@@ -87,18 +92,21 @@ def train_epoch(
         now = time.perf_counter()
         if number == 0:
             float(result)
-            measured_from = time.perf_counter()
+            measured_from, waited = time.perf_counter(), 0.0
         else:
             measured_images += len(batch.weights)
         if measured_images and now - reported >= _SECONDS_BETWEEN_REPORTS:
             reported = now
             rate = collective.size * measured_images / max(now - measured_from, 1e-9)
             report(Progress(number + 1, losses[-1], rate))
+        del batch  # its memory is free for the reader when the step has used it
+        ready = time.perf_counter()
     settle()
     ended = time.perf_counter()
     rate = measured_images / (ended - measured_from) if measured_images else images / (ended - started)
     total, count = collective.sum(np.array([math.fsum(losses), len(losses)], np.float64))
-    return EpochResult(float(total / count), collective.size * rate, rates)
+    wait_fraction = waited / max(ended - measured_from, 1e-9)
+    return EpochResult(float(total / count), collective.size * rate, wait_fraction, rates)
 
 
 def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:

@@ -11,19 +11,22 @@ from conf.schema import RunConfig
 from models.losses import classification_loss
 from models.resnet import with_probabilities
 from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.dataset.reader import SplitReader, steps_per_epoch, training_batches
+from pipelines.dataset.order import steps_per_epoch
+from pipelines.dataset.reader import SplitReader
 from pipelines.launch.report import report
+from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun, load_model
 from pipelines.training.checkpoint import TrainingState, newest_checkpoint, restore, save_checkpoint
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
+from pipelines.training.input import TRAINING_SPLIT, make_batches, reader_settings
 from pipelines.training.loop import EpochResult, average_statistics, train_epoch
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.step import make_predict, make_train_step
 
-TRAINING_SPLIT, VALIDATION_SPLIT = "train", "validation"
+VALIDATION_SPLIT = "validation"
 _log = logging.getLogger(__name__)
 
 
@@ -39,15 +42,15 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
     use_assigned_devices()
     # The same seed everywhere: every rank builds the same weights, and the broadcast below makes sure.
     keras.utils.set_random_seed(config.training.seed)
-    dataset = Path(config.dataset.path)
+    dataset = Folder.at(config.dataset.path)
     manifest = read_manifest(dataset)
-    reader = SplitReader(dataset, TRAINING_SPLIT)
-    validation = SplitReader(dataset, VALIDATION_SPLIT) if VALIDATION_SPLIT in manifest.splits else None
-    steps = steps_per_epoch(len(reader), config.global_batch_size)
+    settings = reader_settings(config.reader)
+    batches_of = make_batches(config, manifest, rank=collective.rank, size=collective.size)
+    validation = SplitReader(dataset, VALIDATION_SPLIT, settings) if VALIDATION_SPLIT in manifest.splits else None
+    rows = manifest.splits[TRAINING_SPLIT].rows
+    steps = steps_per_epoch(rows, config.global_batch_size)
 
-    _log.info(
-        "rank %d of %d: %d training samples, %d steps an epoch", collective.rank, collective.size, len(reader), steps
-    )
+    _log.info("rank %d of %d: %d training samples, %d steps an epoch", collective.rank, collective.size, rows, steps)
 
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
@@ -70,14 +73,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
     writer = RunWriter(run) if collective.rank == 0 else None
     evaluation: Evaluation | None = None
     for epoch in range(first_epoch, config.training.epochs):
-        batches = training_batches(
-            reader,
-            seed=config.training.seed,
-            epoch=epoch,
-            global_batch_size=config.global_batch_size,
-            rank=collective.rank,
-            size=collective.size,
-        )
+        batches = batches_of(epoch)
         place = {"epoch": epoch + 1, "epochs": config.training.epochs, "steps": steps}
 
         def tell(progress: Any, place: dict[str, int] = place) -> None:
@@ -130,18 +126,18 @@ def model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
     }
 
 
-def evaluate_worker(model_uri: str, dataset: Path, split: str, batch_size: int) -> Evaluation:
+def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation:
     """Score a logged model on one split; the same call on every rank."""
     collective = HorovodCollective()
     use_assigned_devices()
     model, description = load_model(model_uri)
-    reader = SplitReader(dataset, split)
+    reader = SplitReader(config.dataset.path, split, reader_settings(config.reader))
     return evaluate(
         make_predict(model, jit_compile=False),
         None,
         reader,
         collective,
-        batch_size=batch_size,
+        batch_size=config.training.batch_size_per_worker,
         class_names=description["class_names"],
         task=description["task"],
         from_logits=False,
@@ -168,7 +164,11 @@ def _write_result(
 
 
 def _epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[str, float]:
-    metrics = {"train_loss": trained.loss, "images_per_second": trained.images_per_second}
+    metrics = {
+        "train_loss": trained.loss,
+        "images_per_second": trained.images_per_second,
+        "input_wait_fraction": trained.input_wait_fraction,
+    }
     if evaluation is not None:
         metrics |= {f"val_{name}": value for name, value in evaluation.metrics.items()}
     return metrics

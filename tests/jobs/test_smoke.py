@@ -162,6 +162,22 @@ def test_resuming_otherwise_is_refused(
         check_resume(chosen.model_copy(update={"training": changed}), read_manifest(Path(chosen.dataset.path)))
 
 
+def test_petastorms_reader_trains_too(
+    trained: tuple[TrainedRun, RunConfig], small_dataset: Path, store: str, tmp_path: Path
+) -> None:
+    settings = ("training.epochs=1", "schedule.recipe_epochs=1", "schedule.milestones=[]", "reader.name=petastorm")
+    chosen = config(small_dataset, tmp_path, *settings)
+    result = train(chosen)
+    run = MlflowClient(store).get_run(result.run.run_id)
+    assert run.data.params["reader.name"] == "petastorm"
+    assert 0 <= run.data.metrics["input_wait_fraction"] < 1
+    rates = MlflowClient(store).get_metric_history(result.run.run_id, "learning_rate")
+    assert len(rates) == 4  # 32 samples, 8 a step
+    one_row_group = trained[1].dataset.path
+    with pytest.raises(ValueError, match=r"Petastorm's reader.*has 1 for 2 workers"):
+        train(config(Path(one_row_group), tmp_path, *settings))
+
+
 def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
     trained: tuple[TrainedRun, RunConfig], store: str, tmp_path: Path
 ) -> None:

@@ -1,16 +1,19 @@
 import json
+import os
 import shutil
 import threading
 import time
 from pathlib import Path
 
 import numpy as np
+import psutil
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.dataset.reader import SplitReader, epoch_order, evaluation_batches, steps_per_epoch, training_batches
+from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, evaluation_batches, training_batches
 
 pytestmark = pytest.mark.spark
 
@@ -20,9 +23,9 @@ def reader(small_dataset: Path) -> SplitReader:
     return SplitReader(small_dataset, "train")
 
 
-def key(batch_images: dict[str, np.ndarray]) -> list[bytes]:
+def key(batch: Batch) -> list[bytes]:
     """One digest-like value per sample: its coarsest bands."""
-    return [image.tobytes() for image in batch_images["bands_60m"]]
+    return [image.tobytes() for image in batch.images["bands_60m"]]
 
 
 def test_rows_are_the_archives_pixels(reader: SplitReader, small_archive: Path) -> None:
@@ -30,6 +33,7 @@ def test_rows_are_the_archives_pixels(reader: SplitReader, small_archive: Path) 
     rows = np.array([5, 0, 31, 5])
     batch = reader.gather(rows)
     ids = reader.ids()
+    assert batch.rows.tolist() == rows.tolist()
     for place, row in enumerate(rows):
         images = read_sample(archive, [f"BigEarthNet-S2/{ids[row].rsplit('_', 2)[0]}/{ids[row]}"])
         for name, image in images.items():
@@ -38,54 +42,89 @@ def test_rows_are_the_archives_pixels(reader: SplitReader, small_archive: Path) 
     assert batch.targets.shape == (4, 19)
 
 
-def test_the_order_is_a_pure_function_of_seed_and_epoch() -> None:
-    np.testing.assert_array_equal(epoch_order(100, 0, 1), epoch_order(100, 0, 1))
-    assert sorted(epoch_order(100, 0, 1)) == list(range(100))
-    assert (epoch_order(100, 0, 0) != epoch_order(100, 0, 1)).any()
-    assert (epoch_order(100, 0, 0) != epoch_order(100, 1, 0)).any()
+@pytest.mark.filterwarnings("ignore::FutureWarning:petastorm")
+def test_labels_are_those_that_petastorm_reads(reader: SplitReader, small_dataset: Path) -> None:
+    from petastorm import make_reader
+
+    with make_reader((small_dataset / "train").as_uri(), reader_pool_type="dummy", num_epochs=1) as rows:
+        labels = {row.id: row.labels for row in rows}
+    batch = reader.gather(np.arange(32))
+    for name, target in zip(reader.ids(), batch.targets, strict=True):
+        np.testing.assert_array_equal(labels[name], target)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
 def test_the_global_batch_is_the_same_for_any_number_of_ranks(reader: SplitReader, size: int) -> None:
-    alone = [key(batch.images) for batch in training_batches(reader, seed=1, epoch=2, global_batch_size=12)]
+    alone = [key(batch) for batch in training_batches(reader, seed=1, epoch=2, global_batch_size=12)]
     parts = [
-        list(training_batches(reader, seed=1, epoch=2, global_batch_size=12, rank=rank, size=size))
+        [key(batch) for batch in training_batches(reader, seed=1, epoch=2, global_batch_size=12, rank=rank, size=size)]
         for rank in range(size)
     ]
-    assert {len(part) for part in parts} == {steps_per_epoch(32, 12)} == {2}
+    assert {len(part) for part in parts} == {2}
     for step, whole in enumerate(alone):
-        assert [sample for part in parts for sample in key(part[step].images)] == whole
+        assert [sample for part in parts for sample in part[step]] == whole
 
 
-def test_resuming_gives_what_would_have_come(reader: SplitReader) -> None:
-    whole = [key(batch.images) for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=8)]
+def test_resuming_gives_what_would_have_come_and_reads_nothing_else(
+    small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader = SplitReader(small_dataset, "train")
+    whole = [key(batch) for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=8)]
+    gathered = []
+    gather = reader.gather
+    monkeypatch.setattr(reader, "gather", lambda rows, *rest: gathered.extend(rows) or gather(rows, *rest))
     rest = training_batches(reader, seed=0, epoch=0, global_batch_size=8, start_step=2)
-    assert [key(batch.images) for batch in rest] == whole[2:]
-
-
-def test_ranks_that_do_not_divide_the_batch_are_refused(reader: SplitReader) -> None:
-    with pytest.raises(ValueError, match="12 does not divide among 5"):
-        next(iter(training_batches(reader, seed=0, epoch=0, global_batch_size=12, size=5)))
+    assert [key(batch) for batch in rest] == whole[2:]
+    assert len(gathered) == 16
 
 
 @pytest.mark.parametrize(("size", "batch_size"), [(1, 32), (1, 5), (2, 7), (3, 4), (5, 64)])
 def test_evaluation_sees_every_sample_once(reader: SplitReader, size: int, batch_size: int) -> None:
-    seen = []
+    seen, rows = [], []
     for rank in range(size):
         for batch in evaluation_batches(reader, batch_size=batch_size, rank=rank, size=size):
             assert len(batch.targets) == batch_size
-            seen += [sample for sample, weight in zip(key(batch.images), batch.weights, strict=True) if weight]
-    assert seen == key(reader.gather(np.arange(32)).images)
+            real = batch.weights == 1
+            rows += batch.rows[real].tolist()
+            seen += [sample for sample, weight in zip(key(batch), batch.weights, strict=True) if weight]
+    assert rows == list(range(32))
+    assert seen == key(reader.gather(np.arange(32)))
 
 
-def test_the_thread_ends_with_its_consumer(reader: SplitReader) -> None:
-    batches = training_batches(reader, seed=0, epoch=0, global_batch_size=2)
-    next(batches)
-    batches.close()  # type: ignore[attr-defined]
+def wait_for_no_threads() -> None:
     deadline = time.monotonic() + 5
-    while any(thread.name == "groundswell-reader" for thread in threading.enumerate()):
+    while any(thread.name.startswith("groundswell-rea") for thread in threading.enumerate()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+@pytest.mark.parametrize("taken", [0, 1, 16])
+def test_threads_end_with_their_consumer(reader: SplitReader, taken: int) -> None:
+    batches = training_batches(reader, seed=0, epoch=0, global_batch_size=2)
+    for _ in range(taken):
+        next(batches)
+    del batches
+    wait_for_no_threads()
+
+
+def test_batches_that_are_kept_stay_as_they_were(reader: SplitReader) -> None:
+    kept = list(training_batches(reader, seed=0, epoch=0, global_batch_size=2))
+    fresh = [key(batch) for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=2)]
+    assert [key(batch) for batch in kept] == fresh
+
+
+def test_memory_and_descriptors_do_not_grow(reader: SplitReader) -> None:
+    pool = reader.pool(4)
+
+    def epochs(first: int) -> tuple[int, int]:
+        for epoch in range(first, first + 10):
+            for batch in training_batches(reader, seed=0, epoch=epoch, global_batch_size=4, pool=pool):
+                assert len(batch.targets) == 4
+        return pool.created, psutil.Process().num_fds()
+
+    first = epochs(0)
+    assert epochs(10) == first
+    assert first[0] <= 8
 
 
 def test_a_missing_split_lists_the_others(small_dataset: Path) -> None:
@@ -123,32 +162,123 @@ def test_a_shard_that_is_not_parquet_is_named(damaged: Path) -> None:
         SplitReader(damaged, "train")
 
 
-def test_another_layout_is_refused_rather_than_misread(damaged: Path) -> None:
-    shard = first_shard(damaged)
-    table = pq.read_table(shard)
-    groups = pq.read_metadata(shard).row_group(0).num_rows
-    pq.write_table(table, shard, compression="snappy", row_group_size=groups)
+def test_a_manifest_of_other_rows_is_named(damaged: Path) -> None:
     manifest = json.loads((damaged / "dataset.json").read_text())
-    manifest["splits"]["train"]["shards"][0]["size"] = shard.stat().st_size
+    manifest["splits"]["train"]["shards"][0]["row_groups"][0] += 1
     (damaged / "dataset.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="not one plain page"):
+    with pytest.raises(ValueError, match=r"part-00000.*its manifest says"):
         SplitReader(damaged, "train")
+
+
+def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(damaged: Path) -> None:
+    reader = SplitReader(damaged, "train")
+    os.truncate(first_shard(damaged), 4096)
+    with pytest.raises(ValueError, match=r"part-00000.parquet, row group [01] was truncated"):
+        list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
+    wait_for_no_threads()
+
+
+def column_start(shard: Path, name: str) -> tuple[int, int]:
+    """Byte of the first value's length prefix, and the bytes from value to value."""
+    row_group = pq.read_metadata(shard).row_group(0)
+    column = next(
+        column
+        for column in (row_group.column(i) for i in range(row_group.num_columns))
+        if column.path_in_schema == name
+    )
+    stride = 4 + len(pq.read_table(shard, columns=[name])[name][0].as_py())
+    return column.data_page_offset + column.total_uncompressed_size - row_group.num_rows * stride, stride
 
 
 def test_a_row_that_was_overwritten_is_an_error_not_pixels(damaged: Path) -> None:
     shard = first_shard(damaged)
-    # The 4-byte length before the second value of the largest column.
-    column = next(
-        column
-        for column in (pq.read_metadata(shard).row_group(0).column(i) for i in range(5))
-        if column.path_in_schema == "bands_10m"
-    )
-    rows = pq.read_metadata(shard).row_group(0).num_rows
-    width = len(pq.read_table(shard, columns=["bands_10m"])["bands_10m"][0].as_py())
-    start = column.data_page_offset + column.total_uncompressed_size - rows * (4 + width)
+    start, stride = column_start(shard, "bands_10m")
     data = bytearray(shard.read_bytes())
-    data[start + 4 + width] ^= 0xFF
+    data[start + stride] ^= 0xFF  # the 4-byte length before the second value
     shard.write_bytes(data)
     reader = SplitReader(damaged, "train")
-    with pytest.raises(ValueError, match=r"part-00000.*bands_10m.*row 1"):
+    with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0 was damaged.*bands_10m.* row 1 "):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
+
+
+def rewrite(dataset: Path, **options: object) -> None:
+    """The training shards as another program would write them, and a manifest that says so."""
+    manifest = json.loads((dataset / "dataset.json").read_text())
+    for shard in manifest["splits"]["train"]["shards"]:
+        path = dataset / shard["file"]
+        table = pq.read_table(path)
+        nullable = pa.schema([pa.field(field.name, field.type, nullable=True) for field in table.schema])
+        pq.write_table(table.cast(nullable), path, row_group_size=shard["row_groups"][0], **options)
+        metadata = pq.read_metadata(path)
+        shard["row_groups"] = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        shard["size"] = path.stat().st_size
+    (dataset / "dataset.json").write_text(json.dumps(manifest))
+
+
+@pytest.mark.parametrize("options", [{"compression": "snappy"}, {"compression": "none", "use_dictionary": True}])
+def test_another_layout_is_rewritten_once(
+    damaged: Path, reader: SplitReader, tmp_path: Path, options: dict[str, object]
+) -> None:
+    rewrite(damaged, **options)
+    settings = ReaderSettings(cache_folder=tmp_path / "cache")
+    again = SplitReader(damaged, "train", settings)
+    assert again.window_rows is None
+    expected = [key(batch) for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=8)]
+    assert [key(batch) for batch in training_batches(again, seed=0, epoch=0, global_batch_size=8)] == expected
+    written = {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.parquet")}
+    assert len(written) == len(again.group_rows)
+    third = SplitReader(damaged, "train", settings)
+    assert [key(batch) for batch in training_batches(third, seed=0, epoch=0, global_batch_size=8)] == expected
+    assert {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.parquet")} == written
+
+
+def test_files_that_spark_wrote_are_read(spark, damaged: Path, reader: SplitReader, tmp_path: Path) -> None:
+    manifest = json.loads((damaged / "dataset.json").read_text())
+    shards = []
+    for shard in manifest["splits"]["train"]["shards"]:
+        folder = tmp_path / "spark" / Path(shard["file"]).stem
+        spark.read.parquet(str(damaged / shard["file"])).coalesce(1).write.parquet(str(folder))
+        (written,) = folder.glob("part-*.parquet")
+        shutil.copy(written, damaged / shard["file"])
+        metadata = pq.read_metadata(written)
+        row_groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        shards.append({"file": shard["file"], "row_groups": row_groups, "size": written.stat().st_size})
+    manifest["splits"]["train"]["shards"] = shards
+    (damaged / "dataset.json").write_text(json.dumps(manifest))
+    again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+
+
+def test_a_dataset_larger_than_the_cache_is_read_in_windows(damaged: Path, tmp_path: Path) -> None:
+    rewrite(damaged, compression="snappy")
+    whole = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "whole"))
+    limit = 3 * max(whole.group_rows) * whole.row_bytes
+    assert limit < len(whole) * whole.row_bytes
+    small = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache", cache_limit_bytes=limit))
+    assert small.window_rows == max(whole.group_rows)
+    seen: list[bytes] = []
+    for batch in training_batches(small, seed=0, epoch=0, global_batch_size=4):
+        seen += key(batch)
+        files = list((tmp_path / "cache").glob("*.parquet"))
+        # The footer and the file's other ends come on top of the rows.
+        assert sum(path.stat().st_size for path in files) <= limit + 4096 * len(files)
+    assert len(set(seen)) == len(seen) == 32
+    assert set(seen) == set(key(whole.gather(np.arange(32))))
+
+
+def test_a_cache_smaller_than_three_row_groups_is_refused(damaged: Path, tmp_path: Path) -> None:
+    rewrite(damaged, compression="snappy")
+    with pytest.raises(ValueError, match=r"reader.cache_limit_gib.* less than three row groups"):
+        SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path, cache_limit_bytes=1 << 20))
+
+
+def test_a_compressed_shard_that_is_damaged_is_named(damaged: Path, tmp_path: Path) -> None:
+    rewrite(damaged, compression="snappy")
+    shard = first_shard(damaged)
+    data = bytearray(shard.read_bytes())
+    data[100:5000] = bytes(4900)
+    shard.write_bytes(data)
+    reader = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0 cannot be read"):
+        list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
+    assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]

@@ -29,7 +29,9 @@ class TwoRanks(OneRank):
 
 def batches(count: int) -> Iterator[Batch]:
     for _ in range(count):
-        yield Batch({"a": np.zeros((4, 2, 2, 1), np.uint16)}, np.zeros((4, 3), np.uint8), np.ones(4, np.float32))
+        yield Batch(
+            {"a": np.zeros((4, 2, 2, 1), np.uint16)}, np.zeros((4, 3), np.uint8), np.ones(4, np.float32), np.arange(4)
+        )
 
 
 def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
@@ -47,6 +49,7 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
     assert result.learning_rates == pytest.approx(seen)
     assert result.loss == 2.5
     assert result.images_per_second > 0
+    assert 0 <= result.input_wait_fraction < 1
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

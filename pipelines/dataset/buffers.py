@@ -1,0 +1,85 @@
+"""Memory for batches, used again and again: the first touch of a page costs twenty times a warm copy.
+
+A buffer goes back to the pool when nothing refers to its arrays any more, be it a view of them or a tensor made from
+one without a copy (DLPack): so it is never overwritten while somebody still reads it.
+"""
+
+import math
+import mmap
+import threading
+import weakref
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+_ALIGNMENT = 64  # bytes; what TensorFlow wants of memory that it does not copy
+
+Row = tuple[memoryview, memoryview]
+"""Where the prefix and the value of one row of one column go, for `os.preadv`."""
+
+
+class Memory:
+    """One batch's memory: per column, values `(rows, bytes)` and beside them the prefixes they had in the file."""
+
+    def __init__(self, rows: int, columns: Mapping[str, tuple[int, int]]) -> None:
+        """Map anonymous pages.
+
+        Args:
+            rows: Of a batch.
+            columns: Bytes of the prefix and of the value of each column.
+        """
+        sizes = [rows * value for _, value in columns.values()]
+        places = np.cumsum([0] + [math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes])
+        self.pages = mmap.mmap(-1, max(1, int(places[-1])))
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self.pages.madvise(mmap.MADV_HUGEPAGE)
+        self.places = {name: (int(place), size) for name, place, size in zip(columns, places, sizes, strict=False)}
+        self.prefixes = {name: np.empty((rows, prefix), np.uint8) for name, (prefix, _) in columns.items()}
+        view = memoryview(self.pages)
+        self.rows: dict[str, list[Row]] = {}
+        for name, (prefix, value) in columns.items():
+            first = self.places[name][0]
+            prefixes = self.prefixes[name].data.cast("B") if prefix and rows else memoryview(b"")
+            self.rows[name] = [
+                (prefixes[row * prefix : (row + 1) * prefix], view[first + row * value : first + (row + 1) * value])
+                for row in range(rows)
+            ]
+
+
+class BufferPool:
+    """Lends memory for batches of one size; memory that comes back is lent again, what is more is given up."""
+
+    def __init__(self, rows: int, columns: Mapping[str, tuple[int, int]], keep: int) -> None:
+        """Start empty.
+
+        Args:
+            rows: Of a batch.
+            columns: Bytes of the prefix and of the value of each column.
+            keep: Free buffers to keep.
+        """
+        self._rows, self._columns, self._keep = rows, dict(columns), keep
+        self._free: list[Memory] = []
+        # A finalizer may run in any thread at any moment, also in one that holds the lock.
+        self._lock = threading.RLock()
+        self.created = 0
+        """Buffers made so far."""
+
+    def lend(self) -> tuple[Memory, dict[str, NDArray[np.uint8]]]:
+        """Memory that nobody uses, and per column its values as `(rows, bytes)`; theirs until the last is gone."""
+        with self._lock:
+            memory = self._free.pop() if self._free else None
+            self.created += memory is None
+        memory = memory or Memory(self._rows, self._columns)
+        # numpy keeps this array, whose own base is no array, as the base of every view made from it.
+        whole = np.frombuffer(memory.pages, np.uint8)
+        weakref.finalize(whole, self._take_back, memory).atexit = False
+        values = {
+            name: whole[place : place + size].reshape(self._rows, -1) for name, (place, size) in memory.places.items()
+        }
+        return memory, values
+
+    def _take_back(self, memory: Memory) -> None:
+        with self._lock:
+            if len(self._free) < self._keep:
+                self._free.append(memory)

@@ -1,0 +1,68 @@
+"""The order of samples: a pure function of the rows, the seed and the epoch, the same on any number of ranks.
+
+Step s of an epoch takes places `s*G .. (s+1)*G` of the epoch's order (G: global batch size); rank r of N takes the r-th
+part of them. Every rank has the same number of steps, and (epoch, step) is the whole state.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def epoch_order(
+    group_rows: Sequence[int], *, seed: int, epoch: int, window_rows: int | None = None
+) -> NDArray[np.int64]:
+    """The permutation of all rows in one epoch.
+
+    Args:
+        group_rows: Rows of every row group, in reading order.
+        seed: Of the run.
+        epoch: From 0.
+        window_rows: None: any row may come anywhere. Else the row groups are shuffled and cut into windows of so many
+            rows at most (one row group at least), and rows are shuffled within a window: a step needs one window's
+            row groups, or two at a border.
+    """
+    random = np.random.default_rng([seed, epoch])
+    total = int(np.sum(group_rows))
+    if window_rows is None:
+        return random.permutation(total)
+    first_rows = np.cumsum([0, *group_rows])
+    windows: list[list[NDArray[np.int64]]] = []
+    filled = 0
+    for group in random.permutation(len(group_rows)).tolist():
+        if not windows or filled + group_rows[group] > window_rows:
+            windows.append([])
+            filled = 0
+        windows[-1].append(np.arange(first_rows[group], first_rows[group + 1]))
+        filled += group_rows[group]
+    return np.concatenate([random.permutation(np.concatenate(window)) for window in windows])
+
+
+def steps_per_epoch(rows: int, global_batch_size: int) -> int:
+    """Whole global batches in one epoch; the tail, less than one, differs from epoch to epoch."""
+    return rows // global_batch_size
+
+
+def rank_parts(
+    order: NDArray[np.int64], *, global_batch_size: int, rank: int, size: int, start_step: int
+) -> list[NDArray[np.int64]]:
+    """One rank's rows of every step, from `start_step` on.
+
+    Raises:
+        ValueError: `size` does not divide `global_batch_size`.
+    """
+    if global_batch_size % size:
+        raise ValueError(f"a global batch of {global_batch_size} does not divide among {size} ranks")
+    part = global_batch_size // size
+    starts = [
+        step * global_batch_size + rank * part
+        for step in range(start_step, steps_per_epoch(len(order), global_batch_size))
+    ]
+    return [order[start : start + part] for start in starts]
+
+
+def evaluation_parts(rows: int, *, batch_size: int, rank: int, size: int) -> list[NDArray[np.int64]]:
+    """One rank's rows of an evaluation: every row on exactly one rank, the last batch may be shorter."""
+    own = np.array_split(np.arange(rows), size)[rank]
+    return [own[start : start + batch_size] for start in range(0, len(own), batch_size)]

@@ -1,0 +1,75 @@
+"""Which reader feeds the training, as the configuration says."""
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from conf.schema import ReaderConfig, RunConfig
+from pipelines.dataset.cache import default_cache_folder
+from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.order import steps_per_epoch
+from pipelines.dataset.petastorm_reader import petastorm_batches
+from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, training_batches
+
+TRAINING_SPLIT = "train"
+_log = logging.getLogger(__name__)
+
+
+def reader_settings(config: ReaderConfig) -> ReaderSettings:
+    """The configured settings in the reader's own units."""
+    return ReaderSettings(
+        threads=config.threads,
+        batches_in_flight=config.batches_in_flight,
+        cache_folder=Path(config.cache_folder) if config.cache_folder else default_cache_folder(),
+        cache_limit_bytes=int(config.cache_limit_gib * 2**30),
+    )
+
+
+def make_batches(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -> Callable[..., Iterator[Batch]]:
+    """Return `batches_of(epoch, start_step=0)`: this rank's batches of the training split."""
+    seed, global_batch_size = config.training.seed, config.global_batch_size
+    if config.reader.name == "petastorm":
+        steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, global_batch_size)
+
+        def of_petastorm(epoch: int, start_step: int = 0) -> Iterator[Batch]:
+            if start_step:
+                raise ValueError("Petastorm's reader cannot resume within an epoch: set reader.name=groundswell")
+            return petastorm_batches(
+                config.dataset.path,
+                TRAINING_SPLIT,
+                manifest,
+                seed=seed,
+                epoch=epoch,
+                batch_size=global_batch_size // size,
+                steps=steps,
+                threads=config.reader.threads,
+                rank=rank,
+                size=size,
+            )
+
+        return of_petastorm
+
+    reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
+    pool = reader.pool(global_batch_size // size)
+    if reader.window_rows is not None and rank == 0:
+        _log.warning(
+            "%s is larger than reader.cache_limit_gib=%g: rows are shuffled among %d at a time, %.0f %% of the split",
+            config.dataset.path,
+            config.reader.cache_limit_gib,
+            reader.window_rows,
+            100 * reader.window_rows / len(reader),
+        )
+
+    def of_ours(epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        return training_batches(
+            reader,
+            seed=seed,
+            epoch=epoch,
+            global_batch_size=global_batch_size,
+            rank=rank,
+            size=size,
+            start_step=start_step,
+            pool=pool,
+        )
+
+    return of_ours
