@@ -227,7 +227,7 @@ def test_the_console_script_lists_its_verbs() -> None:
     command = Path(sys.executable).parent / "groundswell"
     done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0
-    for verb in ("prepare", "train", "evaluate", "demo"):
+    for verb in ("prepare", "train", "evaluate", "benchmark-reader", "demo"):
         assert verb in done.stdout
     assert subprocess.run([command, "tarin"], capture_output=True, timeout=60).returncode == 2
 

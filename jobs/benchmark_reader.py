@@ -1,0 +1,132 @@
+"""`groundswell benchmark-reader`: how fast this machine's storage feeds training."""
+
+import argparse
+import os
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs.command import run, say
+from pipelines.dataset.buffers import BufferPool
+from pipelines.dataset.cache import default_cache_folder
+from pipelines.dataset.order import steps_per_epoch
+from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What was measured in one epoch."""
+
+    rows: int
+    seconds: float
+    waited: float
+    """Seconds in which the consumer had nothing to do."""
+    row_bytes: int
+
+    def __str__(self) -> str:
+        """A line for people."""
+        rate = self.rows / self.seconds
+        return (
+            f"{rate:,.0f} rows/s, {rate * self.row_bytes / 1e6:,.0f} MB/s, waited {self.waited / self.seconds:.1%} of "
+            f"{self.seconds:.1f} s"
+        )
+
+
+def read_epoch(
+    reader: SplitReader, pool: BufferPool, *, epoch: int, batch_size: int, rows_per_second: float | None = None
+) -> Reading:
+    """Read one shuffled epoch as training does, at full speed or as fast as a training step would take the rows.
+
+    Args:
+        reader: The split.
+        pool: Memory, used again from epoch to epoch.
+        epoch: Another one has another order.
+        batch_size: Rows of a batch.
+        rows_per_second: What the consumer takes; None: whatever comes.
+    """
+    pause = batch_size / rows_per_second if rows_per_second else 0.0
+    batches = training_batches(reader, seed=0, epoch=epoch, global_batch_size=batch_size, pool=pool)
+    rows, waited = 0, 0.0
+    started = time.perf_counter()
+    while True:
+        asked = time.perf_counter()
+        batch = next(batches, None)
+        now = time.perf_counter()
+        if batch is None:
+            return Reading(rows, now - started, waited, reader.row_bytes)
+        waited += now - asked
+        rows += len(batch.rows)
+        del batch
+        if pause:
+            time.sleep(pause)
+
+
+def drop_from_memory(folder: Path) -> None:
+    """Make the operating system forget the files of a folder, which the next epoch then reads from disk."""
+    for path in sorted(folder.iterdir()):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+def _measure(arguments: argparse.Namespace) -> int:
+    settings = ReaderSettings(
+        threads=arguments.threads,
+        cache_folder=Path(arguments.cache_folder) if arguments.cache_folder else default_cache_folder(),
+        cache_limit_bytes=int(arguments.cache_limit_gib * 2**30),
+    )
+    started = time.perf_counter()
+    reader = SplitReader(arguments.dataset, arguments.split, settings)
+    if not steps_per_epoch(len(reader), arguments.batch_size):
+        raise ValueError(
+            f"{arguments.dataset} has {len(reader)} rows of {arguments.split!r}, fewer than --batch-size "
+            f"{arguments.batch_size}"
+        )
+    say(
+        f"{arguments.dataset}, {arguments.split}: {len(reader):,} rows of {reader.row_bytes:,} bytes, opened in "
+        f"{time.perf_counter() - started:.2f} s"
+    )
+    if reader.window_rows is not None:
+        say(f"larger than the cache: shuffled among {reader.window_rows:,} rows at a time")
+    epochs: list[tuple[str, float | None]] = [("from memory" if number else "first", None) for number in range(3)]
+    epochs.append((f"training at {arguments.images_per_second:,.0f} images/s", arguments.images_per_second))
+    folder = Path(str(arguments.dataset), arguments.split)
+    if folder.is_dir():
+        drop_from_memory(folder)
+        epochs[0] = ("from disk", None)
+    pool = reader.pool(arguments.batch_size)
+    for number, (name, rate) in enumerate(epochs):
+        reading = read_epoch(reader, pool, epoch=number, batch_size=arguments.batch_size, rows_per_second=rate)
+        say(f"{name}: {reading}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Console entry."""
+    parser = argparse.ArgumentParser(prog="groundswell benchmark-reader", description=__doc__)
+    parser.add_argument("--dataset", required=True, metavar="PATH|URL", help="a prepared dataset")
+    parser.add_argument("--split", default="train", help="split to read (default: train)")
+    parser.add_argument("--batch-size", type=_positive, default=256, help="rows of a batch (default: 256)")
+    parser.add_argument("--threads", type=_positive, default=2, help="that gather batches (default: 2)")
+    parser.add_argument("--cache-folder", help="for a dataset that is remote or compressed")
+    parser.add_argument("--cache-limit-gib", type=float, default=100.0, help="of that cache (default: 100)")
+    parser.add_argument(
+        "--images-per-second", type=float, default=1000.0, help="what one worker trains, for its wait (default: 1000)"
+    )
+    arguments = parser.parse_args(argv)
+    return run("benchmark-reader", lambda: _measure(arguments))
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,358 @@
+"""Reading 160 kB rows (three image groups) as batches of 256 in a shuffled order, until they are tensors.
+
+Beside ours, on the same rows: Petastorm's `make_petastorm_dataset` with 2, 4 and 10 threads, a `tf.data` pipeline over
+TFRecord, and the limit, which is the same gather into warm memory on 2 threads and nothing else. Every measurement
+is a process of its own with the launcher's environment, all in turn, several rounds. Also: two processes at once, a
+cold page cache, memory over ten epochs, how well the shuffles mix rows that are sorted by class, and the part of a
+ResNet-50 training step that waits for input.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROWS = int(os.environ.get("ROWS", "6000"))
+CLASSES = 19
+BATCH_SIZE = 256
+ROW_GROUP_ROWS, ROW_GROUPS_PER_SHARD = 262, 4
+SECONDS = 6.0
+ROUNDS = 3
+TRAINING_STEPS, TRAINING_BATCH = 12, 32
+THREAD_COUNTS = (2, 4, 10)
+
+
+def write_dataset(folder: Path) -> None:
+    """Rows sorted by class, as our writer lays them out; the same rows as TFRecord."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import tensorflow as tf
+
+    from pipelines.archives.bigearthnet_patch import GROUPS
+    from pipelines.dataset.layout import PARQUET_OPTIONS
+    from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
+    from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
+    from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
+
+    (folder / "train").mkdir(parents=True)
+    fields = fixed_fields(GROUPS, CLASSES)
+    columns = {name: ColumnBuffer(*field, ROW_GROUP_ROWS) for name, field in fields.items()}
+    schema = arrow_schema(GROUPS, CLASSES)
+    random = np.random.default_rng(0)
+    shards, row = [], 0
+    while row < ROWS:
+        file, row_groups = f"train/part-{len(shards):05d}.parquet", []
+        records = tf.io.TFRecordWriter(str(folder / f"{len(shards):05d}.tfrecord"))
+        with pq.ParquetWriter(folder / file, schema, **PARQUET_OPTIONS) as writer:
+            while len(row_groups) < ROW_GROUPS_PER_SHARD and row < ROWS:
+                count = min(ROW_GROUP_ROWS, ROWS - row)
+                for place in range(count):
+                    features = {}
+                    for name, (shape, dtype) in fields.items():
+                        value = random.integers(0, 10_000, shape).astype(dtype)
+                        if name == "labels":
+                            value = np.eye(CLASSES, dtype=np.uint8)[(row + place) * CLASSES // ROWS]
+                        columns[name].row(place)[:] = value
+                        features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.tobytes()]))
+                    example = tf.train.Example(features=tf.train.Features(feature=features))
+                    records.write(example.SerializeToString())
+                ids = pa.array([f"{row + place:07d}" for place in range(count)])
+                arrays = [ids, *(column.arrow(count) for column in columns.values())]
+                writer.write_table(pa.table(arrays, schema=schema), row_group_size=count)
+                row_groups.append(count)
+                row += count
+        records.close()
+        shards.append(Shard(file=file, row_groups=tuple(row_groups), size=(folder / file).stat().st_size))
+    write_petastorm_metadata(folder / "train", shards, GROUPS, CLASSES)
+    statistics_ = {
+        group.name: BandStatistics(mean=(5000.0,) * group.shape[2], std=(2900.0,) * group.shape[2]) for group in GROUPS
+    }
+    write_manifest(
+        Manifest(
+            archive="bigearthnet_v2",
+            task="multi_label",
+            class_names=tuple(f"class {number}" for number in range(CLASSES)),
+            groups=GROUPS,
+            splits={"train": Split(shards=tuple(shards), class_counts=(0,) * CLASSES)},
+            statistics=statistics_,
+            settings={},
+            source_fingerprint="benchmark",
+        ),
+        folder,
+    )
+
+
+def ours(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Batches without end: rows, and the labels."""
+    from pipelines.dataset.reader import SplitReader, training_batches
+    from pipelines.training.tensors import image_tensors
+
+    reader = SplitReader(folder, "train")
+    pool = reader.pool(BATCH_SIZE)
+    for epoch in range(1_000_000):
+        for batch in training_batches(reader, seed=0, epoch=epoch, global_batch_size=BATCH_SIZE, pool=pool):
+            tensors = image_tensors(batch.images)
+            yield len(batch.rows), batch.targets
+            del tensors, batch
+
+
+def petastorm(folder: Path, threads: int) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Petastorm's own way to `tf.data`."""
+    from petastorm import make_reader
+    from petastorm.tf_utils import make_petastorm_dataset
+
+    warnings.simplefilter("ignore")
+    with make_reader(
+        (folder / "train").as_uri(), num_epochs=None, workers_count=threads, shuffle_rows=True, seed=1
+    ) as reader:
+        for batch in make_petastorm_dataset(reader).batch(BATCH_SIZE, drop_remainder=True).prefetch(2):
+            yield BATCH_SIZE, batch.labels.numpy()
+
+
+def tfrecord(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+    """A `tf.data` pipeline as its guide recommends it."""
+    import tensorflow as tf
+
+    from pipelines.archives.bigearthnet_patch import GROUPS
+
+    features = {name: tf.io.FixedLenFeature([], tf.string) for name in ("labels", *(group.name for group in GROUPS))}
+
+    def decode(examples: Any) -> Any:
+        parsed = tf.io.parse_example(examples, features)
+        images = {
+            group.name: tf.reshape(tf.io.decode_raw(parsed[group.name], tf.uint16), (-1, *group.shape))
+            for group in GROUPS
+        }
+        return images, tf.io.decode_raw(parsed["labels"], tf.uint8)
+
+    files = sorted(map(str, folder.glob("*.tfrecord")))
+    data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).interleave(tf.data.TFRecordDataset, 2)
+    data = data.repeat().shuffle(512).batch(BATCH_SIZE, drop_remainder=True)
+    for _, labels in data.map(decode, num_parallel_calls=2).prefetch(2):
+        yield BATCH_SIZE, labels.numpy()
+
+
+def limit(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Random rows of the mapped files copied into warm memory by 2 threads, and nothing else."""
+    import mmap
+
+    from pipelines.dataset.layout import open_row_groups, value_bytes, value_prefix
+    from pipelines.dataset.manifest import read_manifest
+    from pipelines.dataset.rows import fixed_fields
+
+    manifest = read_manifest(folder)
+    fields = fixed_fields(manifest.groups, CLASSES)
+    del fields["labels"]
+    views: list[list[NDArray[np.uint8]]] = [[] for _ in fields]
+    for shard in manifest.splits["train"].shards:
+        for group in open_row_groups(folder / shard.file, fields):
+            file = np.frombuffer(mmap.mmap(group.file.descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
+            for column, (start, field) in enumerate(zip(group.starts, fields.values(), strict=True)):
+                stride, prefix = value_bytes(*field), len(value_prefix(*field))
+                whole = file[start : start + group.rows * stride].reshape(group.rows, stride)
+                views[column] += list(whole[:, prefix:])
+    memory = [[np.zeros((BATCH_SIZE, len(view[0])), np.uint8) for view in views] for _ in range(4)]
+    random = np.random.default_rng(0)
+
+    def copy(rows: list[int], out: list[NDArray[np.uint8]], first: int) -> None:
+        for view, target in zip(views, out, strict=True):
+            for place, row in enumerate(rows, first):
+                target[place] = view[row]
+
+    with ThreadPoolExecutor(2) as threads:
+        for number in range(1_000_000):
+            rows = random.integers(0, ROWS, BATCH_SIZE).tolist()
+            half = BATCH_SIZE // 2
+            parts = [threads.submit(copy, rows[first : first + half], memory[number % 4], first) for first in (0, half)]
+            for part in parts:
+                part.result()
+            yield BATCH_SIZE, np.zeros(0)
+
+
+SOURCES: dict[str, Callable[[Path], Iterator[tuple[int, NDArray[Any]]]]] = {
+    "ours": ours,
+    "limit": limit,
+    "tfrecord": tfrecord,
+    **{f"petastorm {count}": lambda folder, count=count: petastorm(folder, count) for count in THREAD_COUNTS},
+}
+
+
+def measure_rate(folder: Path, name: str) -> float:
+    """Rows per second after one epoch that warms memory and caches up."""
+    batches = SOURCES[name](folder)
+    warmed, rows = 0, 0
+    while warmed < ROWS:
+        warmed += next(batches)[0]
+    started = time.perf_counter()
+    while time.perf_counter() - started < SECONDS:
+        rows += next(batches)[0]
+    return rows / (time.perf_counter() - started)
+
+
+def measure_cold(folder: Path, _: str) -> float:
+    """Rows per second of the first epoch with nothing in the page cache."""
+    import tensorflow as tf
+
+    from jobs.benchmark_reader import drop_from_memory
+
+    tf.zeros(1)
+    drop_from_memory(folder / "train")
+    batches, rows = ours(folder), 0
+    started = time.perf_counter()
+    while rows < ROWS - BATCH_SIZE:
+        rows += next(batches)[0]
+    return rows / (time.perf_counter() - started)
+
+
+def measure_entropy(folder: Path, name: str) -> float:
+    """Mean over one epoch's batches of the entropy of their classes, in bits; the rows are sorted by class."""
+    batches, entropies = SOURCES[name](folder), []
+    for _ in range(ROWS // BATCH_SIZE):
+        shares = next(batches)[1].reshape(BATCH_SIZE, CLASSES).mean(axis=0)
+        entropies.append(-float(sum(share * np.log2(share) for share in shares if share > 0)))
+    return statistics.mean(entropies)
+
+
+def measure_memory(folder: Path, _: str) -> list[float]:
+    """Resident MiB after each of ten epochs, files' pages not counted."""
+    import psutil
+
+    batches, curve = ours(folder), []
+    for _ in range(10):
+        for _ in range(ROWS // BATCH_SIZE):
+            next(batches)
+        memory = psutil.Process().memory_info()
+        curve.append(round((memory.rss - memory.shared) / 2**20, 1))
+    return curve
+
+
+def measure_training(folder: Path, _: str) -> float:
+    """Part of the time in which ResNet-50's training step waits for its batch, all cores, batch 32."""
+    import keras
+
+    from models.compression.exchange import GradientExchange
+    from models.compression.table import CODECS
+    from models.losses import classification_loss
+    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.resnet import build_model
+    from pipelines.dataset.reader import SplitReader, training_batches
+    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.loop import train_epoch
+    from pipelines.training.recipe import input_groups
+    from pipelines.training.step import make_train_step
+
+    keras.utils.set_random_seed(0)
+    reader = SplitReader(folder, "train")
+    model = build_model(input_groups(reader.manifest), classes=CLASSES, depth=50)
+    optimizer = LARS(0.01, excluded=normalisation_and_bias_paths(model))
+    optimizer.build(model.trainable_variables)
+    collective = HorovodCollective()
+    exchange = GradientExchange(CODECS["none"](), collective)
+    step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
+    last = len(reader) // TRAINING_BATCH - TRAINING_STEPS
+    batches = training_batches(reader, seed=0, epoch=0, global_batch_size=TRAINING_BATCH, start_step=last)
+    result = train_epoch(
+        batches, step, optimizer, lambda number: 0.001, collective, first_step=0, report=lambda progress: None
+    )
+    return result.input_wait_fraction
+
+
+MEASURES: dict[str, Callable[[Path, str], Any]] = {
+    "rate": measure_rate,
+    "cold": measure_cold,
+    "entropy": measure_entropy,
+    "memory": measure_memory,
+    "training": measure_training,
+}
+
+
+def start(folder: Path, measure: str, name: str = "ours") -> "subprocess.Popen[str]":
+    """One measurement as a process of its own."""
+    from pipelines.launch.task import _ALLOCATOR
+
+    environment = {**os.environ, **_ALLOCATOR, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, __file__, str(folder), measure, name]
+    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+
+def result(process: "subprocess.Popen[str]") -> Any:
+    """What it printed last."""
+    output, _ = process.communicate(timeout=300)
+    if process.returncode:
+        raise RuntimeError(f"{process.args} failed")
+    return json.loads(output.splitlines()[-1])
+
+
+def main() -> None:
+    """Write, measure in turn, print the table and the JSON line."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        write_dataset(folder)
+        rates: dict[str, list[float]] = {name: [] for name in SOURCES}
+        pairs: list[float] = []
+        for number in range(ROUNDS):
+            for name in SOURCES:
+                rates[name].append(result(start(folder, "rate", name)))
+            two = [start(folder, "rate"), start(folder, "rate")]
+            pairs.append(sum(result(process) for process in two))
+            line = ", ".join(f"{name} {values[-1]:,.0f}" for name, values in rates.items())
+            print(f"round {number + 1}: {line}, two processes of ours {pairs[-1]:,.0f} rows/s", flush=True)
+        cold = statistics.median(result(start(folder, "cold")) for _ in range(ROUNDS))
+        entropy = {name: result(start(folder, "entropy", name)) for name in ("ours", "petastorm 10", "tfrecord")}
+        memory = result(start(folder, "memory"))
+        waits = result(start(folder, "training"))
+    median = {name: statistics.median(values) for name, values in rates.items()}
+    best = max((name for name in rates if name.startswith("petastorm")), key=lambda name: median[name])
+
+    def ratio(values: list[float], name: str) -> float:
+        return round(statistics.median(a / b for a, b in zip(values, rates[name], strict=True)), 2)
+
+    ideal = expected_entropy()
+    print(f"cold page cache {cold:,.0f} rows/s; memory by epoch, MiB: {memory}")
+    print(f"class entropy of a batch, bits: {entropy}, independent draws {ideal:.3f}")
+    print(
+        json.dumps(
+            {
+                "rows_per_second": round(median["ours"]),
+                "ratio_vs_petastorm": ratio(rates["ours"], best),
+                "ratio_vs_limit": ratio(rates["ours"], "limit"),
+                "ratio_vs_tfrecord": ratio(rates["ours"], "tfrecord"),
+                "input_wait_fraction": round(waits, 4),
+                "two_processes_ratio_vs_petastorm": ratio(pairs, best),
+                "two_processes_ratio_vs_limit": ratio(pairs, "limit"),
+                "cold_rows_per_second": round(cold),
+                "cold_ratio_vs_petastorm_warm": round(cold / median[best], 2),
+                "rows_per_second_of": {name: round(value) for name, value in median.items()},
+                "memory_mib_by_epoch": memory,
+                "class_entropy_bits": {**{name: round(value, 3) for name, value in entropy.items()}, "ideal": ideal},
+                "rows": ROWS,
+                "cores": os.cpu_count(),
+            }
+        )
+    )
+
+
+def expected_entropy() -> float:
+    """Of batches drawn without any order from equally frequent classes, simulated."""
+    random = np.random.default_rng(0)
+    order = [random.permutation(np.arange(ROWS) * CLASSES // ROWS)[:BATCH_SIZE] for _ in range(50)]
+    shares = [np.bincount(batch, minlength=CLASSES) / BATCH_SIZE for batch in order]
+    return round(statistics.mean(-float(sum(p * np.log2(p) for p in share if p > 0)) for share in shares), 3)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        print(json.dumps(MEASURES[sys.argv[2]](Path(sys.argv[1]), sys.argv[3])))
+    else:
+        main()

@@ -1,0 +1,39 @@
+import re
+from pathlib import Path
+
+import pytest
+
+from jobs.benchmark_reader import main
+
+pytestmark = pytest.mark.spark
+
+
+def test_it_prints_rates_and_the_wait(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--dataset", str(small_dataset), "--batch-size", "8", "--images-per-second", "100"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "32 rows of 160,547 bytes" in lines[0]
+    assert [line.split(":")[0] for line in lines[1:]] == [
+        "from disk",
+        "from memory",
+        "from memory",
+        "training at 100 images/s",
+    ]
+    for line in lines[1:]:
+        assert re.search(r": [\d,]+ rows/s, [\d,]+ MB/s, waited \d+\.\d% of \d+\.\d s$", line), line
+    # A consumer that takes 8 rows every 80 ms.
+    assert 60 < float(re.search(r": ([\d,]+) rows/s", lines[-1])[1]) <= 100  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dataset", "nowhere"], "nowhere is not a finished dataset"),
+        (["--dataset", "SMALL", "--split", "val"], "only test, train, validation"),
+        (["--dataset", "SMALL", "--batch-size", "33"], "has 32 rows of 'train', fewer than --batch-size 33"),
+    ],
+)
+def test_bad_input_is_one_message(
+    small_dataset: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(small_dataset) if argument == "SMALL" else argument for argument in arguments]) == 2
+    assert message in capsys.readouterr().err
