@@ -96,9 +96,9 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
         elements = tf.bitwise.bitwise_and(tf.convert_to_tensor(seeds), ELEMENTS[self.kind] - 1)
         return {name: _move_pixels(group, elements, ELEMENTS[self.kind]) for name, group in images.items()}
 
-    def compute_output_shape(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> dict[str, Any]:
-        """Return the shapes of the images."""
-        return images_shape
+    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
+        """Return shapes and dtypes of the images, which stay."""
+        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""

@@ -285,6 +285,19 @@ def test_variables_are_the_networks_in_order(small):
         assert [variable.path for variable in own] == [variable.path for variable in getattr(plain, attribute)]
 
 
+def test_the_layer_works_in_a_functional_model():
+    inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
+    seeds = keras.Input((), dtype="int32", name="seeds")
+    augmented = Augmentation("dihedral")(inputs, seeds)
+    assert {name: (each.shape[1:], each.dtype) for name, each in augmented.items()} == {
+        group.name: (group.shape, group.dtype) for group in GROUPS
+    }
+    images = random_images(8)
+    found = keras.Model([inputs, seeds], augmented)([images, EVERY_ELEMENT], training=True)
+    for name, expected in augment(images, EVERY_ELEMENT).items():
+        np.testing.assert_array_equal(found[name], expected)
+
+
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_half_precision_policies_keep_all_of_a_pixel(policy, dtype, monkeypatch):
