@@ -128,6 +128,8 @@ class ModelConfig(Section):
     """Scales every channel count; 1.0 is the published network."""
     upsampling: Literal["nearest", "bilinear", "bicubic"]
     """How coarser image groups reach the finest one's resolution."""
+    augmentation: Literal["none", "flips", "dihedral"]
+    """Training images are flipped, or flipped and turned by quarters (squares only); drawn anew every epoch."""
 
 
 class OptimizerConfig(Section):

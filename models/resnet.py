@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import keras
 
+from models.augmentation import AUGMENTATIONS, AugmentedModel
 from models.normalisation import FusedBatchNormalization, plain_batch_normalisation
 from models.preprocessing import InputGroup, preprocess
 
@@ -21,32 +22,46 @@ def build_model(
     depth: int,
     width_factor: float = 1.0,
     interpolation: str = "nearest",
+    augmentation: str = "none",
 ) -> keras.Model:
     """Build the whole model, from stored pixels to logits.
 
     Input: a dict, for each group name images `(batch, height, width, bands)` of the group's dtype.
     Output: float32 logits `(batch, classes)`.
 
+    Args:
+        groups: What the dataset holds.
+        classes: Number of logits.
+        depth: As for `resnet`.
+        width_factor: As for `resnet`.
+        interpolation: As for `preprocess`.
+        augmentation: "none"; or "flips" or "dihedral" for an `AugmentedModel`, which in training takes `seeds` too.
+
     Raises:
-        ValueError: what `preprocess` and `resnet` raise.
+        ValueError: an unknown augmentation, or what `preprocess`, `resnet` and `Augmentation` raise.
     """
+    if augmentation not in AUGMENTATIONS:
+        raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {augmentation!r}")
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
     images = preprocess(inputs, groups, interpolation=interpolation)
     logits = resnet(images, depth=depth, width_factor=width_factor, classes=classes)
-    return keras.Model(inputs, logits, name=f"resnet{depth}")
+    network = keras.Model(inputs, logits, name=f"resnet{depth}")
+    return (
+        network if augmentation == "none" else AugmentedModel(network, augmentation, name=f"augmented_{network.name}")
+    )
 
 
 def with_probabilities(model: keras.Model, task: str) -> keras.Model:
-    """Extend a model of logits for serving: same inputs, a copy of the weights, output layer "probabilities".
+    """Extend a model of logits for serving: image groups in, a copy of the weights, output layer "probabilities".
 
-    A sigmoid a class for "multi_label", a softmax over the classes for "single_label".
+    Augmentation stays behind. A sigmoid a class for "multi_label", a softmax over the classes for "single_label".
 
     Raises:
         ValueError: an unknown task.
     """
     if task not in _PROBABILITIES:
         raise ValueError(f"task must be one of {sorted(_PROBABILITIES)}, got {task!r}")
-    model = plain_batch_normalisation(model)
+    model = plain_batch_normalisation(model.network if isinstance(model, AugmentedModel) else model)
     activation = keras.layers.Activation(_PROBABILITIES[task], dtype="float32", name="probabilities")
     return keras.Model(model.input, activation(model.output), name=f"{model.name}_probabilities")
 

@@ -20,6 +20,7 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
         depth=config.model.depth,
         width_factor=config.model.width_factor,
         interpolation=config.model.upsampling,
+        augmentation=config.model.augmentation,
     )
 
 

@@ -34,6 +34,7 @@ def test_a_path_is_read_like_a_name(tmp_path: Path) -> None:
         ("training.epochs='3'", r"training\.epochs='3': should be a valid integer"),
         ("training.epochs=0", r"training\.epochs=0: should be greater than 0"),
         ("model.depth=49", r"model\.depth=49: should be 18, 34, 50, 101 or 152"),
+        ("model.augmentation=rotate", r"model\.augmentation='rotate': should be 'none', 'flips' or 'dihedral'"),
         ("schedule.warmup_epochs=99", r"schedule\.warmup_epochs=99\.0 is longer than training\.epochs=2"),
         ("schedule.milestones=[{epoch: 2, factor: 0.1}, {epoch: 1, factor: 0.01}]", r"milestones must rise"),
         ("training.epochs", r"not of the form section\.key=value"),

@@ -4,8 +4,17 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
+from PIL.Image import Resampling
 
 from models.preprocessing import InputGroup, preprocess
+
+# All of uint16's range, down to single pixels: a gradient, a disc with a hard edge, and noise.
+_ROWS, _COLUMNS = np.mgrid[:120, :120]
+_SCENE = 300.0 * _COLUMNS + 40_000 * ((_ROWS - 9) ** 2 + (_COLUMNS - 12) ** 2 < 64)
+TEST_IMAGE = np.clip(
+    _SCENE[..., np.newaxis] + np.random.default_rng(0).normal(0, 9_000, (2, 120, 120, 2)), 0, 65_535
+).astype(np.uint16)
 
 
 def group(name, shape, dtype="float32", mean=None, std=None):
@@ -66,6 +75,35 @@ def test_agrees_with_tf_image_resize(interpolation, size):
     expected = tf.image.resize(coarse, size, method=interpolation)
     # TensorFlow reads its bicubic weights from a table of 1024 steps.
     np.testing.assert_allclose(joined[..., 1:], expected, atol=3e-3 if interpolation == "bicubic" else 1e-5)
+
+
+@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_sentinel_groups_are_the_pixels_of_pillow_and_tensorflow(interpolation, compiled):
+    groups = [group(f"bands_{side}", (side, side, 2), "uint16") for side in (120, 60, 20)]
+    images = {each.name: TEST_IMAGE[:, : each.shape[0], : each.shape[1]] for each in groups}
+    model = preprocessing_model(groups, interpolation)
+    joined = (model if compiled is None else tf.function(model, jit_compile=compiled))(images).numpy()
+    np.testing.assert_array_equal(joined[..., :2], images["bands_120"])
+    for first_band, each in ((2, groups[1]), (4, groups[2])):
+        found, coarse = joined[..., first_band : first_band + 2], images[each.name]
+        # Of 65,535 counts; float32 steps by 0.004 to 0.008 there, and a bicubic pixel is a sum of 16.
+        atol = 0 if interpolation == "nearest" else 0.03
+        np.testing.assert_allclose(found, pillow_resized(coarse, interpolation), rtol=0, atol=atol)
+        # TensorFlow's bilinear weights are float32 too, its bicubic ones from a table of 1024 steps.
+        atol = {"nearest": 0, "bilinear": 0.2, "bicubic": 65_535 / 1024}[interpolation]
+        tensorflows = tf.image.resize(coarse.astype(np.float32), (120, 120), method=interpolation)
+        np.testing.assert_allclose(found, tensorflows, rtol=0, atol=atol)
+
+
+def pillow_resized(images, interpolation):
+    """Each band resized to 120 x 120 pixels by Pillow, in float32."""
+    method = Resampling[interpolation.upper()]
+    resized = [
+        [np.asarray(Image.fromarray(band).resize((120, 120), method)) for band in np.moveaxis(image, -1, 0)]
+        for image in images.astype(np.float32)
+    ]
+    return np.moveaxis(np.array(resized), 1, -1)
 
 
 @pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])

@@ -1,7 +1,10 @@
 import pytest
 
 from conf.load import load
-from pipelines.training.recipe import make_schedule
+from models.augmentation import AugmentedModel
+from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.dataset.schema import ImageGroup
+from pipelines.training.recipe import make_model, make_schedule
 
 RECIPE = "bigearthnet_v2_resnet50"
 
@@ -34,3 +37,19 @@ def test_a_longer_run_keeps_them_where_they_are() -> None:
 def test_the_peak_follows_the_number_of_workers() -> None:
     schedule = make_schedule(load(RECIPE, ["launch.num_workers=64"]), steps_per_epoch=10)
     assert schedule(100) == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("augmentation", ["none", "flips", "dihedral"])
+def test_the_model_augments_as_configured(augmentation: str) -> None:
+    manifest = Manifest(
+        archive="image_folder",
+        task="single_label",
+        class_names=("water", "land"),
+        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
+        splits={},
+        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
+        settings={},
+        source_fingerprint="abc",
+    )
+    model = make_model(load("smoke", [f"model.augmentation={augmentation}"]), manifest)
+    assert (model.augmentation.kind if isinstance(model, AugmentedModel) else "none") == augmentation
