@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from models.schedules import Schedule
 from pipelines.dataset.reader import Batch
@@ -51,6 +52,7 @@ def train_epoch(
     collective: HorovodCollective,
     *,
     first_step: int,
+    seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = None,
     report: Callable[[Progress], None],
 ) -> EpochResult:
     """Run every batch of one epoch.
@@ -62,6 +64,7 @@ def train_epoch(
         schedule: Learning rate by optimizer step.
         collective: All ranks.
         first_step: Optimizer steps done before this epoch.
+        seeds_of: From the rows of a batch to the seeds of their augmentation; None: the model has none.
         report: Called about once a second.
 
     Raises:
@@ -84,7 +87,8 @@ def train_epoch(
         waited += time.perf_counter() - ready
         rates.append(schedule(first_step + number))
         optimizer.learning_rate = rates[-1]
-        result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32))
+        seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
+        result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
         # The loss of the step before: waiting for this one's would keep an accelerator idle.
         settle()
         pending = result

@@ -1,6 +1,7 @@
 """One training step: gradients, exchange, update."""
 
 from collections.abc import Callable
+from typing import Protocol
 
 import keras
 import tensorflow as tf
@@ -8,7 +9,14 @@ import tensorflow as tf
 from models.compression.exchange import GradientExchange
 
 Images = dict[str, tf.Tensor]
-Step = Callable[[Images, tf.Tensor], tf.Tensor]
+
+
+class Step(Protocol):
+    """One update of a model from one batch of this rank."""
+
+    def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+        """Return the mean loss; `seeds` are the samples' of `models.augmentation`, where the model augments."""
+        ...
 
 
 def make_train_step(
@@ -19,7 +27,7 @@ def make_train_step(
     *,
     jit_compile: bool,
 ) -> Step:
-    """Return `step(images, targets) -> mean loss of this rank's batch`, which updates model and optimizer.
+    """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
 
     Args:
         model: Maps a dict of image groups to logits `(batch, classes)`.
@@ -31,14 +39,14 @@ def make_train_step(
     variables = model.trainable_variables
 
     @tf.function(jit_compile=jit_compile)
-    def gradients(images: Images, targets: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            value = tf.reduce_mean(loss(targets, model(images, training=True)))
+            value = tf.reduce_mean(loss(targets, model(images, training=True, seeds=seeds)))
         return value, tape.gradient(value, [variable.value for variable in variables])
 
     @tf.function
-    def step(images: Images, targets: tf.Tensor) -> tf.Tensor:
-        value, computed = gradients(images, targets)
+    def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+        value, computed = gradients(images, targets, seeds)
         optimizer.apply(exchange.exchange(computed), variables)
         return value
 

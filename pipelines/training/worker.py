@@ -1,5 +1,6 @@
 """What one rank does, from top to bottom; runs in a worker process of the launcher."""
 
+import functools
 import logging
 from dataclasses import asdict
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import keras
 
 from conf.schema import RunConfig
+from models.augmentation import augmentation_seeds
 from models.losses import classification_loss
 from models.resnet import with_probabilities
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -80,7 +82,17 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
             if collective.rank == 0:
                 report(event="step", **place, **asdict(progress))
 
-        trained = train_epoch(batches, step, optimizer, schedule, collective, first_step=epoch * steps, report=tell)
+        seeds_of = functools.partial(augmentation_seeds, config.training.seed, epoch)
+        trained = train_epoch(
+            batches,
+            step,
+            optimizer,
+            schedule,
+            collective,
+            first_step=epoch * steps,
+            seeds_of=seeds_of if config.model.augmentation != "none" else None,
+            report=tell,
+        )
         average_statistics(model, collective)
         if validation is not None:
             evaluation = evaluate(

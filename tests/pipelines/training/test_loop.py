@@ -38,7 +38,7 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
     optimizer = keras.optimizers.SGD(0.0)
     seen = []
 
-    def step(images: dict[str, tf.Tensor], targets: tf.Tensor) -> tf.Tensor:
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
         seen.append(float(optimizer.learning_rate))
         return tf.constant(float(len(seen)))
 
@@ -57,7 +57,7 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
 def test_a_loss_that_is_not_finite_stops_with_rank_and_step(bad: float, at: int) -> None:
     calls = iter(range(4))
 
-    def step(images: dict[str, tf.Tensor], targets: tf.Tensor) -> tf.Tensor:
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
         return tf.constant(bad if next(calls) == at else 1.0)
 
     with pytest.raises(FloatingPointError, match=rf"rank 0 at step {20 + at}"):
@@ -79,3 +79,24 @@ def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: 
     np.testing.assert_allclose(norm.moving_mean, 5.0)  # (0 + 10) / 2
     np.testing.assert_allclose(norm.moving_variance, 5.5)  # (1 + 10) / 2
     np.testing.assert_array_equal(tiny_model.get_layer("conv").kernel, kernel)
+
+
+def test_the_step_is_given_the_seeds_of_its_samples() -> None:
+    given = []
+
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
+        assert seeds is not None
+        given.append(seeds.numpy().tolist())
+        return tf.constant(1.0)
+
+    train_epoch(
+        batches(2),
+        step,
+        keras.optimizers.SGD(0.0),
+        multi_step(1.0, 100),
+        OneRank(),  # type: ignore[arg-type]
+        first_step=0,
+        seeds_of=lambda rows: (rows * 10).astype(np.int32),
+        report=lambda progress: None,
+    )
+    assert given == [[0, 10, 20, 30]] * 2
