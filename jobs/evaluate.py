@@ -11,6 +11,7 @@ from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import BarrierRunner
+from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
 from pipelines.training.plots import per_class_bars
@@ -28,7 +29,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     Raises:
         ValueError: No such model or split, or the model has other classes than the dataset.
     """
-    dataset = Path(config.dataset.path).absolute()
+    dataset = Folder.at(config.dataset.path)
     manifest = read_manifest(dataset)
     if split not in manifest.splits:
         raise ValueError(f"{dataset} has no split {split!r}, only {', '.join(sorted(manifest.splits))}")
@@ -46,7 +47,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             environment=tracking.worker_environment(),
         )
         result: Evaluation = runner.run(
-            entry.evaluate, model_uri, dataset, split, config.training.batch_size_per_worker
+            entry.evaluate, model_uri, Path(dataset.url), split, config.training.batch_size_per_worker
         )
     writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}_{name}": value for name, value in result.metrics.items()}, step=0)

@@ -18,9 +18,11 @@ from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import steps_per_epoch
+from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.logs import RankLogs
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import BarrierRunner
+from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint import newest_checkpoint
@@ -52,10 +54,10 @@ def check_dataset(config: RunConfig) -> Manifest:
         FileNotFoundError: No dataset there.
         ValueError: No training split, or fewer rows than one global batch.
     """
-    manifest = read_manifest(Path(config.dataset.path))
-    if "train" not in manifest.splits:
+    manifest = read_manifest(config.dataset.path)
+    if TRAINING_SPLIT not in manifest.splits:
         raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
-    rows = manifest.splits["train"].rows
+    rows = manifest.splits[TRAINING_SPLIT].rows
     if steps_per_epoch(rows, config.global_batch_size) == 0:
         raise ValueError(
             f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
@@ -124,8 +126,8 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Workers have another working directory than the driver."""
-    dataset = config.dataset.model_copy(update={"path": str(Path(config.dataset.path).absolute())})
+    """Workers have another working directory than the driver; URLs stay as they are."""
+    dataset = config.dataset.model_copy(update={"path": str(Folder.at(config.dataset.path))})
     training = config.training.model_copy(update={"output": str(Path(config.training.output).absolute())})
     return config.model_copy(update={"dataset": dataset, "training": training})
 

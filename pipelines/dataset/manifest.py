@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipelines.dataset.schema import ImageGroup, Task
+from pipelines.storage import Folder
 
 FILE_NAME = "dataset.json"
 FORMAT_VERSION = 1
@@ -77,32 +77,31 @@ class Manifest(_Part):
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
 
 
-def write_manifest(manifest: Manifest, dataset: Path) -> None:
+def write_manifest(manifest: Manifest, dataset: Folder | Path | str) -> None:
     """Write `dataset.json` atomically: it is whole or absent."""
-    temporary = dataset / f".{FILE_NAME}.{os.getpid()}"
-    with temporary.open("w") as file:
-        json.dump(manifest.model_dump(mode="json"), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(dataset / FILE_NAME)
+    Folder.at(dataset).write(FILE_NAME, json.dumps(manifest.model_dump(mode="json"), indent=1).encode())
 
 
-def read_manifest(dataset: Path) -> Manifest:
+def read_manifest(dataset: Folder | Path | str) -> Manifest:
     """Read and check the manifest of a dataset.
 
     Raises:
         FileNotFoundError: `dataset` has no `dataset.json`.
         ValueError: The manifest is damaged or of another format version.
+        RuntimeError: The storage cannot be used.
     """
-    path = dataset / FILE_NAME
-    if not path.is_file():
-        raise FileNotFoundError(
-            f"{dataset} is not a finished dataset: it has no {FILE_NAME}; make it with `groundswell prepare`, "
-            "or point dataset.path at one"
-        )
+    folder = Folder.at(dataset)
+    path = f"{folder}/{FILE_NAME}"
     try:
-        manifest = Manifest.model_validate_json(path.read_text())
-    except (ValidationError, UnicodeDecodeError) as error:
+        data = folder.read(FILE_NAME)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise FileNotFoundError(
+            f"{folder} is not a finished dataset: it has no {FILE_NAME}; make it with `groundswell prepare`, "
+            "or point dataset.path at one"
+        ) from None
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}")

@@ -12,6 +12,7 @@ from models.losses import classification_loss
 from models.resnet import with_probabilities
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import SplitReader, steps_per_epoch, training_batches
+from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.report import report
 from pipelines.tracking import RunWriter, TrackedRun, load_model
 from pipelines.training.checkpoint import TrainingState, newest_checkpoint, restore, save_checkpoint
@@ -23,7 +24,7 @@ from pipelines.training.recipe import make_exchange, make_model, make_optimizer,
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.step import make_predict, make_train_step
 
-TRAINING_SPLIT, VALIDATION_SPLIT = "train", "validation"
+VALIDATION_SPLIT = "validation"
 _log = logging.getLogger(__name__)
 
 
