@@ -29,6 +29,7 @@ _OPEN_REASONS = {
 }
 # A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error.
 _GDAL_ERRORS = (RasterioError, CPLE_BaseError, ValueError)
+_NOT_READABLE = "not a readable GeoTIFF"
 _LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
 
 
@@ -111,6 +112,8 @@ def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.Da
     """
     if data is None and not Path(path).is_file():
         raise BadRecordError(path, MISSING_FILE, "no regular file")
+    if data == b"":  # rasterio would take it for a file to be written
+        raise BadRecordError(path, _NOT_READABLE, "empty file")
     try:
         # Without EMPTY_DIR GDAL lists the folder for sidecar files at every open.
         with (
@@ -125,7 +128,7 @@ def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.Da
     except _GDAL_ERRORS as error:
         # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
         reason = " ".join(str(error.__cause__ or error).split())
-        raise BadRecordError(path, "not a readable GeoTIFF", reason) from error
+        raise BadRecordError(path, _NOT_READABLE, reason) from error
 
 
 @contextmanager
