@@ -91,14 +91,21 @@ def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, An
     return plots
 
 
-def _samples(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """Some samples of the first row group of the training split, drawn by the manifest's fingerprint.
+def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
+    """As many row groups as it takes: rows are shuffled, and a remote dataset is not fetched for 24 pictures."""
+    tables: list[pa.Table] = []
+    for shard in manifest.splits[TRAINING_SPLIT].shards:
+        with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:
+            for group in range(file.num_row_groups):
+                tables.append(file.read_row_group(group))
+                if sum(map(len, tables)) >= _PREVIEWS:
+                    return pa.concat_tables(tables)
+    return pa.concat_tables(tables)
 
-    Rows are shuffled, so the first row group is as good as all; a remote dataset is not fetched for 24 pictures.
-    """
-    shard = next(shard for shard in manifest.splits[TRAINING_SPLIT].shards if shard.rows)
-    with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:
-        table = file.read_row_group(0)
+
+def _samples(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """Some samples of the training split's first row groups, drawn by the manifest's fingerprint."""
+    table = _first_rows(dataset, manifest)
     random = np.random.default_rng(int(manifest.fingerprint[:16], 16))
     rows = np.sort(random.choice(len(table), size=min(_PREVIEWS, len(table)), replace=False))
     samples = []

@@ -59,7 +59,7 @@ def test_every_kind(kind: str, tmp_path: Path, s3_folder: str, request: pytest.F
 
 
 def test_missing_empty_and_odd_things(s3_folder: str) -> None:
-    with pytest.raises(FileNotFoundError, match="no BigEarthNet v2.0 archive"):
+    with pytest.raises(FileNotFoundError, match=r"no BigEarthNet v2\.0 archive"):
         open_archive("bigearthnet_v2", root=s3_folder).index()
     with pytest.raises(FileNotFoundError, match="no such folder"):
         open_archive("image_folder", root=s3_folder).index()
