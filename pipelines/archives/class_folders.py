@@ -121,7 +121,7 @@ def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, 
 
 def rejection(root: str, path: str, reason: str, detail: str = "") -> dict[str, str]:
     """A row of `REJECTED_SCHEMA` for a file or folder `path` relative to `root`."""
-    texts = {"id": path, "file": join(root, path), "reason": reason, "detail": detail}
+    texts = {"id": path, "file": f"{root.rstrip('/')}/{path}", "reason": reason, "detail": detail}
     return {name: os.fsencode(text).decode("utf-8", "backslashreplace") for name, text in texts.items()}
 
 
