@@ -15,7 +15,7 @@ class FolderArchive(Section):
     """A raw archive that `prepare` reads from a folder."""
 
     root: str = Field(min_length=1)
-    """Folder of the archive, as published."""
+    """Folder of the archive, as published: a path, or a URL that fsspec knows (`s3://bucket/folder`)."""
 
 
 class BigEarthNetV2Config(FolderArchive):
@@ -88,6 +88,7 @@ class DatasetConfig(Section):
     """The prepared dataset: written by `prepare`, read by everything else."""
 
     path: str = Field(min_length=1)
+    """Folder: a path, or a URL that fsspec knows (`s3://bucket/folder`)."""
 
 
 class PrepareConfig(Section):

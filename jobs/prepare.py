@@ -3,7 +3,6 @@
 import argparse
 import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -15,6 +14,7 @@ from pipelines.archives.archive import Archive
 from pipelines.archives.table import open_archive
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.writer import PrepareProgress, prepare_dataset
+from pipelines.storage import Folder
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -28,7 +28,7 @@ def prepare(config: RunConfig) -> Manifest:
             return prepare_dataset(
                 spark,
                 archive,
-                Path(config.dataset.path).absolute(),
+                config.dataset.path,
                 row_group_mib=config.prepare.row_group_mib,
                 row_groups_per_shard=config.prepare.row_groups_per_shard,
                 seed=config.prepare.seed,
@@ -42,10 +42,10 @@ def prepare(config: RunConfig) -> Manifest:
 
 
 def configured_archive(config: RunConfig) -> Archive:
-    """The archive of the configuration; its folder, if it has one, as an absolute path, for the executors."""
+    """The archive of the configuration; its folder, if it has one, as an absolute path or a URL, for the executors."""
     settings = config.archive.model_dump(exclude={"kind"})
     if "root" in settings:
-        settings["root"] = str(Path(settings["root"]).absolute())
+        settings["root"] = str(Folder.at(settings["root"]))
     return open_archive(config.archive.kind, **settings)
 
 

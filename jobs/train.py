@@ -18,6 +18,7 @@ from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
+from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.logs import RankLogs
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import BarrierRunner
@@ -54,16 +55,16 @@ def check_dataset(config: RunConfig) -> Manifest:
         ValueError: No training split, or fewer rows than one global batch.
     """
     manifest = read_manifest(config.dataset.path)
-    if "train" not in manifest.splits:
+    if TRAINING_SPLIT not in manifest.splits:
         raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
-    rows = manifest.splits["train"].rows
+    rows = manifest.splits[TRAINING_SPLIT].rows
     if steps_per_epoch(rows, config.global_batch_size) == 0:
         raise ValueError(
             f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
             f"{config.global_batch_size} ({config.launch.num_workers} workers x "
             f"{config.training.batch_size_per_worker}): lower training.batch_size_per_worker or launch.num_workers"
         )
-    row_groups = sum(len(shard.row_groups) for shard in manifest.splits["train"].shards)
+    row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
     if config.reader.name == "petastorm" and row_groups < config.launch.num_workers:
         raise ValueError(
             f"Petastorm's reader shares out whole row groups, and {config.dataset.path} has {row_groups} for "
@@ -132,7 +133,7 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Workers have another working directory than the driver."""
+    """Workers have another working directory than the driver; URLs stay as they are."""
     dataset = config.dataset.model_copy(update={"path": str(Folder.at(config.dataset.path))})
     training = config.training.model_copy(update={"output": str(Path(config.training.output).absolute())})
     return config.model_copy(update={"dataset": dataset, "training": training})

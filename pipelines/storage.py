@@ -3,10 +3,12 @@
 import os
 import shutil
 import tempfile
+import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,8 @@ import fsspec
 
 # A whole object appears when its upload ends; elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
+_SECONDS_FOR_AN_ANSWER = 20.0
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 
 
 @dataclass(frozen=True)
@@ -43,13 +47,65 @@ class Folder:
             return cls(str(Path(location).absolute()))
         if scheme == "file":
             return cls(str(Path(rest).absolute()))
-        if "@" in urlsplit(str(location)).netloc and urlsplit(str(location)).password is not None:
+        if urlsplit(str(location)).password is not None:
             raise ValueError(f"a {scheme}:// URL holds a password: give credentials in the environment")
         try:
             fsspec.get_filesystem_class(scheme)
         except (ValueError, ImportError) as error:
             raise ValueError(f"{location}: {error}") from None
+        if not rest.strip("/"):
+            raise ValueError(f"{location}: names no bucket or host, expected {scheme}://bucket/folder")
         return cls(str(location).rstrip("/"))
+
+    def check(self) -> None:
+        """Find out early, and within seconds, that a remote folder cannot be used; it need not be there yet.
+
+        Raises:
+            RuntimeError: There is no such bucket, nobody answers, or the credentials are missing or refused.
+        """
+        if self.is_local:
+            return
+        found: list[Exception | None] = []
+        # The libraries try again for minutes, which is right for a job in its middle.
+        asking = threading.Thread(target=lambda: found.append(self._ask()), daemon=True)
+        asking.start()
+        asking.join(_SECONDS_FOR_AN_ANSWER)
+        if not found:
+            raise RuntimeError(
+                f"{self}: no answer within {_SECONDS_FOR_AN_ANSWER:.0f} s; check the network and the endpoint "
+                "(of S3: AWS_ENDPOINT_URL)"
+            )
+        if found[0] is not None:
+            raise found[0]
+
+    def _ask(self) -> Exception | None:
+        try:
+            self.names()
+            bucket = "/".join(self.url.split("/")[:3])
+            with suppress(PermissionError):  # who may use a folder may not see the bucket
+                if self._is_object_store() and not self._filesystem.exists(bucket):
+                    return RuntimeError(f"{self}: there is no {bucket}; make it, or correct the URL")
+        except RuntimeError as error:
+            return error
+        except Exception as error:
+            return self._unusable(error)
+        return None
+
+    def _unusable(self, error: Exception) -> RuntimeError:
+        text = " ".join(str(error).split())[:300]
+        return RuntimeError(f"{self}: {type(error).__name__}: {text}; check endpoint, credentials and permissions")
+
+    @contextmanager
+    def _remote_errors(self) -> Iterator[None]:
+        """Libraries raise errors of their own, some of them no OSError: one kind here, but for what is not there."""
+        try:
+            yield
+        except _ABSENT:
+            raise
+        except Exception as error:
+            if self.is_local:
+                raise
+            raise self._unusable(error) from error
 
     @property
     def is_local(self) -> bool:
@@ -96,63 +152,109 @@ class Folder:
         Raises:
             FileNotFoundError: It is not there.
         """
-        data: bytes = self._filesystem.cat_file(self._full(name))
+        with self._remote_errors():
+            data: bytes = self._filesystem.cat_file(self._full(name))
+        return data
+
+    def read_start(self, name: str, limit: int) -> bytes:
+        """At most the first `limit` bytes of one file, with one request.
+
+        Raises:
+            FileNotFoundError: It is not there.
+        """
+        with self._remote_errors():
+            try:
+                data: bytes = self._filesystem.cat_file(self._full(name), start=0, end=limit)
+            except OSError:
+                if self.size(name) != 0:  # an empty object has no range at all
+                    raise
+                return b""
         return data
 
     def open(self, name: str) -> Any:
         """One file, opened for reading at any place; a context manager."""
-        return self._filesystem.open(self._full(name), "rb")
+        with self._remote_errors():
+            return self._filesystem.open(self._full(name), "rb")
 
     def size(self, name: str) -> int | None:
         """Bytes of one file; None where there is no such file."""
         try:
             self._forget(name)
-            info = self._filesystem.info(self._full(name))
-        except FileNotFoundError:
+            with self._remote_errors():
+                info = self._filesystem.info(self._full(name))
+        except _ABSENT:
             return None
         return int(info["size"]) if info["type"] == "file" else None
+
+    def modified(self, name: str) -> datetime | None:
+        """When one file was written, by the storage's clock; None where there is no such file."""
+        try:
+            self._forget(name)
+            with self._remote_errors():
+                moment: datetime = self._filesystem.modified(self._full(name))
+        except _ABSENT:
+            return None
+        return moment
 
     def exists(self, name: str = "") -> bool:
         """Whether there is a file or folder; an object store knows folders by what is in them."""
         self._forget(name)
-        return bool(self._filesystem.exists(self._full(name)))
+        with self._remote_errors():
+            return bool(self._filesystem.exists(self._full(name)))
 
     def names(self, name: str = "") -> list[str]:
         """What is in a folder, sorted; nothing where there is none."""
+        return sorted(name for name, _, _ in self.entries(name))
+
+    def entries(self, name: str = "") -> list[tuple[str, bool, int]]:
+        """What is in a folder: name, whether it is a folder, and bytes; nothing where there is none."""
         self._forget(name)
         try:
-            found = self._filesystem.ls(self._full(name), detail=False)
-        except (FileNotFoundError, NotADirectoryError):
+            with self._remote_errors():
+                found = self._filesystem.ls(self._full(name), detail=True)
+        except _ABSENT:
             return []
-        own = self._filesystem._strip_protocol(self._full(name))
-        return sorted(path.rstrip("/").rpartition("/")[2] for path in found if path.rstrip("/") != own)
+        # A file's listing is the file itself, and an object store may hold an empty object for the folder.
+        own = self._filesystem._strip_protocol(self._full(name)).rstrip("/")
+        return [
+            (info["name"].rstrip("/")[len(own) + 1 :], info["type"] == "directory", int(info["size"] or 0))
+            for info in found
+            if info["name"].rstrip("/") != own and info["name"].startswith(f"{own}/")
+        ]
 
     def make(self, name: str = "") -> None:
         """Make a folder and those above it, where the storage has folders."""
         if not self._is_object_store():
             self._filesystem.makedirs(self._full(name), exist_ok=True)
 
-    def write(self, name: str, data: bytes) -> None:
-        """Write one file, whole or not at all."""
-        with self.new_file(name) as path:
+    def write(self, name: str, data: bytes, *, flush: bool = True) -> None:
+        """Write one file, whole or not at all; `flush` as in `new_file`."""
+        with self.new_file(name, flush=flush) as path:
             path.write_bytes(data)
 
     @contextmanager
-    def new_file(self, name: str) -> Iterator[Path]:
-        """Yield a local path to write to; what is there at the end becomes the file, at once, unless it fails."""
+    def new_file(self, name: str, *, flush: bool = True) -> Iterator[Path]:
+        """Yield a local path to write to; what is there at the end becomes the file, at once, unless it fails.
+
+        Args:
+            name: Of the file.
+            flush: Wait until a local file is on the disk, so that it is whole after a power cut.
+        """
         if self.is_local:
             target = Path(self._full(name))
             temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
             try:
                 yield temporary
-                _flush(temporary)
+                if flush:
+                    _flush(temporary)
                 temporary.replace(target)
             finally:
                 temporary.unlink(missing_ok=True)
             return
         with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
             yield Path(folder, "file")
-            self._upload(Path(folder, "file"), self._full(name))
+            with self._remote_errors():
+                self._upload(Path(folder, "file"), self._full(name))
 
     def remove(self, name: str = "") -> None:
         """Remove a file, or a folder with all that is in it; nothing where there is none."""
@@ -163,7 +265,7 @@ class Folder:
             else:
                 path.unlink(missing_ok=True)
             return
-        with suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), self._remote_errors():
             self._forget(name)
             self._filesystem.rm(self._full(name), recursive=True)
 

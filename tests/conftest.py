@@ -1,7 +1,11 @@
 """What all tests share: the sample data, one Spark session, one small prepared dataset."""
 
 import os
+import socket
+import subprocess
 import sys
+import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,8 +29,56 @@ def shared_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="session", autouse=True)
+def s3_environment() -> dict[str, str]:
+    """Where the tests' object store will listen, and keys for it; Spark's processes inherit this at their start."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    os.environ.update(environment)
+    return environment
+
+
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def s3(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3 server on loopback, in a process of its own; the URL of a bucket."""
+    pytest.importorskip("moto")
+    fsspec = pytest.importorskip("fsspec")
+    pytest.importorskip("s3fs")
+    port = s3_environment["AWS_ENDPOINT_URL"].rpartition(":")[2]
+    log = tmp_path_factory.mktemp("s3") / "log"
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
+    with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server:
+        try:
+            deadline = time.monotonic() + 60
+            while True:
+                try:
+                    socket.create_connection(("127.0.0.1", int(port))).close()
+                    break
+                except OSError:
+                    assert time.monotonic() < deadline, log.read_text()
+                    assert server.poll() is None, log.read_text()
+                    time.sleep(0.05)
+            fsspec.filesystem("s3").mkdir("tests")
+            yield "s3://tests"
+        finally:
+            server.kill()
+
+
+@pytest.fixture
+def s3_folder(s3: str) -> str:
+    """A URL under which nothing is yet."""
+    return f"{s3}/{uuid.uuid4().hex}"
+
+
+@pytest.fixture(scope="session")
+def spark(s3_environment: dict[str, str]) -> Iterator[SparkSession]:
     """One local session for the whole test run, with two slots."""
     from jobs.session import spark_session
 

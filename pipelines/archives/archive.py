@@ -69,7 +69,11 @@ class ArchiveDescription:
 
 
 class Archive(Protocol):
-    """A raw archive on disk; small and picklable, because it travels to the executors."""
+    """A raw archive; small and picklable, because it travels to the executors."""
+
+    @property
+    def root(self) -> str:
+        """Its folder or URL; empty where there are no files."""
 
     @property
     def description(self) -> ArchiveDescription:

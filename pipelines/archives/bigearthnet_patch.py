@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.archives.geotiff import MISSING_FILE, read_band_into
+from pipelines.archives.files import MISSING_FILE
+from pipelines.archives.geotiff import read_band_into
 from pipelines.dataset.schema import ImageGroup
 
 SPLITS = ("train", "validation", "test")

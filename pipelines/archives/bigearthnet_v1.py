@@ -18,7 +18,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -36,8 +35,9 @@ from pipelines.archives.bigearthnet_v1_metadata import (
     read_list,
     read_splits,
 )
+from pipelines.archives.files import is_folder, join
 from pipelines.archives.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43, TO_19
-from pipelines.archives.paths import list_subfolders, stays_inside
+from pipelines.archives.paths import leads_out, list_subfolders
 from pipelines.archives.sieve import Sieve
 
 KIND = "bigearthnet_v1"
@@ -101,11 +101,11 @@ class BigEarthNetV1:
         Raises:
             BadRecordError: A band file is missing, truncated, of the wrong size or dtype.
         """
-        read_patch(f"{self.root}/{paths[0]}", GROUPS, out)
+        read_patch(join(self.root, paths[0]), GROUPS, out)
 
     @cached_property
     def _index(self) -> ArchiveIndex:
-        if not Path(self.root).is_dir():
+        if not is_folder(self.root):
             raise FileNotFoundError(f"{self.root}: no such folder, expected the BigEarthNet v1.0 archive")
         sieve = read_splits(self._splits())
         if not self.include_flagged:
@@ -125,10 +125,10 @@ class BigEarthNetV1:
 
     def _images(self) -> str:
         """Folder of the patches, relative to the root; empty where it is the root."""
-        return IMAGES if Path(self.root, IMAGES).is_dir() else ""
+        return IMAGES if is_folder(join(self.root, IMAGES)) else ""
 
-    def _splits(self) -> Path:
-        return Path(self.root, "splits") if self.splits is None else Path(self.splits)
+    def _splits(self) -> str:
+        return join(self.root, "splits") if self.splits is None else self.splits
 
     def _flagged(self) -> pa.Array:
         names = [CLOUD_LIST, SNOW_LIST, *([NO_19_LIST] if self.nomenclature == 19 else [])]
@@ -136,8 +136,8 @@ class BigEarthNetV1:
         return pa.concat_arrays([pa.array([], pa.string()), *map(read_list, files)])
 
     def _reject_missing(self, sieve: Sieve) -> None:
-        top = Path(self.root, self._images())
-        if self._images() and top.is_symlink() and not stays_inside(self.root, str(top)):
+        top = join(self.root, self._images())
+        if self._images() and leads_out(self.root, top):
             raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
         inside, leading_out = list_subfolders(self.root, [self._images() or "."])
         prefix = len(f"{IMAGES}/") if self._images() else 0
@@ -152,10 +152,10 @@ class BigEarthNetV1:
             sieve.reject(missing, "missing folder", file=self._folders(sieve.rows["id"]))
 
     def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
-        return pc.binary_join_element_wise(str(Path(self.root, self._images())), ids, "/")
+        return pc.binary_join_element_wise(join(self.root, self._images()), ids, "/")
 
     def _label_files(self, ids: pa.ChunkedArray) -> list[str]:
-        top = Path(self.root, self._images())
+        top = join(self.root, self._images())
         return [f"{top}/{name}/{name}_labels_metadata.json" for name in ids.to_pylist()]
 
     def _class_indices(self) -> dict[str, int | None]:

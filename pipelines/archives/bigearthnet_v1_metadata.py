@@ -7,13 +7,14 @@ import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
+from os import PathLike
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.archives.archive import BadRecordError
+from pipelines.archives.files import is_file, is_local, join, read_whole
 from pipelines.archives.geotiff import read_file
 from pipelines.archives.sieve import Sieve
 
@@ -28,10 +29,12 @@ _PATCH = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{5,6}_[0-9]{1,2}_[0-9]{1,2}\z"
 _LARGEST_JSON = 1 << 20  # bytes; real ones have about 1,200
 # One thread parses about as fast as many; more of them wait for a slow or distant disk at the same time.
 _THREADS = 8
+_REMOTE_THREADS = 32
 _FILES_PER_TASK = 512
+_REMOTE_FILES_PER_TASK = 16
 
 
-def read_splits(folder: Path) -> Sieve:
+def read_splits(folder: str | PathLike[str]) -> Sieve:
     """Read the lists of the three splits.
 
     Returns:
@@ -48,9 +51,7 @@ def read_splits(folder: Path) -> Sieve:
         if path is None:
             raise FileNotFoundError(f"{folder}: no {name}.csv or {name}.csv.gz, expected one patch name per line in it")
         ids = read_list(path)
-        tables.append(
-            pa.table({"id": ids, "split": pa.repeat(split, len(ids)), "file": pa.repeat(str(path), len(ids))})
-        )
+        tables.append(pa.table({"id": ids, "split": pa.repeat(split, len(ids)), "file": pa.repeat(path, len(ids))}))
     table = pa.concat_tables(tables)
     if table.num_rows == 0:
         raise ValueError(f"{folder}: the lists of the splits are empty, expected one patch name per line")
@@ -63,20 +64,20 @@ def read_splits(folder: Path) -> Sieve:
     return sieve
 
 
-def list_file(folder: Path, name: str) -> Path | None:
+def list_file(folder: str | PathLike[str], name: str) -> str | None:
     """The list as it is published, `<name>.csv`, or compressed."""
-    candidates = (folder / f"{name}.csv", folder / f"{name}.csv.gz")
-    return next((path for path in candidates if path.is_file()), None)
+    candidates = (join(folder, f"{name}.csv"), join(folder, f"{name}.csv.gz"))
+    return next((path for path in candidates if is_file(path)), None)
 
 
-def read_list(path: Path) -> pa.Array:
+def read_list(path: str | PathLike[str]) -> pa.Array:
     """The lines of a list that are not empty; lines end as on Windows in most of the published ones.
 
     Raises:
         ValueError: It is no text or not a whole gzip file.
     """
     try:
-        text = (gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()).decode()
+        text = (gzip.decompress(read_whole(path)) if str(path).endswith(".gz") else read_whole(path)).decode()
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: not a list of patches, download it again ({error})") from error
     return pa.array([line.strip() for line in text.split("\n") if line.strip()], pa.string())
@@ -95,8 +96,10 @@ def read_labels(
         Per file the class indices, ascending and each once, int16, and what is wrong with it, if anything. The indices
         of a bad file are empty.
     """
-    with ThreadPoolExecutor(_THREADS) as pool:
-        tasks = [paths[start : start + _FILES_PER_TASK] for start in range(0, len(paths), _FILES_PER_TASK)]
+    local = not paths or is_local(paths[0])
+    at_once = _FILES_PER_TASK if local else _REMOTE_FILES_PER_TASK
+    with ThreadPoolExecutor(_THREADS if local else _REMOTE_THREADS) as pool:
+        tasks = [paths[start : start + at_once] for start in range(0, len(paths), at_once)]
         results = list(pool.map(partial(_read_some, indices=indices), tasks))
     labels = [pa.array([], pa.list_(pa.int16())), *(array for array, _ in results)]
     return pa.concat_arrays(labels), list(itertools.chain.from_iterable(errors for _, errors in results))

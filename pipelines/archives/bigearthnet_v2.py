@@ -17,7 +17,6 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,8 +29,9 @@ from pipelines.archives.bigearthnet_patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet_patch import SENTINEL1, read_patch
 from pipelines.archives.bigearthnet_patch import SPLITS as SPLITS
 from pipelines.archives.bigearthnet_v2_metadata import class_indices, read_metadata
+from pipelines.archives.files import is_file, is_folder, join, read_whole
 from pipelines.archives.nomenclature import BIGEARTHNET_19
-from pipelines.archives.paths import list_subfolders, stays_inside
+from pipelines.archives.paths import leads_out, list_subfolders
 from pipelines.archives.sieve import Sieve
 
 KIND = "bigearthnet_v2"
@@ -95,7 +95,7 @@ class BigEarthNetV2:
         settings = {"kind": KIND, "include_flagged": self.include_flagged, "sentinel1": self._reads_sentinel1()}
         digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         for path in self._metadata_files():
-            digest.update(hashlib.sha256(path.read_bytes()).digest())
+            digest.update(hashlib.sha256(read_whole(path)).digest())
         return digest.hexdigest()
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
@@ -104,34 +104,34 @@ class BigEarthNetV2:
         Raises:
             BadRecordError: A band file is missing, truncated, of the wrong size or dtype, or has NaN.
         """
-        read_patch(f"{self.root}/{paths[0]}", GROUPS, out)
+        read_patch(join(self.root, paths[0]), GROUPS, out)
         if len(paths) > 1:
-            read_patch(f"{self.root}/{paths[1]}", (SENTINEL1,), out)
+            read_patch(join(self.root, paths[1]), (SENTINEL1,), out)
 
     def _reads_sentinel1(self) -> bool:
-        return Path(self.root, S1_IMAGES).is_dir() if self.sentinel1 is None else self.sentinel1
+        return is_folder(join(self.root, S1_IMAGES)) if self.sentinel1 is None else self.sentinel1
 
-    def _metadata_files(self) -> list[Path]:
-        path, flagged = Path(self.root, METADATA), Path(self.root, FLAGGED_METADATA)
-        if not path.is_file():
+    def _metadata_files(self) -> list[str]:
+        path, flagged = join(self.root, METADATA), join(self.root, FLAGGED_METADATA)
+        if not is_file(path):
             raise FileNotFoundError(f"{self.root}: no BigEarthNet v2.0 archive, {_LAYOUT}")
-        if self.include_flagged and not flagged.is_file():
+        if self.include_flagged and not is_file(flagged):
             raise FileNotFoundError(f"{flagged}: not there, download it or leave the flagged patches out")
         return [path, flagged] if self.include_flagged else [path]
 
     def _reject_missing(self, sieve: Sieve, images: str, column: str) -> None:
         """Reject the rows whose folder is not below `images`, with one listing per tile or scene."""
-        top = Path(self.root, images)
-        if not top.is_dir():
+        top = join(self.root, images)
+        if not is_folder(top):
             raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
-        if top.is_symlink() and not stays_inside(self.root, str(top)):
+        if leads_out(self.root, top):
             raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
         parents = pc.unique(pc.list_element(pc.split_pattern(sieve.rows[column], "/"), 1)).to_pylist()
         inside, leading_out = list_subfolders(self.root, [f"{images}/{parent}" for parent in parents])
         for found, value_set, reason in ((True, leading_out, "symbolic link"), (False, inside, "missing folder")):
             folders = sieve.rows[column]
             bad = pc.equal(pc.is_in(folders, value_set.combine_chunks()), found)
-            sieve.reject(bad, reason, file=pc.binary_join_element_wise(self.root, folders, "/"))
+            sieve.reject(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
 
 
 def _paths(folders: list[pa.Array]) -> pa.ListArray:

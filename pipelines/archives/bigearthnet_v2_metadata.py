@@ -1,7 +1,7 @@
 """The metadata files of BigEarthNet v2.0: one row per patch with its id, labels, split and Sentinel-1 counterpart."""
 
 from collections.abc import Sequence
-from pathlib import Path
+from os import PathLike
 
 import numpy as np
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipelines.archives.archive import INDEX_SCHEMA
 from pipelines.archives.bigearthnet_patch import SPLITS
+from pipelines.archives.files import is_local, read_whole
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.sieve import Sieve
 
@@ -22,7 +23,7 @@ _COLUMNS = {"patch_id": pa.string(), "labels": pa.list_(pa.string()), "split": p
 _S1_COLUMN = {"s1_name": pa.string()}
 
 
-def read_metadata(files: Sequence[Path], *, sentinel1: bool = False) -> Sieve:
+def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = False) -> Sieve:
     """Read metadata files, whatever is on disk beside them.
 
     Args:
@@ -54,12 +55,13 @@ def read_metadata(files: Sequence[Path], *, sentinel1: bool = False) -> Sieve:
     return sieve
 
 
-def _read_columns(path: Path, columns: pa.Schema) -> pa.Table:
+def _read_columns(path: str | PathLike[str], columns: pa.Schema) -> pa.Table:
     try:
-        missing = [name for name in columns.names if name not in pq.read_schema(path).names]
+        source = path if is_local(path) else pa.BufferReader(read_whole(path))
+        missing = [name for name in columns.names if name not in pq.read_schema(source).names]
         if missing:
             raise ValueError(f"{path}: column {', '.join(missing)} is missing, take the file of BigEarthNet v2.0")
-        table = pq.read_table(path, columns=columns.names).select(columns.names).cast(columns)
+        table = pq.read_table(source, columns=columns.names).select(columns.names).cast(columns)
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not BigEarthNet v2.0 metadata, download it again ({error})") from error

@@ -13,6 +13,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
+from pipelines.archives.files import ODD_NAME, is_folder, is_local, is_plain_name, join, list_remote
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
     Raises:
         FileNotFoundError: It is not there.
     """
+    if not is_local(root):
+        return _list_remote_folder(root, folder)
     folders: list[str] = []
     files: list[tuple[str, int]] = []
     rejected: list[dict[str, str]] = []
@@ -64,6 +67,8 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
             path = f"{folder}/{name}" if folder else name
             if not _is_utf8(name):
                 rejected.append(rejection(root, path, "name is not UTF-8"))
+            elif not is_plain_name(name):
+                rejected.append(rejection(root, path, ODD_NAME))
             elif entry.is_symlink() and not _stays_inside(root, entry.path):
                 rejected.append(rejection(root, path, "symbolic link", f"to {Path(entry.path).readlink()}"))
             elif entry.is_dir():
@@ -73,6 +78,20 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
             else:
                 rejected.append(rejection(root, path, "not a regular file"))
     return FolderContents(sorted(folders), sorted(files), sorted(rejected, key=lambda row: row["id"]))
+
+
+def _list_remote_folder(root: str, folder: str) -> FolderContents:
+    """An object store knows no links or pipes, but its names may hold anything."""
+    entries = [entry for entry in list_remote(root, folder) if entry[0] == ".." or not entry[0].startswith(".")]
+    if not entries and not is_folder(join(root, folder)):
+        raise FileNotFoundError(f"{join(root, folder)}: no such folder")
+    bad = [name for name, _, _ in entries if not is_plain_name(name)]
+    prefix = f"{folder}/" if folder else ""
+    return FolderContents(
+        sorted(name for name, is_folder, _ in entries if is_folder and name not in bad),
+        sorted((name, size) for name, is_folder, size in entries if not is_folder and name not in bad),
+        [rejection(root, f"{prefix}{name}", ODD_NAME) for name in sorted(bad)],
+    )
 
 
 def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, str], str | None]) -> ClassFiles:
@@ -102,7 +121,7 @@ def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, 
 
 def rejection(root: str, path: str, reason: str, detail: str = "") -> dict[str, str]:
     """A row of `REJECTED_SCHEMA` for a file or folder `path` relative to `root`."""
-    texts = {"id": path, "file": str(Path(root, path)), "reason": reason, "detail": detail}
+    texts = {"id": path, "file": f"{root.rstrip('/')}/{path}", "reason": reason, "detail": detail}
     return {name: os.fsencode(text).decode("utf-8", "backslashreplace") for name, text in texts.items()}
 
 

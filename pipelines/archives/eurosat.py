@@ -19,7 +19,6 @@ import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -36,6 +35,7 @@ from pipelines.archives.class_folders import (
     rejection,
     samples_table,
 )
+from pipelines.archives.files import join
 from pipelines.archives.multiband_geotiff import read_bands
 from pipelines.archives.rgb_image import read_rgb
 from pipelines.archives.stratified import SPLITS, check_split, stratified_split
@@ -60,7 +60,7 @@ class _Variant(NamedTuple):
     group: ImageGroup
     suffixes: str
     """Regular expression."""
-    read: Callable[[Path, NDArray[Any]], None]
+    read: Callable[[str, NDArray[Any]], None]
 
 
 _VARIANTS = {
@@ -120,7 +120,7 @@ class EuroSAT:
             BadRecordError: The file is missing, truncated, of the wrong size or dtype.
         """
         variant = _VARIANTS[self.kind]
-        variant.read(Path(self.root, paths[0]), out[variant.group.name])
+        variant.read(join(self.root, paths[0]), out[variant.group.name])
 
     @functools.cached_property
     def _files(self) -> ClassFiles:

@@ -15,10 +15,9 @@ from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
 from pipelines.archives.archive import BadRecordError
+from pipelines.archives.files import DECODING, MISSING_FILE, is_local, read_remote, whole_remote
 from pipelines.archives.tiff_blocks import check_block_size, check_blocks
 from pipelines.archives.tiff_strips import copy_pixels, learn
-
-MISSING_FILE = "missing file"
 
 # A link would lead out of the archive, and a named pipe would block.
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -30,6 +29,7 @@ _OPEN_REASONS = {
 }
 # A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error.
 _GDAL_ERRORS = (RasterioError, CPLE_BaseError, ValueError)
+_NOT_READABLE = "not a readable GeoTIFF"
 _LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
 
 
@@ -37,7 +37,7 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
     """Read the pixels of one band file, `(height, width)`, exactly as stored.
 
     Args:
-        path: A local GeoTIFF file; its georeference is not needed and not read.
+        path: A GeoTIFF file, or its URL; its georeference is not needed and not read.
         shape: Expected `(height, width)` in pixels.
         dtype: Expected numpy name of the stored dtype.
 
@@ -53,7 +53,7 @@ def read_band_into(path: str, out: NDArray[np.generic]) -> None:
     """Read the pixels of one band file into `out`, which may be one band of an image: `image[..., band]`.
 
     Args:
-        path: A local GeoTIFF file; its georeference is not needed and not read.
+        path: A GeoTIFF file, or its URL; its georeference is not needed and not read.
         out: `(height, width)`, of the size and dtype that the file must have; after an error it holds anything.
 
     Raises:
@@ -65,7 +65,7 @@ def read_band_into(path: str, out: NDArray[np.generic]) -> None:
     complete = len(data) < limit
     if complete and copy_pixels(data, out):
         return
-    pixels = _read_with_gdal(path, out.shape, out.dtype.name)
+    pixels = _read_with_gdal(path, out.shape, out.dtype.name, data if complete else None)
     if complete:
         learn(data, pixels)
     out[...] = pixels
@@ -77,6 +77,8 @@ def read_file(path: str, limit: int) -> bytes:
     Raises:
         BadRecordError: It is missing, a symbolic link or cannot be read.
     """
+    if not is_local(path):
+        return read_remote(path, limit)
     try:
         descriptor = os.open(path, _OPEN_FLAGS)
         try:
@@ -88,35 +90,56 @@ def read_file(path: str, limit: int) -> bytes:
         raise BadRecordError(path, reason, error.strerror or "") from error
 
 
-def _read_with_gdal(path: str, shape: tuple[int, ...], dtype: str) -> NDArray[np.generic]:
-    with open_with_gdal(path) as source:
+def _read_with_gdal(path: str, shape: tuple[int, ...], dtype: str, data: bytes | None) -> NDArray[np.generic]:
+    remote = whole_remote(path, data)
+    with open_with_gdal(path, remote) as source:
         _check_profile(path, source, shape, dtype)
         pixels: NDArray[np.generic] = source.read(1)
-        check_blocks(path, source)
+        check_blocks(path, source, remote)
         return pixels
 
 
 @contextmanager
-def open_with_gdal(path: str) -> Iterator[rasterio.DatasetReader]:
+def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.DatasetReader]:
     """Open a GeoTIFF file of the archive; GDAL's errors, then and while it is read, become bad records.
+
+    Args:
+        path: A local file; or the name of what `data` holds.
+        data: All bytes of a file that is not local.
 
     Raises:
         BadRecordError: The file is missing, or GDAL cannot read it.
     """
-    if not Path(path).is_file():
+    if data is None and not Path(path).is_file():
         raise BadRecordError(path, MISSING_FILE, "no regular file")
+    if data == b"":  # rasterio would take it for a file to be written
+        raise BadRecordError(path, _NOT_READABLE, "empty file")
     try:
         # Without EMPTY_DIR GDAL lists the folder for sidecar files at every open.
-        with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"), warnings.catch_warnings():
-            warnings.simplefilter("ignore", NotGeoreferencedWarning)
-            with rasterio.open(path, driver="GTiff") as source:
-                yield source
+        with (
+            DECODING,
+            rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"),
+            warnings.catch_warnings(),
+            _opened(path, data) as source,
+        ):
+            yield source
     except BadRecordError:
         raise
     except _GDAL_ERRORS as error:
         # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
         reason = " ".join(str(error.__cause__ or error).split())
-        raise BadRecordError(path, "not a readable GeoTIFF", reason) from error
+        raise BadRecordError(path, _NOT_READABLE, reason) from error
+
+
+@contextmanager
+def _opened(path: str, data: bytes | None) -> Iterator[rasterio.DatasetReader]:
+    warnings.simplefilter("ignore", NotGeoreferencedWarning)
+    if data is None:
+        with rasterio.open(path, driver="GTiff") as source:
+            yield source
+        return
+    with rasterio.MemoryFile(data) as memory, memory.open(driver="GTiff") as source:
+        yield source
 
 
 def _check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, ...], dtype: str) -> None:

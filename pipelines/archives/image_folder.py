@@ -11,7 +11,6 @@ import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +25,7 @@ from pipelines.archives.class_folders import (
     rejected_table,
     samples_table,
 )
+from pipelines.archives.files import join
 from pipelines.archives.rgb_image import read_rgb, upright_size
 from pipelines.archives.split_folders import ClassTree, find_class_folders
 from pipelines.archives.stratified import SPLITS, check_split, stratified_split
@@ -109,7 +109,7 @@ class ImageFolder:
         Raises:
             BadRecordError: The file is missing, damaged, animated, of another format or of the wrong size.
         """
-        read_rgb(Path(self.root, paths[0]), out[GROUP], fit=self.image_size is not None)
+        read_rgb(join(self.root, paths[0]), out[GROUP], fit=self.image_size is not None)
 
     @functools.cached_property
     def _tree(self) -> ClassTree:
@@ -126,7 +126,7 @@ class ImageFolder:
     def _first_size(self) -> tuple[int, int]:
         for path in self._files.paths:
             try:
-                return upright_size(Path(self.root, path.as_py()))
+                return upright_size(join(self.root, path.as_py()))
             except BadRecordError:  # counted when it is read
                 continue
         raise ValueError(f"{self.root}: none of the {len(self._files.paths)} images can be read")

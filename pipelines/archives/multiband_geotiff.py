@@ -1,6 +1,6 @@
 """All bands of one sample: a GeoTIFF with several."""
 
-from pathlib import Path
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -8,32 +8,35 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
+from pipelines.archives.files import whole_remote
 from pipelines.archives.geotiff import open_with_gdal
 from pipelines.archives.tiff_blocks import check_block_size, check_blocks
 
 
-def read_bands(path: Path, out: NDArray[Any]) -> None:
+def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> None:
     """Read all bands of one file into `out`, `(height, width, bands)`, exactly as stored.
 
     Args:
-        path: A local GeoTIFF file; its georeference is not needed and not read.
+        path: A GeoTIFF file, or its URL; its georeference is not needed and not read.
         out: Of the size, number of bands and dtype that the file must have; after an error it holds anything.
 
     Raises:
         BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, or has another size, dtype
             or number of bands.
     """
-    with open_with_gdal(str(path)) as source:
+    path = str(path)
+    remote = whole_remote(path)
+    with open_with_gdal(path, remote) as source:
         _check_profile(path, source, out)
         out[...] = np.moveaxis(source.read(), 0, -1)
-        check_blocks(str(path), source)
+        check_blocks(path, source, remote)
 
 
-def _check_profile(path: Path, source: rasterio.DatasetReader, out: NDArray[Any]) -> None:
+def _check_profile(path: str, source: rasterio.DatasetReader, out: NDArray[Any]) -> None:
     if source.count != out.shape[2]:
         raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected {out.shape[2]}")
     if source.shape != out.shape[:2]:
         raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {out.shape[:2]}")
     if set(source.dtypes) != {out.dtype.name}:
         raise BadRecordError(path, "wrong dtype", f"{', '.join(sorted(set(source.dtypes)))}, expected {out.dtype}")
-    check_block_size(str(path), source)
+    check_block_size(path, source)

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from pipelines.archives.files import is_local, is_plain_name, list_remote
+
 
 def stays_inside(root: str, path: str) -> bool:
     """Whether `path`, every symbolic link followed, is something below `root`."""
@@ -13,6 +15,11 @@ def stays_inside(root: str, path: str) -> bool:
         return Path(path).resolve(strict=True).is_relative_to(Path(root).resolve())
     except (OSError, RuntimeError):  # leads nowhere, or in a circle
         return False
+
+
+def leads_out(root: str, path: str) -> bool:
+    """Whether `path` is a symbolic link to something outside `root`."""
+    return is_local(root) and Path(path).is_symlink() and not stays_inside(root, path)
 
 
 def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
@@ -36,6 +43,10 @@ def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray,
 
 
 def _subfolders(root: str, folder: str) -> tuple[list[str], list[str]]:
+    if not is_local(root):
+        prefix = "" if folder == "." else f"{folder}/"
+        names = [name for name, is_folder, _ in list_remote(root, folder) if is_folder]
+        return [prefix + name for name in names if name.isascii() and is_plain_name(name)], []
     path = Path(root, folder)
     leaves = path.is_symlink() and not stays_inside(root, str(path))
     prefix = "" if folder == "." else f"{folder}/"

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from pipelines.archives.archive import BadRecordError
+from pipelines.archives.files import DECODING, MISSING_FILE, whole_remote
 
 _FORMATS = ("JPEG", "PNG")
 _ORIENTATION = 0x0112  # EXIF tag
@@ -50,7 +51,7 @@ def read_rgb(path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = F
     A PNG is checked against its checksums. A JPEG has none: data that is cut off is found, flipped bits mostly are not.
 
     Args:
-        path: A local file.
+        path: A file, or its URL.
         out: Every pixel is written.
         fit: Scale the shorter side to that of `out`, a square, and cut it from the centre (antialiased bilinear); else
             the image must have the size of `out`.
@@ -90,11 +91,13 @@ def upright_size(path: str | PathLike[str]) -> tuple[int, int]:
 def _opened(path: str | PathLike[str]) -> Iterator[Image.Image]:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: truncated images would pass, set it to False")
-    if not Path(path).is_file():
-        raise BadRecordError(path, "missing file")
+    data = whole_remote(str(path))
+    if data is None and not Path(path).is_file():
+        raise BadRecordError(path, MISSING_FILE)
     try:
-        data = Path(path).read_bytes()
-        with warnings.catch_warnings():
+        if data is None:
+            data = Path(path).read_bytes()
+        with DECODING, warnings.catch_warnings():
             warnings.simplefilter("ignore")  # remarks about odd metadata
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:

@@ -1,5 +1,6 @@
 """What GDAL does not say about the blocks (strips or tiles) of a GeoTIFF: that one is absent or damaged."""
 
+import io
 import itertools
 import zlib
 from collections.abc import Iterator
@@ -21,8 +22,13 @@ def check_block_size(path: str, source: rasterio.DatasetReader) -> None:
         raise BadRecordError(path, "wrong blocks", f"of {height} x {width} pixels")
 
 
-def check_blocks(path: str, source: rasterio.DatasetReader) -> None:
+def check_blocks(path: str, source: rasterio.DatasetReader, data: bytes | None = None) -> None:
     """Check the blocks of every band.
+
+    Args:
+        path: The file.
+        source: The file, opened.
+        data: All bytes of a file that is not local.
 
     Raises:
         BadRecordError: A block has no bytes in the file, as an interrupted writer leaves it: GDAL invents its pixels.
@@ -31,7 +37,7 @@ def check_blocks(path: str, source: rasterio.DatasetReader) -> None:
     """
     blocks = list(_blocks(path, source))
     if source.compression == Compression.deflate:
-        with Path(path).open("rb") as file:
+        with Path(path).open("rb") if data is None else io.BytesIO(data) as file:
             for name, offset, size, values in blocks:
                 file.seek(offset)
                 _check_deflated(path, name, file.read(size), values * np.dtype(source.dtypes[0]).itemsize)

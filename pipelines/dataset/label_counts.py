@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.rows import array_header
 from pipelines.dataset.schema import LABEL_FIELD
+from pipelines.storage import Folder
 
 
 def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
@@ -22,7 +23,7 @@ def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:
 
 
 def label_cooccurrence(
-    dataset: Path, shards: Sequence[Shard], class_count: int, classes: Sequence[int]
+    dataset: Folder | Path, shards: Sequence[Shard], class_count: int, classes: Sequence[int]
 ) -> NDArray[np.int64]:
     """Count the samples that carry both of two classes, a row group at a time.
 
@@ -40,7 +41,7 @@ def label_cooccurrence(
     """
     counts = np.zeros((len(classes), len(classes)), np.int64)
     for shard in shards:
-        with pq.ParquetFile(dataset / shard.file) as file:
+        with Folder.at(dataset).open(shard.file) as source, pq.ParquetFile(source) as file:
             for group in range(file.num_row_groups):
                 for chunk in file.read_row_group(group, columns=[LABEL_FIELD])[LABEL_FIELD].chunks:
                     # Integer products have no BLAS; single precision is exact below 2^24 samples.

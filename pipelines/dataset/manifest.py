@@ -88,17 +88,20 @@ def read_manifest(dataset: Folder | Path | str) -> Manifest:
     Raises:
         FileNotFoundError: `dataset` has no `dataset.json`.
         ValueError: The manifest is damaged or of another format version.
+        RuntimeError: The storage cannot be used.
     """
     folder = Folder.at(dataset)
     path = f"{folder}/{FILE_NAME}"
     try:
-        manifest = Manifest.model_validate_json(folder.read(FILE_NAME).decode())
-    except (FileNotFoundError, NotADirectoryError):
+        data = folder.read(FILE_NAME)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         raise FileNotFoundError(
-            f"{dataset} is not a finished dataset: it has no {FILE_NAME}; make it with `groundswell prepare`, "
+            f"{folder} is not a finished dataset: it has no {FILE_NAME}; make it with `groundswell prepare`, "
             "or point dataset.path at one"
         ) from None
-    except (ValidationError, UnicodeDecodeError) as error:
+    try:
+        manifest = Manifest.model_validate_json(data)
+    except ValidationError as error:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
     if manifest.format_version != FORMAT_VERSION:
         raise ValueError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}")

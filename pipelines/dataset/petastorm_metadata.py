@@ -3,7 +3,7 @@
 import json
 import pickle
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import pyarrow.parquet as pq
 from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
@@ -11,10 +11,11 @@ from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KE
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.rows import arrow_schema, petastorm_schema
 from pipelines.dataset.schema import ImageGroup
+from pipelines.storage import Folder
 
 
 def write_petastorm_metadata(
-    folder: Path, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
+    folder: Folder, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
 ) -> None:
     """Write Petastorm's schema and the row groups per file, all of which the writer knows already.
 
@@ -26,4 +27,5 @@ def write_petastorm_metadata(
         UNISCHEMA_KEY: pickle.dumps(petastorm_schema(groups, class_count)),
         ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
     }
-    pq.write_metadata(arrow_schema(groups, class_count).with_metadata(metadata), folder / "_common_metadata")
+    with folder.new_file("_common_metadata") as path:
+        pq.write_metadata(arrow_schema(groups, class_count).with_metadata(metadata), path)

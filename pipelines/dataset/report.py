@@ -1,21 +1,20 @@
 """`report.html`: a finished dataset to look at, as one page that needs nothing else."""
 
-import os
+import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 from jinja2 import Environment, StrictUndefined
 
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.published_statistics import PUBLISHED
-from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.report_figures import band_histogram, class_balance, preview, shown_bins
 from pipelines.dataset.report_style import STYLE
 from pipelines.dataset.report_tables import (
-    TRAINING_SPLIT,
     band_rows,
     class_balance_facts,
     class_rows,
@@ -26,6 +25,8 @@ from pipelines.dataset.report_tables import (
     split_rows,
 )
 from pipelines.dataset.report_template import TEMPLATE
+from pipelines.dataset.schema import ID_FIELD, LABEL_FIELD, TRAINING_SPLIT
+from pipelines.storage import Folder
 
 FILE_NAME = "report.html"
 
@@ -36,7 +37,7 @@ _LABELS_PER_PREVIEW = 6
 Histograms = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
-def write_report(dataset: Path, manifest: Manifest, histograms: Histograms, rejected: pa.Table) -> Path:
+def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: Histograms, rejected: pa.Table) -> str:
     """Write `<dataset>/report.html`, whole or not at all.
 
     Names, ids and paths come from archives that nobody checked: everything is escaped, and the page's own policy
@@ -49,12 +50,13 @@ def write_report(dataset: Path, manifest: Manifest, histograms: Histograms, reje
         rejected: `REJECTED_SCHEMA`.
 
     Returns:
-        The page.
+        The page's path or URL.
 
     Raises:
         FileNotFoundError: `dataset` is not a finished dataset, or a shard is missing.
         ValueError: A shard is not what the manifest says.
     """
+    dataset = Folder.at(dataset)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     single_label = manifest.task == "single_label"
     page = environment.from_string(TEMPLATE).render(
@@ -73,14 +75,8 @@ def write_report(dataset: Path, manifest: Manifest, histograms: Histograms, reje
         rejected=first_rejected(rejected),
         rejected_total=len(rejected),
     )
-    path = dataset / FILE_NAME
-    temporary = dataset / f".{FILE_NAME}.{os.getpid()}"
-    try:
-        temporary.write_text(page, encoding="utf-8")
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return path
+    dataset.write(FILE_NAME, page.encode())
+    return f"{dataset}/{FILE_NAME}"
 
 
 def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, Any]]:
@@ -95,20 +91,31 @@ def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, An
     return plots
 
 
-def _samples(dataset: Path, manifest: Manifest) -> list[dict[str, Any]]:
-    """Some samples of the training split, drawn by the manifest's fingerprint."""
-    reader = SplitReader(dataset, TRAINING_SPLIT)
+def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
+    """As many row groups as it takes: rows are shuffled, and a remote dataset is not fetched for 24 pictures."""
+    tables: list[pa.Table] = []
+    for shard in manifest.splits[TRAINING_SPLIT].shards:
+        with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:
+            for group in range(file.num_row_groups):
+                tables.append(file.read_row_group(group))
+                if sum(map(len, tables)) >= _PREVIEWS:
+                    return pa.concat_tables(tables)
+    return pa.concat_tables(tables)
+
+
+def _samples(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
+    """Some samples of the training split's first row groups, drawn by the manifest's fingerprint."""
+    table = _first_rows(dataset, manifest)
     random = np.random.default_rng(int(manifest.fingerprint[:16], 16))
-    rows = np.sort(random.choice(len(reader), size=min(_PREVIEWS, len(reader)), replace=False))
-    batch, ids = reader.gather(rows), reader.ids()
+    rows = np.sort(random.choice(len(table), size=min(_PREVIEWS, len(table)), replace=False))
     samples = []
-    for place, row in enumerate(rows.tolist()):
-        classes = np.flatnonzero(batch.targets[place])
+    for row in table.take(pa.array(rows)).to_pylist():
+        classes = np.flatnonzero(np.load(io.BytesIO(row[LABEL_FIELD])))
         names = [shorten(manifest.class_names[index]) for index in classes[:_LABELS_PER_PREVIEW]]
-        images = {name: group[place] for name, group in batch.images.items()}
+        images = {group.name: np.load(io.BytesIO(row[group.name])) for group in manifest.groups}
         samples.append(
             {
-                "id": shorten(ids[row], 100),
+                "id": shorten(row[ID_FIELD], 100),
                 "labels": names + [f"+{len(classes) - len(names)}"] * (len(classes) > len(names)),
                 "image": preview(images, manifest.groups),
             }

@@ -1,6 +1,5 @@
 """Tables of the dataset report, from the manifest, the labels and the rejected records."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,8 @@ import pyarrow.compute as pc
 from pipelines.dataset.label_counts import classes_by_frequency, label_cooccurrence
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.published_statistics import PUBLISHED
-
-TRAINING_SPLIT = "train"
+from pipelines.dataset.schema import TRAINING_SPLIT
+from pipelines.storage import Folder
 
 _SPLIT_ORDER = (TRAINING_SPLIT, "validation", "test")
 _CLASSES = 60
@@ -77,7 +76,7 @@ def class_balance_facts(manifest: Manifest) -> dict[str, Any]:
     return {"median": int(np.median(counts)), "most": most, "least": least}
 
 
-def cooccurrence_rows(dataset: Path, manifest: Manifest) -> list[dict[str, Any]]:
+def cooccurrence_rows(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
     """For each class of `class_rows`, how many of its training samples also have each other class."""
     split = manifest.splits[TRAINING_SPLIT]
     order = classes_by_frequency(split.class_counts, _CLASSES)

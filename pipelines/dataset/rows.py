@@ -63,8 +63,8 @@ class ColumnBuffer:
         return value
 
     def values(self, rows: int) -> NDArray[np.generic]:
-        """The first `rows` values as `(rows, *shape)`; a copy."""
-        return self._values[:rows].copy().view(self._dtype).reshape(rows, *self._shape)
+        """The first `rows` values as `(rows, *shape)`, in place."""
+        return self._values[:rows].view(self._dtype).reshape(rows, *self._shape)
 
     def arrow(self, rows: int) -> pa.Array:
         """The first `rows` encoded values as a binary array over the same memory."""

@@ -11,6 +11,9 @@ Task = Literal["multi_label", "single_label"]
 ID_FIELD = "id"
 LABEL_FIELD = "labels"
 
+TRAINING_SPLIT = "train"
+"""The split that a model learns from, and that band statistics are of."""
+
 
 @dataclass(frozen=True)
 class ImageGroup:

@@ -1,22 +1,31 @@
 """One shard: planned on the driver, written by one Spark task, whole or not there."""
 
 import json
-import uuid
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, BadRecordError
+from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError
+from pipelines.archives.files import is_local
+from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
 from pipelines.dataset.schema import LABEL_FIELD, label_vector
 from pipelines.dataset.statistics import BandSums
+from pipelines.storage import Folder
 
 PROGRESS_FOLDER = "_progress"
+_REMOTE_READS = 32
 
 
 @dataclass(frozen=True)
@@ -47,82 +56,135 @@ class WrittenShard:
     """Rows of `REJECTED_SCHEMA`."""
 
 
-def write_shard(plan: ShardPlan, archive: Archive, dataset: Path) -> WrittenShard:
+def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str) -> WrittenShard:
     """Read the planned samples and write them as one Parquet file that can be mapped; note it as finished.
 
     Bad records are left out and reported. The same plan always gives the same bytes, so attempts of the same task may
-    overtake each other: each writes under a name of its own and renames.
+    overtake each other: each writes a file of its own, which takes the name at once.
 
     Args:
         plan: Rows of the file.
         archive: Where they are read from.
         dataset: Folder of the dataset, which has the split's folder.
+
+    Raises:
+        RuntimeError: A remote storage cannot be used.
     """
-    description = archive.description
-    class_count = len(description.class_names)
-    capacity = min(plan.rows_per_group, plan.rows)
-    columns = {
-        name: ColumnBuffer(shape, dtype, capacity)
-        for name, (shape, dtype) in fixed_fields(description.groups, class_count).items()
-    }
-    schema = arrow_schema(description.groups, class_count)
-    names = [group.name for group in description.groups]
-    images = [{name: columns[name].row(place) for name in names} for place in range(capacity)]
-    class_counts = np.zeros(class_count, np.int64)
-    sums: dict[str, BandSums] = {}
-    row_groups: list[int] = []
-    rejected: list[dict[str, str]] = []
-    ids: list[str] = []
-
-    target = dataset / plan.file
-    temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-
-    def flush(writer: pq.ParquetWriter) -> None:
-        for name in names:
-            added = BandSums.of(columns[name].values(len(ids)))
-            sums[name] = sums[name] + added if name in sums else added
-        arrays = [pa.array(ids, pa.string()), *(column.arrow(len(ids)) for column in columns.values())]
-        writer.write_table(pa.table(arrays, schema=schema), row_group_size=len(ids))
-        row_groups.append(len(ids))
-        ids.clear()
-
-    try:
-        with pq.ParquetWriter(
-            temporary, schema, compression="none", use_dictionary=False, write_statistics=False, data_page_size=1 << 30
-        ) as writer:
-            for sample in pa.ipc.open_stream(plan.samples).read_all().to_pylist():
-                try:
-                    archive.read(sample["paths"], images[len(ids)])
-                except BadRecordError as error:
-                    rejected.append(
-                        {"id": sample["id"], "file": error.file, "reason": error.reason, "detail": error.detail}
-                    )
-                    continue
-                labels = label_vector(sample["labels"], class_count)
-                class_counts += labels
-                columns[LABEL_FIELD].row(len(ids))[:] = labels
-                ids.append(sample["id"])
-                if len(ids) == capacity:
-                    flush(writer)
-            if ids:
-                flush(writer)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    shard = Shard(file=plan.file, row_groups=tuple(row_groups), size=target.stat().st_size)
-    written = WrittenShard(shard, class_counts.tolist(), sums, rejected)
-    _note(written, dataset / plan.record)
+    folder = Folder.at(dataset)
+    samples = pa.ipc.open_stream(plan.samples).read_all().to_pylist()
+    # Not flushed: that is half of the job's time, and what a power cut takes is found by its size.
+    with folder.new_file(plan.file, flush=False) as path:
+        rows = _RowGroups(plan, archive.description, path)
+        with rows, _reader(archive) as (read, window):
+            while samples:
+                batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
+                rows.add(batch, read)
+        size = path.stat().st_size
+    written = rows.written(size)
+    _note(written, folder, plan.record)
     return written
 
 
-def read_finished(plan: ShardPlan, dataset: Path) -> WrittenShard | None:
+_Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable[BadRecordError | None]]
+
+
+@contextmanager
+def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
+    """How samples are read, and how many at once: a remote storage answers late, but many at the same time."""
+
+    def read_one(sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> BadRecordError | None:
+        try:
+            archive.read(sample["paths"], out)
+        except BadRecordError as error:
+            return error
+        return None
+
+    if is_local(archive.root):
+        yield partial(map, read_one), 1
+        return
+    with ThreadPoolExecutor(_REMOTE_READS) as pool:
+        yield partial(pool.map, read_one), _REMOTE_READS
+
+
+class _RowGroups:
+    """Rows as they are read, in buffers of one row group, and what is counted on the way."""
+
+    def __init__(self, plan: ShardPlan, description: ArchiveDescription, path: Path) -> None:
+        class_count = len(description.class_names)
+        self._file, self._capacity = plan.file, min(plan.rows_per_group, plan.rows)
+        self._columns = {
+            name: ColumnBuffer(shape, dtype, self._capacity)
+            for name, (shape, dtype) in fixed_fields(description.groups, class_count).items()
+        }
+        names = [group.name for group in description.groups]
+        self._images = [{name: self._columns[name].row(place) for name in names} for place in range(self._capacity)]
+        self._class_counts = np.zeros(class_count, np.int64)
+        self._sums: dict[str, BandSums] = {}
+        self._row_groups: list[int] = []
+        self._rejected: list[dict[str, str]] = []
+        self._ids: list[str] = []
+        self._schema = arrow_schema(description.groups, class_count)
+        self._writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)
+
+    def __enter__(self) -> None:
+        """Closed at the end, also after an error."""
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if self._ids and kind is None:
+                self._flush()
+        finally:
+            self._writer.close()
+
+    def room(self, most: int) -> int:
+        """How many samples the row group takes yet, `most` at most."""
+        return min(most, self._capacity - len(self._ids))
+
+    def add(self, samples: list[dict[str, Any]], read: _Read) -> None:
+        """Read samples into the next rows; those behind a bad one move up."""
+        first = len(self._ids)
+        places = self._images[first : first + len(samples)]
+        for sample, image, error in zip(samples, places, read(samples, places), strict=True):
+            if error is not None:
+                self._rejected.append(
+                    {"id": sample["id"], "file": error.file, "reason": error.reason, "detail": error.detail}
+                )
+                continue
+            row = self._images[len(self._ids)]
+            if row is not image:
+                for name, pixels in image.items():
+                    row[name][...] = pixels
+            labels = label_vector(sample["labels"], len(self._class_counts))
+            self._class_counts += labels
+            self._columns[LABEL_FIELD].row(len(self._ids))[:] = labels
+            self._ids.append(sample["id"])
+        if len(self._ids) == self._capacity:
+            self._flush()
+
+    def _flush(self) -> None:
+        rows = len(self._ids)
+        for name in self._images[0]:
+            added = BandSums.of(self._columns[name].values(rows))
+            self._sums[name] = self._sums[name] + added if name in self._sums else added
+        arrays = [pa.array(self._ids, pa.string()), *(column.arrow(rows) for column in self._columns.values())]
+        self._writer.write_table(pa.table(arrays, schema=self._schema), row_group_size=rows)
+        self._row_groups.append(rows)
+        self._ids.clear()
+
+    def written(self, size: int) -> WrittenShard:
+        """What became of the rows, in a file of this many bytes."""
+        shard = Shard(file=self._file, row_groups=tuple(self._row_groups), size=size)
+        return WrittenShard(shard, self._class_counts.tolist(), self._sums, self._rejected)
+
+
+def read_finished(plan: ShardPlan, dataset: Folder) -> WrittenShard | None:
     """What an earlier attempt noted, if the file is still there as it was noted."""
     try:
-        values = json.loads((dataset / plan.record).read_text())
+        values = json.loads(dataset.read(plan.record))
         shard = Shard.model_validate_json(json.dumps(values["shard"]))
-        if (dataset / shard.file).stat().st_size != shard.size:
-            return None
     except (FileNotFoundError, ValueError):
+        return None
+    if dataset.size(shard.file) != shard.size:
         return None
     sums = {
         name: BandSums(
@@ -141,16 +203,11 @@ def count_reasons(rejected: list[dict[str, str]]) -> dict[str, int]:
     return dict(Counter(row["reason"] for row in rejected).most_common())
 
 
-def _note(written: WrittenShard, path: Path) -> None:
+def _note(written: WrittenShard, dataset: Folder, name: str) -> None:
     values = {
         "shard": written.shard.model_dump(mode="json"),
         "class_counts": written.class_counts,
         "band_sums": {name: asdict(sums) for name, sums in written.band_sums.items()},
         "rejected": written.rejected,
     }
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-    try:
-        temporary.write_text(json.dumps(values))
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    dataset.write(name, json.dumps(values).encode(), flush=False)

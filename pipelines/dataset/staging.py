@@ -1,35 +1,42 @@
-"""The unfinished dataset beside the finished one: whose it is, and how one becomes the other."""
+"""The unfinished dataset: whose it is, and how it becomes the finished one."""
 
 import fcntl
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelines.dataset.lease import check_held, lease
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from pipelines.dataset.shard import PROGRESS_FOLDER
+from pipelines.storage import Folder
 
-_IDENTITY_FILE = "plan.json"
+_IDENTITY_FILE = f"{PROGRESS_FOLDER}/plan.json"
 _ARCHIVE = "the archive's content or settings"
 
 
-def finished_dataset(dataset: Path, identity: dict[str, Any]) -> Manifest:
-    """The manifest of a dataset that is there already.
+def finished_dataset(dataset: Folder, identity: dict[str, Any]) -> Manifest | None:
+    """The manifest of a dataset that is there already; None where there is none, or an unfinished one.
 
     Raises:
-        ValueError: It is no dataset, or one that another archive or other settings made; names the difference.
+        ValueError: It is something else, or a dataset that another archive or other settings made; names the
+            difference.
     """
-    if not (dataset / FILE_NAME).is_file():
-        raise ValueError(f"{dataset} exists and is not a dataset: choose another dataset.path, or remove the folder")
+    if not dataset.exists(FILE_NAME):
+        found = dataset.names()
+        if (found or (dataset.is_local and dataset.exists())) and PROGRESS_FOLDER not in found:
+            raise ValueError(
+                f"{dataset} exists and is not a dataset: choose another dataset.path, or remove the folder"
+            )
+        return None
     manifest = read_manifest(dataset)
     there = {**manifest.settings, "archive": manifest.archive, "source": manifest.source_fingerprint}
     _refuse_another(dataset, there, identity)
     return manifest
 
 
-def _refuse_another(path: Path, there: dict[str, Any], asked: dict[str, Any]) -> None:
+def _refuse_another(folder: Folder, there: dict[str, Any], asked: dict[str, Any]) -> None:
     differences = [
         _ARCHIVE if name == "source" else f"{name} {there.get(name)} there, {value} asked for"
         for name, value in asked.items()
@@ -37,49 +44,73 @@ def _refuse_another(path: Path, there: dict[str, Any], asked: dict[str, Any]) ->
     ]
     if differences:
         raise ValueError(
-            f"{path} was made otherwise ({'; '.join(differences)}): choose another dataset.path, or replace it with "
+            f"{folder} was made otherwise ({'; '.join(differences)}): choose another dataset.path, or replace it with "
             "--set prepare.overwrite=true"
         )
 
 
 @contextmanager
-def staging_folder(staging: Path, identity: dict[str, Any], splits: list[str], overwrite: bool) -> Iterator[None]:
-    """The unfinished dataset: this job's alone, of the same archive and settings as before if it was there.
+def staging_folder(dataset: Folder, identity: dict[str, Any], splits: list[str], overwrite: bool) -> Iterator[Folder]:
+    """Yield where the dataset is written to: this job's alone, with what the same job left there before.
+
+    That is `<dataset>.incomplete` on local disks, and the dataset's own folder elsewhere.
 
     Raises:
         ValueError: Another archive or other settings made what is there; names the difference.
         RuntimeError: Another job is writing it.
     """
-    staging.parent.mkdir(parents=True, exist_ok=True)
-    with staging.with_name(f".{staging.name}.lock").open("w") as lock:
+    staging = dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
+    with _locked(staging) if dataset.is_local else lease(staging, PROGRESS_FOLDER) as kept:
+        if not overwrite and staging.exists(_IDENTITY_FILE):
+            _refuse_another(staging, json.loads(staging.read(_IDENTITY_FILE)), identity)
+        else:
+            # Without its manifest, which goes first, what is left is no dataset.
+            for name in sorted(staging.names(), key=lambda name: name != FILE_NAME):
+                for path in _files_to_remove(staging, name, kept):
+                    staging.remove(path)
+        for folder in (*splits, PROGRESS_FOLDER):
+            staging.make(folder)
+        staging.write(_IDENTITY_FILE, json.dumps(identity).encode())
+        yield staging
+
+
+def _files_to_remove(staging: Folder, name: str, kept: str) -> list[str]:
+    """A file or folder, but of a folder with the file `kept` all others in it."""
+    if not kept.startswith(f"{name}/"):
+        return [name]
+    return [path for path in (f"{name}/{inner}" for inner in staging.names(name)) if path != kept]
+
+
+@contextmanager
+def _locked(staging: Folder) -> Iterator[str]:
+    """Hold the lock of a local folder; nothing in the folder is part of it."""
+    staging.path.parent.mkdir(parents=True, exist_ok=True)
+    with staging.path.with_name(f".{staging.name}.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise RuntimeError(f"another job is writing {staging}: wait for it, or stop it") from None
-        plan = staging / PROGRESS_FOLDER / _IDENTITY_FILE
-        if plan.is_file() and not overwrite:
-            _refuse_another(staging, json.loads(plan.read_text()), identity)
-        elif staging.exists():
-            shutil.rmtree(staging)
-        for folder in (*splits, PROGRESS_FOLDER):
-            (staging / folder).mkdir(parents=True, exist_ok=True)
-        plan.write_text(json.dumps(identity))
-        yield
+        yield ""
     Path(lock.name).unlink(missing_ok=True)
 
 
-def finish(staging: Path, dataset: Path, manifest: Manifest) -> None:
-    """Turn the unfinished dataset into a finished one; the rename is the moment at which it exists."""
+def finish(staging: Folder, dataset: Folder, manifest: Manifest) -> None:
+    """Turn the unfinished dataset into a finished one, at once: by the rename, or else by its `dataset.json`."""
     for split in manifest.splits:
-        for leftover in (staging / split).glob(".part-*"):  # of attempts that were killed
-            leftover.unlink(missing_ok=True)
+        for name in staging.names(split):
+            if name.startswith(".part-"):  # of attempts that were killed
+                staging.remove(f"{split}/{name}")
+    if staging == dataset:
+        check_held(staging, PROGRESS_FOLDER)
     write_manifest(manifest, staging)
-    shutil.rmtree(staging / PROGRESS_FOLDER)
+    staging.remove(PROGRESS_FOLDER)
+    if staging == dataset:
+        return
     if dataset.exists():
-        replaced = dataset.with_name(f".{dataset.name}.replaced")
-        shutil.rmtree(replaced, ignore_errors=True)
-        dataset.rename(replaced)
-        staging.rename(dataset)
-        shutil.rmtree(replaced)
+        replaced = dataset.sibling(f".{dataset.name}.replaced")
+        replaced.remove()
+        dataset.path.rename(replaced.path)
+        staging.path.rename(dataset.path)
+        replaced.remove()
     else:
-        staging.rename(dataset)
+        staging.path.rename(dataset.path)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from pipelines.dataset.manifest import BandStatistics
 
 HISTOGRAM_BINS = 256
+_PIXELS_AT_ONCE = 1 << 15
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,13 @@ class BandSums:
     @classmethod
     def of(cls, images: NDArray[Any]) -> "BandSums":
         """Sums of `(..., bands)` pixels of uint8, uint16 or a floating dtype."""
-        pixels = images.reshape(-1, images.shape[-1])
         if images.dtype in (np.uint8, np.uint16):
-            total, squares, histogram = zip(*map(_integer_sums, pixels.T), strict=True)
-            return cls(len(pixels), total, squares, histogram)
+            total, squares, histogram = zip(*map(_integer_sums, _count_values(images)), strict=True)
+            return cls(images[..., 0].size, total, squares, histogram)
         if not np.issubdtype(images.dtype, np.floating):
             raise ValueError(f"band sums need uint8, uint16 or floating pixels, got {images.dtype}")
-        wide = pixels.astype(np.float64)
-        return cls(len(pixels), tuple(wide.sum(axis=0).tolist()), tuple((wide**2).sum(axis=0).tolist()), ())
+        wide = images.reshape(-1, images.shape[-1]).astype(np.float64)
+        return cls(len(wide), tuple(wide.sum(axis=0).tolist()), tuple((wide**2).sum(axis=0).tolist()), ())
 
     def __add__(self, other: "BandSums") -> "BandSums":
         """Sums of both sets of pixels."""
@@ -61,14 +61,26 @@ class BandSums:
         return BandStatistics(mean=tuple(mean), std=tuple(max(value, 0.0) ** 0.5 for value in variance))
 
 
-def _integer_sums(pixels: NDArray[Any]) -> tuple[int, int, tuple[int, ...]]:
-    """Sum, sum of squares and histogram of one band, by counting each value: one pass, exact."""
-    levels = 1 << (8 * pixels.dtype.itemsize)
-    counts = np.bincount(pixels, minlength=levels)
-    values = np.arange(levels, dtype=np.int64)
+def _count_values(images: NDArray[Any]) -> NDArray[np.int64]:
+    """How often each value occurs, `(bands, values)`; in blocks that stay in the processor's cache."""
+    bands = images.shape[-1]
+    counts = np.zeros((bands, 1 << (8 * images.dtype.itemsize)), np.int64)
+    rows = max(1, _PIXELS_AT_ONCE * len(images) // max(1, images[..., 0].size))
+    for start in range(0, len(images), rows):
+        # bincount converts to 64 bits, so bands side by side come first.
+        block = np.ascontiguousarray(images[start : start + rows].reshape(-1, bands).T)
+        for band, pixels in enumerate(block):
+            found = np.bincount(pixels)
+            counts[band, : len(found)] += found
+    return counts
+
+
+def _integer_sums(counts: NDArray[np.int64]) -> tuple[int, int, tuple[int, ...]]:
+    """Sum, sum of squares and histogram of one band from its counted values, exact."""
+    values = np.arange(len(counts), dtype=np.int64)
     # count <= 2^31 pixels of one row group, value^2 < 2^32: below 2^63.
     total, squares = int(counts @ values), int(counts @ (values * values))
-    if levels > HISTOGRAM_BINS:
+    if len(counts) > HISTOGRAM_BINS:
         width = 64
         last = (HISTOGRAM_BINS - 1) * width
         counts = np.append(counts[:last].reshape(-1, width).sum(axis=1), counts[last:].sum())

@@ -5,8 +5,10 @@ import logging
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +22,9 @@ from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
 from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.report import FILE_NAME as REPORT_FILE
 from pipelines.dataset.report import write_report
+from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.dataset.shard import (
+    PROGRESS_FOLDER,
     ShardPlan,
     WrittenShard,
     count_reasons,
@@ -29,10 +33,11 @@ from pipelines.dataset.shard import (
 )
 from pipelines.dataset.staging import finish, finished_dataset, staging_folder
 from pipelines.dataset.statistics import BandSums
+from pipelines.storage import Folder
 
-TRAINING_SPLIT = "train"
 REJECTED_FILE = "rejected.parquet"
 _SECONDS_BETWEEN_LOOKS = 1.0
+_LOOKS_AT_ONCE = 16
 _log = logging.getLogger(__name__)
 
 
@@ -49,7 +54,7 @@ class PrepareProgress:
 def prepare_dataset(
     spark: SparkSession,
     archive: Archive,
-    dataset: Path,
+    dataset: Folder | Path | str,
     *,
     row_group_mib: int = 40,
     row_groups_per_shard: int = 4,
@@ -62,19 +67,22 @@ def prepare_dataset(
     """Write `archive` as a dataset of Petastorm-format Parquet, one directory per split.
 
     Shards are written under `<dataset>.incomplete` and the folder is renamed at the end, with `dataset.json` in it:
-    whatever stops the job, `dataset` is whole or does not exist. The same call again goes on with the shards that are
-    not finished; the result is, byte for byte, that of a job that was never stopped. A finished dataset of the same
-    archive and settings is left as it is.
+    whatever stops the job, `dataset` is whole or does not exist. Behind a URL, where folders cannot be renamed, they
+    are written in place and `dataset.json` comes last: without it there is no dataset.
+
+    The same call again goes on with the shards that are not finished; the result is, byte for byte, that of a job that
+    was never stopped. A finished dataset of the same archive and settings is left as it is.
 
     Args:
         spark: Session whose executors see both paths.
         archive: What to read.
-        dataset: Folder to make.
+        dataset: Folder to make: a path, or a URL that fsspec knows.
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups per Parquet file.
         seed: Of the one shuffle of rows within their split.
         max_rejected_fraction: More bad records than this part of all fail the job.
-        overwrite: Replace what another archive or other settings made.
+        overwrite: Replace what another archive or other settings made: on local disks when the new one is complete;
+            behind a URL the old one is removed first, so there is none until the job ends.
         say: Told what goes on, a line at a time.
         progress: Called about once a second, from another thread.
 
@@ -82,12 +90,16 @@ def prepare_dataset(
         FileNotFoundError: The archive is missing.
         ValueError: It is empty or malformed, has no training split or too many bad records, or `dataset` exists and
             is something else.
-        RuntimeError: Another job is writing this dataset, or Spark gave up; the finished shards are kept.
+        RuntimeError: Another job is writing this dataset, the storage cannot be used, or Spark gave up; the finished
+            shards are kept.
     """
+    dataset = Folder.at(dataset)
+    dataset.check()
+    if archive.root:
+        Folder.at(archive.root).check()
     settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
     identity = {**settings, "archive": archive.description.kind, "source": archive.fingerprint()}
-    if dataset.exists() and not overwrite:
-        existing = finished_dataset(dataset, identity)
+    if not overwrite and (existing := finished_dataset(dataset, identity)) is not None:
         say(f"{dataset} is finished already; left as it is")
         return existing
     index = archive.index()
@@ -96,34 +108,38 @@ def prepare_dataset(
     plans = plan_shards(archive.description, index.samples, **settings)
     if TRAINING_SPLIT not in plans:
         raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, only: {', '.join(plans)}")
-    staging = dataset.with_name(dataset.name + ".incomplete")
-    with staging_folder(staging, identity, list(plans), overwrite):
+    with staging_folder(dataset, identity, list(plans), overwrite) as staging:
         written = _write_shards(spark, archive, staging, plans, say, progress)
         found = [row for shards in written.values() for result in shards for row in result.rejected]
         rejected = index.rejected.to_pylist() + found
         _write_rejected(rejected, staging)
-        _check_rejected(rejected, total, max_rejected_fraction, staging / REJECTED_FILE)
+        _check_rejected(rejected, total, max_rejected_fraction, f"{staging}/{REJECTED_FILE}")
         manifest = _manifest(archive.description, written, settings, str(identity["source"]), rejected)
         for split, shards in manifest.splits.items():
             write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names))
         finish(staging, dataset, manifest)
     _report(dataset, manifest, merge_sums(written[TRAINING_SPLIT]), rejected)
-    say(f"look at it: {dataset / REPORT_FILE}")
+    say(f"look at it: {dataset}/{REPORT_FILE}")
     for reason, count in manifest.skipped.items():
-        say(f"left out {count} of {total} samples: {reason} (see {dataset / REJECTED_FILE})")
+        say(f"left out {count} of {total} samples: {reason} (see {dataset}/{REJECTED_FILE})")
     return manifest
 
 
 def _write_shards(
     spark: SparkSession,
     archive: Archive,
-    staging: Path,
+    staging: Folder,
     plans: dict[str, list[ShardPlan]],
     say: Callable[[str], None],
     progress: Callable[[PrepareProgress], None],
 ) -> dict[str, list[WrittenShard]]:
     everything = [plan for shards in plans.values() for plan in shards]
-    finished = {plan.file: read_finished(plan, staging) for plan in everything}
+    noted = set(staging.names(PROGRESS_FOLDER))
+    finished: dict[str, WrittenShard | None] = dict.fromkeys([plan.file for plan in everything])
+    candidates = [plan for plan in everything if PurePosixPath(plan.record).name in noted]
+    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
+        results = pool.map(functools.partial(read_finished, dataset=staging), candidates)
+        finished |= {plan.file: result for plan, result in zip(candidates, results, strict=True)}
     waiting = [plan for plan in everything if finished[plan.file] is None]
     samples = sum(plan.rows for plan in everything)
     say(f"{samples} samples of {len(plans)} splits in {len(everything)} shards")
@@ -137,7 +153,7 @@ def _write_shards(
     }
 
 
-def _run(spark: SparkSession, archive: Archive, staging: Path, plans: list[ShardPlan]) -> list[WrittenShard]:
+def _run(spark: SparkSession, archive: Archive, staging: Folder, plans: list[ShardPlan]) -> list[WrittenShard]:
     if not plans:
         return []
 
@@ -160,8 +176,8 @@ def _run(spark: SparkSession, archive: Archive, staging: Path, plans: list[Shard
 class _Watch:
     """Counts finished shards while the job runs, by the notes that they leave."""
 
-    def __init__(self, plans: list[ShardPlan], staging: Path, progress: Callable[[PrepareProgress], None]) -> None:
-        self._open = {plan.record: plan for plan in plans}
+    def __init__(self, plans: list[ShardPlan], staging: Folder, progress: Callable[[PrepareProgress], None]) -> None:
+        self._open = {PurePosixPath(plan.record).name: plan for plan in plans}
         self._total = sum(plan.rows for plan in plans)
         self._staging, self._progress = staging, progress
         self._done = self._rejected = 0
@@ -178,10 +194,11 @@ class _Watch:
 
     def _run(self) -> None:
         while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
-            self._look()
+            with suppress(RuntimeError, OSError):  # a storage that fails for long stops the tasks, not the display
+                self._look()
 
     def _look(self) -> None:
-        for record in [record for record in self._open if (self._staging / record).exists()]:
+        for record in set(self._staging.names(PROGRESS_FOLDER)) & set(self._open):
             plan = self._open.pop(record)
             written = read_finished(plan, self._staging)
             self._done += plan.rows
@@ -189,7 +206,7 @@ class _Watch:
         self._progress(PrepareProgress(self._done, self._total, self._rejected))
 
 
-def _report(dataset: Path, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
+def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
     histograms = {name: part.histogram for name, part in sums.items()}
     try:
         write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
@@ -197,13 +214,12 @@ def _report(dataset: Path, manifest: Manifest, sums: dict[str, BandSums], reject
         _log.exception("the dataset is finished, its report is not")
 
 
-def _write_rejected(rejected: list[dict[str, str]], staging: Path) -> None:
-    temporary = staging / f".{REJECTED_FILE}"
-    pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), temporary)
-    temporary.replace(staging / REJECTED_FILE)
+def _write_rejected(rejected: list[dict[str, str]], staging: Folder) -> None:
+    with staging.new_file(REJECTED_FILE) as path:
+        pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), path)
 
 
-def _check_rejected(rejected: list[dict[str, str]], total: int, allowed: float, report: Path | None) -> None:
+def _check_rejected(rejected: list[dict[str, str]], total: int, allowed: float, report: str | None) -> None:
     if len(rejected) <= allowed * total:
         return
     counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())

@@ -10,8 +10,8 @@ from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.petastorm_reader import petastorm_batches
 from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, training_batches
+from pipelines.dataset.schema import TRAINING_SPLIT
 
-TRAINING_SPLIT = "train"
 _log = logging.getLogger(__name__)
 
 

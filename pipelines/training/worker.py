@@ -15,13 +15,14 @@ from models.resnet import with_probabilities
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.report import report
 from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun, load_model
 from pipelines.training.checkpoint import TrainingState, newest_checkpoint, restore, save_checkpoint
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
-from pipelines.training.input import TRAINING_SPLIT, make_batches, reader_settings
+from pipelines.training.input import make_batches, reader_settings
 from pipelines.training.loop import EpochResult, average_statistics, train_epoch
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule

@@ -44,7 +44,7 @@ def test_lines_end_in_any_way(tmp_path: Path, ending: str, compressed: bool) -> 
     text = ending.join(["first", "second", "third"]).encode()
     path = tmp_path / ("list.csv.gz" if compressed else "list.csv")
     path.write_bytes(gzip.compress(text) if compressed else text)
-    assert list_file(tmp_path, "list") == path
+    assert list_file(tmp_path, "list") == str(path)
     assert read_list(path).to_pylist() == ["first", "second", "third"]
 
 

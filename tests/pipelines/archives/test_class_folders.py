@@ -126,3 +126,11 @@ def test_no_folders_no_files() -> None:
     files = list_class_files("/nowhere", [], everything)
     assert files.paths.type == pa.string()
     assert len(files.paths) == len(files.folders) == len(files.sizes) == 0
+
+
+def test_a_name_that_is_a_path_elsewhere_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "back\\slash.png").touch()
+    (tmp_path / "good.png").touch()
+    contents = list_folder(str(tmp_path))
+    assert contents.files == [("good.png", 0)]
+    assert reasons(contents.rejected) == [("back\\slash.png", "name is no plain file name")]

@@ -21,6 +21,7 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.staging import staging_folder
 from pipelines.dataset.writer import PrepareProgress, prepare_dataset
+from pipelines.storage import Folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -218,7 +219,7 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
 def test_two_jobs_on_one_dataset_do_not_mix(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
     identity = {"seed": 3}
     with (
-        staging_folder(tmp_path / "dataset.incomplete", identity, ["train"], False),
+        staging_folder(Folder.at(tmp_path / "dataset"), identity, ["train"], False),
         pytest.raises(RuntimeError, match="another job is writing"),
     ):
         prepare(spark, small_archive, tmp_path / "dataset")

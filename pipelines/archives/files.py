@@ -1,0 +1,121 @@
+"""The few things that an archive's files are asked, on this machine's disks or behind a URL.
+
+Local files are opened by whoever reads them, with the care that links and pipes need (`paths`, `geotiff`); this module
+says where a path leads, and reads what is remote. What cannot be reached is an error of the whole task, never a bad
+record: only a file that is not there is one.
+"""
+
+import threading
+from functools import lru_cache
+from os import PathLike, fspath
+from pathlib import Path
+
+from pipelines.archives.archive import BadRecordError
+from pipelines.storage import Folder
+
+MISSING_FILE = "missing file"
+ODD_NAME = "name is no plain file name"
+
+# Files of a remote archive are read by many threads, but warning filters are those of the process.
+DECODING = threading.RLock()
+
+_LARGEST_FILE = 1 << 28  # bytes; a remote file is in memory as a whole
+
+
+def is_local(path: str | PathLike[str]) -> bool:
+    """Whether a path is one of this machine, and no URL."""
+    return "://" not in fspath(path)
+
+
+def join(root: str | PathLike[str], path: str) -> str:
+    """A path in the archive.
+
+    Raises:
+        ValueError: `path` is absolute or leads upwards.
+    """
+    if ".." in path or "\\" in path or path.startswith("/"):
+        _refuse(fspath(root), path)
+    return f"{fspath(root).rstrip('/')}/{path}" if path else fspath(root)
+
+
+def _refuse(root: str, path: str) -> None:
+    # Two dots within a name are harmless.
+    if "\\" in path or path.startswith("/") or ".." in path.split("/"):
+        raise ValueError(f"{path!r} is no path within the archive {root}")
+
+
+def is_plain_name(name: str) -> bool:
+    """Whether a name of a listing is that of one file or folder, on every system and behind every URL."""
+    return name not in ("", ".", "..") and not any(letter in "/\\" or ord(letter) < 32 for letter in name)
+
+
+def is_file(path: str | PathLike[str]) -> bool:
+    """Whether there is a regular file, links followed."""
+    if is_local(path):
+        return Path(path).is_file()
+    folder, name = _place(path)
+    return folder.size(name) is not None
+
+
+def is_folder(path: str | PathLike[str]) -> bool:
+    """Whether there is a folder, links followed; behind a URL, one with something in it."""
+    return Path(path).is_dir() if is_local(path) else bool(_folder(fspath(path).rstrip("/")).entries())
+
+
+def read_whole(path: str | PathLike[str]) -> bytes:
+    """All bytes of a file of the archive's metadata.
+
+    Raises:
+        FileNotFoundError: It is not there.
+    """
+    if is_local(path):
+        return Path(path).read_bytes()
+    folder, name = _place(path)
+    return folder.read(name)
+
+
+def whole_remote(path: str, data: bytes | None = None) -> bytes | None:
+    """All bytes of a file behind a URL, or None for a local one, which is opened by its path.
+
+    Args:
+        path: Path or URL.
+        data: All bytes, where they were read before.
+
+    Raises:
+        BadRecordError: The file is missing or too large.
+    """
+    if is_local(path):
+        return None
+    if data is None:
+        data = read_remote(path, _LARGEST_FILE + 1)
+        if len(data) > _LARGEST_FILE:
+            raise BadRecordError(path, "file too large", f"more than {_LARGEST_FILE} bytes")
+    return data
+
+
+def read_remote(path: str, limit: int) -> bytes:
+    """At most the first `limit` bytes of a file behind a URL.
+
+    Raises:
+        BadRecordError: It is missing.
+    """
+    folder, name = _place(path)
+    try:
+        return folder.read_start(name, limit)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError) as error:
+        raise BadRecordError(path, MISSING_FILE, "no such object") from error
+
+
+def list_remote(root: str, folder: str) -> list[tuple[str, bool, int]]:
+    """Names in a folder behind a URL, whether each is a folder, and bytes; nothing where there is none."""
+    return _folder(root.rstrip("/")).entries("" if folder == "." else folder)
+
+
+def _place(url: str | PathLike[str]) -> tuple[Folder, str]:
+    folder, _, name = fspath(url).rpartition("/")
+    return _folder(folder), name
+
+
+@lru_cache(4096)
+def _folder(url: str) -> Folder:
+    return Folder.at(url)

@@ -1,0 +1,114 @@
+"""One job at a time where files cannot be locked: a small object that its owner keeps fresh.
+
+Each job writes a lease under a name of its own and then lists all of them: whatever the order, of two jobs at least
+one sees the other. Ages are measured by the storage's clock.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipelines.storage import Folder
+
+REFRESH_SECONDS = 10.0
+DEAD_SECONDS = 60.0
+_PREFIX = "lease-"
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def lease(folder: Folder, inside: str) -> Iterator[str]:
+    """Hold a folder; yields the path of the lease in it, `<inside>/lease-<random id>.json`.
+
+    A lease is dead when it was not refreshed for `DEAD_SECONDS`, or at once when its process ran on this machine and
+    is gone.
+
+    Raises:
+        RuntimeError: Another job holds the folder.
+    """
+    name = f"{inside}/{_PREFIX}{uuid.uuid4().hex}.json"
+    owner = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}).encode()
+    folder.write(name, owner)
+    kept = threading.Event()
+    thread = threading.Thread(target=_keep, args=(folder, name, owner, kept), name="groundswell-lease", daemon=True)
+    try:
+        _refuse_others(folder, inside, name)
+        thread.start()
+        yield name
+    finally:
+        kept.set()
+        if thread.ident is not None:
+            thread.join()
+        folder.remove(name)
+
+
+def check_held(folder: Folder, inside: str) -> None:
+    """Make sure that no other job took this one for dead, before what cannot be taken back.
+
+    Raises:
+        RuntimeError: One did.
+    """
+    own = {"pid": os.getpid(), "machine": _machine()}
+    leases = [_owner(folder, f"{inside}/{name}") for name in folder.names(inside) if name.startswith(_PREFIX)]
+    if not any(own.items() <= owner.items() for owner in leases):
+        raise RuntimeError(
+            f"{folder}: the storage was out of reach for more than {DEAD_SECONDS:.0f} s and another job took over"
+        )
+
+
+def _refuse_others(folder: Folder, inside: str, own: str) -> None:
+    now = folder.modified(own)
+    for other in folder.names(inside):
+        path = f"{inside}/{other}"
+        if path == own or not other.startswith(_PREFIX):
+            continue
+        written = folder.modified(path)
+        if now is None or written is None:  # gone in this moment
+            continue
+        age = (now - written).total_seconds()
+        owner = _owner(folder, path)
+        if age > DEAD_SECONDS or _ended(owner):
+            folder.remove(path)
+            continue
+        raise RuntimeError(
+            f"another job is writing {folder} (process {owner.get('pid')} on {owner.get('host')}, seen {age:.0f} s "
+            f"ago): wait for it, or stop it; a job that was killed counts as stopped after {DEAD_SECONDS:.0f} s"
+        )
+
+
+def _owner(folder: Folder, path: str) -> dict[str, Any]:
+    try:
+        values = json.loads(folder.read(path))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _ended(owner: dict[str, Any]) -> bool:
+    """Whether the process was one of this machine and is not there any more."""
+    return owner.get("machine") == _machine() and not Path("/proc", str(owner.get("pid"))).exists()
+
+
+def _machine() -> str:
+    """This boot of this machine, and which process numbers count: those of a container are its own."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
+
+
+def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> None:
+    refreshed = time.monotonic()
+    while not ended.wait(REFRESH_SECONDS):
+        try:
+            if not folder.exists(name):  # taken for dead by another job, which goes on
+                return
+            folder.write(name, owner)
+            refreshed = time.monotonic()
+        except Exception:
+            _log.warning("%s: lease not refreshed for %.0f s", folder, time.monotonic() - refreshed, exc_info=True)

@@ -1,0 +1,133 @@
+"""Tasks that lose their process, and attempts of the same task at the same time."""
+
+import hashlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.archives.archive import ArchiveDescription
+from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.dataset.plan import plan_shards
+from pipelines.dataset.shard import ShardPlan, write_shard
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
+
+# Prepares in a session of its own. The first attempt of one sample's read ends its process.
+JOB = """
+import os, signal, sys
+from dataclasses import dataclass
+from pathlib import Path
+from pyspark.sql import SparkSession
+from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.dataset.writer import prepare_dataset
+
+@dataclass(frozen=True)
+class Troubled:
+    inner: BigEarthNetV2
+    mark: str
+    how: str
+    victim: str
+
+    @property
+    def root(self): return self.inner.root
+    @property
+    def description(self): return self.inner.description
+    def index(self): return self.inner.index()
+    def fingerprint(self): return self.inner.fingerprint()
+
+    def read(self, paths, out):
+        self.inner.read(paths, out)
+        if not paths[0].endswith(self.victim):
+            return
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return
+        if self.how == "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.how == "executor":
+            pid = os.getppid()
+            while b"java" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[0]:
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(pid, signal.SIGKILL)
+
+root, dataset, mark, how, master = sys.argv[1:]
+builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+with builder.getOrCreate() as spark:
+    inner = BigEarthNetV2(root)
+    archive = Troubled(inner, mark, how, inner.index().samples["paths"][0].as_py()[0])
+    prepare_dataset(spark, archive, Path(dataset), row_group_mib=1, row_groups_per_shard=2, seed=3)
+"""
+
+
+def content(dataset: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(dataset)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(dataset.rglob("*.parquet"))
+    }
+
+
+# local[N,F]: F attempts of a task. In local mode the executor is the driver, so it is killed in a cluster.
+@pytest.mark.parametrize(("how", "master"), [("worker", "local[2,3]"), ("executor", "local-cluster[2,1,1024]")])
+def test_a_killed_process_is_tried_again(
+    how: str, master: str, project: Path, small_archive: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    mark = tmp_path / "mark"
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, tmp_path / "job.py", small_archive, tmp_path / "dataset", mark, how, master]
+    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert mark.exists()
+    assert content(tmp_path / "dataset") == content(small_dataset)
+    assert json.loads((tmp_path / "dataset" / "dataset.json").read_text()) == json.loads(
+        (small_dataset / "dataset.json").read_text()
+    )
+    assert not list((tmp_path / "dataset").rglob(".*"))
+
+
+class Together:
+    """An archive whose first read waits until the other attempt reads too."""
+
+    def __init__(self, inner: BigEarthNetV2, barrier: object) -> None:
+        self.inner, self.barrier, self.root = inner, barrier, inner.root
+        self.waited = False
+
+    @property
+    def description(self) -> ArchiveDescription:
+        return self.inner.description
+
+    def read(self, paths: object, out: object) -> None:
+        if not self.waited:
+            self.waited = True
+            self.barrier.wait(60)  # type: ignore[attr-defined]
+        self.inner.read(paths, out)  # type: ignore[arg-type]
+
+
+def attempt(plan: ShardPlan, archive: BigEarthNetV2, barrier: object, folder: Path) -> None:
+    write_shard(plan, Together(archive, barrier), folder)  # type: ignore[arg-type]
+
+
+def test_two_attempts_at_the_same_time_leave_one_file(small_archive: Path, small_dataset: Path, tmp_path: Path) -> None:
+    archive = BigEarthNetV2(str(small_archive))
+    plans = plan_shards(archive.description, archive.index().samples, row_group_mib=1, row_groups_per_shard=2, seed=3)
+    plan = plans["train"][0]
+    for folder in ("train", "_progress"):
+        (tmp_path / folder).mkdir()
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    processes = [context.Process(target=attempt, args=(plan, archive, barrier, tmp_path)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / plan.file).read_bytes() == (small_dataset / plan.file).read_bytes()
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["_progress/train-part-00000.parquet.json", "train/part-00000.parquet"]
