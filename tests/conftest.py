@@ -48,9 +48,8 @@ def s3_environment() -> dict[str, str]:
 @pytest.fixture(scope="session")
 def s3(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An S3 server on loopback, in a process of its own; the URL of a bucket."""
-    pytest.importorskip("moto")
-    fsspec = pytest.importorskip("fsspec")
-    pytest.importorskip("s3fs")
+    import fsspec
+
     port = s3_environment["AWS_ENDPOINT_URL"].rpartition(":")[2]
     log = tmp_path_factory.mktemp("s3") / "log"
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]

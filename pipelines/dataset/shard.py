@@ -72,7 +72,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
     """
     folder = Folder.at(dataset)
     samples = pa.ipc.open_stream(plan.samples).read_all().to_pylist()
-    # Not flushed: that is half of the job's time, and what a power cut takes is found by its size.
+    # Not flushed to disk shard by shard: what a power cut takes is found by its size, or by its reader.
     with folder.new_file(plan.file, flush=False) as path:
         rows = _RowGroups(plan, archive.description, path)
         with rows, _reader(archive) as (read, window):

@@ -86,7 +86,6 @@ def test_locations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_urls() -> None:
-    pytest.importorskip("s3fs")
     folder = Folder.at("s3://bucket/folder/")
     assert (folder.url, folder.name, folder.is_local) == ("s3://bucket/folder", "folder", False)
     assert Folder.at("s3a://bucket/x").url == "s3a://bucket/x"

@@ -10,10 +10,13 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, evaluation_batches, training_batches
+from pipelines.dataset.writer import prepare_dataset
+from pipelines.storage import Folder
 
 pytestmark = pytest.mark.spark
 
@@ -232,7 +235,9 @@ def test_another_layout_is_rewritten_once(
     assert {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.parquet")} == written
 
 
-def test_files_that_spark_wrote_are_read(spark, damaged: Path, reader: SplitReader, tmp_path: Path) -> None:
+def test_files_that_spark_wrote_are_read(
+    spark: SparkSession, damaged: Path, reader: SplitReader, tmp_path: Path
+) -> None:
     manifest = json.loads((damaged / "dataset.json").read_text())
     shards = []
     for shard in manifest["splits"]["train"]["shards"]:
@@ -282,3 +287,42 @@ def test_a_compressed_shard_that_is_damaged_is_named(damaged: Path, tmp_path: Pa
     with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0 cannot be read"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
+
+
+def prepare_on_store(spark: SparkSession, archive: Path, url: str) -> None:
+    prepare_dataset(spark, BigEarthNetV2(str(archive)), url, row_group_mib=1, row_groups_per_shard=2, seed=3)
+
+
+def test_a_dataset_on_an_object_store_is_read_through_the_cache(
+    spark: SparkSession, small_archive: Path, reader: SplitReader, s3_folder: str, tmp_path: Path
+) -> None:
+    prepare_dataset(
+        spark, BigEarthNetV2(str(small_archive)), s3_folder, row_group_mib=1, row_groups_per_shard=2, seed=3
+    )
+    settings = ReaderSettings(cache_folder=tmp_path / "cache")
+    remote = SplitReader(s3_folder, "train", settings)
+    assert remote.ids() == reader.ids()
+    for epoch in range(2):
+        expected = training_batches(reader, seed=0, epoch=epoch, global_batch_size=8)
+        found = training_batches(remote, seed=0, epoch=epoch, global_batch_size=8)
+        assert [key(batch) for batch in found] == [key(batch) for batch in expected]
+    assert len(list((tmp_path / "cache").glob("*.parquet"))) == len(reader.group_rows)
+    # What is in the cache needs no store any more; what is not is missed with its name.
+    shard = remote.manifest.splits["train"].shards[0].file
+    Folder.at(s3_folder).remove(shard)
+    assert key(remote.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+    with pytest.raises(FileNotFoundError, match=rf"{s3_folder}/{shard} is missing"):
+        SplitReader(s3_folder, "train", settings)
+
+
+def test_a_shard_that_goes_missing_on_the_store_is_named(
+    spark: SparkSession, small_archive: Path, s3_folder: str, tmp_path: Path
+) -> None:
+    prepare_dataset(
+        spark, BigEarthNetV2(str(small_archive)), s3_folder, row_group_mib=1, row_groups_per_shard=2, seed=3
+    )
+    remote = SplitReader(s3_folder, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    shard = remote.manifest.splits["train"].shards[0].file
+    Folder.at(s3_folder).remove(shard)
+    with pytest.raises(ValueError, match=rf"{s3_folder}/{shard}, row group \d cannot be read"):
+        list(training_batches(remote, seed=0, epoch=0, global_batch_size=8))
