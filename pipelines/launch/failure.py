@@ -11,6 +11,8 @@ Kind = Literal["finished", "exception", "died", "hung", "lost", "consequence", "
 _CONSEQUENCES = ("Horovod has been shut down", "gloo/transport", "Connection closed by peer", "HorovodInternalError")
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _HEADINGS = ("rank", "host", "outcome")
+_TABLE_WIDTH = 100
+_STOPPED = "stopped because another rank failed"
 
 
 @dataclass(frozen=True)
@@ -60,18 +62,20 @@ def outcome_of_exit(rank: int, host: str, message: dict[str, Any]) -> Outcome:
     """What a task tells about the end of its process, judged."""
     failure, lines = message["failure"], tuple(message["last_lines"])
     code: int | None = message["exit_code"]
-    if message["stopped"]:
-        return Outcome(rank, host, "stopped", "stopped because another rank failed", None, "", lines)
     if failure is not None:
         summary = f"{failure['error']}: {failure['message']}" if failure["message"] else str(failure["error"])
-        kind: Kind = "consequence" if any(text in summary for text in _CONSEQUENCES) else "exception"
-        return Outcome(rank, host, kind, summary, code, failure["traceback"], lines)
+        said = next((text for text in _CONSEQUENCES if text in summary), None)
+        if said is not None:
+            return Outcome(rank, host, "consequence", f"{failure['error']}: {said}", code, failure["traceback"], lines)
+        return Outcome(rank, host, "exception", summary, code, failure["traceback"], lines)
+    if message["stopped"]:
+        return Outcome(rank, host, "stopped", _STOPPED, None, "", lines)
     if message["finished"] and code == 0:
         return Outcome(rank, host, "finished", "finished", 0, "", lines)
     aborted = message["death"] == "killed by SIGABRT" and any(
         text in line for line in lines for text in _ABORTED_WITH_GLOO
     )
-    kind = "consequence" if aborted else "died"
+    kind: Kind = "consequence" if aborted else "died"
     words = message["death"] + (" after the function had returned" if message["finished"] else "")
     return Outcome(rank, host, kind, words, code, message["faults"], lines)
 
@@ -101,6 +105,8 @@ def outcome_table(root: Outcome, outcomes: Sequence[Outcome]) -> str:
 
 def _words(root: Outcome, outcome: Outcome) -> str:
     summary = outcome.summary.splitlines()[0]
+    if len(summary) > _TABLE_WIDTH:
+        summary = summary[: _TABLE_WIDTH - 3] + "..."
     if outcome is root:
         return f"{summary}  <- root cause"
     return f"consequence: {summary}" if outcome.kind == "consequence" else summary

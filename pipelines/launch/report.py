@@ -23,7 +23,7 @@ def report(**message: Any) -> None:
     The sender's rank is added on the way. Every report is a sign of life for the runner's `hang_timeout`.
     """
     if _connection is not None:
-        send_message(_connection, {"kind": "report", **message})
+        send_message(_connection, {"kind": "report", "fields": message})
 
 
 def log_to_driver(message: str) -> None:

@@ -14,7 +14,7 @@ from pipelines.launch.task import Launch, Site, run_task
 
 LOOPBACK = "127.0.0.1"
 _CANCEL_SECONDS = 10.0
-_FINISH_SECONDS = 5.0
+_FINISH_SECONDS = 1.5
 
 
 class SparkStage:

@@ -17,7 +17,7 @@ from pipelines.launch.preflight import answers
 
 _LOOK_SECONDS = 0.1
 _GONE_SECONDS = 3.0
-_SILENT_SECONDS = 7.0
+_SILENT_SECONDS = 5.0
 # Survivors notice within a tenth of a second that a peer is gone; the rank that caused it may take longer to say so.
 _CONSEQUENCES_SECONDS = 1.0
 _CAUSE_SECONDS = 5.0
@@ -175,7 +175,7 @@ class Supervisor:
                 if kind == "callback":
                     self._tell(self._listener.callback, member.rank, message["line"])
                 elif kind == "report":
-                    self._tell(self._listener.report, {**message, "rank": member.rank})
+                    self._tell(self._listener.report, {**message["fields"], "rank": member.rank})
 
     def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
         try:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +109,6 @@ class Cluster:
 
     def link(self, host: int, state: str) -> None:
         run("ip", "link", "set", f"{self.token}v{host}", state)
-
-    @contextmanager
-    def cut_off(self, host: int) -> Iterator[None]:
-        self.link(host, "down")
-        try:
-            yield
-        finally:
-            self.link(host, "up")
 
     def call(self, function: Callable[..., Any], *args: Any, host: int = 1, timeout: float = 150) -> Any:
         """Call a function in a new Python on a host; its value."""

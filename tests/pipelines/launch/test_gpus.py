@@ -34,9 +34,8 @@ def launch(
         settings["spark.executorEnv.CUDA_VISIBLE_DEVICES"] = visible
     spark = SparkSession.builder.master(master).config(map=dict(settings)).getOrCreate()
     try:
-        return BarrierRunner(spark, 2, gpus_per_worker=gpus_per_worker).run_all(
-            os.environ.get, "CUDA_VISIBLE_DEVICES"
-        ), ""
+        runner = BarrierRunner(spark, 2, gpus_per_worker=gpus_per_worker)
+        return runner.run_all(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), ""
     except RuntimeError as error:
         return [], str(error)
     finally:
