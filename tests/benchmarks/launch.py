@@ -20,8 +20,7 @@ from pyspark.sql import SparkSession
 from jobs.session import spark_session
 from pipelines.launch.runner import BarrierRunner
 
-RANKS = (2, 4, 8)
-ROUNDS = 5
+ROUNDS = {2: 5, 4: 3, 8: 2}
 TORCH = os.environ.get("GROUNDSWELL_TORCH")
 Launcher = Callable[[SparkSession, int], float]
 
@@ -42,7 +41,6 @@ def horovod_spark(spark: SparkSession, ranks: int) -> float:
     """When the last rank began."""
     import horovod.spark
 
-    # A pipe keeps its loggers quiet.
     return float(max(horovod.spark.run(first_line, num_proc=ranks, verbose=0)))
 
 
@@ -58,7 +56,7 @@ def measure(ranks: int, launchers: dict[str, Launcher]) -> dict[str, list[float]
     seconds: dict[str, list[float]] = {name: [] for name in launchers}
     with spark_session("benchmark", f"local-cluster[{ranks},1,1024]") as spark:
         spark.sparkContext.setLogLevel("ERROR")
-        for number in range(ROUNDS + 1):
+        for number in range(ROUNDS[ranks] + 1):
             for name, launcher in launchers.items():
                 started = time.time()
                 began = launcher(spark, ranks)
@@ -75,7 +73,7 @@ def main() -> None:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), TORCH]))
         launchers["TorchDistributor"] = torch_distributor
     medians: dict[int, dict[str, float]] = {}
-    for ranks in RANKS:
+    for ranks in ROUNDS:
         seconds = measure(ranks, launchers)
         medians[ranks] = {name: statistics.median(values) for name, values in seconds.items()}
         texts = (
