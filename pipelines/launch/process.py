@@ -20,6 +20,8 @@ _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
 _MAXIMUM_TEXT = 1 << 16
 _MARK = "GROUNDSWELL_WORKER"
+HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
+"""The temporary folder outside the rank's own, for what ranks of a host share and keep."""
 
 # TensorFlow on a CPU pays for the first touch of every page of a large temporary: glibc must keep its memory.
 _ALLOCATOR = {
@@ -80,6 +82,7 @@ class RankProcess:
                 "PYTHONUNBUFFERED": "1",
                 "TF_CPP_MIN_LOG_LEVEL": "2",
                 "TMPDIR": self._folder,
+                HOST_TMPDIR_VARIABLE: tempfile.gettempdir(),
                 **dict.fromkeys(THREAD_VARIABLES, str(threads)),
                 **environment,
                 name: value,
@@ -179,7 +182,7 @@ class _Memory:
                 self._group, self._kills = group, _oom_kills(group)
 
     def words(self) -> str:
-        used = f"it held {self._peak_kib / 2**20:.1f} GiB" if self._peak_kib else "its memory is not known"
+        used = f"it held {self._peak_kib // 1024:,} MiB" if self._peak_kib else "its memory is not known"
         if self._group is not None and _oom_kills(self._group) > self._kills:
             return f" by the out-of-memory killer of its control group ({used})"
         return f" ({used}; if nobody else did, the out-of-memory killer did)"

@@ -33,6 +33,10 @@ class SparkStage:
         """Spark's reason, once the stage has failed."""
         return None if self._error is None else _spark_reason(self._error)
 
+    def finished(self) -> bool:
+        """Whether all tasks have ended, well or not."""
+        return not self._thread.is_alive()
+
     def results(self) -> dict[int, bytes]:
         """What the tasks returned, by rank, when all have.
 
@@ -94,6 +98,10 @@ class LocalStage:
     def failure(self) -> str | None:
         """A thread that fails has told the driver itself."""
         return None
+
+    def finished(self) -> bool:
+        """Whether all threads have ended."""
+        return not any(thread.is_alive() for thread in self._threads)
 
     def results(self) -> dict[int, bytes]:
         """What the ranks returned."""

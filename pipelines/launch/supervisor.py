@@ -33,6 +33,9 @@ class Stage(Protocol):
     def failure(self) -> str | None:
         """Why the stage has failed; None while it has not."""
 
+    def finished(self) -> bool:
+        """Whether all tasks have ended."""
+
 
 class Listener(Protocol):
     """Where a run's messages go."""
@@ -126,6 +129,7 @@ class Supervisor:
             WorkerError: A rank failed; all others have been stopped.
         """
         while self._open():
+            finished = self._stage.finished()
             self._take(_LOOK_SECONDS)
             self._look_at_stage()
             self._look_for_lost()
@@ -133,6 +137,8 @@ class Supervisor:
             if any(outcome.kind != "finished" for outcome in self._outcomes):
                 self._settle()
                 raise WorkerError(self._outcomes)
+            if finished:  # without the last word of a rank whose channel broke: its result came by way of Spark
+                return
 
     def _open(self) -> list[Member]:
         return [member for member in self._members.values() if member.outcome is None]
@@ -188,8 +194,8 @@ class Supervisor:
             member.outcome = outcome
             self._outcomes.append(outcome)
 
-    def _lose(self, member: Member, words: str) -> None:
-        self._end(member, Outcome(member.rank, member.host, "lost", words, last_lines=tuple(member.last_lines)))
+    def _lose(self, member: Member, words: str, evidence: str = "") -> None:
+        self._end(member, Outcome(member.rank, member.host, "lost", words, None, evidence, tuple(member.last_lines)))
 
     def _look_at_stage(self) -> None:
         """Spark has ended the tasks: the first that is gone is the cause, the others were swept along."""
@@ -201,7 +207,9 @@ class Supervisor:
         if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
             return
         first = min(open_members, key=lambda member: member.gone_since or math.inf)
-        self._lose(first, f"lost: its Spark task is gone ({_short(reason)})")
+        # The task of a rank whose channel broke has told Spark alone.
+        evidence = reason if "Traceback" in reason else ""
+        self._lose(first, f"lost: its Spark task is gone ({_short(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
         now = time.monotonic()
@@ -274,7 +282,7 @@ def _reachable(probe: list[Any] | None) -> bool:
 
 
 def _short(reason: str) -> str:
-    match = re.search(r"ExecutorLostFailure[^\n]*|Python worker exited[^\n]*|TaskKilled[^\n]*", reason)
+    match = re.search(r"(rank \d+ failed: |ExecutorLostFailure|Python worker exited|TaskKilled)[^\n]*", reason)
     return (match[0] if match else reason.splitlines()[0])[:_MAXIMUM_REASON]
 
 

@@ -19,9 +19,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.
 FAILURES = {
     "exception": r"LookupError: no such thing",
     "os._exit(3)": r"exited with code 3",
-    "SIGKILL": r"killed by SIGKILL \(it held .* GiB; if nobody else did, the out-of-memory killer did\)",
+    "SIGKILL": r"killed by SIGKILL \(it held [\d,]+ MiB; if nobody else did, the out-of-memory killer did\)",
     "SIGSEGV": r"killed by SIGSEGV",
-    "out of memory": r"killed by SIGKILL by the out-of-memory killer of its control group \(it held .* GiB\)",
+    "out of memory": r"killed by SIGKILL by the out-of-memory killer of its control group \(it held [\d,]+ MiB\)",
     "hang": r"hung: no sign of life for \d+ s",
     "lost executor": r"lost: its Spark task is gone \(ExecutorLostFailure \(executor \d+ exited",
 }
@@ -90,6 +90,7 @@ def fail(failure: str, folder: str) -> None:
             while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 status = Path(f"/proc/{pid}/status").read_text()
                 pid = int(status.split("PPid:")[1].split()[0])
+            time.sleep(0.3)  # what was printed in the last moments goes with the executor
             os.kill(pid, signal.SIGKILL)
             time.sleep(300)
     raise AssertionError(subprocess.list2cmdline([failure, "did not happen"]))
@@ -141,6 +142,7 @@ def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
     with spark_session("failure matrix", "local-cluster[2,1,1024]") as spark:
         runner = BarrierRunner(spark, 2, log_to_driver="none", hang_timeout=HANG_SECONDS)
         runner.run(len, "")
+        assert left_over() == []
         for number, case in enumerate(cases):
             place = Path(folder, str(number))
             place.mkdir()

@@ -351,6 +351,34 @@ def test_with_fewer_slots_the_largest_allowed_number_goes_on(
         runner([]).run(function)
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_goes_on_when_the_channel_dies(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    from pipelines.launch.channel import DriverChannel
+
+    channels: list[DriverChannel] = []
+    accept = DriverChannel._accept
+    monkeypatch.setattr(DriverChannel, "_accept", lambda self: (channels.append(self), accept(self)))
+
+    def function() -> int:
+        from pipelines.launch.report import report
+
+        report(begun=True)
+        time.sleep(1.5)
+        print("nobody hears this")
+        if fails and os.environ["HOROVOD_RANK"] == "1":
+            raise LookupError("not heard either")
+        return int(os.environ["HOROVOD_RANK"])
+
+    runner = BarrierRunner(spark, 2, log_to_driver="none", on_report=lambda message: channels[0].close())
+    if fails:
+        with pytest.raises(WorkerError, match="rank 1 failed: exited with code 1"):
+            runner.run_all(function)
+    else:
+        assert runner.run_all(function) == [0, 1]
+
+
 def test_ranks_that_never_start_are_named(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.launch.channel.DriverChannel._accept", lambda self: None)
     with pytest.raises(
