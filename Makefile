@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lock bench ui clean
+.PHONY: help setup demo test test-cluster check lock bench ui clean
 
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
@@ -12,7 +12,7 @@ export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 
 help: ## Show the targets
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Make the environment (.venv) from the lock, Horovod built for this TensorFlow
 $(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell find docker/horovod/include -type f)
@@ -23,8 +23,11 @@ $(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell fin
 demo: $(READY) ## Generate an archive, prepare, train, evaluate: minutes. ARCHIVE=folder takes your BigEarthNet v2.0
 	@$(BIN)/groundswell demo $(if $(ARCHIVE),--archive $(ARCHIVE))
 
-test: $(READY) ## Run all tests
-	@$(BIN)/pytest $(PYTEST_ARGS)
+test: $(READY) ## Run all tests but those over several hosts
+	@$(BIN)/pytest -m "not cluster" $(PYTEST_ARGS)
+
+test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
+	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
 check: $(READY) ## Lint, types, import directions, lock up to date
 	@$(BIN)/ruff check .

@@ -40,10 +40,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             spark,
             config.launch.num_workers,
             gpus_per_worker=config.launch.gpus_per_worker,
-            start_timeout_seconds=config.launch.start_timeout_seconds,
-            on_log=lambda rank, line: None,
+            start_timeout=config.launch.start_timeout_seconds,
+            log_to_driver="none",
             threads_per_worker=config.launch.threads_per_worker,
-            environment=tracking.worker_environment(),
+            env=tracking.worker_environment(),
         )
         result: Evaluation = runner.run(
             entry.evaluate, config.model_copy(update={"dataset": DatasetConfig(path=str(dataset))}), model_uri, split

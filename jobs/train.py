@@ -19,7 +19,6 @@ from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.schema import TRAINING_SPLIT
-from pipelines.launch.logs import RankLogs
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import BarrierRunner
 from pipelines.storage import Folder
@@ -88,15 +87,16 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> Trai
     folder = Path(config.training.output) / run.run_id
     say(f"MLflow run {run.run_id} in {tracking.redacted(run.uri)}")
     progress = TrainingProgress()
-    with _closing(run), RankLogs(folder / "logs") as logs:
+    with _closing(run):
         runner = BarrierRunner(
             spark,
             config.launch.num_workers,
             gpus_per_worker=config.launch.gpus_per_worker,
             threads_per_worker=config.launch.threads_per_worker,
-            start_timeout_seconds=config.launch.start_timeout_seconds,
-            environment=tracking.worker_environment(),
-            on_log=logs.write,
+            start_timeout=config.launch.start_timeout_seconds,
+            env=tracking.worker_environment(),
+            log_to_driver="callback",
+            log_folder=folder / "logs",
             on_report=progress,
         )
         try:

@@ -1,4 +1,8 @@
-"""What workers tell the driver while they run: JSON lines over TCP, each connection proved by a per-run secret."""
+"""Between the driver and its tasks: JSON lines over TCP, both ends proved by a per-run secret, logs included.
+
+A connection that breaks is made again; what was said meanwhile is said then, once and in order. A driver that cannot
+be reached costs the driver's view and not the run.
+"""
 
 import hmac
 import json
@@ -6,21 +10,26 @@ import logging
 import queue
 import secrets
 import socket
-import socketserver
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from pipelines.launch.logs import Spool
 
 Message = dict[str, Any]
 
 _NONCE_BYTES = 32
-_CONNECT_SECONDS = 10.0
-_DRAIN_SECONDS = 10.0
-_QUEUED_MESSAGES = 10_000
-_MAXIMUM_LINE_BYTES = 1 << 20
+_HANDSHAKE_SECONDS = 5.0
+_RECONNECT_SECONDS = 1.0
+_HEARTBEAT_SECONDS = 2.0
+_LOG_PERIOD_SECONDS = 0.05
+_LOG_BYTES_PER_PERIOD = 1 << 18  # 5 MiB/s for each rank
+_MAXIMUM_LINE_BYTES = 1 << 22
+_MAXIMUM_STRANGERS = 256
+_QUEUED_MESSAGES = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -30,120 +39,251 @@ class ChannelAddress:
 
     host: str
     port: int
-    secret: bytes
-
-    def __repr__(self) -> str:
-        """Without the secret: this may be logged."""
-        return f"ChannelAddress({self.host}:{self.port})"
+    secret: bytes = field(repr=False)
 
 
 class DriverChannel:
-    """Listens on one address of the driver and hands each message to `on_message`, one at a time."""
+    """The driver's end: `events` holds `(task, message)` in order of arrival, `{"kind": "gone"}` for a lost connection.
 
-    def __init__(self, host: str, on_message: Callable[[Message], None], bind: str | None = None) -> None:
+    The queue is bounded: a driver that does not keep up slows the connections, never the workers.
+    """
+
+    def __init__(self, host: str, bind: str | None = None) -> None:
         """Bind a random port and serve until `close`.
 
         Args:
-            host: Where workers reach the driver.
-            on_message: What it raises is logged, and the next message is handed on.
+            host: Where tasks reach the driver.
             bind: Address to listen on, where it is not `host`.
         """
-        lock = threading.Lock()
-        secret = secrets.token_bytes(_NONCE_BYTES)
-        open_connections = self._open_connections = set[threading.Thread]()
+        self._listener = socket.create_server((bind or host, 0), backlog=1024)
+        self.address = ChannelAddress(host, self._listener.getsockname()[1], secrets.token_bytes(_NONCE_BYTES))
+        self.events: queue.Queue[tuple[int, Message]] = queue.Queue(_QUEUED_MESSAGES)
+        self.peers: set[str] = set()
+        """Addresses from which tasks have proved the secret."""
+        self._lock = threading.Lock()
+        self._strangers: dict[socket.socket, None] = {}
+        self._refused = 0
+        self._connections: dict[int, socket.socket] = {}
+        self._received: dict[int, list[int]] = {}
+        self._seen: dict[int, float] = {}
+        threading.Thread(target=self._accept, name="groundswell-channel", daemon=True).start()
 
-        def deliver(message: Message) -> None:
-            try:
-                with lock:
-                    on_message(message)
-            except Exception:
-                _log.exception("a callback of the log channel failed")
+    def send(self, task: int, message: Message) -> None:
+        """Tell a task something; one that is not connected does not hear it."""
+        with suppress(OSError, KeyError):
+            self._connections[task].sendall(_line(message))
 
-        class Handler(socketserver.StreamRequestHandler):
-            def handle(self) -> None:
-                try:
-                    self.connection.settimeout(_CONNECT_SECONDS)
-                    nonce = secrets.token_bytes(_NONCE_BYTES)
-                    self.wfile.write(nonce)
-                    if not hmac.compare_digest(self.rfile.read(_NONCE_BYTES), _answer(secret, nonce)):
-                        return
-                    self.connection.settimeout(None)
-                    open_connections.add(threading.current_thread())
-                    while line := self.rfile.readline(_MAXIMUM_LINE_BYTES):
-                        deliver(json.loads(line))
-                except (OSError, ValueError) as error:
-                    _log.warning("dropped a connection of the log channel: %s", error)
-                finally:
-                    open_connections.discard(threading.current_thread())
-
-        class Server(socketserver.ThreadingTCPServer):
-            daemon_threads = True
-            allow_reuse_address = True
-
-        self._server = Server((bind or host, 0), Handler)
-        self.address = ChannelAddress(host, self._server.server_address[1], secret)
-        threading.Thread(target=self._server.serve_forever, name="groundswell-channel", daemon=True).start()
+    def seconds_silent(self, task: int) -> float:
+        """Since the task's last sign of life; tasks give one every two seconds."""
+        return time.monotonic() - self._seen[task]
 
     def close(self) -> None:
-        """Stop listening, and wait a while for what workers have sent already."""
-        self._server.shutdown()
-        self._server.server_close()
-        deadline = time.monotonic() + _DRAIN_SECONDS
-        for thread in list(self._open_connections):
-            thread.join(max(0.0, deadline - time.monotonic()))
+        """Stop listening and hang up."""
+        # A thread that waits in `accept` keeps a closed socket open: this wakes it.
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        with self._lock:
+            connections = [*self._connections.values(), *self._strangers]
+        for connection in connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        if self._refused:
+            _log.warning("refused %d connections that did not know this run's secret", self._refused)
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, address = self._listener.accept()
+            except OSError:
+                return
+            with self._lock:
+                self._strangers[connection] = None
+                # Those that connect and say nothing give way to newcomers: a task proves itself within milliseconds.
+                if len(self._strangers) > _MAXIMUM_STRANGERS:
+                    oldest = next(iter(self._strangers))
+                    del self._strangers[oldest]
+                    with suppress(OSError):
+                        oldest.shutdown(socket.SHUT_RDWR)
+            threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        with connection:
+            try:
+                proved = _check_task(connection, self.address.secret)
+            except OSError:
+                proved = False
+            with self._lock:
+                self._strangers.pop(connection, None)
+                if not proved:
+                    self._refused += 1
+                    return
+                self.peers.add(address)
+            try:
+                self._read(connection)
+            except (OSError, ValueError) as error:
+                _log.info("a connection of the channel ended: %s", error)
+
+    def _read(self, connection: socket.socket) -> None:
+        lines = connection.makefile("rb")
+        hello = json.loads(lines.readline(_MAXIMUM_LINE_BYTES))
+        task: int = hello["task"]
+        known = task in self._received
+        received = self._received.setdefault(task, [0, 0])
+        self._seen[task] = time.monotonic()
+        connection.sendall(_line({"received": received[0], "log_offset": received[1]}))
+        self._connections[task] = connection
+        self.events.put((task, {"kind": "back"} if known else hello))
+        try:
+            while line := lines.readline(_MAXIMUM_LINE_BYTES):
+                message = json.loads(line)
+                if message["kind"] == "log":
+                    if message["offset"] == received[1]:
+                        received[1] = message["end"]
+                        self.events.put((task, message))
+                elif message["kind"] != "alive" and message["number"] > received[0]:
+                    received[0] = message["number"]
+                    self.events.put((task, message))
+                self._seen[task] = time.monotonic()
+        finally:
+            if self._connections.get(task) is connection:
+                del self._connections[task]
+                self.events.put((task, {"kind": "gone"}))
 
 
-class Sender:
-    """A worker's end: a queue and the thread that empties it, so that a slow or dead driver never stops training.
+class Link:
+    """A task's end: says hello, then sends messages and the rank's log from threads of its own, and takes orders."""
 
-    When the queue is full, log lines are dropped and counted; when the channel dies, it is said once.
-    """
+    def __init__(self, address: ChannelAddress, hello: Message, log: Spool) -> None:
+        """Start connecting.
 
-    def __init__(self, address: ChannelAddress) -> None:
-        """Connect and prove the secret.
-
-        Raises:
-            OSError: The driver cannot be reached.
+        Args:
+            address: The driver's.
+            hello: The first message, with the number of the `task`.
+            log: Sent as it grows, at a bounded rate.
         """
-        self._socket = socket.create_connection((address.host, address.port), _CONNECT_SECONDS)
-        nonce = self._socket.recv(_NONCE_BYTES, socket.MSG_WAITALL)
-        self._socket.sendall(_answer(address.secret, nonce))
-        self._socket.settimeout(None)
-        self._queue: queue.Queue[Message | None] = queue.Queue(_QUEUED_MESSAGES)
-        self._dropped = 0
-        self._thread = threading.Thread(target=self._run, name="groundswell-sender", daemon=True)
+        self.orders: queue.Queue[Message] = queue.Queue()
+        self._address, self._hello, self._log = address, hello, log
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=_QUEUED_MESSAGES)
+        self._last_number = self._next_number = 0
+        self._log_offset = 0
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self.connected = False
+        self._thread = threading.Thread(target=self._run, name="groundswell-link", daemon=True)
         self._thread.start()
 
     def send(self, message: Message) -> None:
-        """Queue one message; those of one sender arrive in order."""
-        try:
-            if message["kind"] == "log":
-                self._queue.put_nowait(message)
-            else:
-                self._queue.put(message, timeout=_CONNECT_SECONDS)
-        except queue.Full:
-            self._dropped += 1
+        """Queue one message; they arrive once and in order."""
+        self._last_number += 1
+        self._sent.append((self._last_number, _line({**message, "number": self._last_number})))
+        self._wake.set()
+
+    def flush(self, seconds: float) -> None:
+        """Wait until everything is sent, the log too, as long as there is a connection."""
+        deadline = time.monotonic() + seconds
+        self._wake.set()
+        while self.connected and time.monotonic() < deadline:
+            if self._next_number > self._last_number and self._log_offset >= self._log.size():
+                return
+            time.sleep(0.01)
 
     def close(self) -> None:
-        """Wait a while until everything is sent, then close."""
-        with suppress(queue.Full):
-            self._queue.put(None, timeout=_DRAIN_SECONDS)
-        self._thread.join(_DRAIN_SECONDS)
-        self._socket.close()
+        """Hang up."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(_HANDSHAKE_SECONDS)
 
     def _run(self) -> None:
-        alive = True
-        while (message := self._queue.get()) is not None:
-            if self._dropped and message["kind"] == "log":
-                message = {**message, "line": f"{message['line']} [{self._dropped} lines before this were dropped]"}
-                self._dropped = 0
+        warned = False
+        while not self._closing.is_set():
             try:
-                if alive:
-                    self._socket.sendall(json.dumps(message).encode() + b"\n")
-            except OSError as error:
-                alive = False
-                _log.warning("the log channel to the driver broke (%s); the run goes on without it", error)
+                with socket.create_connection(
+                    (self._address.host, self._address.port), _HANDSHAKE_SECONDS
+                ) as connection:
+                    self._talk(connection)
+            except (OSError, ValueError) as error:
+                if not warned and self._last_number:
+                    warned = True
+                    _log.warning("the channel to the driver broke (%s); the run goes on without it", error)
+            self.connected = False
+            self._closing.wait(_RECONNECT_SECONDS)
+
+    def _talk(self, connection: socket.socket) -> None:
+        _prove_task(connection, self._address.secret)
+        connection.sendall(_line(self._hello))
+        lines = connection.makefile("rb")
+        welcome = json.loads(lines.readline(_MAXIMUM_LINE_BYTES))
+        self._next_number, self._log_offset = welcome["received"] + 1, welcome["log_offset"]
+        connection.settimeout(None)
+        self.connected = True
+        listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
+        listener.start()
+        last_sent = time.monotonic()
+        try:
+            while not self._closing.is_set() and listener.is_alive():
+                self._wake.wait(_LOG_PERIOD_SECONDS)
+                self._wake.clear()
+                data = self._pending()
+                if not data and time.monotonic() - last_sent > _HEARTBEAT_SECONDS:
+                    data = _line({"kind": "alive"})
+                if data:
+                    connection.sendall(data)
+                    last_sent = time.monotonic()
+        finally:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def _pending(self) -> bytes:
+        """The next part of the log, then the messages: the log never comes later than what was said after it."""
+        parts = []
+        lines, end = self._log.read(self._log_offset, _LOG_BYTES_PER_PERIOD)
+        if end > self._log_offset:
+            parts.append(_line({"kind": "log", "offset": self._log_offset, "end": end, "lines": lines}))
+        for number, line in list(self._sent):
+            if number >= self._next_number:
+                parts.append(line)
+                self._next_number = number + 1
+        self._log_offset = end
+        self._next_number = max(self._next_number, 1)
+        return b"".join(parts)
+
+    def _listen(self, lines: Any) -> None:
+        with suppress(OSError, ValueError):
+            while line := lines.readline(_MAXIMUM_LINE_BYTES):
+                self.orders.put(json.loads(line))
 
 
-def _answer(secret: bytes, nonce: bytes) -> bytes:
-    return hmac.digest(secret, nonce, "sha256")
+def _check_task(connection: socket.socket, secret: bytes) -> bool:
+    """The driver's part: each proves the secret over both nonces, neither sends it."""
+    connection.settimeout(_HANDSHAKE_SECONDS)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(nonce)
+    theirs, proof = _receive(connection), _receive(connection)
+    if not hmac.compare_digest(proof, hmac.digest(secret, b"task" + nonce + theirs, "sha256")):
+        return False
+    connection.sendall(hmac.digest(secret, b"driver" + theirs + nonce, "sha256"))
+    connection.settimeout(None)
+    return True
+
+
+def _prove_task(connection: socket.socket, secret: bytes) -> None:
+    theirs = _receive(connection)
+    nonce = secrets.token_bytes(_NONCE_BYTES)
+    connection.sendall(nonce + hmac.digest(secret, b"task" + theirs + nonce, "sha256"))
+    if not hmac.compare_digest(_receive(connection), hmac.digest(secret, b"driver" + nonce + theirs, "sha256")):
+        raise ConnectionError("who listens at the driver's address does not know this run's secret")
+
+
+def _receive(connection: socket.socket) -> bytes:
+    data = b""
+    while len(data) < _NONCE_BYTES:
+        part = connection.recv(_NONCE_BYTES - len(data))
+        if not part:
+            raise ConnectionError("the other end hung up")
+        data += part
+    return data
+
+
+def _line(message: Message) -> bytes:
+    return json.dumps(message).encode() + b"\n"

@@ -1,8 +1,7 @@
 """Which rank runs in which barrier task, and what Horovod must be told about it."""
 
-import socket
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -82,23 +81,3 @@ def visible_devices(addresses: Sequence[str], already_visible: str | None) -> st
             f"Spark assigned GPU {','.join(addresses)} but the executor's CUDA_VISIBLE_DEVICES is {already_visible}: "
             "let one of them go (spark.worker.resource.gpu.discoveryScript or the variable)"
         ) from None
-
-
-def check_reachable(environment: Mapping[str, str]) -> None:
-    """Refuse, on a run over several hosts, a hostname that resolves to loopback: Gloo would bind to it.
-
-    Raises:
-        RuntimeError: With the line of /etc/hosts to change.
-    """
-    if environment["HOROVOD_LOCAL_SIZE"] == environment["HOROVOD_SIZE"]:
-        return
-    name = socket.gethostname()
-    try:
-        address = socket.gethostbyname(name)
-    except OSError as error:
-        raise RuntimeError(f"host {name!r} cannot resolve its own name ({error}): add it to /etc/hosts") from None
-    if address.startswith("127."):
-        raise RuntimeError(
-            f"host {name!r} resolves its own name to {address}, where other hosts cannot reach it: map {name!r} to "
-            "the host's cluster address in /etc/hosts"
-        )

@@ -1,11 +1,20 @@
-"""Everything about the cluster that can be known to fail, said on the driver before the barrier stage starts."""
+"""Everything about the cluster that can be known to fail, said on the driver before any rank starts."""
 
+import logging
 import socket
 import time
+from collections import defaultdict
+from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
+from pipelines.launch.channel import Message
+
 _REGISTRATION_SECONDS = 30.0
+_LOOK_SECONDS = 0.2
+_ANSWER_SECONDS = 2.0
+_ENCRYPTION_SETTINGS = ("spark.ssl.enabled", "spark.authenticate", "spark.network.crypto.enabled")
+_log = logging.getLogger(__name__)
 
 
 def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -> None:
@@ -25,7 +34,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
             f"{conf.get('spark.task.resource.gpu.amount', '0')} GPUs: set spark.task.resource.gpu.amount and "
             "spark.executor.resource.gpu.amount"
         )
-    slots = _slots(spark, num_workers)
+    slots = count_slots(spark, num_workers)
     if slots < num_workers:
         raise RuntimeError(
             f"{num_workers} workers do not fit {slots} slots of {spark.sparkContext.master}: lower "
@@ -33,15 +42,110 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
         )
 
 
-def _slots(spark: SparkSession, wanted: int) -> int:
-    """Tasks that can run at once; waits a while for executors that are still registering."""
+def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
+    """Tasks that can run at once; waits a while for executors that are still registering.
+
+    Args:
+        spark: A session.
+        wanted: Enough to return at once; None: what is there now.
+    """
     context = spark.sparkContext._jsc.sc()
-    deadline = time.monotonic() + (0 if _is_local(spark) else _REGISTRATION_SECONDS)
+    deadline = time.monotonic() + (0 if wanted is None or _is_local(spark) else _REGISTRATION_SECONDS)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
-        if slots >= wanted or time.monotonic() >= deadline:
+        if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:
             return slots
-        time.sleep(0.5)
+        time.sleep(_LOOK_SECONDS)
+
+
+def drop_lost_executors(spark: SparkSession) -> None:
+    """Make Spark forget executors that do not answer: it would offer their slots until its own timeout of minutes."""
+    if _is_local(spark):
+        return
+    context = spark.sparkContext._jsc.sc()
+    executors = context.statusStore().executorList(True)
+    for number in range(executors.size()):
+        executor = executors.apply(number)
+        if executor.id() != "driver" and not answers(*executor.hostPort().rsplit(":", 1)):
+            _log.warning("executor %s at %s does not answer: dropped", executor.id(), executor.hostPort())
+            context.killExecutor(executor.id())
+
+
+def check_encryption(spark: SparkSession, accepted: bool) -> None:
+    """Refuse to send gradients in the clear over a cluster that was told to encrypt, unless that is accepted.
+
+    Raises:
+        RuntimeError: With what is covered, what is not, and the setting.
+    """
+    conf = spark.sparkContext.getConf()
+    asked = [name for name in _ENCRYPTION_SETTINGS if conf.get(name, "false") == "true"]
+    if asked and not accepted:
+        raise RuntimeError(
+            f"{asked[0]}=true covers functions and results, which Spark carries; it does not cover the ranks' own "
+            "traffic: gradients and Horovod's rendezvous go in the clear between this job's hosts, logs and reports "
+            "go in the clear to the driver, proved by a secret of the run. Accept that with "
+            "BarrierRunner(accept_unencrypted=True), or run on an encrypted network"
+        )
+
+
+def check_tasks(hellos: Sequence[Message]) -> None:
+    """Refuse ranks that would fail together: by what each task has said about itself.
+
+    Raises:
+        RuntimeError: GPUs that are missing or given twice, versions that differ, names that resolve to loopback.
+    """
+    for hello in hellos:
+        if hello["complaint"]:
+            raise RuntimeError(f"host {hello['host']}: {hello['complaint']}")
+    _check_versions(hellos)
+    _check_names(hellos)
+    _check_gpus(hellos)
+
+
+def _check_versions(hellos: Sequence[Message]) -> None:
+    for package in hellos[0]["versions"]:
+        hosts: dict[str, list[str]] = defaultdict(list)
+        for hello in hellos:
+            hosts[hello["versions"].get(package, "none")].append(hello["host"])
+        if len(hosts) > 1:
+            found = ", ".join(f"{version} on {names[0]}" for version, names in hosts.items())
+            raise RuntimeError(
+                f"ranks have different versions of {package}: {found}; give all executors one environment "
+                "(spark.pyspark.python, or the same image)"
+            )
+
+
+def _check_names(hellos: Sequence[Message]) -> None:
+    if len({hello["host"] for hello in hellos}) == 1:
+        return
+    for hello in hellos:
+        name, address = hello["hostname"], hello["resolves_to"]
+        if address.startswith("127.") or not address.replace(".", "").isdecimal():
+            raise RuntimeError(
+                f"host {hello['host']} resolves its own name {name!r} to {address}, where other hosts cannot reach "
+                f"Gloo: map {name!r} to {hello['host']} in its /etc/hosts"
+            )
+
+
+def _check_gpus(hellos: Sequence[Message]) -> None:
+    owners: dict[tuple[str, str], int] = {}
+    for hello in hellos:
+        for device in filter(lambda name: name not in ("", "-1"), hello["devices"].split(",")):
+            if (hello["host"], device) in owners:
+                raise RuntimeError(
+                    f"GPU {device} of host {hello['host']} was given to two tasks: look at the discovery script "
+                    "(spark.worker.resource.gpu.discoveryScript), and give each worker of a host GPUs of its own"
+                )
+            owners[hello["host"], device] = hello["task"]
+
+
+def answers(host: str, port: int | str) -> bool:
+    """Whether somebody takes connections there."""
+    try:
+        socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
+    except OSError:
+        return False
+    return True
 
 
 def driver_addresses(spark: SparkSession) -> tuple[str, str]:

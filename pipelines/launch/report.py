@@ -1,10 +1,14 @@
 """The way from the user's function in a worker process to the driver."""
 
 import json
+import os
+import threading
 from multiprocessing.connection import Connection
 from typing import Any
 
+ATTEMPT_VARIABLE = "GROUNDSWELL_ATTEMPT"
 _connection: Connection | None = None
+_lock = threading.Lock()
 
 
 def connect(connection: Connection) -> None:
@@ -14,14 +18,34 @@ def connect(connection: Connection) -> None:
 
 
 def report(**message: Any) -> None:
-    """Send a small JSON-able message to the driver's `on_message`; outside a worker it goes nowhere.
+    """Send a small JSON-able message to the driver's `on_report`; outside a worker it goes nowhere.
 
-    The sender's rank is added on the way.
+    The sender's rank is added on the way. Every report is a sign of life for the runner's `hang_timeout`.
     """
     if _connection is not None:
-        send_message(_connection, {"kind": "report", **message})
+        send_message(_connection, {"kind": "report", "fields": message})
+
+
+def log_to_driver(message: str) -> None:
+    """Show a line on the driver, whatever else its `log_to_driver` hides."""
+    if _connection is None:
+        print(message, flush=True)  # noqa: T201  outside a worker this process's console is the driver's
+    else:
+        send_message(_connection, {"kind": "callback", "line": str(message)})
+
+
+def step_done() -> None:
+    """Give a sign of life and nothing else, for the runner's `hang_timeout`."""
+    if _connection is not None:
+        send_message(_connection, {"kind": "step"})
+
+
+def attempt() -> int:
+    """Which attempt of the job this is, from 1."""
+    return int(os.environ.get(ATTEMPT_VARIABLE, "1"))
 
 
 def send_message(connection: Connection, message: dict[str, Any]) -> None:
     """Write one message frame to the task that started this process."""
-    connection.send_bytes(b"M" + json.dumps(message).encode())
+    with _lock:
+        connection.send_bytes(b"M" + json.dumps(message).encode())

@@ -1,257 +1,224 @@
-"""What runs inside one barrier task: agree on placement, start the worker process, pass on what it says."""
+"""What runs inside one barrier task: a process for the rank, and obedience to the driver."""
 
 import json
 import os
-import re
-import signal
+import platform
+import queue
 import socket
-import subprocess
-import sys
-import threading
 import time
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing import Pipe
-from multiprocessing.connection import Connection
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from multiprocessing.connection import wait
+from typing import Any
 
-from pyspark import BarrierTaskContext
+from pipelines.launch.channel import ChannelAddress, Link, Message
+from pipelines.launch.placement import visible_devices
+from pipelines.launch.process import RankProcess
 
-from pipelines.launch.channel import ChannelAddress, Sender
-from pipelines.launch.placement import Placement, check_reachable, place, visible_devices
-from pipelines.launch.worker import LENGTH_BYTES
-
-_LAST_LINES = 50
-_LOOK_SECONDS = 0.5
-_LINE_END = re.compile(rb"\r?\n|\r")
-_MAXIMUM_LINE_BYTES = 1 << 14
+_LOOK_SECONDS = 0.1
+_FLUSH_SECONDS = 30.0
+_FAILURE_FLUSH_SECONDS = 3.0
+_LAST_WORD_SECONDS = 20.0
 _MAXIMUM_TEXT = 1 << 16
-_CONSEQUENCE_GRACE_SECONDS = 5.0
-_TERMINATION_SECONDS = 5.0
-
-# TensorFlow on a CPU pays for the first touch of every page of a large temporary: glibc must keep its memory.
-_ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
-    "MALLOC_TOP_PAD_": str(1 << 28),
-}
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "groundswell")
 
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+@dataclass(frozen=True)
+class Site:
+    """Where a task runs and what it was given there."""
+
+    task: int
+    host: str
+    cores: int
+    gpus: Sequence[str] = ()
+    """Spark's addresses."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """What every task of one run is given."""
+    """What every task of one attempt is given."""
 
-    payload: bytes
-    """Pickled `(function, args, kwargs)`."""
     channel: ChannelAddress
     gpus_per_worker: int
-    start_timeout_seconds: int
-    environment: dict[str, str] = field(default_factory=dict)
+    start_timeout: float
+    payload: bytes = field(repr=False)
+    """Pickled `(function, args, kwargs)`."""
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-def run_task(launch: Launch) -> Iterator[tuple[int, bytes]]:
-    """Run this task's rank to its end and yield `(rank, pickled result)`.
+def run_task(launch: Launch, site: Site) -> tuple[int, bytes] | None:
+    """Run this task's rank to its end: `(rank, pickled result)`, or None where the driver called it off.
 
     Raises:
-        RuntimeError: The worker failed; the driver has been told how.
+        RuntimeError: The worker failed; the driver has been told how, if it could be reached.
     """
-    context = BarrierTaskContext.get()
-    hosts = [info.address.rsplit(":", 1)[0] for info in context.getTaskInfos()]
-    placement = place(hosts)[context.partitionId()]
-    sender = Sender(launch.channel)
+    devices, complaint = _devices(launch, site)
+    environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
+    process = RankProcess(environment, threads=site.cores)
     try:
-        with _rendezvous(context, placement, hosts) as (address, port):
-            environment = _environment(launch, context, placement)
-            environment |= {"HOROVOD_GLOO_RENDEZVOUS_ADDR": address, "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port)}
-            check_reachable(environment)
-            yield placement.rank, _run_worker(launch, placement, environment, sender)
-            # The server must outlive every rank's start.
-            context.barrier()
+        probe = _probe(site.host)
+        address = probe.getsockname() if probe is not None else None
+        link = Link(launch.channel, _hello(site, address, devices, complaint), process.log)
+        try:
+            order = _first_order(link, process, launch.start_timeout)
+            if order is None or order["kind"] != "go":
+                return None
+            process.begin(order["environment"], launch.payload)
+            return _run(process, link, order["rank"])
+        finally:
+            process.end()
+            link.close()
+            if probe is not None:
+                probe.close()
     finally:
-        sender.close()
+        process.end()
+        process.close()
 
 
-@contextmanager
-def _rendezvous(context: BarrierTaskContext, placement: Placement, hosts: list[str]) -> Iterator[tuple[str, int]]:
-    """Horovod's rendezvous server, in rank 0's task, for the addresses of this job only."""
-    if placement.rank != 0:
-        yield _agreed(context, "")
-        return
-    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
-
-    allowed = {address for host in hosts for address in _addresses(host)} | {_address(placement.host)}
-
-    class Server(RendezvousHTTPServer):  # type: ignore[misc]
-        def verify_request(self, request: socket.socket, client_address: tuple[str, int]) -> bool:
-            return client_address[0] in allowed
-
-    server = Server((_address(placement.host), 0), RendezvousHandler, False)
-    sizes: dict[str, int] = {}
-    for host in hosts:
-        sizes[host] = sizes.get(host, 0) + 1
-    plan = ",".join(f"{host}:{count}" for host, count in sizes.items())
-    server.init(get_host_assignments(parse_hosts(plan), len(hosts)))
-    threading.Thread(target=server.serve_forever, name="groundswell-rendezvous", daemon=True).start()
+def _probe(host: str) -> socket.socket | None:
+    """A port that is never read: that it takes connections tells the driver that the task and its network are there."""
     try:
-        host, port = server.server_address[:2]
-        yield _agreed(context, f"{host}:{port}")
-    finally:
-        server.shutdown()
-        server.server_close()
+        return socket.create_server((host, 0))
+    except OSError:  # an address that only others know this host by
+        return None
 
 
-def _agreed(context: BarrierTaskContext, address: str) -> tuple[str, int]:
-    told = next(filter(None, context.allGather(address)))
-    host, port = told.rsplit(":", 1)
-    return host, int(port)
+def _devices(launch: Launch, site: Site) -> tuple[str, str]:
+    """`CUDA_VISIBLE_DEVICES`, and what is wrong with it: the driver is the one to say so."""
+    if not launch.gpus_per_worker:
+        return "-1", ""
+    if len(site.gpus) < launch.gpus_per_worker:
+        return "-1", f"Spark gave a task {len(site.gpus)} GPUs: set spark.task.resource.gpu.amount"
+    try:
+        addresses = site.gpus[: launch.gpus_per_worker]
+        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), ""
+    except RuntimeError as error:
+        return "-1", str(error)
 
 
-def _address(host: str) -> str:
-    return socket.gethostbyname(host)
-
-
-def _addresses(host: str) -> list[str]:
-    return [str(info[4][0]) for info in socket.getaddrinfo(host, None, socket.AF_INET)]
-
-
-def _environment(launch: Launch, context: BarrierTaskContext, placement: Placement) -> dict[str, str]:
-    threads = str(context.cpus())
-    environment = {
-        **os.environ,
-        **_ALLOCATOR,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "PYTHONUNBUFFERED": "1",
-        **dict.fromkeys(THREAD_VARIABLES, threads),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(launch.start_timeout_seconds),
-        **placement.environment(),
-        **launch.environment,
+def _hello(site: Site, probe: tuple[str, int] | None, devices: str, complaint: str) -> Message:
+    name = socket.gethostname()
+    return {
+        "kind": "hello",
+        "task": site.task,
+        "host": site.host,
+        "probe": probe,
+        "devices": devices,
+        "complaint": complaint,
+        "hostname": name,
+        "resolves_to": _resolved(name),
+        "versions": _versions(),
     }
-    if launch.gpus_per_worker:
-        addresses = context.resources()["gpu"].addresses[: launch.gpus_per_worker]
-        environment["CUDA_VISIBLE_DEVICES"] = visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    else:
-        environment["CUDA_VISIBLE_DEVICES"] = "-1"
-    return environment
 
 
-def _run_worker(launch: Launch, placement: Placement, environment: dict[str, str], sender: Sender) -> bytes:
-    reader, writer = Pipe(duplex=False)
-    process = subprocess.Popen(
-        [sys.executable, "-P", "-m", "pipelines.launch.worker", str(writer.fileno())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=environment,
-        pass_fds=[writer.fileno()],
-        start_new_session=True,
-    )
-    writer.close()
+def _resolved(name: str) -> str:
+    """What Gloo will bind to: the address of the host's own name, or why that cannot be."""
     try:
-        lines: deque[str] = deque(maxlen=_LAST_LINES)
-        log = threading.Thread(target=_forward_log, args=(process, placement.rank, sender, lines), daemon=True)
-        log.start()
-        _give(process, launch.payload)
-        result, failure = _listen(process, reader, placement.rank, sender)
-        exit_code = process.wait()
-        log.join(_TERMINATION_SECONDS)
-    finally:
-        _end(process)
-        reader.close()
-    if result is not None and exit_code == 0:
-        return result
-    failure = failure or {"error": _death(exit_code), "message": "", "traceback": ""}
-    sender.send(
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return f"nothing ({error})"
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return f"{address}, which is no address of that host"
+    return address
+
+
+@cache
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            found[package] = "none"
+    return found
+
+
+def _first_order(link: Link, process: RankProcess, seconds: float) -> Message | None:
+    """The driver's word once all tasks are there; None where none comes."""
+    try:
+        return link.orders.get(timeout=seconds)
+    except queue.Empty:
+        return None
+
+
+def _run(process: RankProcess, link: Link, rank: int) -> tuple[int, bytes] | None:
+    """Pass messages on until the process has ended or the driver wants it to, then tell how."""
+    result: bytes | None = None
+    failure: dict[str, str] | None = None
+    stopped = False
+    while not stopped:
+        ready = wait([process.reader], _LOOK_SECONDS)
+        # A child that the worker left behind may hold the pipe open: the process's own end counts too.
+        running = process.running()
+        try:
+            while process.reader.poll():
+                frame = process.reader.recv_bytes()
+                if frame[:1] == b"R":
+                    result = frame[1:]
+                    continue
+                message: Message = json.loads(frame[1:])
+                if message["kind"] == "failure":
+                    failure = {name: text[-_MAXIMUM_TEXT:] for name, text in message.items()}
+                else:
+                    link.send(message)
+        except (EOFError, OSError):
+            if running and ready:
+                time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
+        if not running:
+            break
+        stopped = _obey(process, link)
+    process.end()
+    faults, last_lines = process.faults(), process.log.last_lines()
+    if faults and not stopped:
+        process.log.write(f"\n{faults}\n")
+    good = result is not None and process.process.returncode == 0
+    link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
+    link.send(
         {
-            **{name: str(text)[-_MAXIMUM_TEXT:] for name, text in failure.items()},
-            "kind": "failure",
-            "rank": placement.rank,
-            "host": placement.host,
-            "exit_code": exit_code,
-            "last_lines": list(lines),
+            "kind": "exit",
+            "stopped": stopped,
+            "finished": result is not None,
+            "exit_code": process.process.returncode,
+            "death": process.death(),
+            "faults": faults,
+            "failure": failure,
+            "last_lines": last_lines,
         }
     )
-    if is_consequence(failure):
-        # The first failure that Spark sees aborts the stage: let the rank that caused this one speak first.
-        time.sleep(_CONSEQUENCE_GRACE_SECONDS)
-    raise RuntimeError(f"rank {placement.rank}: {failure['error']} {failure['message']}".strip())
+    link.flush(_FAILURE_FLUSH_SECONDS)
+    if good and not stopped:
+        assert result is not None
+        return rank, result
+    if stopped:
+        return None
+    # The first task that fails ends the stage, and Spark then kills the others where they stand: they speak first.
+    _wait_for_stop(link)
+    said = failure["traceback"] if failure else "\n".join(last_lines)
+    raise RuntimeError(f"rank {rank} failed: {process.death()}\n{said}")
 
 
-def is_consequence(failure: dict[str, object]) -> bool:
-    """Whether a rank failed only because another one did: Horovod tells the survivors by closing down."""
-    return "Horovod has been shut down" in str(failure["message"]) or failure["error"] == "HorovodInternalError"
+def _obey(process: RankProcess, link: Link) -> bool:
+    """Whether the driver wants the process to end."""
+    while not link.orders.empty():
+        match link.orders.get()["kind"]:
+            case "stop":
+                return True
+            case "stacks":
+                link.send({"kind": "stacks", "text": process.stacks()})
+    return False
 
 
-def _give(process: "subprocess.Popen[bytes]", payload: bytes) -> None:
-    assert process.stdin is not None
-    try:
-        process.stdin.write(len(payload).to_bytes(LENGTH_BYTES, "little") + payload)
-        process.stdin.flush()
-    except BrokenPipeError:
-        return  # it died already: its exit code tells
-
-
-def _listen(
-    process: "subprocess.Popen[bytes]", reader: Connection, rank: int, sender: Sender
-) -> tuple[bytes | None, dict[str, object] | None]:
-    """Pass messages on until the worker has ended; its result and its failure, if any."""
-    result = failure = None
-    while True:
+def _wait_for_stop(link: Link) -> None:
+    deadline = time.monotonic() + _LAST_WORD_SECONDS
+    while link.connected and time.monotonic() < deadline:
         try:
-            # A child that the worker left behind may hold the other end open: the worker's own end counts too.
-            if not reader.poll(_LOOK_SECONDS):
-                if process.poll() is not None and not reader.poll():
-                    return result, failure
-                continue
-            frame = reader.recv_bytes()
-        except (EOFError, OSError):
-            return result, failure
-        if frame[:1] == b"R":
-            result = frame[1:]
+            order: dict[str, Any] = link.orders.get(timeout=_LOOK_SECONDS)
+        except queue.Empty:
             continue
-        message = json.loads(frame[1:])
-        if message["kind"] == "failure":
-            failure = message
-        else:
-            sender.send({**message, "rank": rank})
-
-
-def _forward_log(process: "subprocess.Popen[bytes]", rank: int, sender: Sender, lines: "deque[str]") -> None:
-    assert process.stdout is not None
-    rest = b""
-    while part := process.stdout.read1(1 << 16):  # type: ignore[attr-defined]
-        # Progress bars end their lines with a carriage return; what ends with nothing at all is cut.
-        *whole, rest = _LINE_END.split(rest + part)
-        if len(rest) > _MAXIMUM_LINE_BYTES:
-            whole, rest = [*whole, rest], b""
-        for raw in filter(None, whole):
-            _tell(raw, rank, sender, lines)
-    if rest:
-        _tell(rest, rank, sender, lines)
-
-
-def _tell(raw: bytes, rank: int, sender: Sender, lines: "deque[str]") -> None:
-    line = raw[:_MAXIMUM_LINE_BYTES].decode(errors="replace")
-    lines.append(line)
-    sender.send({"kind": "log", "rank": rank, "line": line})
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """Leave nothing behind: the worker and whatever it started."""
-    assert process.stdin is not None
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-    with suppress(BrokenPipeError):  # what a worker that died had not read
-        process.stdin.close()
-
-
-def _death(exit_code: int) -> str:
-    if exit_code < 0:
-        return f"killed by {signal.Signals(-exit_code).name}"
-    return f"exited with code {exit_code}"
+        if order["kind"] == "stop":
+            return

@@ -1,15 +1,15 @@
 """The worker process: one rank, started clean by its barrier task, gone when the task is.
 
-Reads the pickled function from standard input, which then stays open: its end means that the task is gone.
-Writes messages and the result to the pipe whose descriptor is the only argument.
+Reads variables and the pickled function from standard input. Writes messages and the result to the pipe, and stacks
+of a crash or a hang to the file, whose descriptors are the two arguments.
 """
 
 import faulthandler
+import json
 import logging
 import os
 import signal
 import sys
-import threading
 import traceback
 from multiprocessing.connection import Connection
 from typing import Any
@@ -25,16 +25,18 @@ LENGTH_BYTES = 8
 
 def main() -> int:
     """Run the function; 0, or 1 where it raised."""
-    faulthandler.enable()
+    faults = int(sys.argv[2])
+    faulthandler.enable(faults)
+    faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = Connection(int(sys.argv[1]), readable=False)
-    length = int.from_bytes(_read(LENGTH_BYTES), "little")
+    os.environ.update(json.loads(_read()))
     # From our own barrier task, which got it from our own driver.
-    payload = _read(length)
-    threading.Thread(target=_die_with_the_task, name="groundswell-watchdog", daemon=True).start()
+    payload = _read()
     connect(connection)
     try:
         function, args, kwargs = cloudpickle.loads(payload)
+        send_message(connection, {"kind": "begun"})
         result = function(*args, **kwargs)
         connection.send_bytes(b"R" + cloudpickle.dumps(result))
     except BaseException as error:
@@ -52,23 +54,16 @@ def _failure(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _read(size: int) -> bytes:
-    # The descriptor itself: a thread that waits in `sys.stdin.buffer` holds its lock, and the interpreter aborts on it.
-    parts = []
-    while size > 0:
-        part = os.read(0, min(size, 1 << 20))
-        if not part:
-            os._exit(ORPHAN_EXIT_CODE)
-        parts.append(part)
-        size -= len(part)
-    return b"".join(parts)
+def _read() -> bytes:
+    size = int.from_bytes(_exactly(LENGTH_BYTES), "little")
+    return _exactly(size)
 
 
-def _die_with_the_task() -> None:
-    while os.read(0, 1 << 10):
-        pass
-    # The task made this process the leader of a group of its own: whatever it has started goes too.
-    os.killpg(os.getpgrp(), signal.SIGKILL)
+def _exactly(size: int) -> bytes:
+    data = sys.stdin.buffer.read(size)
+    if len(data) < size:  # the task is gone
+        os._exit(ORPHAN_EXIT_CODE)
+    return data
 
 
 if __name__ == "__main__":

@@ -279,9 +279,9 @@ MEASURES: dict[str, Callable[[Path, str], Any]] = {
 
 def start(folder: Path, measure: str, name: str = "ours") -> "subprocess.Popen[str]":
     """One measurement as a process of its own."""
-    from pipelines.launch.task import _ALLOCATOR
+    from pipelines.launch.process import ALLOCATOR
 
-    environment = {**os.environ, **_ALLOCATOR, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    environment = {**os.environ, **ALLOCATOR, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [sys.executable, __file__, str(folder), measure, name]
     return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
 

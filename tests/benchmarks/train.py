@@ -105,7 +105,7 @@ def main() -> None:
 
         def run(ranks: int, function: Any, *args: Any) -> float:
             environment = threads(CORES // ranks)
-            runner = BarrierRunner(spark, ranks, environment=environment, on_log=lambda rank, line: None)
+            runner = BarrierRunner(spark, ranks, env=environment, log_to_driver="none")
             return ranks * BATCH_SIZE / max(runner.run_all(function, *args))
 
         for number in range(ROUNDS):

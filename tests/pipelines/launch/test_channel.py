@@ -1,151 +1,223 @@
 import dataclasses
 import json
+import queue
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import pytest
 
-from pipelines.launch.channel import ChannelAddress, DriverChannel, Message, Sender
+from pipelines.launch.channel import ChannelAddress, DriverChannel, Link, Message
+from pipelines.launch.logs import Spool
 
 
 @pytest.fixture
-def received() -> list[Message]:
-    return []
-
-
-@pytest.fixture
-def channel(received: list[Message]) -> Iterator[DriverChannel]:
-    channel = DriverChannel("127.0.0.1", received.append)
+def channel() -> Iterator[DriverChannel]:
+    channel = DriverChannel("127.0.0.1")
     yield channel
     channel.close()
 
 
+@contextmanager
+def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, Spool]]:
+    log = Spool()
+    link = Link(address, {"kind": "hello", "task": task}, log)
+    try:
+        yield link, log
+    finally:
+        link.close()
+        log.close()
+
+
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 10
     while not condition():
-        assert time.monotonic() < deadline, "waited for 5 s"
+        assert time.monotonic() < deadline, "waited for 10 s"
         time.sleep(0.01)
 
 
-def test_messages_arrive_whole_and_in_order(channel: DriverChannel, received: list[Message]) -> None:
-    sender = Sender(channel.address)
-    sent = [{"kind": "log", "line": f'line {i} äöü\n\t"{"x" * (i * 50)}'} for i in range(200)]
-    for message in sent:
-        sender.send(message)
-    wait_until(lambda: len(received) == len(sent))
-    assert received == sent
-    sender.close()
+def collect(channel: DriverChannel, enough: Callable[[list[Message]], bool]) -> list[Message]:
+    received: list[Message] = []
+    while not enough(received):
+        received.append(channel.events.get(timeout=10)[1])
+    return received
+
+
+def greet(channel: DriverChannel, link: Link) -> None:
+    task, message = channel.events.get(timeout=10)
+    assert message == {"kind": "hello", "task": task}
+    wait_until(lambda: link.connected)
+
+
+def lines_of(received: list[Message]) -> list[str]:
+    return [line for message in received if message["kind"] == "log" for line in message["lines"]]
+
+
+def test_messages_arrive_whole_and_in_order(channel: DriverChannel) -> None:
+    with link_to(channel.address) as (link, _):
+        greet(channel, link)
+        sent = [{"kind": "report", "text": f'{i} äöü\n\t"{"x" * (i * 50)}'} for i in range(200)]
+        for message in sent:
+            link.send(message)
+        received = collect(channel, lambda received: len(received) == len(sent))
+        assert [message["text"] for message in received] == [message["text"] for message in sent]
+
+
+def test_orders_reach_the_task(channel: DriverChannel) -> None:
+    with link_to(channel.address, task=7) as (link, _):
+        greet(channel, link)
+        channel.send(7, {"kind": "go"})
+        assert link.orders.get(timeout=10) == {"kind": "go"}
+        channel.send(8, {"kind": "go"})  # nobody there
+
+
+def test_the_log_arrives_before_what_was_said_after_it(channel: DriverChannel) -> None:
+    with link_to(channel.address) as (link, log):
+        greet(channel, link)
+        log.write("".join(f"line {number}\n" for number in range(50_000)))
+        link.flush(10)
+        link.send({"kind": "exit"})
+        received = collect(channel, lambda received: received[-1:] != [] and received[-1]["kind"] == "exit")
+        assert lines_of(received) == [f"line {number}" for number in range(50_000)]
 
 
 def test_it_listens_on_its_address_only(channel: DriverChannel) -> None:
-    assert channel._server.server_address[0] == "127.0.0.1"
+    assert channel._listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_wrong_secret_is_refused(channel: DriverChannel, received: list[Message]) -> None:
-    stranger = Sender(dataclasses.replace(channel.address, secret=secrets.token_bytes(32)))
-    for _ in range(10):
-        stranger.send({"kind": "log", "line": "let me in"})
-        time.sleep(0.01)
-    stranger.close()
-    known = Sender(channel.address)
-    known.send({"kind": "log", "line": "hello"})
-    wait_until(lambda: bool(received))
-    assert received == [{"kind": "log", "line": "hello"}]
-    known.close()
+def test_a_wrong_secret_is_refused(channel: DriverChannel, caplog: pytest.LogCaptureFixture) -> None:
+    with link_to(dataclasses.replace(channel.address, secret=secrets.token_bytes(32))) as (stranger, _):
+        stranger.send({"kind": "report"})
+        wait_until(lambda: channel._refused > 0)
+        assert not stranger.connected
+    with pytest.raises(queue.Empty):
+        channel.events.get(timeout=0.1)
+    assert channel.peers == set()
+    channel.close()
+    assert "did not know this run's secret" in caplog.text
+
+
+def test_a_driver_without_the_secret_is_not_believed() -> None:
+    """Whoever has taken the driver's port learns nothing and orders nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as impostor, suppress(OSError):
+        address = ChannelAddress("127.0.0.1", impostor.getsockname()[1], secrets.token_bytes(32))
+        with link_to(address) as (link, _):
+            connection, _ = impostor.accept()
+            with connection:
+                connection.settimeout(5)
+                connection.sendall(bytes(32))
+                heard = connection.recv(1 << 16)
+                connection.sendall(
+                    bytes(32) + json.dumps({"received": 0, "log_offset": 0}).encode() + b'\n{"kind":"go"}\n'
+                )
+                assert address.secret not in heard
+                assert connection.recv(1 << 16) == b""
+            assert link.orders.empty()
 
 
 @pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), json.dumps({"kind": "log"}).encode()])
-def test_strangers_without_the_secret_reach_nothing(
-    channel: DriverChannel, received: list[Message], noise: bytes
-) -> None:
+def test_strangers_without_the_secret_reach_nothing(channel: DriverChannel, noise: bytes) -> None:
     for _ in range(50):
         with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
             stranger.sendall(noise)
-    known = Sender(channel.address)
-    known.send({"kind": "log", "line": "still here"})
-    wait_until(lambda: bool(received))
-    assert received == [{"kind": "log", "line": "still here"}]
-    known.close()
+    with link_to(channel.address) as (link, _):
+        greet(channel, link)
 
 
-def test_a_silent_stranger_keeps_nobody_out(channel: DriverChannel, received: list[Message]) -> None:
-    with socket.create_connection((channel.address.host, channel.address.port)):
-        known = Sender(channel.address)
-        known.send({"kind": "log", "line": "hello"})
-        wait_until(lambda: bool(received))
-        known.close()
-    assert received[0]["line"] == "hello"
+def test_silent_strangers_keep_nobody_out(channel: DriverChannel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.launch.channel._MAXIMUM_STRANGERS", 20)
+    place = (channel.address.host, channel.address.port)
+    strangers = [socket.create_connection(place) for _ in range(100)]
+    try:
+        with link_to(channel.address) as (link, _):
+            greet(channel, link)
+        wait_until(lambda: channel._refused >= 80)
+    finally:
+        for stranger in strangers:
+            stranger.close()
 
 
-def test_a_channel_that_dies_does_not_stop_the_sender(channel: DriverChannel, caplog: pytest.LogCaptureFixture) -> None:
-    sender = Sender(channel.address)
-    sender._socket.shutdown(socket.SHUT_RDWR)
-    for _ in range(3):
-        sender.send({"kind": "log", "line": "into the void"})
-    sender.close()
-    assert len([record for record in caplog.records if "goes on without it" in record.message]) == 1
+def test_ten_thousand_bad_requests_during_a_run(channel: DriverChannel) -> None:
+    def flood() -> None:
+        for number in range(2500):
+            with suppress(OSError), socket.create_connection((channel.address.host, channel.address.port)) as stranger:
+                stranger.sendall(bytes(64) if number % 2 else b"PUT /global/0 HTTP/1.1\r\n\r\n")
+
+    with link_to(channel.address) as (link, log):
+        greet(channel, link)
+        floods = [threading.Thread(target=flood) for _ in range(4)]
+        for thread in floods:
+            thread.start()
+        received: list[Message] = []
+        for number in range(100):
+            link.send({"kind": "report", "value": number})
+            log.write(f"line {number}\n")
+            received += collect(channel, lambda received: received[-1:] != [] and received[-1]["kind"] == "report")
+        for thread in floods:
+            thread.join()
+        link.flush(10)
+        while not channel.events.empty():
+            received.append(channel.events.get()[1])
+        assert [message["value"] for message in received if message["kind"] == "report"] == list(range(100))
+        assert lines_of(received) == [f"line {number}" for number in range(100)]
+    wait_until(lambda: channel._refused >= 9_900)
+    wait_until(lambda: threading.active_count() < 50)
 
 
-def test_closing_waits_for_what_was_sent() -> None:
+def test_a_broken_connection_is_made_again_and_nothing_is_lost(channel: DriverChannel) -> None:
     received: list[Message] = []
-
-    def slow(message: Message) -> None:
-        time.sleep(0.005)
-        received.append(message)
-
-    channel = DriverChannel("127.0.0.1", slow)
-    sender = Sender(channel.address)
-    for number in range(300):
-        sender.send({"kind": "log", "line": str(number)})
-    sender.close()
-    channel.close()
-    assert [message["line"] for message in received] == [str(number) for number in range(300)]
-
-
-def test_a_callback_that_raises_costs_one_message(caplog: pytest.LogCaptureFixture) -> None:
-    received: list[str] = []
-
-    def picky(message: Message) -> None:
-        if message["line"] == "bad":
-            raise KeyError("bad")
-        received.append(message["line"])
-
-    channel = DriverChannel("127.0.0.1", picky)
-    sender = Sender(channel.address)
-    for line in ("one", "bad", "two"):
-        sender.send({"kind": "log", "line": line})
-    sender.close()
-    channel.close()
-    assert received == ["one", "two"]
-    assert "callback of the log channel failed" in caplog.text
+    with link_to(channel.address) as (link, log):
+        greet(channel, link)
+        for number in range(300):
+            link.send({"kind": "report", "value": number})
+            log.write(f"line {number}\n")
+            if number in (100, 200):
+                link.flush(10)
+                channel._connections[0].shutdown(socket.SHUT_RDWR)
+                wait_until(lambda: not link.connected)
+                wait_until(lambda: link.connected)
+        link.flush(10)
+        link.send({"kind": "exit"})
+        received = collect(channel, lambda received: received[-1:] != [] and received[-1]["kind"] == "exit")
+    assert [message["value"] for message in received if message["kind"] == "report"] == list(range(300))
+    assert lines_of(received) == [f"line {number}" for number in range(300)]
+    assert [message["kind"] for message in received if message["kind"] in ("gone", "back")] == ["gone", "back"] * 2
 
 
-def test_a_driver_that_does_not_listen_costs_log_lines_and_not_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.launch.channel._QUEUED_MESSAGES", 10)
-    go_on = threading.Event()
-    received: list[Message] = []
+def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+    channel = DriverChannel("127.0.0.1")
+    with link_to(channel.address) as (link, log):
+        greet(channel, link)
+        link.send({"kind": "report"})
+        link.flush(5)
+        channel.close()
+        wait_until(lambda: not link.connected)
+        for _ in range(3):
+            link.send({"kind": "report"})
+            log.write("into the void\n")
+        started = time.monotonic()
+        link.flush(60)
+        assert time.monotonic() - started < 5
+        time.sleep(1.5)
+    assert len([record for record in caplog.records if "goes on without it" in record.message]) <= 1
 
-    def stuck(message: Message) -> None:
-        go_on.wait()
-        received.append(message)
 
-    channel = DriverChannel("127.0.0.1", stuck)
-    sender = Sender(channel.address)
-    started = time.monotonic()
-    for number in range(200):
-        sender.send({"kind": "log", "line": f"{number} " + "x" * 100_000})
-    assert time.monotonic() - started < 5
-    go_on.set()
-    sender.send({"kind": "failure", "line": "the end"})
-    sender.close()
-    channel.close()
-    assert received[-1]["line"] == "the end"
-    assert len(received) < 200
+def test_a_driver_that_does_not_listen_holds_no_worker_up(channel: DriverChannel) -> None:
+    with link_to(channel.address) as (link, log):
+        greet(channel, link)
+        started = time.monotonic()
+        for number in range(3000):
+            link.send({"kind": "report", "text": f"{number} " + "x" * 10_000})
+            log.write("y" * 10_000 + "\n")
+        assert time.monotonic() - started < 5
+        received = collect(
+            channel, lambda received: received[-1].get("text", "").startswith("2999 ") if received else False
+        )
+        assert len(received) > 1000
 
 
 def test_the_secret_is_not_shown() -> None:
-    address = ChannelAddress("127.0.0.1", 1, b"hush")
-    assert "hush" not in repr(address)
+    assert "hush" not in repr(ChannelAddress("127.0.0.1", 1, b"hush"))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.launch.runner import BarrierRunner, WorkerError, describe
+from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -65,7 +65,7 @@ def test_a_horovod_ring_sums_over_the_ranks(spark: SparkSession) -> None:
         total = hvd.allreduce(tf.constant([1.0, hvd.rank() + 1.0]), op=hvd.Sum)
         return [float(value) for value in total.numpy()]
 
-    assert BarrierRunner(spark, 2, on_log=lambda rank, line: None).run_all(function) == [[2.0, 3.0], [2.0, 3.0]]
+    assert BarrierRunner(spark, 2, log_to_driver="none").run_all(function) == [[2.0, 3.0], [2.0, 3.0]]
 
 
 @pytest.mark.parametrize("culprit", [0, 1])
@@ -97,8 +97,9 @@ def test_a_worker_that_dies_is_named_with_its_signal_and_last_lines(spark: Spark
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 
-    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: killed by SIGKILL\nabout to go"):
-        BarrierRunner(spark, 2, on_log=lambda rank, line: None).run(function)
+    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: killed by SIGKILL") as caught:
+        BarrierRunner(spark, 2, log_to_driver="none").run(function)
+    assert caught.value.root.last_lines == ("about to go",)
 
 
 def test_an_exit_code_is_named(spark: SparkSession) -> None:
@@ -148,7 +149,7 @@ def test_a_child_that_outlives_its_rank_does_not_hold_up_the_error(spark: SparkS
 
     started = time.monotonic()
     with pytest.raises(WorkerError, match=r"rank 1 on .* failed: killed by SIGKILL"):
-        BarrierRunner(spark, 2, on_log=lambda rank, line: None).run(function)
+        BarrierRunner(spark, 2, log_to_driver="none").run(function)
     assert time.monotonic() - started < 30
 
 
@@ -181,8 +182,9 @@ def test_the_survivors_of_a_ring_are_consequences(spark: SparkSession) -> None:
             os._exit(7)
         hvd.allreduce(tf.constant([1.0]), name="second")
 
-    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: exited with code 7"):
-        BarrierRunner(spark, 2, on_log=lambda rank, line: None).run(function)
+    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: exited with code 7") as caught:
+        BarrierRunner(spark, 2, log_to_driver="none").run(function)
+    assert caught.value.outcomes[0].kind == "consequence"
 
 
 def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSession, tmp_path: Path) -> None:
@@ -230,16 +232,211 @@ def test_what_cannot_be_pickled_is_said_at_once(spark: SparkSession) -> None:
         BarrierRunner(spark, 1).run(print, threading.Lock())
 
 
-def test_consequences_are_not_the_cause() -> None:
-    consequence = {
-        "rank": 0,
-        "host": "a",
-        "error": "UnknownError",
-        "message": "Horovod has been shut down. This was caused by an exception on one of the ranks",
-        "traceback": "t0",
-        "last_lines": [],
-    }
-    cause = {"rank": 1, "host": "b", "error": "ValueError", "message": "boom", "traceback": "t1", "last_lines": []}
-    assert describe([consequence, cause]) == (
-        "rank 1 on b failed: ValueError: boom (ranks 0 stopped in consequence)\nt1"
+def test_an_exit_after_the_function_has_returned_is_a_failure(spark: SparkSession) -> None:
+    def function() -> None:
+        import atexit
+
+        if os.environ["HOROVOD_RANK"] == "1":
+            atexit.register(os._exit, 3)
+
+    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: exited with code 3 after the function had returned"):
+        BarrierRunner(spark, 2).run(function)
+
+
+@pytest.mark.parametrize(("choice", "shown"), [("all", {0, 1}), ("rank0", {0}), ("callback", set()), ("none", set())])
+def test_the_choice_of_what_is_shown(spark: SparkSession, tmp_path: Path, choice: str, shown: set[int]) -> None:
+    seen: list[tuple[int, str]] = []
+
+    def function() -> None:
+        from pipelines.launch.report import log_to_driver
+
+        print("printed")
+        log_to_driver("told")
+
+    runner = BarrierRunner(
+        spark,
+        2,
+        log_to_driver=choice,  # type: ignore[arg-type]
+        log_folder=tmp_path / "logs",
+        on_log=lambda rank, line: seen.append((rank, line)),
     )
+    runner.run(function)
+    assert {rank for rank, line in seen if line == "printed"} == shown
+    assert {rank for rank, line in seen if line == "told"} == (set() if choice == "none" else {0, 1})
+    for rank in (0, 1):
+        assert set((tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines()) == {"printed", "told"}
+
+
+def test_the_whole_log_is_saved_however_long(spark: SparkSession, tmp_path: Path) -> None:
+    shown: list[str] = []
+
+    def function() -> None:
+        for number in range(100_000):
+            print(f"line {number}")
+
+    runner = BarrierRunner(spark, 1, log_folder=tmp_path, on_log=lambda rank, line: shown.append(line))
+    runner.run(function)
+    assert (tmp_path / "rank-0.log").read_text() == "".join(f"line {number}\n" for number in range(100_000))
+    assert len(shown) < 50_000
+    assert "lines not shown" in shown[-1]
+
+
+def test_infrastructure_is_tried_again(spark: SparkSession, tmp_path: Path) -> None:
+    attempts: list[Attempt] = []
+
+    def function() -> tuple[int, int]:
+        import signal
+
+        from pipelines.launch.report import attempt
+
+        print("attempt", attempt())
+        if attempt() < 3 and os.environ["HOROVOD_RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+        while attempt() < 3:
+            time.sleep(1)
+        return attempt(), int(os.environ["HOROVOD_RANK"])
+
+    runner = BarrierRunner(
+        spark, 2, retries=2, retry_wait=0.1, on_attempt=attempts.append, log_folder=tmp_path, log_to_driver="none"
+    )
+    assert runner.run_all(function) == [(3, 0), (3, 1)]
+    assert [(attempt.number, attempt.num_workers) for attempt in attempts] == [(1, 2), (2, 2), (3, 2)]
+    assert attempts[0].after == ""
+    assert "killed by SIGKILL" in attempts[1].after
+    lines = (tmp_path / "rank-1.log").read_text().splitlines()
+    assert [line for line in lines if line.startswith("attempt")] == ["attempt 1", "attempt 2", "attempt 3"]
+    assert any(line.startswith("--- attempt 2, after: rank 1 on ") for line in lines)
+
+
+def test_retries_come_to_an_end(spark: SparkSession) -> None:
+    attempts: list[Attempt] = []
+    with pytest.raises(WorkerError, match="exited with code 9"):
+        BarrierRunner(spark, 1, retries=1, retry_wait=0.1, on_attempt=attempts.append).run(os._exit, 9)
+    assert len(attempts) == 2
+
+
+def test_the_users_exception_is_not_tried_again(spark: SparkSession) -> None:
+    attempts: list[Attempt] = []
+
+    def function() -> None:
+        raise ValueError("a mistake stays one")
+
+    with pytest.raises(WorkerError, match="a mistake stays one"):
+        BarrierRunner(spark, 2, retries=5, retry_wait=0.1, on_attempt=attempts.append).run(function)
+    assert len(attempts) == 1
+
+
+def test_with_fewer_slots_the_largest_allowed_number_goes_on(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The slots are counted by a stand-in: `tests/cluster` loses real ones."""
+    attempts: list[Attempt] = []
+    monkeypatch.setattr("pipelines.launch.runner.count_slots", lambda spark, wanted: 1)
+
+    def function() -> str:
+        from pipelines.launch.report import attempt
+
+        if attempt() == 1:
+            os._exit(1)
+        return os.environ["HOROVOD_SIZE"]
+
+    def runner(sizes: list[int]) -> BarrierRunner:
+        return BarrierRunner(
+            spark, 2, retries=1, retry_wait=0.1, allowed_sizes=sizes, on_attempt=attempts.append, log_to_driver="none"
+        )
+
+    assert runner([1, 2, 4]).run(function) == "1"
+    assert [attempt.num_workers for attempt in attempts] == [2, 1]
+    with pytest.raises(WorkerError):
+        runner([]).run(function)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_training_goes_on_when_the_channel_dies(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, fails: bool
+) -> None:
+    from pipelines.launch.channel import DriverChannel
+
+    channels: list[DriverChannel] = []
+    accept = DriverChannel._accept
+    monkeypatch.setattr(DriverChannel, "_accept", lambda self: (channels.append(self), accept(self)))
+
+    def function() -> int:
+        from pipelines.launch.report import report
+
+        report(begun=True)
+        time.sleep(1.5)
+        print("nobody hears this")
+        if fails and os.environ["HOROVOD_RANK"] == "1":
+            raise LookupError("not heard either")
+        return int(os.environ["HOROVOD_RANK"])
+
+    runner = BarrierRunner(spark, 2, log_to_driver="none", on_report=lambda message: channels[0].close())
+    if fails:
+        with pytest.raises(WorkerError, match="rank 1 failed: exited with code 1"):
+            runner.run_all(function)
+    else:
+        assert runner.run_all(function) == [0, 1]
+
+
+def test_ranks_that_never_start_are_named(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.launch.channel.DriverChannel._accept", lambda self: None)
+    with pytest.raises(
+        RuntimeError, match=r"2 of 2 tasks have not reached the driver at 127\.0\.0\.1:\d+ after start_timeout=2"
+    ):
+        BarrierRunner(spark, 2, start_timeout=2).run(print)
+
+
+def test_neither_arguments_nor_logs_nor_the_environment_hold_the_secret(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pipelines.launch import channel
+
+    secret = b"0123456789abcdefghijklmnopqrstuv"
+    monkeypatch.setattr(channel.secrets, "token_bytes", lambda size: secret)
+
+    def function() -> list[str]:
+        found = []
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                found.append(path.read_bytes().decode(errors="replace"))
+            except OSError:
+                continue
+        return [*found, *os.environ.values()]
+
+    seen = BarrierRunner(spark, 2, log_folder=tmp_path).run(function)
+    assert any("pipelines.launch.worker" in text for text in seen)
+    logs = "".join(path.read_text() for path in tmp_path.iterdir()) if any(tmp_path.iterdir()) else ""
+    for form in (secret.decode(), secret.hex()):
+        assert form not in "".join(seen) + logs
+
+
+@pytest.mark.parametrize("setting", ["spark.ssl.enabled", "spark.authenticate"])
+def test_encryption_that_does_not_reach_the_ranks_must_be_accepted(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, setting: str
+) -> None:
+    asked = spark.sparkContext.getConf().set(setting, "true")
+    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: asked)
+    with pytest.raises(RuntimeError, match=rf"{setting}=true covers .* does not cover .*accept_unencrypted=True"):
+        BarrierRunner(spark, 1).run(len, "")
+    assert BarrierRunner(spark, 1, accept_unencrypted=True).run(len, "abc") == 3
+
+
+def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = spark.sparkContext.getConf().set("spark.dynamicAllocation.enabled", "true")
+    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: asked)
+    with pytest.raises(RuntimeError, match=r"spark\.dynamicAllocation\.enabled=false"):
+        BarrierRunner(spark, 1).run(len, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_workers": 0}, "num_workers=0"),
+        ({"num_workers": 1, "log_to_driver": "some"}, "log_to_driver='some' is not one of all, rank0"),
+        ({"num_workers": 1, "retries": -1}, "retries=-1"),
+    ],
+)
+def test_values_out_of_range(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BarrierRunner(None, **arguments)  # type: ignore[arg-type]

@@ -1,0 +1,77 @@
+"""The API of Databricks' HorovodRunner, whose last runtime is 15.4, over this package's launcher: old notebooks run.
+
+hr = HorovodRunner(np=2, driver_log_verbosity="all")
+hr.run(train, learning_rate=0.1)
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from pyspark.sql import SparkSession
+
+from pipelines.launch.preflight import count_slots
+from pipelines.launch.report import log_to_driver
+from pipelines.launch.runner import BarrierRunner, LogToDriver
+from pipelines.launch.stage import local_gpus
+
+if TYPE_CHECKING:
+    from pipelines.launch.log_callback import LogCallback
+
+__all__ = ["HorovodRunner", "LogCallback", "log_to_driver"]
+
+_VERBOSITY: dict[str, LogToDriver] = {"all": "all", "log_callback_only": "callback"}
+
+
+class HorovodRunner:
+    """Runs a function as a Horovod job."""
+
+    def __init__(
+        self,
+        *,
+        np: int,
+        driver_log_verbosity: Literal["log_callback_only", "all"] = "log_callback_only",
+    ) -> None:
+        """Describe the job.
+
+        Args:
+            np: Positive: that many ranks, one per Spark task, with the GPUs of a task. Negative: so many processes
+                on the driver's machine. Zero: a rank for every slot.
+            driver_log_verbosity: Show all that the ranks print, or only what they log with `log_to_driver` and
+                `LogCallback`.
+
+        Raises:
+            ValueError: No such verbosity.
+        """
+        if driver_log_verbosity not in _VERBOSITY:
+            raise ValueError(f"driver_log_verbosity={driver_log_verbosity!r} is not one of {', '.join(_VERBOSITY)}")
+        self.num_processor = np
+        self._log_to_driver = _VERBOSITY[driver_log_verbosity]
+
+    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+        """Run `main(**kwargs)` on every rank; rank 0's value.
+
+        Raises:
+            ValueError: The function or an argument cannot be pickled.
+            RuntimeError: The cluster cannot place the ranks.
+            WorkerError: A rank failed.
+        """
+        return self._runner().run(main, **kwargs)
+
+    def _runner(self) -> BarrierRunner:
+        if self.num_processor < 0:
+            size = -self.num_processor
+            gpus = 1 if len(local_gpus()) >= size else 0
+            return BarrierRunner(None, size, gpus_per_worker=gpus, log_to_driver=self._log_to_driver)
+        spark = SparkSession.builder.getOrCreate()
+        gpus = int(float(spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0") or 0))
+        size = self.num_processor or count_slots(spark)
+        return BarrierRunner(spark, size, gpus_per_worker=gpus, log_to_driver=self._log_to_driver)
+
+
+def __getattr__(name: str) -> Any:
+    # Keras costs ten seconds, which a driver that trains nothing should not pay.
+    if name == "LogCallback":
+        from pipelines.launch.log_callback import LogCallback
+
+        return LogCallback
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,167 @@
+"""Where Horovod's Gloo exchanges addresses: an HTTP key-value store for the ranks of one job only.
+
+Horovod's client sends no secret. So only addresses from which tasks have proved theirs are let in, a key is written
+once, sizes are bounded, and the door closes when all ranks have joined.
+"""
+
+import re
+import socketserver
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+_PATH = re.compile(r"/([\w.:-]{1,200})/([\w.:-]{1,200})")
+_MAXIMUM_VALUE_BYTES = 1 << 16
+_MAXIMUM_KEYS_PER_RANK = 64
+_MAXIMUM_CONNECTIONS_PER_RANK = 8
+_REQUEST_SECONDS = 3.0
+_LOOK_SECONDS = 1.0
+# Process sets given to `hvd.init` are joined right after the ranks have.
+_QUIET_SECONDS = 10.0
+
+
+class RendezvousServer:
+    """Serves from the start of a job until all ranks have joined, or `close`."""
+
+    def __init__(self, bind: str, size: int, is_peer: Callable[[str], bool], *, stay_open: bool = False) -> None:
+        """Bind a random port and serve.
+
+        Args:
+            bind: Address to listen on.
+            size: Ranks.
+            is_peer: Whether an address belongs to one of this job's tasks; all others are hung up on.
+            stay_open: Serve until `close`: ranks that make process sets later come back.
+        """
+        self._size = size
+        self._is_peer = is_peer
+        self._stay_open = stay_open
+        self._lock = threading.Lock()
+        self._values: dict[tuple[str, str], bytes] = {}
+        self._joined: set[str] = set()
+        self._last_request = time.monotonic()
+        self._closed = threading.Event()
+        self._server = _Server((bind, 0), self)
+        self.port: int = self._server.server_address[1]
+        threading.Thread(target=self._serve, name="groundswell-rendezvous", daemon=True).start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._closed.set()
+        self._server.shutdown()
+
+    def admits(self, address: str) -> bool:
+        """Whether a connection from there is answered."""
+        return self._is_peer(address)
+
+    def maximum_connections(self) -> int:
+        """Requests that are answered at a time."""
+        return _MAXIMUM_CONNECTIONS_PER_RANK * self._size + 8
+
+    def get(self, scope: str, key: str) -> bytes | None:
+        """A value, once it is there."""
+        with self._lock:
+            self._last_request = time.monotonic()
+            return self._values.get((scope, key))
+
+    def put(self, scope: str, key: str, value: bytes) -> bool:
+        """Keep a value; not where the key has one already, or there are too many."""
+        with self._lock:
+            if (scope, key) in self._values or len(self._values) >= _MAXIMUM_KEYS_PER_RANK * self._size:
+                return False
+            self._last_request = time.monotonic()
+            self._values[scope, key] = value
+            return True
+
+    def leave(self, scope: str, key: str) -> None:
+        """A rank has read all that it needs of a scope; values stay, so that no one can write them anew."""
+        with self._lock:
+            if scope == "global" and (scope, key) in self._values:
+                self._joined.add(key)
+
+    def _serve(self) -> None:
+        watch = threading.Thread(target=self._close_when_joined, daemon=True)
+        watch.start()
+        with suppress(OSError):
+            self._server.serve_forever(poll_interval=0.05)
+        self._server.server_close()
+
+    def _close_when_joined(self) -> None:
+        while not self._closed.wait(_LOOK_SECONDS):
+            with self._lock:
+                joined = len(self._joined) >= self._size
+                quiet = time.monotonic() - self._last_request > _QUIET_SECONDS
+            if joined and quiet and not self._stay_open:
+                self.close()
+
+
+class _Server(socketserver.ThreadingMixIn, HTTPServer):
+    daemon_threads = True
+    request_queue_size = 1024
+
+    def __init__(self, address: tuple[str, int], rendezvous: RendezvousServer) -> None:
+        self.rendezvous = rendezvous
+        self._slots = threading.BoundedSemaphore(rendezvous.maximum_connections())
+        super().__init__(address, _Handler)
+
+    def server_bind(self) -> None:
+        # Not HTTPServer's: it asks a name server for this machine's name.
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    def verify_request(self, request: object, client_address: object) -> bool:
+        assert isinstance(client_address, tuple)
+        # A thread per request, but not without end: the kernel's queue holds the others.
+        return self.rendezvous.admits(client_address[0]) and self._slots.acquire(timeout=_REQUEST_SECONDS)
+
+    def process_request_thread(self, request: object, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)  # type: ignore[arg-type]
+        finally:
+            self._slots.release()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        pass  # one that hangs up in the middle is no news
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = _REQUEST_SECONDS
+
+    def do_GET(self) -> None:
+        if (place := self._place()) is not None:
+            value = self.server.rendezvous.get(*place)
+            self._reply(404) if value is None else self._reply(200, value)
+
+    def do_PUT(self) -> None:
+        if (place := self._place()) is None:
+            return
+        length = self.headers.get("Content-Length", "")
+        if not length.isdecimal() or int(length) > _MAXIMUM_VALUE_BYTES:
+            self._reply(413)
+            return
+        value = self.rfile.read(int(length))
+        complete = len(value) == int(length)
+        self._reply(200 if complete and self.server.rendezvous.put(*place, value) else 409)
+
+    def do_DELETE(self) -> None:
+        if (place := self._place()) is not None:
+            self.server.rendezvous.leave(*place)
+            self._reply(200)
+
+    def _place(self) -> tuple[str, str] | None:
+        match = _PATH.fullmatch(self.path)
+        if match is None:
+            self._reply(400)
+            return None
+        return match[1], match[2]
+
+    def _reply(self, code: int, value: bytes = b"") -> None:
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(value)))
+        self.end_headers()
+        self.wfile.write(value)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass

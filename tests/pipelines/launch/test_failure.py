@@ -1,0 +1,65 @@
+import pytest
+
+from pipelines.launch.failure import Kind, Outcome, WorkerError, outcome_of_exit
+
+SHUT_DOWN = {
+    "error": "UnknownError",
+    "message": "Horovod has been shut down. This was caused by an exception on one of the ranks",
+    "traceback": "t0",
+}
+
+
+def exit_message(**changes: object) -> dict[str, object]:
+    plain = {"stopped": False, "finished": False, "exit_code": 1, "death": "exited with code 1", "faults": ""}
+    return {**plain, "failure": None, "last_lines": [], **changes}
+
+
+@pytest.mark.parametrize(
+    ("message", "kind", "summary"),
+    [
+        (exit_message(failure=SHUT_DOWN), "consequence", "UnknownError: Horovod has been shut down"),
+        (exit_message(failure={**SHUT_DOWN, "message": "boom"}), "exception", "UnknownError: boom"),
+        (exit_message(finished=True, exit_code=0), "finished", "finished"),
+        (exit_message(finished=True, exit_code=3, death="exited with code 3"), "died", "exited with code 3 after the"),
+        (exit_message(stopped=True), "stopped", "stopped because"),
+        (exit_message(exit_code=-6, death="killed by SIGABRT"), "died", "killed by SIGABRT"),
+        (
+            exit_message(exit_code=-6, death="killed by SIGABRT", last_lines=["what(): [gloo/transport/tcp/pair.cc"]),
+            "consequence",
+            "killed by SIGABRT",
+        ),
+    ],
+)
+def test_an_exit_is_judged(message: dict[str, object], kind: Kind, summary: str) -> None:
+    outcome = outcome_of_exit(3, "a", message)
+    assert (outcome.rank, outcome.kind) == (3, kind)
+    assert outcome.summary.startswith(summary)
+
+
+def test_consequences_are_not_the_cause() -> None:
+    consequence = outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))
+    cause = Outcome(1, "b", "exception", "ValueError: boom\nand more", 1, "t1", ("one", "two"))
+    others = [Outcome(rank, "b", "stopped", "stopped because another rank failed") for rank in (2, 3)]
+    error = WorkerError([consequence, cause, *others])
+    assert error.root is cause
+    assert not error.is_infrastructure
+    assert str(error) == (
+        "rank 1 on b failed: ValueError: boom\nand more\n\n"
+        "rank  host  outcome\n"
+        "   0  a     consequence: UnknownError: Horovod has been shut down\n"
+        "   1  b     ValueError: boom  <- root cause\n"
+        " 2-3  b     stopped because another rank failed\n\n"
+        "Traceback of rank 1:\nt1\n\n"
+        "Last lines of rank 1:\none\ntwo"
+    )
+
+
+def test_the_first_cause_counts() -> None:
+    ends = [Outcome(2, "a", "died", "killed by SIGKILL"), Outcome(0, "a", "exception", "ValueError: late")]
+    assert WorkerError(ends).root.rank == 2
+
+
+def test_a_consequence_without_a_cause_is_the_networks() -> None:
+    error = WorkerError([outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))])
+    assert error.root.rank == 0
+    assert error.is_infrastructure

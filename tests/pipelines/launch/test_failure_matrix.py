@@ -1,0 +1,234 @@
+"""Every way to fail x every moment x rank 0 and another, each in a real barrier stage; makes the table of RESULTS.md.
+
+`GROUNDSWELL_FAILURE_MATRIX=<file>` keeps the table. Ranks wait for each other at every step, as a ring does, but
+through files: TensorFlow's import would cost ten seconds each.
+"""
+
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(300)]
+
+FAILURES = {
+    "exception": r"LookupError: no such thing",
+    "os._exit(3)": r"exited with code 3",
+    "SIGKILL": r"killed by SIGKILL \(it held [\d,]+ MiB; if nobody else did, the out-of-memory killer did\)",
+    "SIGSEGV": r"killed by SIGSEGV",
+    "out of memory": r"killed by SIGKILL by the out-of-memory killer of its control group \(it held [\d,]+ MiB\)",
+    "hang": r"hung: no sign of life for \d+ s",
+    "lost executor": r"lost: its Spark task is gone \(ExecutorLostFailure \(executor \d+ exited",
+}
+MOMENTS = ("start", "middle", "end")
+CULPRITS = (0, 1)
+STEPS = 3
+HANG_SECONDS = 3.0
+SECONDS_TO_ERROR = 15.0
+WAIT = """
+import time
+while not path.exists():
+    time.sleep(0.01)
+"""
+Case = tuple[str, str, int]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How one case ended."""
+
+    text: str
+    seconds: float
+    kinds: dict[int, str]
+    root: int
+    traceback: str
+    exit_code: int | None
+    last_lines: tuple[str, ...]
+    left_over: list[str]
+
+
+def memory_folder() -> Path | None:
+    """Where control groups with a memory limit can be made."""
+    for folder in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
+        if os.access(folder, os.W_OK) and (folder / "memory.limit_in_bytes").is_file():
+            return folder
+    return None
+
+
+def fail(failure: str, folder: str) -> None:
+    import ctypes
+    import signal
+    import subprocess
+    import time
+
+    match failure:
+        case "exception":
+            raise LookupError("no such thing")
+        case "os._exit(3)":
+            os._exit(3)
+        case "SIGKILL":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "SIGSEGV":
+            ctypes.string_at(0)
+        case "out of memory":
+            group = Path("/sys/fs/cgroup/memory", f"groundswell-{os.getpid()}")
+            group.mkdir()
+            (Path(folder) / "group").write_text(str(group))
+            (group / "memory.limit_in_bytes").write_text(str(100 << 20))
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            time.sleep(0.5)
+            bytearray(1 << 30)[:: 1 << 12] = b"x" * (1 << 18)
+        case "hang":
+            time.sleep(300)
+        case "lost executor":
+            pid = os.getppid()
+            while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                status = Path(f"/proc/{pid}/status").read_text()
+                pid = int(status.split("PPid:")[1].split()[0])
+            time.sleep(0.3)  # what was printed in the last moments goes with the executor
+            os.kill(pid, signal.SIGKILL)
+            time.sleep(300)
+    raise AssertionError(subprocess.list2cmdline([failure, "did not happen"]))
+
+
+def work(failure: str, moment: str, culprit: int, folder: str) -> None:
+    import time
+
+    from pipelines.launch.report import step_done
+
+    rank = int(os.environ["HOROVOD_RANK"])
+    place = Path(folder)
+
+    # A rank that waits for another does so inside Horovod.
+    code = compile(WAIT, "/site-packages/horovod/mpi_ops.py", "exec")
+
+    def meet(name: str) -> None:
+        (place / f"{name}-{rank}").touch()
+        exec(code, {"path": place / f"{name}-{1 - rank}"})
+
+    def perhaps(now: str) -> None:
+        if (moment, culprit) == (now, rank):
+            print(f"rank {rank} is about to end: {failure}")
+            (place / "failed-at").write_text(str(time.time()))
+            fail(failure, folder)
+
+    perhaps("start")
+    for step in range(STEPS):
+        meet(f"step-{step}")
+        print("step", step)
+        step_done()
+        if step == 1:
+            perhaps("middle")
+    if moment == "end" and rank == culprit:
+        meet("end")
+        time.sleep(0.5)
+        perhaps("end")
+    (place / f"end-{rank}").touch()
+
+
+def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
+    """Run the cases one after the other on one small cluster with two executors; the fields of `Ended` of each."""
+    import time
+
+    from jobs.session import spark_session
+    from pipelines.launch.runner import BarrierRunner, WorkerError
+
+    ended = {}
+    with spark_session("failure matrix", "local-cluster[2,1,1024]") as spark:
+        runner = BarrierRunner(spark, 2, log_to_driver="none", hang_timeout=HANG_SECONDS)
+        runner.run(len, "")
+        assert left_over() == []
+        for number, case in enumerate(cases):
+            place = Path(folder, str(number))
+            place.mkdir()
+            try:
+                runner.run(work, *case, str(place))
+            except WorkerError as error:
+                seconds = time.time() - float((place / "failed-at").read_text())
+                kinds = {outcome.rank: outcome.kind for outcome in error.outcomes}
+                root = error.root
+                evidence = (root.traceback, root.exit_code, root.last_lines)
+                ended[case] = (str(error), seconds, kinds, root.rank, *evidence, left_over())
+            if (place / "group").exists():
+                Path((place / "group").read_text()).rmdir()
+    return ended
+
+
+def left_over() -> list[str]:
+    """Workers, guards, temporary folders and listening ports that are still there a moment after a run."""
+    import tempfile
+    import time
+
+    import psutil
+
+    mine = tempfile.gettempdir().encode()
+    deadline = time.monotonic() + 10
+    while True:
+        left = [str(path) for path in Path(tempfile.gettempdir()).glob("groundswell-*")]
+        for path in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (path / "cmdline").read_bytes()
+                ours = mine in words or mine in (path / "environ").read_bytes()
+            except OSError:
+                continue
+            if ours and (b"pipelines.launch.worker" in words or b"groundswell-guard" in words):
+                left.append(words.replace(b"\0", b" ").decode(errors="replace"))
+        listening = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+        # One of pyspark's own: it collects accumulators.
+        left += [f"port {connection.laddr.port}" for connection in listening[1:]]
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def matrix(in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Ended]:
+    failures = [name for name in FAILURES if name != "out of memory" or memory_folder()]
+    cases = list(product(failures, MOMENTS, CULPRITS))
+    found = in_fresh_process(all_cases, cases, str(tmp_path_factory.mktemp("cases")))
+    ended = {case: Ended(*fields) for case, fields in found.items()}
+    table = as_markdown(ended)
+    print(f"\n{table}")
+    if "GROUNDSWELL_FAILURE_MATRIX" in os.environ:
+        Path(os.environ["GROUNDSWELL_FAILURE_MATRIX"]).write_text(table)
+    return ended
+
+
+def as_markdown(ended: dict[Case, Ended]) -> str:
+    lines = ["| failure | moment | rank | seconds to the error | first line of the error |", "|---|---|---|---|---|"]
+    for (failure, moment, culprit), end in ended.items():
+        message = re.sub(r"\d+\.\d+\.\d+\.\d+(:\d+)?", "host", end.text.splitlines()[0]).replace("|", "\\|")
+        lines.append(f"| {failure} | {moment} | {culprit} | {end.seconds:.1f} | {message} |")
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("culprit", CULPRITS)
+@pytest.mark.parametrize("moment", MOMENTS)
+@pytest.mark.parametrize("failure", FAILURES)
+def test_one_error_names_the_cause_in_time(matrix: dict[Case, Ended], failure: str, moment: str, culprit: int) -> None:
+    if failure == "out of memory" and memory_folder() is None:
+        pytest.skip("no control group with a memory limit can be made here")
+    assert (failure, moment, culprit) in matrix, "the job did not fail"
+    ended = matrix[failure, moment, culprit]
+    first = ended.text.splitlines()[0]
+    assert re.match(rf"rank {culprit} on \S+ failed: {FAILURES[failure]}", first), ended.text
+    assert ended.root == culprit
+    assert ended.seconds < SECONDS_TO_ERROR + (HANG_SECONDS if failure == "hang" else 0)
+    assert f"rank {culprit} is about to end: {failure}" in ended.last_lines, ended.text
+    assert ended.kinds[1 - culprit] == ("finished" if moment == "end" else "stopped"), ended.text
+    assert ended.left_over == []
+    match failure:
+        case "exception":
+            assert "in fail" in ended.traceback
+            assert ended.exit_code == 1
+        case "hang" | "SIGSEGV":
+            assert "in fail" in ended.traceback
+        case "os._exit(3)":
+            assert ended.exit_code == 3
+        case "SIGKILL" | "out of memory":
+            assert ended.exit_code == -9

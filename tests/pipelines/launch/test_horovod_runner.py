@@ -1,0 +1,88 @@
+"""The documented API of Databricks' HorovodRunner."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.launch.horovod_runner import HorovodRunner, log_to_driver
+from pipelines.launch.runner import WorkerError
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
+
+
+@pytest.mark.parametrize(("np", "size"), [(2, 2), (1, 1), (0, 2), (-1, 1), (-3, 3)])
+def test_ranks(spark: SparkSession, np: int, size: int, capfd: pytest.CaptureFixture[str]) -> None:
+    def main(base: int) -> tuple[str, int]:
+        log_to_driver(f"rank {os.environ['HOROVOD_RANK']} is here")
+        print("this is not shown")
+        return os.environ["HOROVOD_SIZE"], base
+
+    assert HorovodRunner(np=np).run(main, base=5) == (str(size), 5)
+    shown = capfd.readouterr().out
+    assert sorted(shown.split("\n")) == ["", *(f"[{rank}] rank {rank} is here" for rank in range(size))]
+
+
+def test_all_output_is_shown_where_asked(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+    HorovodRunner(np=-2, driver_log_verbosity="all").run(lambda: print("this is shown"))
+    assert sorted(capfd.readouterr().out.split("\n")) == ["", "[0] this is shown", "[1] this is shown"]
+
+
+def test_a_failure_of_local_processes_is_the_same_error() -> None:
+    def main() -> None:
+        raise KeyError("lost")
+
+    with pytest.raises(WorkerError, match=r"rank 0 on 127\.0\.0\.1 failed: KeyError: 'lost'"):
+        HorovodRunner(np=-1).run(main)
+
+
+def test_arguments() -> None:
+    with pytest.raises(TypeError):
+        HorovodRunner(2)  # type: ignore[misc]
+    with pytest.raises(ValueError, match="driver_log_verbosity='some' is not one of all, log_callback_only"):
+        HorovodRunner(np=1, driver_log_verbosity="some")  # type: ignore[arg-type]
+
+
+def test_outside_a_worker_a_line_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
+    log_to_driver("hello")
+    assert capfd.readouterr().out == "hello\n"
+
+
+def test_a_driver_that_imports_it_has_no_keras(project: Path) -> None:
+    code = "import sys; import pipelines.launch.horovod_runner; sys.exit('keras' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=project)
+
+
+@pytest.mark.timeout(240)
+def test_a_ring_of_local_processes_trains_with_the_callback(capfd: pytest.CaptureFixture[str]) -> None:
+    def main(epochs: int) -> float:
+        import horovod.tensorflow as hvd
+        import keras
+        import numpy as np
+        import tensorflow as tf
+
+        from pipelines.launch.horovod_runner import LogCallback
+
+        hvd.init()
+        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        callbacks = [LogCallback(per_batch_log=True)] if hvd.rank() == 0 else []
+        model.fit(np.ones((4, 2)), np.ones(4), batch_size=2, epochs=epochs, verbose=0, callbacks=callbacks)
+        return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
+
+    assert HorovodRunner(np=-2).run(main, epochs=2) == 3.0
+    shown = capfd.readouterr().out.splitlines()
+    assert [line.split(":")[0].split(" after")[0] for line in shown] == [
+        line
+        for epoch in (1, 2)
+        for line in (
+            f"[0] epoch {epoch} begins",
+            f"[0] epoch {epoch}, batch 1",
+            f"[0] epoch {epoch}, batch 2",
+            f"[0] epoch {epoch} ends",
+        )
+    ]
+    assert "loss" in shown[-1]

@@ -1,0 +1,56 @@
+"""What each task says about itself, judged; the checks before that are in test_runner and test_gpus."""
+
+from typing import Any
+
+import pytest
+
+from pipelines.launch.preflight import check_tasks
+
+
+def hello(task: int = 0, **changes: Any) -> dict[str, Any]:
+    plain = {
+        "task": task,
+        "host": "10.0.0.1",
+        "devices": "-1",
+        "complaint": "",
+        "hostname": "node",
+        "resolves_to": "10.0.0.1",
+    }
+    return {**plain, "versions": {"python": "3.11.7", "horovod": "0.28.1"}, **changes}
+
+
+def test_equal_tasks_pass() -> None:
+    check_tasks([hello(0), hello(1)])
+    check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="10.0.0.2")])
+
+
+def test_a_loopback_name_matters_on_several_hosts_only() -> None:
+    check_tasks([hello(0, resolves_to="127.0.1.1"), hello(1, resolves_to="127.0.1.1")])
+    with pytest.raises(
+        RuntimeError, match=r"10\.0\.0\.2 .*'node' to 127\.0\.1\.1.* map 'node' to 10\.0\.0\.2 in its /etc/hosts"
+    ):
+        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="127.0.1.1")])
+
+
+@pytest.mark.parametrize("resolved", ["nothing (name unknown)", "10.9.9.9, which is no address of that host"])
+def test_a_name_that_leads_nowhere(resolved: str) -> None:
+    with pytest.raises(RuntimeError, match=r"/etc/hosts"):
+        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to=resolved)])
+
+
+def test_different_versions() -> None:
+    other = {"python": "3.11.7", "horovod": "0.27.0"}
+    with pytest.raises(RuntimeError, match=r"different versions of horovod: 0\.28\.1 on 10\.0\.0\.1, 0\.27\.0 on"):
+        check_tasks([hello(0), hello(1, versions=other)])
+
+
+def test_a_gpu_given_twice() -> None:
+    check_tasks([hello(0, devices="0,1"), hello(1, devices="2,3")])
+    check_tasks([hello(0, devices="0"), hello(1, devices="0", host="10.0.0.2", resolves_to="10.0.0.2")])
+    with pytest.raises(RuntimeError, match=r"GPU GPU-8f of host 10\.0\.0\.1 was given to two tasks"):
+        check_tasks([hello(0, devices="GPU-77,GPU-8f"), hello(1, devices="GPU-8f")])
+
+
+def test_a_tasks_own_complaint() -> None:
+    with pytest.raises(RuntimeError, match=r"host 10\.0\.0\.1: Spark gave a task 0 GPUs"):
+        check_tasks([hello(0, complaint="Spark gave a task 0 GPUs")])
