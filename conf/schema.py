@@ -182,6 +182,8 @@ class TrainingConfig(Section):
     seed: int = Field(ge=0)
     output: str = Field(min_length=1)
     """Folder of the checkpoints; with several hosts, on storage that all of them mount."""
+    checkpoint_every_steps: int | None = Field(gt=0)
+    """Checkpoints within an epoch, beside the one at its end; null: none. What a failure costs is at most so much."""
     resume_run: str | None
     """MLflow run to continue from its newest checkpoint; null starts a new one."""
     jit_compile: bool
@@ -200,6 +202,14 @@ class LaunchConfig(Section):
     """TensorFlow's threads; null: the cores of the worker's Spark task (`spark.task.cpus`)."""
     start_timeout_seconds: int = Field(gt=0)
     """How long ranks wait for each other: to start, and for Gloo in one operation."""
+    retries: int = Field(ge=0)
+    """Further attempts, each from the newest checkpoint, after a process, executor or host died, or a hang."""
+    hang_timeout_seconds: float | None = Field(gt=0, allow_inf_nan=False)
+    """End the attempt when a rank gives no sign of life for so long; must cover the first step, which compiles."""
+    allow_fewer_workers: bool
+    """Whether a further attempt may have fewer workers where slots are lost; the global batch stays as it is."""
+    accept_unencrypted: bool
+    """Run although Spark was told to encrypt or authenticate, which neither control channel nor gradients are."""
 
 
 class TrackingConfig(Section):

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.preflight import check_cluster
-from pipelines.launch.runner import BarrierRunner
+from pipelines.launch.runner import Attempt, BarrierRunner
 from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
@@ -94,6 +94,11 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> Trai
             gpus_per_worker=config.launch.gpus_per_worker,
             threads_per_worker=config.launch.threads_per_worker,
             start_timeout=config.launch.start_timeout_seconds,
+            hang_timeout=config.launch.hang_timeout_seconds,
+            retries=config.launch.retries,
+            allowed_sizes=_smaller_sizes(config) if config.launch.allow_fewer_workers else (),
+            accept_unencrypted=config.launch.accept_unencrypted,
+            on_attempt=_tell_attempt(run),
             env=tracking.worker_environment(),
             log_to_driver="callback",
             log_folder=folder / "logs",
@@ -105,6 +110,23 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> Trai
             progress.close()
             RunWriter(run).folder(folder / "logs", "logs")
     return TrainedRun(run, summary, folder)
+
+
+def _smaller_sizes(config: RunConfig) -> list[int]:
+    """Numbers of workers among which the global batch divides."""
+    return [size for size in range(1, config.launch.num_workers) if config.global_batch_size % size == 0]
+
+
+def _tell_attempt(run: TrackedRun) -> Callable[[Attempt], None]:
+    writer = RunWriter(run)
+
+    def tell(attempt: Attempt) -> None:
+        if attempt.number > 1:
+            say(f"attempt {attempt.number} with {attempt.num_workers} workers, after: {attempt.after}")
+            writer.tags({f"attempt_{attempt.number}_after": attempt.after})
+        writer.tags({"attempt": str(attempt.number)})
+
+    return tell
 
 
 def check_resume(config: RunConfig, manifest: Manifest) -> None:

@@ -131,6 +131,12 @@ class RunWriter:
             for start in range(0, len(metrics), _METRICS_PER_BATCH):
                 self._client.log_batch(self._run.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])
 
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Tags of the run."""
+        with _training_goes_on():
+            for name, value in values.items():
+                self._client.set_tag(self._run.run_id, name, value)
+
     def text(self, text: str, path: str) -> None:
         """A text artifact."""
         with _training_goes_on():

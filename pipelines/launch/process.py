@@ -24,7 +24,7 @@ HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
 """The temporary folder outside the rank's own, for what ranks of a host share and keep."""
 
 # TensorFlow on a CPU pays for the first touch of every page of a large temporary: glibc must keep its memory.
-_ALLOCATOR = {
+ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
     "MALLOC_TOP_PAD_": str(1 << 28),
@@ -77,7 +77,7 @@ class RankProcess:
             stderr=subprocess.STDOUT,
             env={
                 **os.environ,
-                **_ALLOCATOR,
+                **ALLOCATOR,
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
                 "PYTHONUNBUFFERED": "1",
                 "TF_CPP_MIN_LOG_LEVEL": "2",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 KEPT = 2
 _FORMAT_VERSION = 1
 _STATE = "state.json"
-_NAME = re.compile(r"epoch-(\d{5})\.npz")
+_NAME = re.compile(r"step-(\d{8})\.npz")
 _DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile)
 _log = logging.getLogger(__name__)
 
@@ -29,6 +29,7 @@ class TrainingState:
     """Where a run stands, beside its variables."""
 
     epochs_done: int
+    """Whole ones."""
     step: int
     """Optimizer steps done."""
     seed: int
@@ -37,12 +38,15 @@ class TrainingState:
     dataset_fingerprint: str
     history: list[dict[str, float]]
     """Metrics of each epoch done."""
+    loss_sum: float = 0.0
+    """Of the steps of the epoch under way, over all ranks."""
+    loss_count: int = 0
 
 
 def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["keras.Variable"]) -> Path:
-    """Write `epoch-NNNNN.npz` atomically and remove all but the newest `KEPT`."""
+    """Write `step-NNNNNNNN.npz` atomically and remove all but the newest `KEPT`."""
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"epoch-{state.epochs_done:05d}.npz"
+    path = folder / f"step-{state.step:08d}.npz"
     temporary = folder / f".{path.name}.{os.getpid()}"
     header = json.dumps({"format_version": _FORMAT_VERSION, **asdict(state)}).encode()
     arrays = {_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
@@ -62,7 +66,7 @@ def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["ker
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """Checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("epoch-*.npz") if _NAME.fullmatch(path.name))
+    return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
 
 
 def newest_checkpoint(folder: Path) -> tuple[Path, TrainingState]:

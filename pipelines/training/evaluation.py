@@ -17,6 +17,7 @@ from models.metrics import (
 )
 from pipelines.dataset.reader import SplitReader, evaluation_batches
 from pipelines.dataset.schema import Task
+from pipelines.launch.report import step_done
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.results import Evaluation
 from pipelines.training.tensors import image_tensors
@@ -52,6 +53,7 @@ def evaluate(
     loss_sum = 0.0
     for batch in evaluation_batches(reader, batch_size=batch_size, rank=collective.rank, size=collective.size):
         output = predict(image_tensors(batch.images))
+        step_done()
         kept = batch.weights > 0
         if loss is not None:
             losses = loss(tf.cast(batch.targets, tf.float32), output)

@@ -29,8 +29,6 @@ class EpochResult:
     """Over all ranks; the first step, which compiles, is left out where there are others."""
     input_wait_fraction: float
     """Part of that time in which this rank waited for its next batch."""
-    learning_rates: list[float]
-    """By step."""
 
 
 @dataclass(frozen=True)
@@ -53,6 +51,9 @@ def train_epoch(
     *,
     first_step: int,
     seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = None,
+    earlier: tuple[float, int] = (0.0, 0),
+    checkpoint_every: int | None = None,
+    checkpoint: Callable[[int, float, int], None] = lambda step, loss_sum, loss_count: None,
     report: Callable[[Progress], None],
 ) -> EpochResult:
     """Run every batch of one epoch.
@@ -63,15 +64,17 @@ def train_epoch(
         optimizer: Whose learning rate is set before each step.
         schedule: Learning rate by optimizer step.
         collective: All ranks.
-        first_step: Optimizer steps done before this epoch.
+        first_step: Optimizer steps done before the first of these batches.
         seeds_of: From the rows of a batch to the seeds of their augmentation; None: the model has none.
+        earlier: Sum and number of the losses, over all ranks, of this epoch's steps before; on one rank only.
+        checkpoint_every: Steps from checkpoint to checkpoint; None: there is none within an epoch.
+        checkpoint: Called on every rank with the optimizer steps done, and this rank's losses' sum and number.
         report: Called about once a second.
 
     Raises:
         FloatingPointError: The loss is not finite; names rank and step.
     """
     losses: list[float] = []
-    rates: list[float] = []
     images = 0
     pending: tf.Tensor | None = None
     started = measured_from = reported = time.perf_counter()
@@ -85,14 +88,18 @@ def train_epoch(
     ready = started
     for number, batch in enumerate(batches):
         waited += time.perf_counter() - ready
-        rates.append(schedule(first_step + number))
-        optimizer.learning_rate = rates[-1]
+        optimizer.learning_rate = schedule(first_step + number)
         seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
         result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
         # The loss of the step before: waiting for this one's would keep an accelerator idle.
         settle()
         pending = result
         images += len(batch.weights)
+        done = first_step + number + 1
+        if checkpoint_every is not None and done % checkpoint_every == 0:
+            settle()  # a checkpoint holds no step whose loss has not been seen to be finite
+            pending = None
+            checkpoint(done, earlier[0] + math.fsum(losses), earlier[1] + len(losses))
         now = time.perf_counter()
         if number == 0:
             float(result)
@@ -108,9 +115,9 @@ def train_epoch(
     settle()
     ended = time.perf_counter()
     rate = measured_images / (ended - measured_from) if measured_images else images / (ended - started)
-    total, count = collective.sum(np.array([math.fsum(losses), len(losses)], np.float64))
+    total, count = collective.sum(np.array([earlier[0] + math.fsum(losses), earlier[1] + len(losses)], np.float64))
     wait_fraction = waited / max(ended - measured_from, 1e-9)
-    return EpochResult(float(total / count), collective.size * rate, wait_fraction, rates)
+    return EpochResult(float(total / count), collective.size * rate, wait_fraction)
 
 
 def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:

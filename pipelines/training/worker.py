@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 
 from conf.schema import RunConfig
 from models.augmentation import augmentation_seeds
@@ -16,14 +17,14 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.schema import TRAINING_SPLIT
-from pipelines.launch.report import report
+from pipelines.launch.report import attempt, report, step_done
 from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun, load_model
 from pipelines.training.checkpoint import TrainingState, newest_checkpoint, restore, save_checkpoint
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import make_batches, reader_settings
-from pipelines.training.loop import EpochResult, average_statistics, train_epoch
+from pipelines.training.loop import EpochResult, Progress, average_statistics, train_epoch
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
 from pipelines.training.results import Evaluation, TrainingSummary
@@ -64,34 +65,59 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
     schedule = make_schedule(config, steps)
 
     variables = [*model.variables, *optimizer.variables]
-    history: list[dict[str, float]] = []
-    first_epoch, checkpoint = 0, ""
-    if config.training.resume_run is not None and collective.rank == 0:
-        newest, state = newest_checkpoint(checkpoints)
-        restore(newest, variables)
-        history, first_epoch, checkpoint = list(state.history), state.epochs_done, str(newest)
+    start, checkpoint = _newest_state(config, checkpoints, variables) if collective.rank == 0 else (None, "")
     collective.broadcast([variable.value for variable in variables])
-    first_epoch = collective.broadcast_number(first_epoch)
+    history = list(start.history) if start else []
+    steps_done = collective.broadcast_number(start.step if start else 0)
+    first_epoch = collective.broadcast_number(start.epochs_done if start else 0)
+
+    def save(epochs_done: int, step_number: int, loss_sum: float = 0.0, loss_count: int = 0) -> None:
+        nonlocal checkpoint
+        if collective.rank == 0:
+            state = TrainingState(
+                epochs_done=epochs_done,
+                step=step_number,
+                seed=config.training.seed,
+                global_batch_size=config.global_batch_size,
+                run_id=run.run_id,
+                dataset_fingerprint=manifest.fingerprint,
+                history=history,
+                loss_sum=loss_sum,
+                loss_count=loss_count,
+            )
+            checkpoint = str(save_checkpoint(checkpoints, state, variables))
 
     writer = RunWriter(run) if collective.rank == 0 else None
     evaluation: Evaluation | None = None
     for epoch in range(first_epoch, config.training.epochs):
-        batches = batches_of(epoch)
+        start_step = max(0, steps_done - epoch * steps)
         place = {"epoch": epoch + 1, "epochs": config.training.epochs, "steps": steps}
 
-        def tell(progress: Any, place: dict[str, int] = place) -> None:
+        def tell(progress: Progress, place: dict[str, int] = place, before: int = start_step) -> None:
             if collective.rank == 0:
-                report(event="step", **place, **asdict(progress))
+                report(event="step", **place, **{**asdict(progress), "step": before + progress.step})
+            else:
+                step_done()
+
+        def save_within(number: int, loss_sum: float, loss_count: int, epoch: int = epoch) -> None:
+            if number % steps:
+                # One set of moving statistics, as a checkpoint holds one: the same whether or not it is resumed from.
+                average_statistics(model, collective)
+                total, count = collective.sum(np.array([loss_sum, loss_count], np.float64))
+                save(epoch, number, float(total), int(count))
 
         seeds_of = functools.partial(augmentation_seeds, config.training.seed, epoch)
         trained = train_epoch(
-            batches,
+            batches_of(epoch, start_step),
             step,
             optimizer,
             schedule,
             collective,
-            first_step=epoch * steps,
+            first_step=epoch * steps + start_step,
             seeds_of=seeds_of if config.model.augmentation != "none" else None,
+            earlier=(start.loss_sum, start.loss_count) if start and start_step else (0.0, 0),
+            checkpoint_every=config.training.checkpoint_every_steps,
+            checkpoint=save_within,
             report=tell,
         )
         average_statistics(model, collective)
@@ -107,25 +133,35 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
             )
         if writer is not None:
             history.append(_epoch_metrics(trained, evaluation))
-            state = TrainingState(
-                epochs_done=epoch + 1,
-                step=(epoch + 1) * steps,
-                seed=config.training.seed,
-                global_batch_size=config.global_batch_size,
-                run_id=run.run_id,
-                dataset_fingerprint=manifest.fingerprint,
-                history=history,
-            )
-            checkpoint = str(save_checkpoint(checkpoints, state, variables))
-            _write_epoch(writer, trained, history, evaluation, epoch, steps)
+            save(epoch + 1, (epoch + 1) * steps)
+            rates = [(number, schedule(number)) for number in range(epoch * steps, (epoch + 1) * steps)]
+            _write_epoch(writer, rates, history, evaluation)
             report(event="epoch", **place, metrics=history[-1])
 
     if writer is None:
         return TrainingSummary("", history, checkpoint, 0)
     payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    rates = [schedule(number) for number in range(config.training.epochs * steps)]
-    model_uri = _write_result(writer, model, manifest, config, rates, payload_bytes)
+    planned = [schedule(number) for number in range(config.training.epochs * steps)]
+    model_uri = _write_result(writer, model, manifest, config, planned, payload_bytes)
     return TrainingSummary(model_uri, history, checkpoint, payload_bytes)
+
+
+def _newest_state(
+    config: RunConfig, checkpoints: Path, variables: list[keras.Variable]
+) -> tuple[TrainingState | None, str]:
+    """Restore the newest checkpoint where this run or attempt goes on from one; its state and path."""
+    if config.training.resume_run is None and attempt() == 1:
+        return None, ""
+    try:
+        newest, state = newest_checkpoint(checkpoints)
+    except FileNotFoundError:
+        if config.training.resume_run is not None:
+            raise
+        _log.warning("no checkpoint was written before the failure: attempt %d starts anew", attempt())
+        return None, ""
+    restore(newest, variables)
+    _log.info("going on from %s: epoch %d, step %d", newest, state.epochs_done + 1, state.step)
+    return state, str(newest)
 
 
 def model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
@@ -189,14 +225,12 @@ def _epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[
 
 def _write_epoch(
     writer: RunWriter,
-    trained: EpochResult,
+    learning_rates: list[tuple[int, float]],
     history: list[dict[str, float]],
     evaluation: Evaluation | None,
-    epoch: int,
-    steps: int,
 ) -> None:
-    writer.metrics(history[-1], step=epoch + 1)
-    writer.curves({"learning_rate": [(epoch * steps + i, rate) for i, rate in enumerate(trained.learning_rates)]})
+    writer.metrics(history[-1], step=len(history))
+    writer.curves({"learning_rate": learning_rates})
     writer.figure(learning_curves(history), "learning_curves.png")
     if evaluation is not None:
         writer.table(evaluation.per_class, "per_class_validation.json")

@@ -100,10 +100,10 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
 def test_checkpoints_are_kept(trained: tuple[TrainedRun, RunConfig]) -> None:
     result, _ = trained
     assert [path.name for path in list_checkpoints(result.folder / "checkpoints")] == [
-        "epoch-00001.npz",
-        "epoch-00002.npz",
+        "step-00000004.npz",
+        "step-00000008.npz",
     ]
-    assert result.summary.checkpoint.endswith("epoch-00002.npz")
+    assert result.summary.checkpoint.endswith("step-00000008.npz")
 
 
 def test_what_is_sent_is_counted(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
@@ -133,7 +133,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
     # As if it had been stopped after its first epoch.
     checkpoints = tmp_path / result.run.run_id / "checkpoints"
     checkpoints.mkdir(parents=True)
-    shutil.copy(result.folder / "checkpoints" / "epoch-00001.npz", checkpoints)
+    shutil.copy(result.folder / "checkpoints" / "step-00000004.npz", checkpoints)
     training = chosen.training.model_copy(update={"output": str(tmp_path), "resume_run": result.run.run_id})
     again = train(chosen.model_copy(update={"training": training}))
     assert again.run.run_id == result.run.run_id

@@ -62,7 +62,7 @@ def test_damaged_ones_only_are_an_error_and_do_not_push_out_a_new_one(
 def test_only_the_newest_are_kept(tmp_path: Path, variables: list[keras.Variable]) -> None:
     for epoch in range(1, 5):
         save_checkpoint(tmp_path, state(epoch), variables)
-    assert [path.name for path in list_checkpoints(tmp_path)] == ["epoch-00003.npz", "epoch-00004.npz"]
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000021.npz", "step-00000028.npz"]
     assert len(list(tmp_path.iterdir())) == KEPT
 
 
@@ -78,7 +78,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     newest.write_bytes(content[: {"truncated": len(content) // 2, "flipped": len(content), "empty": 0}[damage]])
     with caplog.at_level(logging.WARNING):
         assert newest_checkpoint(tmp_path)[1] == state(1)
-    assert "epoch-00002.npz is damaged" in caplog.text
+    assert "step-00000014.npz is damaged" in caplog.text
 
 
 def test_an_interrupted_write_leaves_the_old_ones(
@@ -92,7 +92,7 @@ def test_an_interrupted_write_leaves_the_old_ones(
     monkeypatch.setattr(np, "savez", full)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint(tmp_path, state(2), variables)
-    assert [path.name for path in tmp_path.iterdir()] == ["epoch-00001.npz"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000007.npz"]
 
 
 def test_another_model_is_refused(tmp_path: Path, variables: list[keras.Variable]) -> None:

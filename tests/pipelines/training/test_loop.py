@@ -46,7 +46,6 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
     reports: list[Progress] = []
     result = train_epoch(batches(4), step, optimizer, schedule, OneRank(), first_step=5, report=reports.append)  # type: ignore[arg-type]
     assert seen == pytest.approx([0.6, 0.7, 0.8, 0.9])
-    assert result.learning_rates == pytest.approx(seen)
     assert result.loss == 2.5
     assert result.images_per_second > 0
     assert 0 <= result.input_wait_fraction < 1
@@ -100,3 +99,23 @@ def test_the_step_is_given_the_seeds_of_its_samples() -> None:
         report=lambda progress: None,
     )
     assert given == [[0, 10, 20, 30]] * 2
+
+
+def test_checkpoints_come_at_multiples_and_go_on_counting() -> None:
+    saved = []
+    values = iter([1.0, 2.0, 3.0, 4.0])
+    result = train_epoch(
+        batches(4),
+        lambda images, targets, seeds: tf.constant(next(values)),
+        keras.optimizers.SGD(0.0),
+        multi_step(1.0, 100),
+        OneRank(),  # type: ignore[arg-type]
+        first_step=5,
+        earlier=(10.0, 5),
+        checkpoint_every=3,
+        checkpoint=lambda *place: saved.append(place),
+        report=lambda progress: None,
+    )
+    # Steps 6 to 9: at 6 after the first, at 9 after the last.
+    assert saved == [(6, 11.0, 6), (9, 20.0, 9)]
+    assert result.loss == 20.0 / 9

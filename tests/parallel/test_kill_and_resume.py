@@ -1,0 +1,135 @@
+"""A rank is killed at some step; the run goes on by itself and ends with the weights of one that was never disturbed."""
+
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+from pyspark.sql import SparkSession
+
+from conf.load import load
+from conf.schema import RunConfig
+from jobs import train as train_job
+from jobs.train import TrainedRun, train
+from pipelines.training import entry
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
+
+STEPS = 8  # 2 epochs of 32 samples, 8 a step
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _by_value() -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+
+@pytest.fixture(autouse=True)
+def _store(mlflow_store: str) -> str:
+    return mlflow_store
+
+
+def config(dataset: Path, output: Path, *settings: str) -> RunConfig:
+    fixed = ("training.checkpoint_every_steps=1", "launch.retries=1", "model.augmentation=dihedral")
+    return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", *fixed, *settings])
+
+
+@pytest.fixture(scope="module")
+def undisturbed(
+    spark: SparkSession, small_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, np.ndarray]:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder}/mlflow.db"
+    try:
+        return weights(train(config(small_dataset, folder)))
+    finally:
+        os.environ.pop("MLFLOW_TRACKING_URI")
+        if before is not None:
+            os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
+    with np.load(trained.summary.checkpoint) as file:
+        return {name: file[name] for name in file.files if name != "state.json"}
+
+
+def training_that_dies(
+    config: RunConfig, run: Any, checkpoints: Path, *, rank: int, at: int, while_saving: bool
+) -> Any:
+    """`entry.train`, but in its first attempt the process of one rank is killed at one optimizer step."""
+    import os
+    import signal
+
+    import numpy
+
+    from pipelines.launch.report import attempt
+    from pipelines.training import worker
+
+    if attempt() == 1 and int(os.environ["HOROVOD_RANK"]) == rank:
+        make, count = worker.make_train_step, 0
+
+        def kill(*_: Any, **__: Any) -> None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        def make_dying(*args: Any, **kwargs: Any) -> Any:
+            step = make(*args, **kwargs)
+
+            def dying(*batch: Any) -> Any:
+                nonlocal count
+                count += 1
+                if count == at and not while_saving:
+                    kill()
+                if count == at:
+                    # The file is open and has a part of its content.
+                    numpy.savez = lambda file, **arrays: (file.write(b"PK" * 1000), file.flush(), kill())
+                return step(*batch)
+
+            return dying
+
+        worker.make_train_step = make_dying
+    return worker.train_worker(config, run, checkpoints)
+
+
+@pytest.mark.parametrize(
+    ("rank", "at", "while_saving"),
+    [(1, 1, False), (0, 3, False), (1, 6, False), (0, 5, True)],
+    ids=["before any checkpoint", "mid-epoch", "second epoch", "while a checkpoint is written"],
+)
+def test_a_killed_rank_costs_no_bit(
+    small_dataset: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    undisturbed: dict[str, np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    rank: int,
+    at: int,
+    while_saving: bool,
+) -> None:
+    def dying(*args: Any) -> Any:
+        return training_that_dies(*args, rank=rank, at=at, while_saving=while_saving)
+
+    monkeypatch.setattr(entry, "train", dying)
+    trained = train(config(small_dataset, tmp_path))
+    run = MlflowClient(mlflow_store).get_run(trained.run.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["attempt"] == "2"
+    assert f"rank {rank}" in run.data.tags["attempt_2_after"]
+    assert signal.SIGKILL.name in run.data.tags["attempt_2_after"]
+    assert "attempt 2 with 2 workers" in capsys.readouterr().out
+    found = weights(trained)
+    assert found.keys() == undisturbed.keys()
+    for name, expected in undisturbed.items():
+        np.testing.assert_array_equal(found[name], expected, err_msg=name)
+    assert len(trained.summary.history) == 2
+    assert not [path for path in (trained.folder / "checkpoints").iterdir() if path.name.startswith(".")]
+
+
+def test_the_sizes_of_a_further_attempt_divide_the_global_batch(tmp_path: Path) -> None:
+    chosen = config(tmp_path, tmp_path, "launch.num_workers=6", "training.batch_size_per_worker=4")
+    assert train_job._smaller_sizes(chosen) == [1, 2, 3, 4]
