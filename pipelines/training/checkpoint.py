@@ -58,6 +58,8 @@ def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["ker
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+    for leftover in folder.glob(".step-*"):  # of a process that was killed while it wrote
+        leftover.unlink(missing_ok=True)
     # Never the one just written: damaged ones with higher numbers may lie beside it.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         old.unlink()

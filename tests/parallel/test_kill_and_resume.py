@@ -1,4 +1,4 @@
-"""A rank is killed at some step; the run goes on by itself and ends with the weights of one that was never disturbed."""
+"""A rank is killed at some step; the run goes on by itself and ends with the weights of one never disturbed."""
 
 import os
 import signal
