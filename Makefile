@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-cluster check lock bench ui clean
+.PHONY: help setup demo test test-long test-cluster check lock bench ui clean
 
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
@@ -23,8 +23,11 @@ $(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell fin
 demo: $(READY) ## Generate an archive, prepare, train, evaluate: minutes. ARCHIVE=folder takes your BigEarthNet v2.0
 	@$(BIN)/groundswell demo $(if $(ARCHIVE),--archive $(ARCHIVE))
 
-test: $(READY) ## Run all tests but those over several hosts
-	@$(BIN)/pytest -m "not cluster" $(PYTEST_ARGS)
+test: $(READY) ## Run all tests but the long ones and those over several hosts
+	@$(BIN)/pytest -m "not cluster and not long" $(PYTEST_ARGS)
+
+test-long: $(READY) ## Run the long tests
+	@$(BIN)/pytest -m "long and not cluster" $(PYTEST_ARGS)
 
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)

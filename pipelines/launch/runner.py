@@ -209,8 +209,7 @@ class BarrierRunner:
             except WorkerError:
                 raise
             except BaseException:
-                supervisor.stop()
-                stage.cancel()
+                supervisor.stop()  # and `stage.close` ends what does not hear it
                 raise
         return [cloudpickle.loads(results[rank]) for rank in range(attempt.num_workers)]
 

@@ -56,10 +56,6 @@ class SparkStage:
                 self._context.cancelJobGroup(self._group)
             self._thread.join(_CANCEL_SECONDS)
 
-    def cancel(self) -> None:
-        """End the stage now."""
-        self._context.cancelJobGroup(self._group)
-
     def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[tuple[int, bytes]]]) -> None:
         try:
             self._context.setJobGroup(self._group, "groundswell workers", interruptOnCancel=True)
@@ -113,9 +109,6 @@ class LocalStage:
         """Wait until all are gone."""
         for thread in self._threads:
             thread.join(_CANCEL_SECONDS)
-
-    def cancel(self) -> None:
-        """The driver's order to stop is enough here."""
 
     def _run(self, launch: Launch, site: Site) -> None:
         with suppress(RuntimeError):

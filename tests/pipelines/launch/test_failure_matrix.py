@@ -200,10 +200,15 @@ def matrix(in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPa
 
 
 def as_markdown(ended: dict[Case, Ended]) -> str:
-    lines = ["| failure | moment | rank | seconds to the error | first line of the error |", "|---|---|---|---|---|"]
-    for (failure, moment, culprit), end in ended.items():
-        message = re.sub(r"\d+\.\d+\.\d+\.\d+(:\d+)?", "host", end.text.splitlines()[0]).replace("|", "\\|")
-        lines.append(f"| {failure} | {moment} | {culprit} | {end.seconds:.1f} | {message} |")
+    """Seconds from the failure to the error, rank 0 / rank 1, and the first line for rank 1 in the middle."""
+    lines = [f"| failure | {' | '.join(MOMENTS)} | first line of the error |", "|---|---|---|---|---|"]
+    for failure in dict.fromkeys(failure for failure, _, _ in ended):
+        cells = [
+            " / ".join(f"{ended[failure, moment, culprit].seconds:.1f}" for culprit in CULPRITS) for moment in MOMENTS
+        ]
+        first = ended[failure, "middle", 1].text.splitlines()[0]
+        message = re.sub(r"\d+\.\d+\.\d+\.\d+(:\d+)?", "host", first)
+        lines.append(f"| {failure} | {' | '.join(cells)} | `{message}` |")
     return "\n".join(lines) + "\n"
 
 
