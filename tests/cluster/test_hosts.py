@@ -97,7 +97,6 @@ def train_until_lost(master: str, host: str, folder: str) -> tuple[str, str, flo
     from pipelines.launch import preflight
     from pipelines.launch.runner import BarrierRunner
 
-    preflight._REGISTRATION_SECONDS = 5.0
     logging.basicConfig(level=logging.INFO)
     errors: list[tuple[str, float]] = []
     logging.getLogger("pipelines.launch.runner").addFilter(
@@ -114,12 +113,21 @@ def train_until_lost(master: str, host: str, folder: str) -> tuple[str, str, flo
         return f"attempt {attempt()} with {os.environ['HOROVOD_SIZE']} ranks"
 
     with session(master, host) as spark:
-        runner = BarrierRunner(spark, 2, retries=1, retry_wait=0.1, allowed_sizes=[1, 2], log_to_driver="none")
+        runner = BarrierRunner(
+            spark,
+            2,
+            retries=1,
+            retry_wait=0.1,
+            allowed_sizes=[1, 2],
+            log_to_driver="none",
+            # Executors of the host that is lost will not come back: no need to wait long for them.
+            on_attempt=lambda attempt: setattr(preflight, "_REGISTRATION_SECONDS", 5.0),
+        )
         return runner.run(work), *errors[0]
 
 
 def cut_off_when_started(cluster: Any, folder: Path, host: int, failed_at: list[float]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 150
     while len(list(folder.glob("started-1-*"))) < 2:
         if time.monotonic() > deadline:
             return
@@ -263,10 +271,11 @@ def test_a_host_that_is_cut_off_is_named_in_time_and_the_rest_goes_on(pair: Any,
     thread = threading.Thread(target=cut_off_when_started, args=(pair, tmp_path, 2, failed_at))
     thread.start()
     try:
-        value, error, raised_at = pair.call(train_until_lost, pair.master, pair.address(1), str(tmp_path))
+        value, error, raised_at = pair.call(train_until_lost, pair.master, pair.address(1), str(tmp_path), timeout=240)
     finally:
         thread.join()
         pair.link(2, "up")
     assert f"on {pair.address(2)} failed: lost: neither its Spark task nor its host answers" in error
+    assert failed_at, "the job did not start"
     assert raised_at - failed_at[0] < 15
     assert value == "attempt 2 with 1 ranks"
