@@ -32,6 +32,19 @@ class HorovodCollective:
             return list(tensors)
         return list(hvd.grouped_allreduce(tensors, op=hvd.Sum))
 
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None) -> tf.Tensor:
+        """Send one section of the first axis to each rank, of equal lengths or as `splits` says."""
+        if self.size == 1:
+            return tf.identity(tensor)
+        if splits is None:
+            return hvd.alltoall(tensor)
+        received, _ = hvd.alltoall(tensor, splits=splits)
+        return received
+
+    def allgather(self, tensor: tf.Tensor) -> tf.Tensor:
+        """The ranks' tensors one after the other, in rank order; the first axis may differ."""
+        return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor)
+
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sum of one array over the ranks, outside a graph."""
         if self.size == 1:
