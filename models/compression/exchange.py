@@ -74,6 +74,7 @@ class GradientExchange:
         self.rescale_residual = rescale_residual
         self.seed = seed
         self.jit_compile = jit_compile and codec.compiled
+        self._all_finite = tf.function(_all_finite, jit_compile=True, autograph=False) if jit_compile else _all_finite
         self.state: list[StateVariable] = []
         self._built_for: list[Shape] | None = None
 
@@ -109,7 +110,12 @@ class GradientExchange:
 
         When the number of ranks changes, see `models.compression.resize`.
         """
-        return [self._step, self._learning_rate, *[entry.variable for entry in self.state]]
+        return [*self.clock.values(), *[entry.variable for entry in self.state]]
+
+    @property
+    def clock(self) -> dict[str, tf.Variable]:
+        """Exchanges done and the learning rate of the last one, the same on every rank."""
+        return {"step": self._step, "learning_rate": self._learning_rate}
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
@@ -243,8 +249,8 @@ class GradientExchange:
         if not values:
             return []
         started = _now(values)
-        with tf.control_dependencies([self._check_finite(_all_finite(values), indexes)]):
-            sums = self.collective.allreduce([tf.identity(value) for value in values])
+        with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
+            sums = self.collective.allreduce([tf.identity(value) for value in values], "gradients_dense")
         self._count(1, started, _now(sums))
         # One factor after the sum, as Horovod does: dividing first would change last digits.
         factor = tf.constant(1.0 / self.collective.size)
@@ -273,7 +279,9 @@ class GradientExchange:
                 break
             with tf.control_dependencies([self._check_finite(finite, indexes)] if number == 0 else []):
                 messages = [tf.identity(value) for value in values]
-            values, sent = transfer(self.codec.collectives[number], messages, self.collective)
+            values, sent = transfer(
+                self.codec.collectives[number], messages, self.collective, f"gradients_bucket{bucket}_stage{number}"
+            )
             payload += tf.cast(sent, tf.int64)
             ready = _now(values)
             self._count(1, encoded, ready)
@@ -285,7 +293,7 @@ class GradientExchange:
         if (bucket, number) not in self._compiled:
 
             def run(values: Any, memories: Any, step: Any, scale: Any) -> Any:
-                finite = _all_finite(values) if number == 0 else tf.constant(True)
+                finite = self._all_finite(values) if number == 0 else tf.constant(True)
                 results = []
                 for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
                     context = self._context(index, step, scale)
@@ -346,7 +354,7 @@ def _traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int |
         value: Message = gradient
         for number, name in enumerate(codec.collectives):
             message, memory = codec.phase(number, value, dict(memory), context)
-            (value,), sent = transfer(name, [message], counting)
+            (value,), sent = transfer(name, [message], counting, "counted")
             sent_in_stage.append(sent)
 
     specs = {name: tf.TensorSpec(slot.shape, tf.float32) for name, slot in slots.items()}
@@ -361,13 +369,13 @@ class _Counting:
     rank: int
     size: int
 
-    def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         return tensors
 
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None) -> tf.Tensor:
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
         return tensor
 
-    def allgather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         return tf.tile(tensor, [self.size] + [1] * (len(tensor.shape) - 1))
 
 

@@ -22,8 +22,8 @@ class PowerSGD(LinearCodec):
         Q_own = M^T P;  residual = M - P Q_own^T
         Q = mean over ranks of Q_own;  mean of gradients ~ P Q^T
 
-    Both sums are linear in M, so N ranks compute what one would on the mean of M. Exact where the mean of M has no more
-    than `rank` dimensions... which P spans after the first product.
+    Both sums are linear in M, so N ranks compute what one would on the mean of M. Exact where the rank of the mean of M
+    is at most `rank`: P then spans its columns after one product.
 
     Args:
         rank: Columns of P and Q.

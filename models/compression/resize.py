@@ -13,8 +13,9 @@ Saved = Mapping[str, NDArray[Any]]
 
 
 def save_state(exchange: GradientExchange) -> dict[str, NDArray[Any]]:
-    """This rank's state by name, without the step and the learning rate."""
-    return {entry.name: entry.variable.numpy() for entry in exchange.state}
+    """This rank's state by name."""
+    arrays = {entry.name: entry.variable.numpy() for entry in exchange.state}
+    return arrays | {name: variable.numpy() for name, variable in exchange.clock.items()}
 
 
 def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
@@ -24,7 +25,7 @@ def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
 
         worker slots (residual, velocity):  every rank takes the mean over the old ranks
         owner slots:                        joined to the whole tensor, added to every rank's residual, and zero
-        shared slots:                       as they are
+        shared slots, step, learning rate:  as they are
 
     so that the mean over ranks of worker residuals, plus the owners', stays what it was: the sum of what all exchanges
     so far left out.
@@ -36,11 +37,13 @@ def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
     Raises:
         ValueError: names or shapes of another model or codec.
     """
-    expected = {entry.name for entry in exchange.state}
+    expected = {entry.name for entry in exchange.state} | exchange.clock.keys()
     for rank, state in enumerate(saved):
         if state.keys() != expected:
             differing = sorted(state.keys() ^ expected)
             raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing[0]!r} differs")
+    for name, variable in exchange.clock.items():
+        variable.assign(saved[0][name])
     same_size = len(saved) == exchange.collective.size
     owned: dict[str, NDArray[Any]] = {}
     for entry in exchange.state:

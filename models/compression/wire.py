@@ -10,7 +10,7 @@ from models.compression.codec import CollectiveName, Message
 
 
 class Collective(Protocol):
-    """What the ranks do together; every rank makes the same calls in the same order."""
+    """What the ranks do together; every rank makes the same calls, and a name says which belong together."""
 
     @property
     def rank(self) -> int:
@@ -22,40 +22,40 @@ class Collective(Protocol):
         """Number of ranks."""
         ...
 
-    def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         """Return the sums over ranks, elementwise, of tensors of one dtype, as one grouped operation."""
         ...
 
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None) -> tf.Tensor:
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
         """Send one section of the first axis to each rank; return the sections from all, one after the other.
 
         Without `splits` (int32, a length a rank) the sections are equally long.
         """
         ...
 
-    def allgather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """Return all ranks' tensors, one after the other; their first axes may differ."""
         ...
 
 
 def transfer(
-    name: CollectiveName, messages: Sequence[Message], collective: Collective
+    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
 ) -> tuple[list[Message], int | tf.Tensor]:
-    """Exchange messages, one of each tensor.
+    """Exchange messages, one of each tensor, under a name that is the same on all ranks.
 
     Returns:
         What came back for each tensor, and the payload in bytes of an allreduce that would cost the same: a rank sends
         2(N-1)/N times that. An alltoall of B bytes counts B/2, an allgather of B bytes a rank N * B/2.
     """
-    if name == "allreduce":
-        sums = collective.allreduce(list(messages))
+    if kind == "allreduce":
+        sums = collective.allreduce(list(messages), name)
         return list(sums), _bytes(messages)
     if any(isinstance(message, tf.RaggedTensor) for message in messages):
-        received, sent = _transfer_ragged(name, messages, collective)
+        received, sent = _transfer_ragged(kind, messages, collective, name)
     else:
         joined = tf.concat(messages, 1)
-        received, sent = _split(_move(name, joined, collective), messages, collective.size), _bytes([joined])
-    return received, sent // 2 if name == "alltoall" else sent * collective.size // 2
+        received, sent = _split(_move(kind, joined, collective, name), messages, collective.size), _bytes([joined])
+    return received, sent // 2 if kind == "alltoall" else sent * collective.size // 2
 
 
 def _split(rows: tf.Tensor, messages: Sequence[tf.Tensor], size: int) -> list[Message]:
@@ -67,26 +67,26 @@ def _split(rows: tf.Tensor, messages: Sequence[tf.Tensor], size: int) -> list[Me
 
 
 def _transfer_ragged(
-    name: CollectiveName, messages: Sequence[Message], collective: Collective
+    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
 ) -> tuple[list[Message], tf.Tensor]:
     """Lengths first, then all bytes."""
     tensors, size = len(messages), collective.size
     lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
     head = to_bytes(lengths)
     body = tf.concat(list(messages), 1)
-    received_head = tf.ensure_shape(_move(name, head, collective), (size, 4 * tensors))
-    if name == "alltoall":
-        received_body = collective.alltoall(body.flat_values, tf.cast(body.row_lengths(), tf.int32))
+    received_head = tf.ensure_shape(_move(kind, head, collective, f"{name}_lengths"), (size, 4 * tensors))
+    if kind == "alltoall":
+        received_body = collective.alltoall(body.flat_values, tf.cast(body.row_lengths(), tf.int32), name)
     else:
-        received_body = collective.allgather(body.flat_values)
+        received_body = collective.allgather(body.flat_values, name)
     received_lengths = tf.reshape(from_bytes(received_head, tf.int32, (tensors,)), (-1,))
     rows = tf.RaggedTensor.from_row_lengths(received_body, tf.cast(received_lengths, tf.int64))
     received = [tf.gather(rows, tf.range(size) * tensors + tensor) for tensor in range(tensors)]
     return received, _bytes([head]) + tf.size(body.flat_values)
 
 
-def _move(name: CollectiveName, rows: tf.Tensor, collective: Collective) -> tf.Tensor:
-    return collective.alltoall(rows) if name == "alltoall" else collective.allgather(rows)
+def _move(kind: CollectiveName, rows: tf.Tensor, collective: Collective, name: str) -> tf.Tensor:
+    return collective.alltoall(rows, name=name) if kind == "alltoall" else collective.allgather(rows, name)
 
 
 def _bytes(tensors: Sequence[tf.Tensor]) -> int | tf.Tensor:

@@ -28,12 +28,12 @@ class LockstepRank:
         self._barrier.wait(timeout=60)
         return values
 
-    def allreduce(self, tensors):
+    def allreduce(self, tensors, name=None):
         assert len({tensor.dtype for tensor in tensors}) == 1
         self.calls.append(("allreduce", [(tensor.dtype, tuple(tensor.shape)) for tensor in tensors]))
         return [tf.add_n(list(column)) for column in zip(*self._meet(list(tensors)), strict=True)]
 
-    def alltoall(self, tensor, splits=None):
+    def alltoall(self, tensor, splits=None, name=None):
         rows = int(tensor.shape[0])
         if splits is None:
             assert rows % self.size == 0
@@ -43,7 +43,7 @@ class LockstepRank:
         sections = self._meet(tf.split(tensor, lengths))
         return tf.concat([section[self.rank] for section in sections], 0)
 
-    def allgather(self, tensor):
+    def allgather(self, tensor, name=None):
         self.calls.append(("allgather", [(tensor.dtype, tuple(tensor.shape))]))
         return tf.concat(self._meet(tensor), 0)
 
@@ -55,14 +55,14 @@ class EqualRanks:
         self.rank = 0
         self.size = size
 
-    def allreduce(self, tensors):
+    def allreduce(self, tensors, name=None):
         return [tensor * tf.cast(self.size, tensor.dtype) for tensor in tensors]
 
-    def alltoall(self, tensor, splits=None):
+    def alltoall(self, tensor, splits=None, name=None):
         assert self.size == 1
         return tensor
 
-    def allgather(self, tensor):
+    def allgather(self, tensor, name=None):
         return tf.concat([tensor] * self.size, 0)
 
 
