@@ -9,6 +9,7 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from conf.codecs import CODEC_NAMES
 from conf.schema import ARCHIVE_KINDS, RunConfig
 
 
@@ -86,8 +87,8 @@ def _set(values: dict[str, Any], path: str, value: Any) -> None:
 
 
 def _describe(problem: Any) -> str:
-    # Below `archive` the location also names the kind, which is no key.
-    location = [str(part) for part in problem["loc"] if part not in ARCHIVE_KINDS]
+    # Below `archive` and `exchange.codec` the location also names the kind, which is no key.
+    location = [str(part) for part in problem["loc"] if part not in (*ARCHIVE_KINDS, *CODEC_NAMES)]
     where = ".".join(location)
     match problem["type"]:
         case "extra_forbidden":
@@ -96,7 +97,8 @@ def _describe(problem: Any) -> str:
         case "missing":
             return f"{where}: missing"
         case "union_tag_invalid" | "union_tag_not_found":
-            return f"{where}.kind: should be one of {', '.join(ARCHIVE_KINDS)}"
+            key, names = ("name", CODEC_NAMES) if location[0] == "exchange" else ("kind", ARCHIVE_KINDS)
+            return f"{where}.{key}: should be one of {', '.join(names)}"
         case "value_error":
             return str(problem["ctx"]["error"])
         case _:

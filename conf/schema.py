@@ -2,13 +2,10 @@
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
-
-class Section(BaseModel):
-    """A configuration section: immutable, no unknown keys, no silent coercion."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+from conf.codecs import CodecConfig
+from conf.section import Section
 
 
 class FolderArchive(Section):
@@ -48,7 +45,7 @@ class EuroSATConfig(FolderArchive):
     kind: Literal["eurosat_ms", "eurosat_rgb"]
     seed: int = Field(default=0, ge=0)
     """Of the stratified splits."""
-    split_fractions: list[float] = [0.7, 0.15, 0.15]
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
     """Of train, validation and test."""
 
 
@@ -60,7 +57,7 @@ class ImageFolderConfig(FolderArchive):
     """Resize and crop to squares of this side, in pixels; null: all images have one size."""
     seed: int = Field(default=0, ge=0)
     """Of the stratified splits."""
-    split_fractions: list[float] = [0.7, 0.15, 0.15]
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
     """Of train, validation and test, where the folders are classes."""
     validation_fraction: float = Field(default=0.1, ge=0, lt=1)
     """Part of train that becomes validation, where the folders are splits without one."""
@@ -134,9 +131,9 @@ class ModelConfig(Section):
 
 
 class OptimizerConfig(Section):
-    """LARS or momentum SGD, applied after the exchange."""
+    """LARS, momentum SGD or 1-bit Adam, applied after the exchange."""
 
-    name: Literal["lars", "sgd"]
+    name: Literal["lars", "sgd", "onebit_adam"]
     learning_rate_per_256: float = Field(gt=0)
     """Peak learning rate for a global batch of 256."""
     scaling: Literal["linear", "sqrt"]
@@ -147,6 +144,12 @@ class OptimizerConfig(Section):
     """Not applied to biases and normalisation parameters; inside the gradient for LARS (L2), beside it for SGD."""
     trust_coefficient: float = Field(gt=0)
     """LARS only."""
+    beta_1: float = Field(default=0.9, ge=0, lt=1)
+    """1-bit Adam only, which has no use for momentum and nesterov."""
+    beta_2: float = Field(default=0.999, ge=0, lt=1)
+    """1-bit Adam only."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """1-bit Adam only: steps of plain Adam; the same as exchange.warmup_steps."""
 
 
 class Milestone(Section):
@@ -171,7 +174,21 @@ class ScheduleConfig(Section):
 class ExchangeConfig(Section):
     """What travels between the ranks."""
 
-    codec: Literal["none", "fp16"]
+    codec: CodecConfig
+    """Its name with its settings; a name alone takes the defaults."""
+    dense_below: int = Field(default=1024, ge=0)
+    """Tensors with fewer elements travel in float32, as all biases and gains do."""
+    bucket_mib: float | None = Field(default=None, gt=0)
+    """Gradients up to this size travel together, last layers first; null: all in one, which repeats bit for bit."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Everything travels in float32 for so many optimizer steps."""
+    rescale_residual: bool = True
+    """Keep what was left behind at its weight when the learning rate changes."""
+
+    @field_validator("codec", mode="before")
+    @classmethod
+    def _name_alone(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
 
 
 class TrainingConfig(Section):
@@ -248,6 +265,33 @@ class RunConfig(Section):
             raise ValueError(
                 f"schedule.milestones must rise and end by schedule.recipe_epochs={self.schedule.recipe_epochs}, "
                 f"got epochs {epochs}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _codec_fits_the_optimizer(self) -> "RunConfig":
+        codec, optimizer = self.exchange.codec.name, self.optimizer
+        if codec == "dgc" and optimizer.name != "sgd":
+            raise ValueError(
+                f"exchange.codec=dgc hands accumulated velocities to the optimizer, for which {optimizer.name} has no "
+                "known recipe: set optimizer.name=sgd"
+            )
+        if codec == "dgc" and optimizer.momentum > 0:
+            raise ValueError(
+                f"exchange.codec=dgc has its own momentum, and optimizer.momentum={optimizer.momentum} would apply a "
+                "second one: set optimizer.momentum=0 and optimizer.nesterov=false"
+            )
+        if (codec == "onebit_adam") != (optimizer.name == "onebit_adam"):
+            raise ValueError(
+                f"exchange.codec=onebit_adam and optimizer.name=onebit_adam are two halves of one method, got codec "
+                f"{codec} and optimizer {optimizer.name}: one without the other would apply the first moment twice or "
+                "never"
+            )
+        if codec == "onebit_adam" and not 0 < self.exchange.warmup_steps == optimizer.warmup_steps:
+            raise ValueError(
+                "exchange.codec=onebit_adam needs some steps of plain Adam, which both halves must know, got "
+                f"exchange.warmup_steps={self.exchange.warmup_steps} and optimizer.warmup_steps="
+                f"{optimizer.warmup_steps}"
             )
         return self
 

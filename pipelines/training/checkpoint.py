@@ -5,7 +5,7 @@ import logging
 import os
 import re
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,29 +41,55 @@ class TrainingState:
     loss_sum: float = 0.0
     """Of the steps of the epoch under way, over all ranks."""
     loss_count: int = 0
+    exchange_ranks: int = 0
+    """Ranks whose exchange state lies beside the checkpoint; 0: the exchange has none."""
 
 
 def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["keras.Variable"]) -> Path:
     """Write `step-NNNNNNNN.npz` atomically and remove all but the newest `KEPT`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"step-{state.step:08d}.npz"
-    temporary = folder / f".{path.name}.{os.getpid()}"
     header = json.dumps({"format_version": _FORMAT_VERSION, **asdict(state)}).encode()
     arrays = {_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
-    try:
-        with temporary.open("wb") as file:
-            np.savez(file, **{_STATE: np.frombuffer(header, np.uint8)}, **arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    path = folder / f"step-{state.step:08d}.npz"
+    _write(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
     for leftover in folder.glob(".step-*"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
     # Never the one just written: damaged ones with higher numbers may lie beside it.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         old.unlink()
+        for part in folder.glob(f"{old.stem}.rank-*.npz"):
+            part.unlink()
     return path
+
+
+def save_rank_state(folder: Path, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write what one rank's exchange keeps, before the checkpoint of that step is written."""
+    _write(_rank_path(folder / f"step-{step:08d}.npz", rank), arrays)
+
+
+def read_rank_states(checkpoint: Path, ranks: int) -> list[dict[str, NDArray[Any]]]:
+    """What the exchanges of all ranks kept, in rank order."""
+    states = []
+    for rank in range(ranks):
+        with np.load(_rank_path(checkpoint, rank), allow_pickle=False) as file:
+            states.append({name: file[name] for name in file.files})
+    return states
+
+
+def _rank_path(checkpoint: Path, rank: int) -> Path:
+    return checkpoint.with_name(f"{checkpoint.stem}.rank-{rank:05d}.npz")
+
+
+def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with temporary.open("wb") as file:
+            np.savez(file, **dict(arrays))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
@@ -83,7 +109,9 @@ def newest_checkpoint(folder: Path) -> tuple[Path, TrainingState]:
         raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
     for path in reversed(paths):
         try:
-            return path, _read(path)[0]
+            state = _read(path)[0]
+            read_rank_states(path, state.exchange_ranks)  # they verify too
+            return path, state
         except _DAMAGE as error:
             _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
     raise ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")

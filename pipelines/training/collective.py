@@ -26,11 +26,28 @@ class HorovodCollective:
         """Processes in the job."""
         return int(hvd.size())
 
-    def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Sum each tensor over the ranks, all of them in one grouped operation."""
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        """Sum each tensor over the ranks, all of them in one grouped operation.
+
+        Ranks find each other's operation by its name. Horovod's own follow the graph, which must then be the same on
+        all ranks to the last node.
+        """
         if self.size == 1:
             return list(tensors)
-        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum))
+        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name))
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        """Send one section of the first axis to each rank, of equal lengths or as `splits` says."""
+        if self.size == 1:
+            return tf.identity(tensor)
+        if splits is None:
+            return hvd.alltoall(tensor, name=name)
+        received, _ = hvd.alltoall(tensor, splits=splits, name=name)
+        return received
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """The ranks' tensors one after the other, in rank order; the first axis may differ."""
+        return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor, name=name)
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """Sum of one array over the ranks, outside a graph."""

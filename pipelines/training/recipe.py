@@ -3,9 +3,11 @@
 import keras
 
 from conf.schema import OptimizerConfig, RunConfig
-from models.compression.exchange import Collective, GradientExchange
+from models.compression.exchange import GradientExchange
 from models.compression.table import CODECS
+from models.compression.wire import Collective
 from models.optimizers.lars import LARS, normalisation_and_bias_paths
+from models.optimizers.onebit_adam import OneBitAdam
 from models.preprocessing import InputGroup
 from models.resnet import build_model
 from models.schedules import Schedule, gradual_warmup, multi_step, scaled_learning_rate
@@ -50,6 +52,14 @@ def make_optimizer(config: OptimizerConfig, model: keras.Model) -> keras.optimiz
             trust_coefficient=config.trust_coefficient,
             excluded=excluded,
         )
+    elif config.name == "onebit_adam":
+        optimizer = OneBitAdam(
+            learning_rate=0.0,
+            warmup_steps=config.warmup_steps,
+            beta_1=config.beta_1,
+            beta_2=config.beta_2,
+            weight_decay=config.weight_decay or None,
+        )
     else:
         # Keras applies its weight decay beside the momentum, not through it.
         optimizer = keras.optimizers.SGD(
@@ -58,6 +68,7 @@ def make_optimizer(config: OptimizerConfig, model: keras.Model) -> keras.optimiz
             nesterov=config.nesterov,
             weight_decay=config.weight_decay or None,
         )
+    if config.name != "lars":
         optimizer.exclude_from_weight_decay(
             var_list=[variable for variable in model.trainable_variables if variable.path in excluded]
         )
@@ -81,4 +92,18 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
 
 def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:
     """Codec and collective joined."""
-    return GradientExchange(CODECS[config.exchange.codec](), collective)
+    settings = config.exchange
+    parameters = settings.codec.model_dump(exclude={"name"})
+    if "stages" in parameters:
+        parameters["stages"] = [tuple(stage.values()) for stage in parameters["stages"]]
+    if settings.codec.name == "onebit_adam":
+        parameters["beta_1"] = config.optimizer.beta_1
+    return GradientExchange(
+        CODECS[settings.codec.name](**parameters),
+        collective,
+        dense_below=settings.dense_below,
+        bucket_mib=settings.bucket_mib,
+        warmup_steps=settings.warmup_steps,
+        rescale_residual=settings.rescale_residual,
+        seed=config.training.seed,
+    )

@@ -6,6 +6,7 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from models.compression.compatibility import check_optimizer
 from models.compression.exchange import GradientExchange
 
 Images = dict[str, tf.Tensor]
@@ -33,10 +34,15 @@ def make_train_step(
         model: Maps a dict of image groups to logits `(batch, classes)`.
         loss: Per-sample losses `(batch,)` from targets and logits.
         optimizer: Built for the model's trainable variables.
-        exchange: Averages gradients over the ranks.
+        exchange: Averages gradients over the ranks; its state is created here.
         jit_compile: Compile forward and backward pass with XLA; Horovod's operations stay outside.
+
+    Raises:
+        ValueError: codec and optimizer do not fit.
     """
     variables = model.trainable_variables
+    check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
+    exchange.build(variables)
 
     @tf.function(jit_compile=jit_compile)
     def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -47,7 +53,7 @@ def make_train_step(
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
         value, computed = gradients(images, targets, seeds)
-        optimizer.apply(exchange.exchange(computed), variables)
+        optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
         return value
 
     compiled: Step = step

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import math
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ import numpy as np
 
 from conf.schema import RunConfig
 from models.augmentation import augmentation_seeds
+from models.compression.exchange import GradientExchange
+from models.compression.resize import load_state, save_state
 from models.losses import classification_loss
 from models.resnet import with_probabilities
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -20,7 +23,14 @@ from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.report import attempt, report, step_done
 from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun, load_model
-from pipelines.training.checkpoint import TrainingState, newest_checkpoint, restore, save_checkpoint
+from pipelines.training.checkpoint import (
+    TrainingState,
+    newest_checkpoint,
+    read_rank_states,
+    restore,
+    save_checkpoint,
+    save_rank_state,
+)
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import make_batches, reader_settings
@@ -70,9 +80,16 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
     history = list(start.history) if start else []
     steps_done = collective.broadcast_number(start.step if start else 0)
     first_epoch = collective.broadcast_number(start.epochs_done if start else 0)
+    has_exchange_state = bool(exchange.codec.collectives)
+    saved_ranks = collective.broadcast_number(start.exchange_ranks if start else 0)
+    if has_exchange_state and saved_ranks:
+        load_state(exchange, read_rank_states(checkpoints / f"step-{steps_done:08d}.npz", saved_ranks))
 
     def save(epochs_done: int, step_number: int, loss_sum: float = 0.0, loss_count: int = 0) -> None:
         nonlocal checkpoint
+        if has_exchange_state:
+            save_rank_state(checkpoints, step_number, collective.rank, save_state(exchange))
+            collective.sum(np.zeros(1))  # the parts of all ranks are there before the checkpoint that counts on them
         if collective.rank == 0:
             state = TrainingState(
                 epochs_done=epochs_done,
@@ -84,6 +101,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
                 history=history,
                 loss_sum=loss_sum,
                 loss_count=loss_count,
+                exchange_ranks=collective.size if has_exchange_state else 0,
             )
             checkpoint = str(save_checkpoint(checkpoints, state, variables))
 
@@ -131,9 +149,9 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
                 class_names=manifest.class_names,
                 task=manifest.task,
             )
+        history.append(_epoch_metrics(trained, evaluation, exchange))
+        save(epoch + 1, (epoch + 1) * steps)
         if writer is not None:
-            history.append(_epoch_metrics(trained, evaluation))
-            save(epoch + 1, (epoch + 1) * steps)
             rates = [(number, schedule(number)) for number in range(epoch * steps, (epoch + 1) * steps)]
             _write_epoch(writer, rates, history, evaluation)
             report(event="epoch", **place, metrics=history[-1])
@@ -212,12 +230,15 @@ def _write_result(
     )
 
 
-def _epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[str, float]:
+def _epoch_metrics(trained: EpochResult, evaluation: Evaluation | None, exchange: GradientExchange) -> dict[str, float]:
     metrics = {
         "train_loss": trained.loss,
         "images_per_second": trained.images_per_second,
         "input_wait_fraction": trained.input_wait_fraction,
     }
+    # Of the epoch's last step.
+    last = exchange.metrics()
+    metrics |= {f"exchange_{name}": value for name, value in last.items() if math.isfinite(value)}
     if evaluation is not None:
         metrics |= {f"val_{name}": value for name, value in evaluation.metrics.items()}
     return metrics

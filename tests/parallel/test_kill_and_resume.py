@@ -130,6 +130,29 @@ def test_a_killed_rank_costs_no_bit(
     assert not [path for path in (trained.folder / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
+def test_what_a_codec_left_behind_is_not_lost(
+    small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = ("exchange.codec=onebit", "training.epochs=1", "schedule.recipe_epochs=1", "schedule.milestones=[]")
+    expected = weights(train(config(small_dataset, tmp_path / "undisturbed", *settings)))
+
+    def dying(*args: Any) -> Any:
+        return training_that_dies(*args, rank=1, at=3, while_saving=False)
+
+    monkeypatch.setattr(entry, "train", dying)
+    trained = train(config(small_dataset, tmp_path / "killed", *settings))
+    found = weights(trained)
+    for name, value in expected.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    states = sorted(path.name for path in (trained.folder / "checkpoints").glob("*.rank-*"))
+    # Two checkpoints are kept, each with the state of two ranks.
+    assert states == [f"step-{step:08d}.rank-{rank:05d}.npz" for step in (3, 4) for rank in (0, 1)]
+    first, second = (np.load(trained.folder / "checkpoints" / name) for name in states[:2])
+    residual = next(name for name in first.files if name.startswith("residual/"))
+    assert (first[residual] != second[residual]).any()
+    assert trained.summary.history[-1]["exchange_compression_ratio"] > 2
+
+
 def test_the_sizes_of_a_further_attempt_divide_the_global_batch(tmp_path: Path) -> None:
     chosen = config(tmp_path, tmp_path, "launch.num_workers=6", "training.batch_size_per_worker=4")
     assert train_job._smaller_sizes(chosen) == [1, 2, 3, 4]

@@ -1,3 +1,4 @@
+import dataclasses
 import logging
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from pipelines.training.checkpoint import (
     TrainingState,
     list_checkpoints,
     newest_checkpoint,
+    read_rank_states,
     restore,
     save_checkpoint,
+    save_rank_state,
 )
 
 
@@ -99,3 +102,20 @@ def test_another_model_is_refused(tmp_path: Path, variables: list[keras.Variable
     path = save_checkpoint(tmp_path, state(1), variables)
     with pytest.raises(ValueError, match="another model or optimizer"):
         restore(path, variables[1:])
+
+
+def test_the_state_of_every_rank_belongs_to_a_checkpoint(
+    tmp_path: Path, variables: list[keras.Variable], caplog: pytest.LogCaptureFixture
+) -> None:
+    for epoch in (1, 2, 3):
+        for rank in range(2):
+            save_rank_state(tmp_path, 7 * epoch, rank, {"residual/a": np.full(3, 10.0 * epoch + rank)})
+        save_checkpoint(tmp_path, dataclasses.replace(state(epoch), exchange_ranks=2), variables)
+    path, found = newest_checkpoint(tmp_path)
+    assert [values["residual/a"][0] for values in read_rank_states(path, found.exchange_ranks)] == [30.0, 31.0]
+    # Those of a checkpoint that was removed went with it.
+    assert len(list(tmp_path.iterdir())) == KEPT * 3
+    (tmp_path / "step-00000021.rank-00001.npz").unlink()
+    with caplog.at_level(logging.WARNING):
+        assert newest_checkpoint(tmp_path)[1].step == 14
+    assert "step-00000021.npz is damaged" in caplog.text

@@ -1,10 +1,12 @@
 import pytest
 
+from conf.codecs import CODEC_NAMES
 from conf.load import load
 from models.augmentation import AugmentedModel
+from models.compression.table import CODECS
 from pipelines.dataset.manifest import BandStatistics, Manifest
 from pipelines.dataset.schema import ImageGroup
-from pipelines.training.recipe import make_model, make_schedule
+from pipelines.training.recipe import make_exchange, make_model, make_schedule
 
 RECIPE = "bigearthnet_v2_resnet50"
 
@@ -53,3 +55,38 @@ def test_the_model_augments_as_configured(augmentation: str) -> None:
     )
     model = make_model(load("smoke", [f"model.augmentation={augmentation}"]), manifest)
     assert (model.augmentation.kind if isinstance(model, AugmentedModel) else "none") == augmentation
+
+
+class OneRank:
+    rank, size = 0, 1
+
+
+def test_every_codec_has_a_section() -> None:
+    assert set(CODEC_NAMES) == set(CODECS)
+
+
+@pytest.mark.parametrize("name", CODEC_NAMES)
+def test_the_defaults_of_the_configuration_are_those_of_the_codecs(name: str) -> None:
+    overrides = [f"exchange.codec={'{name: threshold, tau: 0.5}' if name == 'threshold' else name}"]
+    if name == "dgc":
+        overrides += ["optimizer.name=sgd", "optimizer.momentum=0.0", "optimizer.nesterov=false"]
+    if name == "onebit_adam":
+        overrides += ["optimizer.name=onebit_adam", "optimizer.warmup_steps=5", "exchange.warmup_steps=5"]
+    codec = make_exchange(load("smoke", overrides), OneRank()).codec
+    assert _settings(codec) == _settings(CODECS[name](**({"tau": 0.5} if name == "threshold" else {})))
+
+
+def _settings(value: object) -> object:
+    if hasattr(value, "__dict__") and type(value).__module__.startswith("models."):
+        return type(value).__name__, {key: _settings(inner) for key, inner in vars(value).items()}
+    return value
+
+
+def test_settings_reach_the_exchange() -> None:
+    codec = "{name: topk, density: 0.02, stages: [{before_step: 7, density: 0.5}]}"
+    settings = ["dense_below=9", "bucket_mib=2.5", "warmup_steps=3", "rescale_residual=false"]
+    overrides = [f"exchange.codec={codec}", *[f"exchange.{setting}" for setting in settings], "training.seed=11"]
+    exchange = make_exchange(load("smoke", overrides), OneRank())
+    assert exchange.codec.quantiser.density.values == (0.5, 0.02)
+    assert (exchange.dense_below, exchange.bucket_mib, exchange.warmup_steps) == (9, 2.5, 3)
+    assert (exchange.rescale_residual, exchange.seed) == (False, 11)

@@ -1,0 +1,140 @@
+"""PowerSGD: gradients as products of two thin matrices, improved from step to step."""
+
+import math
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.linear import LinearCodec
+from models.compression.randomness import normal
+from models.compression.schedule import Stages
+
+# A column that orthogonalisation leaves this much shorter was a combination of the others, up to rounding.
+_RELATIVE_ZERO = 1e-5
+
+
+class PowerSGD(LinearCodec):
+    """One step of subspace iteration, from the result of the step before, with a residual.
+
+        M = g + residual                               (rows, columns) = (all but the last axis, the last)
+        P = orthonormal columns of (sum over ranks of M Q)
+        Q_own = M^T P;  residual = M - P Q_own^T
+        Q = mean over ranks of Q_own;  mean of gradients ~ P Q^T
+
+    Both sums are linear in M, so N ranks compute what one would on the mean of M. Exact where the rank of the mean of M
+    is at most `rank`: P then spans its columns after one product.
+
+    Args:
+        rank: Columns of P and Q.
+        stages: `(before_step, rank)` for the first steps.
+        min_compression: Tensors whose factors are not smaller than they by this factor travel dense.
+        warm_start: Start from the last Q; otherwise from a random one at every step.
+        error_feedback: Without, training is biased: for comparison only.
+
+    Raises:
+        ValueError: a value out of range.
+
+    Source: Vogels et al. 2019, algorithms 1 and 2.
+    Differs: each rank's residual is that of its own projection, as in the authors' later library: with the common
+    one, residuals of ranks with different data drift apart without bound. A column of Q that becomes zero keeps its old
+    value, so that a tensor whose gradient was zero once is not zero for ever.
+    """
+
+    name = "powersgd"
+    collectives: tuple[CollectiveName, ...] = ("allreduce", "allreduce")
+
+    def __init__(
+        self,
+        *,
+        rank: int = 4,
+        stages: Sequence[tuple[int, int]] = (),
+        min_compression: float = 2.0,
+        warm_start: bool = True,
+        error_feedback: bool = True,
+    ) -> None:
+        """Keep the settings; see the class."""
+        self.ranks = Stages(rank, stages)
+        if min(self.ranks.values) < 1:
+            raise ValueError(f"rank must be at least 1, got {int(min(self.ranks.values))}")
+        if min_compression < 1:
+            raise ValueError(f"min_compression must be at least 1, got {min_compression}")
+        self.largest = int(max(self.ranks.values))
+        self.min_compression = min_compression
+        self.warm_start = warm_start
+        self.error_feedback = error_feedback
+        self.compiled = self.ranks.constant
+
+    def accepts(self, shape: Shape) -> bool:
+        """Whether P and Q together are enough smaller."""
+        rows, columns = _matrix(shape)
+        return self.largest * (rows + columns) * self.min_compression <= rows * columns
+
+    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
+        """The residual, and Q."""
+        if dense:
+            return {}
+        slots = {"q": Slot((_matrix(shape)[1], self.largest), "shared", normal)} if self.warm_start else {}
+        return slots | ({"residual": Slot(shape, "worker")} if self.error_feedback else {})
+
+    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        """P; Q; their product."""
+        rows, columns = _matrix(context.shape)
+        # Stages are a slice of the largest rank's factors.
+        rank = self.ranks.pick(context.step, [int(value) for value in self.ranks.values])
+        match number:
+            case 0:
+                corrected = value
+                if self.error_feedback:
+                    corrected = value + context.residual_scale * memory["residual"]
+                start = memory["q"] if self.warm_start else normal((columns, self.largest), context.key)
+                matrix = tf.reshape(corrected, (rows, columns))
+                return tf.matmul(matrix, start[:, :rank]), {**memory, "matrix": matrix, "start": start}
+            case 1:
+                basis = orthonormal(_widen(value, self.largest))[:, :rank]
+                matrix = memory.pop("matrix")
+                own = tf.matmul(matrix, basis, transpose_a=True)
+                memory = {**memory, "basis": basis}
+                if self.error_feedback:
+                    remainder = matrix - tf.matmul(basis, own, transpose_b=True)
+                    memory["residual"] = tf.reshape(remainder, context.shape)
+                return own, memory
+            case _:
+                factor = value * (1.0 / context.size)
+                basis, start = memory.pop("basis"), memory.pop("start")
+                mean = tf.reshape(tf.matmul(basis, factor, transpose_b=True), context.shape)
+                if not self.warm_start:
+                    return mean, memory
+                wide = _widen(factor, self.largest)
+                alive = tf.reduce_any(wide != 0, 0, keepdims=True)
+                return mean, {**memory, "q": tf.where(alive, wide, start)}
+
+
+def orthonormal(matrix: tf.Tensor) -> tf.Tensor:
+    """Orthonormal columns with the same span, by Gram-Schmidt, twice; dependent columns become zero."""
+    largest = tf.reduce_max(tf.abs(matrix), 0, keepdims=True)
+    # Columns of unit length, so that products of huge or tiny numbers stay in range.
+    scaled = _unit(tf.math.divide_no_nan(matrix, largest), 0.0)
+    basis: list[tf.Tensor] = []
+    for index in range(matrix.shape[1]):
+        column = scaled[:, index : index + 1]
+        for _ in range(2 if basis else 0):
+            done = tf.concat(basis, 1)
+            column -= tf.matmul(done, tf.matmul(done, column, transpose_a=True))
+        basis.append(_unit(column, _RELATIVE_ZERO))
+    return tf.concat(basis, 1)
+
+
+def _unit(columns: tf.Tensor, zero: float) -> tf.Tensor:
+    norm = tf.norm(columns, axis=0, keepdims=True)
+    return tf.where(norm > zero, tf.math.divide_no_nan(columns, norm), tf.zeros_like(columns))
+
+
+def _widen(factor: tf.Tensor, columns: int) -> tf.Tensor:
+    missing = columns - tf.shape(factor)[1]
+    wide = factor if factor.shape[1] == columns else tf.pad(factor, [[0, 0], [0, missing]])
+    return tf.ensure_shape(wide, (None, columns))
+
+
+def _matrix(shape: Shape) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]

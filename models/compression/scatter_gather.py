@@ -1,0 +1,131 @@
+"""The exchange of payloads that cannot be summed: every rank decodes and sums one part of each tensor for all."""
+
+from typing import Protocol
+
+import tensorflow as tf
+
+from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.memory import WorkerMemory
+from models.compression.randomness import fold_in
+from models.compression.stripes import Layout, clear_padding
+
+
+class Quantiser(Protocol):
+    """Turns parts of a tensor into bytes and back."""
+
+    compiled: bool
+    """Whether encode and decode may be compiled with XLA."""
+
+    @property
+    def layout(self) -> Layout:
+        """How tensors are cut into parts."""
+        ...
+
+    def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
+        """Return bytes, a row a part, and the remainder: `parts` minus what the bytes decode to.
+
+        Args:
+            parts: Float32 `(parts, *part_shape)`.
+            real: int32 `(parts,)`: entries along the last axis that are no padding.
+            step: Exchanges done before.
+            key: Of this step, tensor, rank and stage.
+        """
+        ...
+
+    def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
+        """Return float32 `(rows of the message, *part_shape)`."""
+        ...
+
+
+class ScatterGather:
+    """A codec of two stages around a quantiser.
+
+        each rank:           p = memory(g);  send part r of Q(p) to rank r;  remember p - Q(p)
+        owner of each part:  q = mean over ranks + owner's residual;  send Q(q) to all;  residual = q - Q(q)
+        each rank:           the parts, joined
+
+    A rank sends (N-1)/N of a payload in each stage, 2(N-1)/N as in a ring allreduce, whatever N: gathering all ranks'
+    payloads instead would cost N-1 payloads. All that came out, the mean over ranks of their remainders and the owners'
+    residuals sum to the mean of all gradients.
+
+    Args:
+        name: In the table.
+        quantiser: Of both stages.
+        memory: Of the first stage.
+        owner_feedback: Whether owners keep a residual.
+        local_clip_norm: See `Codec`.
+
+    Source: the two stages with a residual each are Seide et al. 2014, section 3.2.
+    """
+
+    collectives: tuple[CollectiveName, ...] = ("alltoall", "allgather")
+
+    def __init__(
+        self,
+        name: str,
+        quantiser: Quantiser,
+        memory: WorkerMemory,
+        *,
+        owner_feedback: bool,
+        local_clip_norm: float | None = None,
+    ) -> None:
+        """Keep the parts; see the class."""
+        self.name = name
+        self.quantiser = quantiser
+        self.memory = memory
+        self.owner_feedback = owner_feedback
+        self.compiled = quantiser.compiled
+        self.local_clip_norm = local_clip_norm
+
+    def accepts(self, shape: Shape) -> bool:
+        """Any."""
+        return True
+
+    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
+        """The memory's, and the owner's residual."""
+        slots = self.memory.slots(shape, dense=dense)
+        if self.owner_feedback and not dense:
+            slots["owner_residual"] = Slot(self.quantiser.layout.part_shape(shape, size), "owner")
+        return slots
+
+    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        """Encode; sum and encode again; decode."""
+        layout, shape, size = self.quantiser.layout, context.shape, context.size
+        match number:
+            case 0:
+                corrected, memory = self.memory.correct(value, memory, context)
+                real = tf.constant(layout.real(shape, size))
+                parts = layout.split(corrected, size)
+                message, remainder = self.quantiser.encode(parts, real, context.step, context.rank_key)
+                return message, self.memory.keep(corrected, layout.join(remainder, shape), memory)
+            case 1:
+                return self._sum(value, memory, context)
+            case _:
+                result = layout.join(self._decode(value, context), shape)
+                return result, self.memory.finish(result, memory)
+
+    def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
+        """As the memory says."""
+        return self.memory.after_dense(mean, memory, warming_up=warming_up)
+
+    def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
+        """As the layout joins them."""
+        return self.quantiser.layout.join(parts, shape)
+
+    def _sum(self, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        layout = self.quantiser.layout
+        real = layout.real(context.shape, context.size)[context.rank : context.rank + 1]
+        parts = self._decode(value, context)
+        mean = tf.reduce_sum(parts, 0, keepdims=True) * (1.0 / context.size)
+        if self.owner_feedback:
+            mean += context.residual_scale * memory["owner_residual"]
+        # Zeros do not stay zeros in all codes: padding would take part in scales and selections.
+        mean = clear_padding(mean, real)
+        message, remainder = self.quantiser.encode(mean, tf.constant(real), context.step, fold_in(context.rank_key, 1))
+        if self.owner_feedback:
+            memory = {**memory, "owner_residual": clear_padding(remainder, real)[0]}
+        return message, memory
+
+    def _decode(self, message: Message, context: Context) -> tf.Tensor:
+        part_shape = self.quantiser.layout.part_shape(context.shape, context.size)
+        return tf.ensure_shape(self.quantiser.decode(message, part_shape), (context.size, *part_shape))

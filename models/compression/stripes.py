@@ -1,0 +1,106 @@
+"""How a tensor is cut into one part a rank, each of which its owner sums for all."""
+
+import math
+from typing import Protocol
+
+import tensorflow as tf
+
+from models.compression.codec import Shape
+
+
+class Layout(Protocol):
+    """Cuts a tensor into equal parts, padded with zeros, and joins them again."""
+
+    def part_shape(self, shape: Shape, size: int) -> Shape:
+        """The shape of one of `size` parts."""
+        ...
+
+    def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
+        """`(size, *part_shape)`."""
+        ...
+
+    def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
+        """The tensor of `shape` without the padding."""
+        ...
+
+    def real(self, shape: Shape, size: int) -> list[int]:
+        """Of each part, how many entries along its last axis are no padding."""
+        ...
+
+
+class FlatLayout:
+    """Contiguous runs of the flattened tensor.
+
+    Args:
+        multiple: Parts have a multiple of this many elements; parts that are smaller have a multiple of 8.
+    """
+
+    def __init__(self, multiple: int = 8) -> None:
+        """Keep the multiple."""
+        self.multiple = multiple
+
+    def part_shape(self, shape: Shape, size: int) -> Shape:
+        """One axis."""
+        elements = -(-math.prod(shape) // size)
+        multiple = self.multiple if elements >= self.multiple else min(8, self.multiple)
+        return (-(-elements // multiple) * multiple,)
+
+    def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
+        """Pad at the end, reshape."""
+        (elements,) = self.part_shape(tuple(tensor.shape), size)
+        flat = tf.reshape(tensor, (-1,))
+        padding = size * elements - flat.shape[0]
+        return tf.reshape(tf.pad(flat, [[0, padding]]) if padding else flat, (size, elements))
+
+    def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
+        """Reshape, drop the end."""
+        flat = tf.reshape(parts, (-1,))
+        elements = math.prod(shape)
+        return tf.reshape(flat if flat.shape[0] == elements else flat[:elements], shape)
+
+    def real(self, shape: Shape, size: int) -> list[int]:
+        """The last parts may hold less."""
+        return _filled(math.prod(shape), self.part_shape(shape, size)[0], size)
+
+
+class ColumnLayout:
+    """Whole columns of the matrix `(all but the last axis, last axis)`: a column holds an output unit's weights."""
+
+    def part_shape(self, shape: Shape, size: int) -> Shape:
+        """`(rows, columns of a part)`."""
+        return math.prod(shape[:-1]), -(-shape[-1] // size)
+
+    def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
+        """Pad columns, move the parts to the front."""
+        rows, columns = self.part_shape(tuple(tensor.shape), size)
+        matrix = tf.reshape(tensor, (rows, -1))
+        if size == 1:
+            return matrix[None]
+        padding = size * columns - matrix.shape[1]
+        matrix = tf.pad(matrix, [[0, 0], [0, padding]]) if padding else matrix
+        return tf.transpose(tf.reshape(matrix, (rows, size, columns)), (1, 0, 2))
+
+    def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
+        """Move the parts back, drop padded columns."""
+        size, rows, columns = parts.shape
+        if size == 1:
+            return tf.reshape(parts, shape)
+        matrix = tf.reshape(tf.transpose(parts, (1, 0, 2)), (rows, size * columns))
+        return tf.reshape(matrix[:, : shape[-1]], shape)
+
+    def real(self, shape: Shape, size: int) -> list[int]:
+        """The last parts may hold fewer columns."""
+        return _filled(shape[-1], self.part_shape(shape, size)[-1], size)
+
+
+def clear_padding(parts: tf.Tensor, real: list[int]) -> tf.Tensor:
+    """`(parts, ..., entries)` with zeros from each part's number of real entries on."""
+    entries = parts.shape[-1]
+    if all(count == entries for count in real):
+        return parts
+    kept = tf.range(entries) < tf.reshape(tf.constant(real), (-1,) + (1,) * (len(parts.shape) - 1))
+    return tf.where(kept, parts, tf.zeros_like(parts))
+
+
+def _filled(entries: int, per_part: int, size: int) -> list[int]:
+    return [min(per_part, max(0, entries - part * per_part)) for part in range(size)]

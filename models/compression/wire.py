@@ -1,0 +1,95 @@
+"""The messages of a bucket's tensors, together in one operation."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from models.compression.bits import from_bytes, to_bytes
+from models.compression.codec import CollectiveName, Message
+
+
+class Collective(Protocol):
+    """What the ranks do together; every rank makes the same calls, and a name says which belong together."""
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to size - 1."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        """Return the sums over ranks, elementwise, of tensors of one dtype, as one grouped operation."""
+        ...
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        """Send one section of the first axis to each rank; return the sections from all, one after the other.
+
+        Without `splits` (int32, a length a rank) the sections are equally long.
+        """
+        ...
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return all ranks' tensors, one after the other; their first axes may differ."""
+        ...
+
+
+def transfer(
+    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
+) -> tuple[list[Message], int | tf.Tensor]:
+    """Exchange messages, one of each tensor, under a name that is the same on all ranks.
+
+    Returns:
+        What came back for each tensor, and the payload in bytes of an allreduce that would cost the same: a rank sends
+        2(N-1)/N times that. An alltoall of B bytes counts B/2, an allgather of B bytes a rank N * B/2.
+    """
+    if kind == "allreduce":
+        sums = collective.allreduce(list(messages), name)
+        return list(sums), _bytes(messages)
+    if any(isinstance(message, tf.RaggedTensor) for message in messages):
+        received, sent = _transfer_ragged(kind, messages, collective, name)
+    else:
+        joined = tf.concat(messages, 1)
+        received, sent = _split(_move(kind, joined, collective, name), messages, collective.size), _bytes([joined])
+    return received, sent // 2 if kind == "alltoall" else sent * collective.size // 2
+
+
+def _split(rows: tf.Tensor, messages: Sequence[tf.Tensor], size: int) -> list[Message]:
+    lengths = [message.shape[1] for message in messages]
+    static = None not in lengths
+    rows = tf.ensure_shape(rows, (size, sum(lengths) if static else None))
+    # Messages of one tensor are equally long on all ranks: the lengths sent are those received.
+    return list(tf.split(rows, lengths if static else [tf.shape(message)[1] for message in messages], 1))
+
+
+def _transfer_ragged(
+    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
+) -> tuple[list[Message], tf.Tensor]:
+    """Lengths first, then all bytes."""
+    tensors, size = len(messages), collective.size
+    lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
+    head = to_bytes(lengths)
+    body = tf.concat(list(messages), 1)
+    received_head = tf.ensure_shape(_move(kind, head, collective, f"{name}_lengths"), (size, 4 * tensors))
+    if kind == "alltoall":
+        received_body = collective.alltoall(body.flat_values, tf.cast(body.row_lengths(), tf.int32), name)
+    else:
+        received_body = collective.allgather(body.flat_values, name)
+    received_lengths = tf.reshape(from_bytes(received_head, tf.int32, (tensors,)), (-1,))
+    rows = tf.RaggedTensor.from_row_lengths(received_body, tf.cast(received_lengths, tf.int64))
+    received = [tf.gather(rows, tf.range(size) * tensors + tensor) for tensor in range(tensors)]
+    return received, _bytes([head]) + tf.size(body.flat_values)
+
+
+def _move(kind: CollectiveName, rows: tf.Tensor, collective: Collective, name: str) -> tf.Tensor:
+    return collective.alltoall(rows, name=name) if kind == "alltoall" else collective.allgather(rows, name)
+
+
+def _bytes(tensors: Sequence[tf.Tensor]) -> int | tf.Tensor:
+    if all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
+    return tf.add_n([tf.size(tensor) * tensor.dtype.size for tensor in tensors])

@@ -1,0 +1,152 @@
+"""Time of encoding and decoding a ResNet-50's gradient, on one core, for every codec.
+
+    make bench NAME=compression
+
+For each method: `encode_decode_ms`, one encoding of all kernels (residual included) and one decoding, as a rank does
+for its own gradient; `exchange_ms`, a whole exchange on one rank, both stages, state and checks included; payload in
+MB of 94.5. All are processor time of one thread, which others on the machine disturb less than the clock's; compare
+on an idle one all the same. The allocator settings are those that the launcher gives to workers.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": "4294967296",
+    "MALLOC_TRIM_THRESHOLD_": "17179869184",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+METHODS = {
+    "none": {},
+    "fp16": {},
+    "bf16": {},
+    "onebit": {},
+    "scaled_sign": {},
+    "qsgd": {"bits": 4},
+    "norm_sparsifier": {},
+    "threshold": {"tau": 3.0},
+    "adaptive": {"density": 0.001},
+    "topk": {"density": 0.001},
+    "topk 1 %": {"density": 0.01},
+    "dgc": {"density": 0.001},
+    "randomk": {"density": 0.01},
+    "powersgd": {"rank": 4},
+    "onebit_adam": {},
+}
+REPEATS = 5
+
+
+def measure(name):
+    """Milliseconds and bytes of one method; in a process of its own, with one thread."""
+    import numpy as np
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    from models.compression.exchange import GradientExchange
+    from models.compression.table import CODECS
+
+    class Alone:
+        rank, size = 0, 1
+
+        def allreduce(self, tensors, name=None):
+            return tensors
+
+        def alltoall(self, tensor, splits=None, name=None):
+            return tensor
+
+        def allgather(self, tensor, name=None):
+            return tensor
+
+    shapes = resnet50_shapes(bands=12, classes=43)
+    exchange = GradientExchange(CODECS[name.split()[0]](**METHODS[name]), Alone())
+    exchange.build([tf.zeros(shape) for shape in shapes])
+    gradients = [
+        tf.random.stateless_normal(shape, (0, index)) * 10.0 ** (index % 3 - 1) for index, shape in enumerate(shapes)
+    ]
+    whole = tf.function(exchange.exchange)
+    step, scale = tf.constant(5), tf.constant(1.0)
+    last = len(exchange.codec.collectives)
+    timings = {"exchange_ms": lambda: whole(gradients)}
+    if last:
+        first, decode = _phases(exchange, tf)
+        values, memories = (
+            [gradients[i] for i in exchange._buckets[0]],
+            [exchange._read(i) for i in exchange._buckets[0]],
+        )
+        messages, between = first(values, memories, step, scale)
+        if last == 2 and exchange.codec.collectives[0] == "allreduce":
+            # PowerSGD computes Q from P, once, before it decodes.
+            middle = tf.function(lambda *args: exchange._phase(0, 1)(*args)[:2])
+            factors, after = middle(messages, between, step, scale)
+            timings["middle"] = lambda: middle(messages, between, step, scale)
+            timings["decode"] = lambda: decode(factors, after, step, scale)
+        else:
+            timings["decode"] = lambda: decode(messages, between, step, scale)
+        timings["encode"] = lambda: first(values, memories, step, scale)
+    result = {key: _milliseconds(call, np, tf) for key, call in timings.items()}
+    parts = [result.pop(key, 0.0) for key in ("encode", "middle", "decode")]
+    result["encode_ms"], result["decode_ms"] = round(parts[0] + parts[1], 1), round(parts[2], 1)
+    result["encode_decode_ms"] = round(sum(parts), 1)
+    result["payload_mb"] = round(exchange.metrics()["payload_bytes"] / 1e6, 3)
+    return result
+
+
+def resnet50_shapes(bands, classes):
+    """Of all gradients: kernels, gains and shifts, and the head; 23.6 million elements."""
+    kernels, channels = [(7, 7, bands, 64)], 64
+    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for block in range(blocks):
+            kernels += [(1, 1, channels, width), (3, 3, width, width), (1, 1, width, 4 * width)]
+            kernels += [(1, 1, channels, 4 * width)] if block == 0 else []
+            channels = 4 * width
+    return [shape for kernel in kernels for shape in (kernel, kernel[-1:], kernel[-1:])] + [(2048, classes), (classes,)]
+
+
+def _phases(exchange, tf):
+    last = len(exchange.codec.collectives)
+    first = tf.function(lambda *args: exchange._phase(0, 0)(*args)[:2])
+    decode = tf.function(lambda *args: exchange._phase(0, last)(*args)[0])
+    return first, decode
+
+
+def _milliseconds(call, np, tf):
+    seconds = []
+    for repeat in range(REPEATS + 2):
+        start = time.process_time()
+        result = tf.nest.flatten(call(), expand_composites=True)
+        np.asarray(result[-1])
+        if repeat >= 2:
+            seconds.append(time.process_time() - start)
+    return round(1000 * statistics.median(seconds), 1)
+
+
+def main():
+    names = sys.argv[1:] or list(METHODS)
+    methods = {}
+    for name in names:
+        done = subprocess.run(
+            ["taskset", "-c", "0", sys.executable, __file__, "--method", name],
+            env={**os.environ, **ALLOCATOR, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
+            cwd=Path(__file__).parents[2],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
+        methods[name] = json.loads(done.stdout.splitlines()[-1])
+        print(name.ljust(16), methods[name], flush=True)
+    print(json.dumps({"methods": methods}))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--method"]:
+        print(json.dumps(measure(sys.argv[2])))
+    else:
+        main()

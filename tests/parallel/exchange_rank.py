@@ -1,0 +1,88 @@
+"""One rank of `test_compressed_exchange`: every codec on a real ring, in one process start."""
+
+import sys
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.compression.exchange import GradientExchange
+from models.compression.table import CODECS
+from models.losses import classification_loss
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.step import make_train_step
+
+SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
+STEPS = 3
+PARAMETERS = {
+    "threshold": {"tau": 0.05},
+    "topk": {"density": 0.1, "stages": [(2, 0.25)]},
+    "dgc": {"density": 0.1, "masking": False, "nesterov": False, "momentum": 0.0},
+    "powersgd": {"rank": 2},
+}
+
+
+def gradients(rank, step):
+    generator = np.random.default_rng((rank, step))
+    return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def run_codec(name, collective, *, compiled):
+    codec = CODECS[name](**PARAMETERS.get(name, {}))
+    exchange = GradientExchange(codec, collective, dense_below=64, bucket_mib=0.004, jit_compile=compiled)
+    exchange.build([tf.zeros(shape) for shape in SHAPES])
+    step = tf.function(exchange.exchange)
+    arrays = {}
+    for number in range(STEPS):
+        results = step([tf.constant(each) for each in gradients(collective.rank, number)])
+        for index, result in enumerate(results):
+            arrays[f"{name}/result/{number}/{index}"] = result.numpy()
+    for entry in exchange.state:
+        arrays[f"{name}/state/{entry.name}"] = entry.variable.numpy()
+    arrays[f"{name}/payload_bytes"] = np.array(exchange.metrics()["payload_bytes"])
+    return arrays
+
+
+def train(collective, *, plain):
+    """Weights after some steps of a small network, by our step with no codec or by Horovod's own allreduce."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(3)])
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    optimizer.build(model.trainable_variables)
+    loss = classification_loss("multi_label")
+    ours = make_train_step(model, loss, optimizer, GradientExchange(CODECS["none"](), collective), jit_compile=False)
+
+    @tf.function
+    def theirs(images, targets):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(loss(targets, model(images, training=True)))
+        gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
+        optimizer.apply(hvd.grouped_allreduce(gradients, op=hvd.Average), model.trainable_variables)
+
+    generator = np.random.default_rng(collective.rank)
+    for _ in range(5):
+        images = tf.constant(generator.normal(size=(4, 8)).astype(np.float32))
+        targets = tf.constant(generator.integers(0, 2, (4, 3)).astype(np.float32))
+        (theirs if plain else ours)(images, targets)
+    return [np.array(variable) for variable in model.trainable_variables]
+
+
+def main(output, compiled):
+    collective = HorovodCollective()
+    arrays = {}
+    for name in CODECS:
+        print(name, flush=True)  # where a rank that hangs or fails was
+        arrays |= run_codec(name, collective, compiled=compiled and name in ("onebit", "qsgd", "powersgd", "topk"))
+    plain = tf.function(lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Average))
+    for number in range(STEPS):
+        for index, mean in enumerate(plain([tf.constant(each) for each in gradients(collective.rank, number)])):
+            arrays[f"horovod/result/{number}/{index}"] = mean.numpy()
+    for name, plain_step in (("ours", False), ("theirs", True)):
+        arrays |= {f"{name}/{i}": each for i, each in enumerate(train(collective, plain=plain_step))}
+    np.savez(f"{output}/rank-{collective.rank}.npz", **arrays)
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2] == "compiled")

@@ -1,0 +1,121 @@
+"""Every codec between 2 and 4 real Horovod ranks, one process start a ring."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+from models.compression.table import CODECS
+from pipelines.launch.placement import place
+
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]
+
+WORKER = Path(__file__).with_name("exchange_rank.py")
+SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
+COMPRESSED = (0, 2, 3)
+STEPS = 3
+HOST = "127.0.0.1"
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def ring(request, tmp_path_factory):
+    """What every rank of a ring saved; the larger one leaves XLA out, to save time."""
+    size, folder = request.param, tmp_path_factory.mktemp("ring")
+    server = RendezvousHTTPServer((HOST, 0), RendezvousHandler, False)
+    server.init(get_host_assignments(parse_hosts(f"{HOST}:{size}"), size))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    common = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in (str(WORKER.parents[2]), *sys.path) if path),
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": HOST,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
+        "OMP_NUM_THREADS": "1",
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "2",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    command = [sys.executable, str(WORKER), str(folder), "compiled" if size == 2 else "traced"]
+    logs = [(folder / f"log-{rank}").open("w+") for rank in range(size)]
+    ranks = [
+        subprocess.Popen(command, env={**common, **placement.environment()}, stdout=log, stderr=subprocess.STDOUT)
+        for placement, log in zip(place([HOST] * size), logs, strict=True)
+    ]
+    try:
+        codes = [rank.wait(timeout=250) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+        server.shutdown()
+        server.server_close()
+        texts = [(log.seek(0), log.read()[-3000:], log.close())[1] for log in logs]
+    assert codes == [0] * size, "\n".join(texts)
+    return [np.load(folder / f"rank-{rank}.npz") for rank in range(size)]
+
+
+def gradients(rank, step):
+    generator = np.random.default_rng((rank, step))
+    return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_all_ranks_have_the_same(ring, name):
+    for step in range(STEPS):
+        for index in range(len(SHAPES)):
+            results = [saved[f"{name}/result/{step}/{index}"] for saved in ring]
+            assert np.any(results[0])
+            for result in results[1:]:
+                np.testing.assert_array_equal(result, results[0])
+    assert len({int(saved[f"{name}/payload_bytes"]) for saved in ring}) == 1 or name in (
+        "threshold",
+        "norm_sparsifier",
+        "adaptive",
+    )
+
+
+def test_no_codec_is_horovods_own_allreduce_bit_for_bit(ring):
+    for step in range(STEPS):
+        for index in range(len(SHAPES)):
+            key = f"result/{step}/{index}"
+            np.testing.assert_array_equal(ring[0][f"none/{key}"], ring[0][f"horovod/{key}"])
+
+
+def test_training_without_a_codec_is_plain_horovod_bit_for_bit(ring):
+    for index in range(4):
+        np.testing.assert_array_equal(ring[0][f"ours/{index}"], ring[0][f"theirs/{index}"])
+        np.testing.assert_array_equal(ring[0][f"ours/{index}"], ring[-1][f"ours/{index}"])
+
+
+@pytest.mark.parametrize(
+    "name", ["onebit", "scaled_sign", "threshold", "adaptive", "topk", "dgc", "randomk", "powersgd"]
+)
+def test_what_came_out_and_the_residuals_sum_to_all_gradients(ring, name):
+    for index in COMPRESSED:
+        expected = np.mean(
+            [gradients(rank, step)[index] * STEPS for rank in range(len(ring)) for step in range(STEPS)], axis=0
+        )
+        total = sum(ring[0][f"{name}/result/{step}/{index}"].astype(np.float64) for step in range(STEPS))
+        residual, owner = (f"{name}/state/{slot}/gradient_{index}" for slot in ("residual", "owner_residual"))
+        if residual in ring[0]:
+            total = total + np.mean([saved[residual] for saved in ring], axis=0)
+        if owner in ring[0]:
+            parts = tf.constant(np.stack([saved[owner] for saved in ring]))
+            codec = CODECS[name](**({"tau": 1.0} if name == "threshold" else {}))
+            total = total + codec.join_parts(parts, SHAPES[index]).numpy()
+        np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "relative"), [("fp16", 2**-9), ("bf16", 2**-7)])
+def test_roundings_give_the_mean(ring, name, relative):
+    for index in range(len(SHAPES)):
+        values = [gradients(rank, 0)[index] for rank in range(len(ring))]
+        error = np.abs(ring[0][f"{name}/result/0/{index}"] - np.mean(values, axis=0))
+        assert np.all(error <= relative * np.mean(np.abs(values), axis=0))
