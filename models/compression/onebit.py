@@ -61,5 +61,5 @@ class ColumnMeans:
 
 
 def _mean(values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    # Divided before the sum, which could leave float32's range; an empty group has mean 0.
-    return tf.reduce_sum(values / tf.maximum(count, 1.0), 1, keepdims=True)
+    # Scaled before the sum, which could leave float32's range; an empty group has mean 0.
+    return tf.reduce_sum(values * (1.0 / tf.maximum(count, 1.0)), 1, keepdims=True)

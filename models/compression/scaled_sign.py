@@ -37,8 +37,8 @@ class ScaledSign:
         """1/8 byte an element, 4 a part."""
         positive = parts >= 0
         count = tf.cast(tf.maximum(real, 1), tf.float32)[:, None]
-        # Divided before the sum, which could leave float32's range.
-        scale = tf.reduce_sum(tf.abs(parts) / count, 1, keepdims=True)
+        # Scaled before the sum, which could leave float32's range.
+        scale = tf.reduce_sum(tf.abs(parts) * (1.0 / count), 1, keepdims=True)
         message = tf.concat([pack(tf.cast(positive, tf.uint8), 1), to_bytes(scale)], 1)
         return message, parts - tf.where(positive, scale, -scale)
 
