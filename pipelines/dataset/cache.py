@@ -33,8 +33,9 @@ _LOCKS = 64
 
 
 def default_cache_folder() -> Path:
-    """`groundswell-cache-<user id>` in the temporary folder (TMPDIR)."""
-    return Path(tempfile.gettempdir(), f"groundswell-cache-{os.getuid()}")
+    """`groundswell-cache-<user id>` in the host's temporary folder, which outlives a worker's own."""
+    host = os.environ.get("GROUNDSWELL_HOST_TMPDIR") or tempfile.gettempdir()
+    return Path(host, f"groundswell-cache-{os.getuid()}")
 
 
 class RowGroupCache:
