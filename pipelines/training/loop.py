@@ -17,6 +17,8 @@ from pipelines.training.step import Step
 from pipelines.training.tensors import image_tensors
 
 _SECONDS_BETWEEN_REPORTS = 1.0
+_NOT_FINITE = "gradients are not finite"
+_REMEDY = "lower optimizer.learning_rate_per_256 or raise schedule.warmup_epochs"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,7 @@ def train_epoch(
         report: Called about once a second.
 
     Raises:
-        FloatingPointError: The loss is not finite; names rank and step.
+        FloatingPointError: The loss or a gradient is not finite; names rank and step.
     """
     losses: list[float] = []
     images = 0
@@ -90,7 +92,15 @@ def train_epoch(
         waited += time.perf_counter() - ready
         optimizer.learning_rate = schedule(first_step + number)
         seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
-        result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
+        try:
+            result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
+        except tf.errors.InvalidArgumentError as error:
+            settle()  # where the loss before was not finite already, it is the one to name
+            if _NOT_FINITE not in error.message:
+                raise
+            raise FloatingPointError(
+                f"gradients are not finite on rank {collective.rank} at step {first_step + number}: {_REMEDY}"
+            ) from error
         # The loss of the step before: waiting for this one's would keep an accelerator idle.
         settle()
         pending = result
@@ -132,8 +142,5 @@ def average_statistics(model: keras.Model, collective: HorovodCollective) -> Non
 
 def _finite(loss: float, rank: int, step: int) -> float:
     if not math.isfinite(loss):
-        raise FloatingPointError(
-            f"the loss is {loss} on rank {rank} at step {step}: lower optimizer.learning_rate_per_256 or raise "
-            "schedule.warmup_epochs"
-        )
+        raise FloatingPointError(f"the loss is {loss} on rank {rank} at step {step}: {_REMEDY}")
     return loss

@@ -71,6 +71,22 @@ def test_a_loss_that_is_not_finite_stops_with_rank_and_step(bad: float, at: int)
         )
 
 
+def test_a_gradient_that_is_not_finite_is_told_alike() -> None:
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
+        raise tf.errors.InvalidArgumentError(None, None, "assertion failed: [rank 0: these gradients are not finite]")
+
+    with pytest.raises(FloatingPointError, match=r"gradients are not finite on rank 0 at step 7: lower optimizer"):
+        train_epoch(
+            batches(1),
+            step,
+            keras.optimizers.SGD(0.0),
+            multi_step(1.0, 100),
+            OneRank(),  # type: ignore[arg-type]
+            first_step=7,
+            report=lambda progress: None,
+        )
+
+
 def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: keras.Model) -> None:
     kernel = np.array(tiny_model.get_layer("conv").kernel)
     average_statistics(tiny_model, TwoRanks())  # type: ignore[arg-type]
