@@ -269,6 +269,25 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _folders_are_local(self) -> "RunConfig":
+        for name, path in (
+            ("training.output", self.training.output),
+            ("reader.cache_folder", self.reader.cache_folder or ""),
+        ):
+            if "://" in path:
+                raise ValueError(f"{name}={path} is a URL: it must be a folder that the workers mount")
+        return self
+
+    @model_validator(mode="after")
+    def _reader_can_resume(self) -> "RunConfig":
+        if self.reader.name == "petastorm" and self.training.checkpoint_every_steps is not None:
+            raise ValueError(
+                "Petastorm's reader cannot resume within an epoch: set training.checkpoint_every_steps=null or "
+                "reader.name=groundswell"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _codec_fits_the_optimizer(self) -> "RunConfig":
         codec, optimizer = self.exchange.codec.name, self.optimizer
         if codec == "dgc" and optimizer.name != "sgd":

@@ -6,9 +6,11 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 from conf.load import load, shipped_names
 from conf.schema import RunConfig
+from pipelines.storage import Folder
 
 _USER_ERROR_EXIT_CODE = 2
 
@@ -34,6 +36,15 @@ def config_arguments(parser: argparse.ArgumentParser, default: str | None = None
 def read_config(arguments: argparse.Namespace) -> RunConfig:
     """The configuration that the arguments ask for."""
     return load(arguments.config, arguments.set)
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Workers have another working directory than the driver; URLs stay as they are."""
+    dataset = config.dataset.model_copy(update={"path": str(Folder.at(config.dataset.path))})
+    training = config.training.model_copy(update={"output": str(Path(config.training.output).absolute())})
+    cache = config.reader.cache_folder
+    reader = config.reader.model_copy(update={"cache_folder": str(Path(cache).absolute()) if cache else None})
+    return config.model_copy(update={"dataset": dataset, "training": training, "reader": reader})
 
 
 def run(name: str, body: Callable[[], int]) -> int:

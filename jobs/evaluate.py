@@ -3,8 +3,8 @@
 import argparse
 import sys
 
-from conf.schema import DatasetConfig, RunConfig
-from jobs.command import config_arguments, read_config, run, say
+from conf.schema import RunConfig
+from jobs.command import config_arguments, read_config, run, say, with_absolute_paths
 from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -41,13 +41,14 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             config.launch.num_workers,
             gpus_per_worker=config.launch.gpus_per_worker,
             start_timeout=config.launch.start_timeout_seconds,
+            hang_timeout=config.launch.hang_timeout_seconds,
+            retries=config.launch.retries,
+            accept_unencrypted=config.launch.accept_unencrypted,
             log_to_driver="none",
             threads_per_worker=config.launch.threads_per_worker,
             env=tracking.worker_environment(),
         )
-        result: Evaluation = runner.run(
-            entry.evaluate, config.model_copy(update={"dataset": DatasetConfig(path=str(dataset))}), model_uri, split
-        )
+        result: Evaluation = runner.run(entry.evaluate, with_absolute_paths(config), model_uri, split)
     writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}_{name}": value for name, value in result.metrics.items()}, step=0)
     writer.table(result.per_class, f"per_class_{split}.json")

@@ -12,7 +12,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
-from jobs.command import config_arguments, read_config, run, say
+from jobs.command import config_arguments, read_config, run, say, with_absolute_paths
 from jobs.progress import TrainingProgress
 from jobs.session import spark_session
 from pipelines import tracking
@@ -21,7 +21,6 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt, BarrierRunner
-from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint import newest_checkpoint
@@ -41,7 +40,7 @@ class TrainedRun:
 def train(config: RunConfig) -> TrainedRun:
     """Train as configured, in a session of its own where there is none."""
     manifest = check_dataset(config)
-    config = _with_absolute_paths(config)
+    config = with_absolute_paths(config)
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest)
 
@@ -152,13 +151,6 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
     ]
     if differences:
         raise ValueError(f"{path} is of another training: {'; '.join(differences)}")
-
-
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Workers have another working directory than the driver; URLs stay as they are."""
-    dataset = config.dataset.model_copy(update={"path": str(Folder.at(config.dataset.path))})
-    training = config.training.model_copy(update={"output": str(Path(config.training.output).absolute())})
-    return config.model_copy(update={"dataset": dataset, "training": training})
 
 
 def _tracked_run(config: RunConfig, manifest: Manifest) -> TrackedRun:

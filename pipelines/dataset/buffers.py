@@ -9,6 +9,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Mapping
+from contextlib import suppress
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +34,8 @@ class Memory:
         places = np.cumsum([0] + [math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes])
         self.pages = mmap.mmap(-1, max(1, int(places[-1])))
         if hasattr(mmap, "MADV_HUGEPAGE"):
-            self.pages.madvise(mmap.MADV_HUGEPAGE)
+            with suppress(OSError):  # a kernel without them
+                self.pages.madvise(mmap.MADV_HUGEPAGE)
         self.places = {name: (int(place), size) for name, place, size in zip(columns, places, sizes, strict=False)}
         self.prefixes = {name: np.empty((rows, prefix), np.uint8) for name, (prefix, _) in columns.items()}
         view = memoryview(self.pages)

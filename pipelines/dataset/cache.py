@@ -75,8 +75,8 @@ class RowGroupCache:
             if path.is_file():
                 try:
                     return self._opened(path, fields, rows)
-                except ValueError:  # damaged, by whatever: written again
-                    path.unlink()
+                except (ValueError, FileNotFoundError):  # damaged, or removed a moment ago to make room
+                    path.unlink(missing_ok=True)
             table = encoded(read(), fields)
             with self._lock(_LOCKS):  # one writes at a time, or two would take the same room
                 self._make_room(rows * sum(value_bytes(*field) for field in fields.values()))
@@ -108,8 +108,9 @@ class RowGroupCache:
         entries = []
         for path in self.folder.iterdir():
             if path.suffix == ".parquet":
-                status = path.stat()
-                entries.append((status.st_mtime_ns, status.st_size, path))
+                with suppress(FileNotFoundError):  # a damaged one, removed by another process
+                    status = path.stat()
+                    entries.append((status.st_mtime_ns, status.st_size, path))
             elif path.name.startswith("."):  # of a process that died while it wrote: only one writes at a time
                 path.unlink()
         excess = sum(entry[1] for entry in entries) + size - self.limit_bytes
@@ -132,6 +133,9 @@ def encoded(table: pa.Table, fields: Fields) -> pa.Table:
     Raises:
         ValueError: A value is missing, no array, or of another shape or dtype; names column and row.
     """
+    missing = [name for name in fields if name not in table.column_names]
+    if missing:
+        raise ValueError(f"no column {missing[0]!r}, only {', '.join(table.column_names)}")
     columns = {name: _column(table[name].combine_chunks(), name, *field) for name, field in fields.items()}
     schema = pa.schema([pa.field(name, pa.binary(), nullable=False) for name in fields])
     return pa.table(list(columns.values()), schema=schema)

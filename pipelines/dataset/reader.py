@@ -26,7 +26,6 @@ from pipelines.storage import Folder
 
 OPENING_THREADS = 16
 _PROBED_ROWS = 8
-_NEEDED_DESCRIPTORS = 256
 
 
 @dataclass(frozen=True)
@@ -84,7 +83,7 @@ class SplitReader:
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
         """Rows of every row group, in reading order."""
         self._first_rows = np.cumsum([0, *self.group_rows])
-        _allow_open_files(len(self._places) + _NEEDED_DESCRIPTORS)
+        _allow_open_files()
         with ThreadPoolExecutor(OPENING_THREADS) as pool:
             opened = list(pool.map(self._open, self._shards))
         self._row_groups: list[RowGroup | None] = [group for groups in opened for group in groups]
@@ -223,17 +222,22 @@ class SplitReader:
                 return self._cached[place]
         shard, number = self._places[place]
 
+        where = f"shard {self._folder / shard.file}, row group {number}"
+
         def read() -> pa.Table:
-            with self._folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
-                return parquet.read_row_group(number, columns=list(self._fields))
+            try:
+                with self._folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
+                    return parquet.read_row_group(number, columns=list(self._fields))
+            except Exception as error:  # whatever the storage's library raises
+                raise ValueError(f"{where} cannot be read: {error}") from error
 
         key = f"{self.manifest.fingerprint} {self._folder} {shard.file} {number}"
         try:
             group = self._cache.get(key, self._fields, read, self.group_rows[place])
-        except (OSError, ValueError, pa.ArrowException) as error:
-            raise ValueError(
-                f"shard {self._folder / shard.file}, row group {number} cannot be read: {error}"
-            ) from error
+        except (OSError, ValueError) as error:
+            if str(error).startswith(where):
+                raise
+            raise ValueError(f"{where} cannot be read: {error}") from error
         with self._lock:
             self._cached[place] = group
             while sum(self.group_rows[open_] for open_ in self._cached) * self.row_bytes > self._cache.limit_bytes:
@@ -269,7 +273,7 @@ def training_batches(
     """
     order = epoch_order(reader.group_rows, seed=seed, epoch=epoch, window_rows=reader.window_rows)
     parts = rank_parts(order, global_batch_size=global_batch_size, rank=rank, size=size, start_step=start_step)
-    return _prefetched(parts, reader, pool or reader.pool(global_batch_size // size), global_batch_size // size)
+    return _prefetched(parts, reader, pool or reader.pool(global_batch_size // size), global_batch_size // size, size)
 
 
 def evaluation_batches(reader: SplitReader, *, batch_size: int, rank: int = 0, size: int = 1) -> Iterator[Batch]:
@@ -279,18 +283,22 @@ def evaluation_batches(reader: SplitReader, *, batch_size: int, rank: int = 0, s
 
 
 def _prefetched(
-    parts: Sequence[NDArray[np.int64]], reader: SplitReader, pool: BufferPool, batch_size: int
+    parts: Sequence[NDArray[np.int64]], reader: SplitReader, pool: BufferPool, batch_size: int, ranks: int = 1
 ) -> Iterator[Batch]:
     """Gather some batches ahead, advise more; the threads end when the consumer does."""
     settings = reader.settings
+    advised = settings.batches_advised
+    if reader.window_rows is not None and parts:
+        # What is fetched beyond the next window would push out what is about to be read.
+        advised = min(advised, max(0, reader.window_rows // (ranks * len(parts[0])) - settings.batches_in_flight))
     threads = ThreadPoolExecutor(settings.threads, thread_name_prefix="groundswell-reader")
     adviser = ThreadPoolExecutor(1, thread_name_prefix="groundswell-readahead")
     batches: deque[Future[Batch]] = deque()
     try:
         for number in range(len(parts) + settings.batches_in_flight):
             if number < len(parts):
-                ahead = number + settings.batches_advised
-                if ahead < len(parts):
+                ahead = number + advised
+                if advised and ahead < len(parts):
                     adviser.submit(reader.advise, parts[ahead])
                 batches.append(threads.submit(reader.gather, parts[number], pool, batch_size))
             if number >= settings.batches_in_flight:
@@ -307,9 +315,8 @@ def _is_in_memory(descriptor: int, offset: int) -> bool:
         return False
 
 
-def _allow_open_files(count: int) -> None:
-    """Raise this process's own limit, as far as it may: 1024 is fewer than a large dataset has files."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft < count:
-        with suppress(ValueError, OSError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (min(count, hard) if hard >= 0 else count, hard))
+def _allow_open_files() -> None:
+    """Raise this process's own limit as far as it may: 1024 is fewer than a large dataset has files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -66,6 +66,20 @@ def save_rank_state(folder: Path, step: int, rank: int, arrays: Mapping[str, NDA
     _write(_rank_path(folder / f"step-{step:08d}.npz", rank), arrays)
 
 
+def check_rank_states(folder: Path, step: int, ranks: int) -> None:
+    """Refuse a folder in which not every rank's file has arrived.
+
+    Raises:
+        RuntimeError: Ranks write to different disks.
+    """
+    missing = [rank for rank in range(ranks) if not _rank_path(folder / f"step-{step:08d}.npz", rank).is_file()]
+    if missing:
+        raise RuntimeError(
+            f"rank {missing[0]} wrote its part of the checkpoint elsewhere than {folder}: set training.output to "
+            "storage that all hosts mount"
+        )
+
+
 def read_rank_states(checkpoint: Path, ranks: int) -> list[dict[str, NDArray[Any]]]:
     """What the exchanges of all ranks kept, in rank order."""
     states = []

@@ -25,6 +25,7 @@ from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun, load_model
 from pipelines.training.checkpoint import (
     TrainingState,
+    check_rank_states,
     newest_checkpoint,
     read_rank_states,
     restore,
@@ -90,6 +91,8 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
         if has_exchange_state:
             save_rank_state(checkpoints, step_number, collective.rank, save_state(exchange))
             collective.sum(np.zeros(1))  # the parts of all ranks are there before the checkpoint that counts on them
+            if collective.rank == 0:
+                check_rank_states(checkpoints, step_number, collective.size)
         if collective.rank == 0:
             state = TrainingState(
                 epochs_done=epochs_done,
@@ -150,11 +153,12 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoints: Path) -> Train
                 task=manifest.task,
             )
         history.append(_epoch_metrics(trained, evaluation, exchange))
-        save(epoch + 1, (epoch + 1) * steps)
         if writer is not None:
             rates = [(number, schedule(number)) for number in range(epoch * steps, (epoch + 1) * steps)]
             _write_epoch(writer, rates, history, evaluation)
             report(event="epoch", **place, metrics=history[-1])
+        # Last: an epoch whose checkpoint is there has been told.
+        save(epoch + 1, (epoch + 1) * steps)
 
     if writer is None:
         return TrainingSummary("", history, checkpoint, 0)

@@ -56,6 +56,13 @@ def test_configuration(error_of: Callable[..., str], job: Job) -> None:
     assert "optimizer.momentum=1.5: should be less than 1" in error_of(job, "optimizer.momentum=1.5")
 
 
+def test_settings_that_cannot_hold_together(error_of: Callable[..., str]) -> None:
+    refused = error_of(train.main, "reader.name=petastorm", "training.checkpoint_every_steps=5")
+    assert "Petastorm's reader cannot resume within an epoch" in refused
+    assert "training.output=s3://b/c is a URL" in error_of(train.main, "training.output=s3://b/c")
+    assert "reader.cache_folder=s3://b/c is a URL" in error_of(train.main, "reader.cache_folder=s3://b/c")
+
+
 def test_a_missing_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
     assert str(tmp_path / "nowhere") in error_of(prepare.main, f"archive.root={tmp_path / 'nowhere'}")
 

@@ -170,3 +170,25 @@ def test_values_that_are_not_what_the_manifest_says_are_refused(image: bytes | N
     given = pa.table({"image": [good, image], "labels": [npy(np.zeros(3, np.uint8))] * 2})
     with pytest.raises(ValueError, match=message):
         encoded(given, FIELDS)
+
+
+def test_an_entry_that_is_removed_while_it_is_opened_is_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RowGroupCache(tmp_path, 1 << 20)
+    path = store.get("a", FIELDS, table, ROWS).file.path
+    opened = store._opened
+    removed = []
+
+    def open_late(*args):
+        if not removed:  # another process makes room at this very moment
+            removed.append(path.unlink())
+        return opened(*args)
+
+    monkeypatch.setattr(store, "_opened", open_late)
+    assert first_image(store.get("a", FIELDS, lambda: table(4), ROWS)) == 4 + ROWS - 1
+
+
+def test_a_missing_column_is_named() -> None:
+    with pytest.raises(ValueError, match="no column 'labels', only image"):
+        encoded(table().select(["image"]), FIELDS)

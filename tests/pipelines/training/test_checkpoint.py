@@ -10,6 +10,7 @@ from models.optimizers.lars import LARS
 from pipelines.training.checkpoint import (
     KEPT,
     TrainingState,
+    check_rank_states,
     list_checkpoints,
     newest_checkpoint,
     read_rank_states,
@@ -119,3 +120,10 @@ def test_the_state_of_every_rank_belongs_to_a_checkpoint(
     with caplog.at_level(logging.WARNING):
         assert newest_checkpoint(tmp_path)[1].step == 14
     assert "step-00000021.npz is damaged" in caplog.text
+
+
+def test_ranks_that_write_elsewhere_are_noticed(tmp_path: Path) -> None:
+    save_rank_state(tmp_path, 7, 0, {"step": np.zeros(1)})
+    check_rank_states(tmp_path, 7, 1)
+    with pytest.raises(RuntimeError, match=r"rank 1 wrote its part .*: set training.output to storage"):
+        check_rank_states(tmp_path, 7, 2)
