@@ -21,6 +21,7 @@ from pipelines.storage import Folder
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 60.0
 _PREFIX = "lease-"
+_REPLACES = "replaces"
 _log = logging.getLogger(__name__)
 
 
@@ -35,17 +36,25 @@ def lease(folder: Folder, inside: str) -> Iterator[str]:
         RuntimeError: Another job holds the folder.
     """
     name = f"{inside}/{_PREFIX}{uuid.uuid4().hex}.json"
-    owner = json.dumps({"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}).encode()
-    folder.write(name, owner)
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
+    folder.write(name, json.dumps(owner).encode())
     kept = threading.Event()
-    thread = threading.Thread(target=_keep, args=(folder, name, owner, kept), name="groundswell-lease", daemon=True)
+    thread = None
     try:
-        _refuse_others(folder, inside, name)
+        # Told before they are removed: who was taken for dead may live and be about to write its lease again.
+        dead_ones = _dead_ones(folder, inside, name)
+        content = json.dumps(owner | {_REPLACES: dead_ones}).encode()
+        folder.write(name, content)
+        for dead in dead_ones:
+            folder.remove(f"{inside}/{dead}")
+        thread = threading.Thread(
+            target=_keep, args=(folder, name, content, kept), name="groundswell-lease", daemon=True
+        )
         thread.start()
         yield name
     finally:
         kept.set()
-        if thread.ident is not None:
+        if thread is not None:
             thread.join()
         folder.remove(name)
 
@@ -57,14 +66,17 @@ def check_held(folder: Folder, inside: str) -> None:
         RuntimeError: One did.
     """
     own = {"pid": os.getpid(), "machine": _machine()}
-    leases = [_owner(folder, f"{inside}/{name}") for name in folder.names(inside) if name.startswith(_PREFIX)]
-    if not any(own.items() <= owner.items() for owner in leases):
+    leases = {name: _owner(folder, f"{inside}/{name}") for name in folder.names(inside) if name.startswith(_PREFIX)}
+    replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
+    if not any(own.items() <= owner.items() for name, owner in leases.items() if name not in replaced):
         raise RuntimeError(
             f"{folder}: the storage was out of reach for more than {DEAD_SECONDS:.0f} s and another job took over"
         )
 
 
-def _refuse_others(folder: Folder, inside: str, own: str) -> None:
+def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
+    """The names of the leases of jobs that have ended; refuses where one lives."""
+    dead = []
     now = folder.modified(own)
     for other in folder.names(inside):
         path = f"{inside}/{other}"
@@ -76,12 +88,13 @@ def _refuse_others(folder: Folder, inside: str, own: str) -> None:
         age = (now - written).total_seconds()
         owner = _owner(folder, path)
         if age > DEAD_SECONDS or _ended(owner):
-            folder.remove(path)
+            dead.append(other)
             continue
         raise RuntimeError(
             f"another job is writing {folder} (process {owner.get('pid')} on {owner.get('host')}, seen {age:.0f} s "
             f"ago): wait for it, or stop it; a job that was killed counts as stopped after {DEAD_SECONDS:.0f} s"
         )
+    return dead
 
 
 def _owner(folder: Folder, path: str) -> dict[str, Any]:

@@ -43,13 +43,25 @@ class TrainingState:
     loss_count: int = 0
     exchange_ranks: int = 0
     """Ranks whose exchange state lies beside the checkpoint; 0: the exchange has none."""
+    order: str = ""
+    """What, beside seed and dataset, decides the order of samples: the reader, and its window where it has one."""
+
+    @property
+    def is_within_an_epoch(self) -> bool:
+        """Whether an epoch has been begun."""
+        return self.loss_count > 0
+
+
+def checkpoint_path(folder: Path, step: int) -> Path:
+    """Of the checkpoint after so many optimizer steps."""
+    return folder / f"step-{step:08d}.npz"
 
 
 def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["keras.Variable"]) -> Path:
     """Write `step-NNNNNNNN.npz` atomically and remove all but the newest `KEPT`."""
     header = json.dumps({"format_version": _FORMAT_VERSION, **asdict(state)}).encode()
     arrays = {_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
-    path = folder / f"step-{state.step:08d}.npz"
+    path = checkpoint_path(folder, state.step)
     _write(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
     for leftover in folder.glob(".step-*"):  # of a process that was killed while it wrote
         leftover.unlink(missing_ok=True)
@@ -63,7 +75,7 @@ def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["ker
 
 def save_rank_state(folder: Path, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write what one rank's exchange keeps, before the checkpoint of that step is written."""
-    _write(_rank_path(folder / f"step-{step:08d}.npz", rank), arrays)
+    _write(_rank_path(checkpoint_path(folder, step), rank), arrays)
 
 
 def check_rank_states(folder: Path, step: int, ranks: int) -> None:
@@ -72,7 +84,7 @@ def check_rank_states(folder: Path, step: int, ranks: int) -> None:
     Raises:
         RuntimeError: Ranks write to different disks.
     """
-    missing = [rank for rank in range(ranks) if not _rank_path(folder / f"step-{step:08d}.npz", rank).is_file()]
+    missing = [rank for rank in range(ranks) if not _rank_path(checkpoint_path(folder, step), rank).is_file()]
     if missing:
         raise RuntimeError(
             f"rank {missing[0]} wrote its part of the checkpoint elsewhere than {folder}: set training.output to "

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from conf.schema import ReaderConfig, RunConfig
@@ -25,13 +26,27 @@ def reader_settings(config: ReaderConfig) -> ReaderSettings:
     )
 
 
-def make_batches(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -> Callable[..., Iterator[Batch]]:
-    """Return `batches_of(epoch, start_step=0)`: this rank's batches of the training split."""
+@dataclass(frozen=True)
+class TrainingInput:
+    """This rank's batches of the training split."""
+
+    batches_of: Callable[[int, int], Iterator[Batch]]
+    """Of an epoch, from a step of it on."""
+    order: str
+    """What, beside seed and dataset, decides the order of samples."""
+
+
+def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -> TrainingInput:
+    """The configured reader on the training split.
+
+    Raises:
+        FileNotFoundError, ValueError, RuntimeError: As `SplitReader`.
+    """
     seed, global_batch_size = config.training.seed, config.global_batch_size
     if config.reader.name == "petastorm":
         steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, global_batch_size)
 
-        def of_petastorm(epoch: int, start_step: int = 0) -> Iterator[Batch]:
+        def of_petastorm(epoch: int, start_step: int) -> Iterator[Batch]:
             if start_step:
                 raise ValueError("Petastorm's reader cannot resume within an epoch: set reader.name=groundswell")
             return petastorm_batches(
@@ -47,7 +62,7 @@ def make_batches(config: RunConfig, manifest: Manifest, *, rank: int, size: int)
                 size=size,
             )
 
-        return of_petastorm
+        return TrainingInput(of_petastorm, "Petastorm's reader")
 
     reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
     pool = reader.pool(global_batch_size // size)
@@ -60,7 +75,7 @@ def make_batches(config: RunConfig, manifest: Manifest, *, rank: int, size: int)
             100 * reader.window_rows / len(reader),
         )
 
-    def of_ours(epoch: int, start_step: int = 0) -> Iterator[Batch]:
+    def of_ours(epoch: int, start_step: int) -> Iterator[Batch]:
         return training_batches(
             reader,
             seed=seed,
@@ -72,4 +87,5 @@ def make_batches(config: RunConfig, manifest: Manifest, *, rank: int, size: int)
             pool=pool,
         )
 
-    return of_ours
+    window = "any row" if reader.window_rows is None else f"windows of {reader.window_rows} rows"
+    return TrainingInput(of_ours, f"groundswell's reader, {window}")

@@ -77,22 +77,18 @@ def train_epoch(
         FloatingPointError: The loss or a gradient is not finite; names rank and step.
     """
     losses: list[float] = []
-    images = 0
     pending: tf.Tensor | None = None
-    started = measured_from = reported = time.perf_counter()
-    measured_images = 0
 
     def settle() -> None:
         if pending is not None:
             losses.append(_finite(float(pending), collective.rank, first_step + len(losses)))
 
-    waited = 0.0
-    ready = started
-    number = -1
-    for batch in batches:  # not enumerate: it would keep each batch for one step longer
-        number += 1
-        waited += time.perf_counter() - ready
-        optimizer.learning_rate = schedule(first_step + number)
+    clock = _Clock()
+    reported = time.perf_counter()
+    done = first_step
+    for batch in batches:
+        clock.batch_is_there()
+        optimizer.learning_rate = schedule(done)
         seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
         try:
             result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
@@ -101,35 +97,65 @@ def train_epoch(
             if _NOT_FINITE not in error.message:
                 raise
             raise FloatingPointError(
-                f"gradients are not finite on rank {collective.rank} at step {first_step + number}: {_REMEDY}"
+                f"gradients are not finite on rank {collective.rank} at step {done}: {_REMEDY}"
             ) from error
         # The loss of the step before: waiting for this one's would keep an accelerator idle.
         settle()
         pending = result
-        images += len(batch.weights)
-        done = first_step + number + 1
+        if done == first_step:
+            float(result)
+        clock.step_is_done(len(batch.rows))
+        done += 1
         if checkpoint_every is not None and done % checkpoint_every == 0:
             settle()  # a checkpoint holds no step whose loss has not been seen to be finite
             pending = None
             checkpoint(done, earlier[0] + math.fsum(losses), earlier[1] + len(losses))
-        now = time.perf_counter()
-        if number == 0:
-            float(result)
-            measured_from, waited = time.perf_counter(), 0.0
-        else:
-            measured_images += len(batch.weights)
-        if measured_images and now - reported >= _SECONDS_BETWEEN_REPORTS:
-            reported = now
-            rate = collective.size * measured_images / max(now - measured_from, 1e-9)
-            report(Progress(number + 1, losses[-1], rate))
+        if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
+            reported = time.perf_counter()
+            report(Progress(done - first_step, losses[-1], collective.size * clock.images_per_second))
         del batch  # its memory is free for the reader when the step has used it
-        ready = time.perf_counter()
+        clock.waits()
     settle()
-    ended = time.perf_counter()
-    rate = measured_images / (ended - measured_from) if measured_images else images / (ended - started)
+    rate, wait_fraction = clock.images_per_second, clock.wait_fraction
     total, count = collective.sum(np.array([earlier[0] + math.fsum(losses), earlier[1] + len(losses)], np.float64))
-    wait_fraction = waited / max(ended - measured_from, 1e-9)
     return EpochResult(float(total / count), collective.size * rate, wait_fraction)
+
+
+class _Clock:
+    """Images and seconds of one rank's epoch; the first step, which compiles, is left out where there are others."""
+
+    def __init__(self) -> None:
+        self._started = self._ready = time.perf_counter()
+        self._waited = 0.0
+        self._images = 0
+        self._compiled = False
+        self.measures = False
+        """Whether a step after the first is done."""
+
+    def batch_is_there(self) -> None:
+        self._waited += time.perf_counter() - self._ready
+
+    def step_is_done(self, images: int) -> None:
+        if self._compiled and not self.measures:
+            self._images, self.measures = 0, True
+        elif not self._compiled:
+            self._first_ended, self._first_waited = time.perf_counter(), self._waited
+        self._compiled = True
+        self._images += images
+
+    def waits(self) -> None:
+        self._ready = time.perf_counter()
+
+    @property
+    def images_per_second(self) -> float:
+        since = self._first_ended if self.measures else self._started
+        return self._images / max(time.perf_counter() - since, 1e-9)
+
+    @property
+    def wait_fraction(self) -> float:
+        if not self.measures:
+            return self._waited / max(time.perf_counter() - self._started, 1e-9)
+        return (self._waited - self._first_waited) / max(time.perf_counter() - self._first_ended, 1e-9)
 
 
 def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:

@@ -94,10 +94,13 @@ def test_evaluation_sees_every_sample_once(reader: SplitReader, size: int, batch
     assert seen == key(reader.gather(np.arange(32)))
 
 
-def wait_for_no_threads() -> None:
+def threads_left() -> list[str]:
+    """The reader's threads that have not ended after five seconds."""
     deadline = time.monotonic() + 5
-    while any(thread.name.startswith("groundswell-rea") for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
+    while True:
+        names = [thread.name for thread in threading.enumerate() if thread.name.startswith("groundswell-rea")]
+        if not names or time.monotonic() > deadline:
+            return names
         time.sleep(0.01)
 
 
@@ -107,7 +110,7 @@ def test_threads_end_with_their_consumer(reader: SplitReader, taken: int) -> Non
     for _ in range(taken):
         next(batches)
     del batches
-    wait_for_no_threads()
+    assert threads_left() == []
 
 
 def test_batches_that_are_kept_stay_as_they_were(reader: SplitReader) -> None:
@@ -178,7 +181,7 @@ def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(damaged: Path) -
     os.truncate(first_shard(damaged), 4096)
     with pytest.raises(ValueError, match=r"part-00000.parquet, row group [01] was truncated"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
-    wait_for_no_threads()
+    assert threads_left() == []
 
 
 def column_start(shard: Path, name: str) -> tuple[int, int]:
