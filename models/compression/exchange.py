@@ -12,6 +12,15 @@ from models.compression.randomness import make_key
 from models.compression.wire import Collective, transfer
 
 _MIB = 1 << 20
+METRICS = (
+    "payload_bytes",
+    "compression_ratio",
+    "residual_norm",
+    "encode_seconds",
+    "collective_seconds",
+    "decode_seconds",
+)
+"""Of one exchange, see `GradientExchange.metrics`."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class GradientExchange:
         self._all_finite = tf.function(_all_finite, jit_compile=True, autograph=False) if jit_compile else _all_finite
         self.state: list[StateVariable] = []
         self._built_for: list[Shape] | None = None
+        self._measure: Callable[[], tf.Tensor] | None = None
 
     def build(self, tensors: Sequence[Any]) -> None:
         """Create the state for gradients of these shapes; the first `exchange` does it where this was not called.
@@ -147,24 +157,27 @@ class GradientExchange:
 
         Returns:
             payload_bytes: What an allreduce of that many bytes costs; a rank sends 2(N-1)/N times as much.
-            compression_ratio: Bytes of the gradients in float32 over `payload_bytes`.
+            compression_ratio: Bytes of the gradients in float32 over `payload_bytes`; NaN where nothing was sent.
             residual_norm: Euclidean norm over all residuals of this rank.
             encode_seconds, collective_seconds, decode_seconds: Meaningful on a CPU, where operations run when they are
                 called; buckets that travel at the same time count each by itself.
         """
+        return dict(zip(METRICS, self.measure().numpy().tolist(), strict=True))
+
+    def measure(self) -> tf.Tensor:
+        """The values of `metrics`, float64 `(6,)` in the order of `METRICS`, without waiting for the exchange."""
+        if self._measure is None:
+            self._measure = tf.function(self._measured, autograph=False)
+        return self._measure()
+
+    def _measured(self) -> tf.Tensor:
         assert self._built_for is not None
-        payload = int(self._payload_bytes)
-        dense = 4 * sum(math.prod(shape) for shape in self._built_for)
+        payload = tf.cast(self._payload_bytes, tf.float64)
+        dense = 4.0 * sum(math.prod(shape) for shape in self._built_for)
+        ratio = tf.where(payload > 0, dense / payload, math.nan)
         residuals = [entry.variable for entry in self.state if entry.name.split("/")[0].endswith("residual")]
-        encode, collective, decode = (float(each) for each in self._seconds)
-        return {
-            "payload_bytes": payload,
-            "compression_ratio": dense / payload if payload else math.nan,
-            "residual_norm": float(tf.linalg.global_norm(residuals)) if residuals else 0.0,
-            "encode_seconds": encode,
-            "collective_seconds": collective,
-            "decode_seconds": decode,
-        }
+        norm = tf.cast(tf.linalg.global_norm(residuals), tf.float64) if residuals else tf.constant(0.0, tf.float64)
+        return tf.concat([[payload, ratio, norm], self._seconds], 0)
 
     def payload_bytes(self, gradients: Sequence[Any]) -> int:
         """Return the payload of one exchange after the warm-up, in bytes; see `metrics`.

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 import keras
 import numpy as np
@@ -44,6 +45,18 @@ class Progress:
     images_per_second: float
 
 
+class Watch(Protocol):
+    """Who is told of every step, once its loss is known."""
+
+    def measure(self) -> tf.Tensor:
+        """What is to be told beside the loss of the step that was begun last; must not wait for it."""
+        ...
+
+    def tell(self, step: int, loss: float, measured: tf.Tensor) -> None:
+        """Take what is known of one step: optimizer steps done before it, its loss on this rank, what was measured."""
+        ...
+
+
 def train_epoch(
     batches: Iterator[Batch],
     step: Step,
@@ -57,6 +70,7 @@ def train_epoch(
     checkpoint_every: int | None = None,
     checkpoint: Callable[[int, float, int], None] = lambda step, loss_sum, loss_count: None,
     report: Callable[[Progress], None],
+    watch: Watch | None = None,
 ) -> EpochResult:
     """Run every batch of one epoch.
 
@@ -72,16 +86,21 @@ def train_epoch(
         checkpoint_every: Steps from checkpoint to checkpoint; None: there is none within an epoch.
         checkpoint: Called on every rank with the optimizer steps done, and this rank's losses' sum and number.
         report: Called about once a second.
+        watch: Is told of every step.
 
     Raises:
         FloatingPointError: The loss or a gradient is not finite; names rank and step.
     """
     losses: list[float] = []
-    pending: tf.Tensor | None = None
+    pending: tuple[tf.Tensor, tf.Tensor | None] | None = None
 
     def settle() -> None:
-        if pending is not None:
-            losses.append(_finite(float(pending), collective.rank, first_step + len(losses)))
+        if pending is None:
+            return
+        (loss, measured), at = pending, first_step + len(losses)
+        losses.append(_finite(float(loss), collective.rank, at))
+        if watch is not None:
+            watch.tell(at, losses[-1], measured)
 
     clock = _Clock()
     reported = time.perf_counter()
@@ -101,7 +120,7 @@ def train_epoch(
             ) from error
         # The loss of the step before: waiting for this one's would keep an accelerator idle.
         settle()
-        pending = result
+        pending = result, None if watch is None else watch.measure()
         if done == first_step:
             float(result)
         clock.step_is_done(len(batch.rows))

@@ -2,11 +2,10 @@
 
 import functools
 import logging
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,22 +13,20 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.augmentation import augmentation_seeds
-from models.compression.exchange import GradientExchange
 from models.losses import classification_loss
-from models.resnet import with_probabilities
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.report import report, step_done
-from pipelines.tracking import RunWriter, TrackedRun, load_model
+from pipelines.tracking import TrackedRun, load_model
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import make_input, reader_settings
-from pipelines.training.loop import EpochResult, Progress, average_statistics, train_epoch
-from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
+from pipelines.training.loop import Progress, average_statistics, train_epoch
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
+from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import make_predict, make_train_step
@@ -82,41 +79,52 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     start = checkpoints.restore(resumes=config.training.resume_run is not None)
     history = list(start.history)
 
-    writer = RunWriter(run) if collective.rank == 0 else None
+    record = Record(run, schedule, exchange) if collective.rank == 0 else None
     for epoch in range(start.epochs_done, config.training.epochs):
         resumed = epoch == start.epochs_done
         start_step = start.step - epoch * steps if resumed else 0
         place = {"epoch": epoch + 1, "epochs": config.training.epochs, "steps": steps}
         seeds_of = functools.partial(augmentation_seeds, config.training.seed, epoch)
-        trained = train_epoch(
-            data.batches_of(epoch, start_step),
-            step,
-            optimizer,
-            schedule,
-            collective,
-            first_step=epoch * steps + start_step,
-            seeds_of=seeds_of if config.model.augmentation != "none" else None,
-            earlier=(start.loss_sum, start.loss_count) if resumed else (0.0, 0),
-            checkpoint_every=config.training.checkpoint_every_steps,
-            checkpoint=_make_saver(checkpoints, model, epoch, steps, history),
-            report=_make_teller(collective, place, start_step),
-        )
+        with _steps_kept(record):
+            trained = train_epoch(
+                data.batches_of(epoch, start_step),
+                step,
+                optimizer,
+                schedule,
+                collective,
+                first_step=epoch * steps + start_step,
+                seeds_of=seeds_of if config.model.augmentation != "none" else None,
+                earlier=(start.loss_sum, start.loss_count) if resumed else (0.0, 0),
+                checkpoint_every=config.training.checkpoint_every_steps,
+                checkpoint=_make_saver(checkpoints, model, epoch, steps, history, record),
+                report=_make_teller(collective, place, start_step),
+                watch=record,
+            )
         average_statistics(model, collective)
         evaluation = validate()
-        history.append(_epoch_metrics(trained, evaluation, exchange))
-        if writer is not None:
-            rates = [(number, schedule(number)) for number in range(epoch * steps, (epoch + 1) * steps)]
-            _write_epoch(writer, rates, history, evaluation)
+        history.append(epoch_metrics(trained, evaluation))
+        if record is not None:
+            record.write_epoch(history, evaluation)
             report(event="epoch", **place, metrics=history[-1])
         # Last: an epoch whose checkpoint is there has been told.
         checkpoints.save(epochs_done=epoch + 1, step=(epoch + 1) * steps, history=history)
 
-    if writer is None:
+    if record is None:
         return TrainingSummary("", history, "", 0)
     payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    planned = [schedule(number) for number in range(config.training.epochs * steps)]
-    model_uri = _write_result(writer, model, manifest, config, planned, payload_bytes)
+    model_uri = record.write_result(model, manifest, config, steps=config.training.epochs * steps)
     return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes)
+
+
+@contextmanager
+def _steps_kept(record: Record | None) -> Iterator[None]:
+    """Where training diverges, the steps that led there are written."""
+    try:
+        yield
+    except FloatingPointError:
+        if record is not None:
+            record.write_steps()
+        raise
 
 
 def _make_validation(
@@ -143,7 +151,12 @@ def _make_validation(
 
 
 def _make_saver(
-    checkpoints: Checkpoints, model: keras.Model, epoch: int, steps: int, history: list[dict[str, float]]
+    checkpoints: Checkpoints,
+    model: keras.Model,
+    epoch: int,
+    steps: int,
+    history: list[dict[str, float]],
+    record: Record | None,
 ) -> Callable[[int, float, int], None]:
     """Return what writes a checkpoint within an epoch; the one at its end is written when it has been evaluated."""
     collective = checkpoints.collective
@@ -154,6 +167,8 @@ def _make_saver(
         # One set of moving statistics, as a checkpoint holds one: the same whether or not it is resumed from.
         average_statistics(model, collective)
         total, count = collective.sum(np.array([loss_sum, loss_count], np.float64))
+        if record is not None:
+            record.write_steps()
         checkpoints.save(epochs_done=epoch, step=step, history=history, loss_sum=float(total), loss_count=int(count))
 
     return save
@@ -169,17 +184,6 @@ def _make_teller(collective: HorovodCollective, place: dict[str, int], start_ste
             step_done()
 
     return tell
-
-
-def model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
-    """What whoever loads the model must know: the meaning of its outputs, and the data that it saw."""
-    return {
-        "task": manifest.task,
-        "class_names": list(manifest.class_names),
-        "dataset_fingerprint": manifest.fingerprint,
-        "archive": manifest.archive,
-        "depth": config.model.depth,
-    }
 
 
 def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation:
@@ -198,50 +202,3 @@ def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation
         task=description["task"],
         from_logits=False,
     )
-
-
-def _write_result(
-    writer: RunWriter,
-    model: keras.Model,
-    manifest: Manifest,
-    config: RunConfig,
-    learning_rates: list[float],
-    payload_bytes: int,
-) -> str:
-    """What is known at the end of a run; the URI of its model."""
-    writer.figure(learning_rate_curve(learning_rates), "learning_rate.png")
-    writer.metrics({"payload_bytes_per_step": payload_bytes}, step=0)
-    report(event="saving")
-    return writer.model(
-        with_probabilities(model, manifest.task),
-        model_description(manifest, config),
-        config.tracking.registered_model,
-    )
-
-
-def _epoch_metrics(trained: EpochResult, evaluation: Evaluation | None, exchange: GradientExchange) -> dict[str, float]:
-    metrics = {
-        "train_loss": trained.loss,
-        "images_per_second": trained.images_per_second,
-        "input_wait_fraction": trained.input_wait_fraction,
-    }
-    # Of the epoch's last step.
-    last = exchange.metrics()
-    metrics |= {f"exchange_{name}": value for name, value in last.items() if math.isfinite(value)}
-    if evaluation is not None:
-        metrics |= {f"val_{name}": value for name, value in evaluation.metrics.items()}
-    return metrics
-
-
-def _write_epoch(
-    writer: RunWriter,
-    learning_rates: list[tuple[int, float]],
-    history: list[dict[str, float]],
-    evaluation: Evaluation | None,
-) -> None:
-    writer.metrics(history[-1], step=len(history))
-    writer.curves({"learning_rate": learning_rates})
-    writer.figure(learning_curves(history), "learning_curves.png")
-    if evaluation is not None:
-        writer.table(evaluation.per_class, "per_class_validation.json")
-        writer.figure(per_class_bars(evaluation.per_class, "validation"), "per_class_validation.png")

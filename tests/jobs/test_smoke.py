@@ -95,6 +95,9 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
     assert [metric.value for metric in rates[:4]] == pytest.approx([peak / 4, peak / 2, peak * 3 / 4, peak])
     assert rates[4].value == pytest.approx(peak / 10)
     assert chosen.training.epochs == len(result.summary.history) == 2
+    for name in ("step_loss", "exchange_payload_bytes", "exchange_residual_norm", "exchange_collective_seconds"):
+        values = client.get_metric_history(result.run.run_id, name)
+        assert [metric.step for metric in values] == list(range(8)), name
 
 
 def test_checkpoints_are_kept(trained: tuple[TrainedRun, RunConfig]) -> None:
@@ -108,7 +111,7 @@ def test_checkpoints_are_kept(trained: tuple[TrainedRun, RunConfig]) -> None:
 
 def test_what_is_sent_is_counted(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
     result, _ = trained
-    logged = MlflowClient(store).get_run(result.run.run_id).data.metrics["payload_bytes_per_step"]
+    logged = MlflowClient(store).get_run(result.run.run_id).data.metrics["exchange_payload_bytes"]
     assert logged == result.summary.payload_bytes_per_step > 100_000
 
 
