@@ -19,7 +19,8 @@ HOROVOD = {"Horovod fp32": {"horovod": "none"}, "Horovod fp16": {"horovod": "fp1
 TAU = 0.1
 SIZES = (2, 4, 8)
 SCALED_METHODS = ("none", "fp16", "onebit", "qsgd", "topk 1 %", "powersgd")
-SCALED_SHAPES = [(3, 3, 128, 256), (1, 1, 1024, 512), (256,), (512,)]
+# 18 MB, so that control traffic is little beside most payloads.
+SCALED_SHAPES = [(3, 3, 512, 512), (1, 1, 1024, 2048), (512,), (2048,)]
 TORCH = "GROUNDSWELL_TORCH"
 
 
@@ -106,7 +107,13 @@ def summary(results, steps):
 
 
 def bytes_by_size(codecs):
-    """Bytes that a rank sends in one exchange of `SCALED_SHAPES`, by the counter, its own count and the formula."""
+    """Bytes that a rank sends in one exchange of `SCALED_SHAPES`, the mean over ranks.
+
+    Returns:
+        By name and number of ranks: by the interface's counter (`sent_bytes`, all control traffic included), by the
+        exchange's own count (`payload_bytes`), by the formula 2(N-1)/N of that, what gathering all payloads would cost,
+        and what the formula gives for float32.
+    """
     table = {name: {} for name in SCALED_METHODS}
     dense = 4 * sum(map(math.prod, SCALED_SHAPES))
     for size in SIZES:
@@ -114,7 +121,7 @@ def bytes_by_size(codecs):
         with Hosts(size) as hosts, Ring(hosts, {"kind": "exchange", "methods": scaled}) as ring:
             ring.wait_until_ready()
             for name in SCALED_METHODS:
-                ring.ask(method=name, steps=1)
+                ring.ask(method=name, steps=WARMUP_STEPS)
                 answers = ring.ask(method=name, steps=STEPS)
                 payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
                 table[name][str(size)] = {
@@ -177,6 +184,7 @@ def _timed_steps(ring, name):
         payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
         result |= {
             "payload_bytes_per_step": payload,
+            "elapsed_seconds_per_step": answers[0]["elapsed_seconds"] / steps,
             "sent_over_payload": result["sent_bytes_per_step"] / payload,
             "parts": answers[0]["parts"],
         }

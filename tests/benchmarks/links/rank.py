@@ -80,7 +80,7 @@ def measure(step, metrics, steps):
 
     seconds, payloads, parts = [], [], []
     barrier()
-    before = int(_SENT.read_text())
+    before, began = int(_SENT.read_text()), time.perf_counter()
     for _ in range(steps):
         barrier()  # ranks begin together: what one does between steps is not counted as the other's waiting
         started = time.perf_counter()
@@ -90,8 +90,13 @@ def measure(step, metrics, steps):
         payloads.append(told["payload_bytes"])
         parts.append({name: value for name, value in told.items() if name.endswith("_seconds")})
     barrier()
-    sent = int(_SENT.read_text()) - before
-    return {"seconds": seconds, "sent_bytes": sent, "payload_bytes": payloads, "parts": parts}
+    return {
+        "seconds": seconds,
+        "sent_bytes": int(_SENT.read_text()) - before,
+        "elapsed_seconds": time.perf_counter() - began,
+        "payload_bytes": payloads,
+        "parts": parts,
+    }
 
 
 def full_step(method, bucket_mib, collective):
