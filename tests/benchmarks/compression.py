@@ -19,7 +19,6 @@ saves computing, and its gradients travel as any others do.
 import argparse
 import json
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -165,17 +164,14 @@ def over_links(names, options):
     from links import measure as links
     from links.plot import plot
 
-    if not options.resume:
-        shutil.rmtree(RAW, ignore_errors=True)
     raw = {"tcp_mbit": links.probe(options.speeds)}
     print(f"plain TCP, Mbit/s: {raw['tcp_mbit']}", flush=True)
-    settings = links.methods({name: METHODS[name] for name in names})
-    raw["methods"] = {
-        name: links.steps_at_every_speed(
-            name, method, options.speeds, RAW / f"{name.replace(' ', '_')}.jsonl", options.bucket_mib
-        )
-        for name, method in settings.items()
-    }
+    raw["methods"] = {}
+    for name, method in links.methods({name: METHODS[name] for name in names}).items():
+        file = RAW / f"{name.replace(' ', '_')}.jsonl"
+        if not options.resume:
+            file.unlink(missing_ok=True)
+        raw["methods"][name] = links.steps_at_every_speed(name, method, options.speeds, file, options.bucket_mib)
     if not options.steps_only:
         shapes = resnet50_shapes(bands=12, classes=43)
         raw["exchange_alone"] = links.beside_the_peer(shapes, options.speeds)

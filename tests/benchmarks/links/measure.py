@@ -57,7 +57,7 @@ def probe(speeds):
 
 def steps_at_every_speed(name, method, speeds, file, bucket_mib=None):
     """Append a line of JSON for every speed that `file` does not have yet; return all, by label."""
-    done = read(file)
+    done = read(file, bucket_mib)
     missing = [mbit for mbit in speeds if label(mbit) not in done]
     if not missing:
         return done
@@ -77,11 +77,12 @@ def steps_at_every_speed(name, method, speeds, file, bucket_mib=None):
     return done
 
 
-def read(file):
+def read(file, bucket_mib):
+    """Results by label of the speed, those with these buckets."""
     if not file.exists():
         return {}
     results = [json.loads(line) for line in file.read_text().splitlines()]
-    return {result["speed"]: result for result in results}
+    return {result["speed"]: result for result in results if result["bucket_mib"] == bucket_mib}
 
 
 def summary(results, steps):
