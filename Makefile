@@ -44,9 +44,9 @@ check: $(READY) ## Lint, types, import directions, lock up to date
 lock: $(READY) ## Resolve the dependencies again and write both locks
 	@bash docker/horovod/lock.sh
 
-bench: $(READY) ## Run one benchmark: make bench NAME=train
+bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its own
 	@test -f tests/benchmarks/$(NAME).py || { echo "NAME=... is one of: $$(cd tests/benchmarks && ls *.py | sed 's/\.py//' | xargs)" >&2; exit 2; }
-	@$(BIN)/python tests/benchmarks/$(NAME).py
+	@$(BIN)/python tests/benchmarks/$(NAME).py $(ARGS)
 
 ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 	@case "$${MLFLOW_TRACKING_URI:-}" in http*) echo "the runs are at MLFLOW_TRACKING_URI"; exit 0 ;; esac; \

@@ -1,21 +1,35 @@
-"""Time of encoding and decoding a ResNet-50's gradient, on one core, for every codec.
+"""Compressed exchanges: encoding and decoding a ResNet-50's gradient on one core, then whole training steps over links.
 
     make bench NAME=compression
+    make bench NAME=compression ARGS="--resume onebit powersgd"
 
 For each method: `encode_decode_ms`, one encoding of all kernels (residual included) and one decoding, as a rank does
 for its own gradient; `exchange_ms`, a whole exchange on one rank, both stages, state and checks included; payload in
 MB of 94.5. All are processor time of one thread, which others on the machine disturb less than the clock's; compare
 on an idle one all the same. The allocator settings are those that the launcher gives to workers.
+
+Then two network namespaces, a rank with one core in each, and a link of 50 Mbit/s to 1 Gbit/s or no limit between them
+(`links`): seconds of a training step and bytes by the interface's counter, for every method, beside Horovod's own fp32
+and fp16; bytes that a rank sends among 2, 4 and 8; and the exchange alone beside PyTorch's PowerSGD hook, where
+`GROUNDSWELL_TORCH=<folder>` names one with PyTorch. Needs root. Every method and speed is a line in
+`outputs/compression_links/<method>.jsonl`; `--resume` keeps those that are there. meProp is not among the methods: it
+saves computing, and its gradients travel as any others do.
 """
 
+import argparse
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+PROJECT = Path(__file__).parents[2]
+RAW = PROJECT / "outputs" / "compression_links"
+PLOT = Path(__file__).parent / "results" / "compression_links.png"
+SPEEDS = (None, 1000, 500, 250, 100, 50)
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": "4294967296",
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
@@ -126,14 +140,14 @@ def _milliseconds(call, np, tf):
     return round(1000 * statistics.median(seconds), 1)
 
 
-def main():
-    names = sys.argv[1:] or list(METHODS)
+def encode_decode(names):
+    """Results of `measure` by name."""
     methods = {}
     for name in names:
         done = subprocess.run(
             ["taskset", "-c", "0", sys.executable, __file__, "--method", name],
             env={**os.environ, **ALLOCATOR, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-            cwd=Path(__file__).parents[2],
+            cwd=PROJECT,
             capture_output=True,
             text=True,
             check=False,
@@ -142,11 +156,69 @@ def main():
             raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
         methods[name] = json.loads(done.stdout.splitlines()[-1])
         print(name.ljust(16), methods[name], flush=True)
+    return methods
+
+
+def over_links(names, options):
+    """Write all figures and the plot; return the summary by name, those of Horovod's own included."""
+    from links import measure as links
+    from links.plot import plot
+
+    raw = {"tcp_mbit": links.probe(options.speeds)}
+    print(f"plain TCP, Mbit/s: {raw['tcp_mbit']}", flush=True)
+    raw["methods"] = {}
+    for name, method in links.methods({name: METHODS[name] for name in names}).items():
+        file = RAW / f"{name.replace(' ', '_')}.jsonl"
+        if not options.resume:
+            file.unlink(missing_ok=True)
+        raw["methods"][name] = links.steps_at_every_speed(name, method, options.speeds, file, options.bucket_mib)
+    if not options.steps_only:
+        shapes = resnet50_shapes(bands=12, classes=43)
+        raw["exchange_alone"] = links.beside_the_peer(shapes, options.speeds)
+        raw["bytes_by_ranks"] = links.bytes_by_size(METHODS)
+    steps = {
+        name: {speed: result["seconds_per_step"] for speed, result in results.items()}
+        for name, results in raw["methods"].items()
+    }
+    plot(steps, PLOT)
+    PLOT.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
+    return {name: links.summary(results, steps) for name, results in raw["methods"].items()}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", default=list(METHODS), help="of METHODS; default: all")
+    parser.add_argument("--resume", action="store_true", help="keep what an earlier run measured over links")
+    parser.add_argument("--speeds", type=speed, nargs="+", default=list(SPEEDS), help="Mbit/s, or none for no limit")
+    parser.add_argument(
+        "--steps-only", action="store_true", help="neither encoding alone, nor more ranks, nor the peer"
+    )
+    parser.add_argument("--bucket-mib", type=float, help="of the exchange; default: one bucket")
+    options = parser.parse_args()
+    if unknown := set(options.names) - set(METHODS):
+        parser.error(f"unknown methods {sorted(unknown)}: they are {list(METHODS)}")
+    local = {} if options.steps_only else encode_decode(options.names)
+    from links.network import missing
+
+    if reason := missing():
+        print(f"steps over links: skipped, {reason}", flush=True)
+        methods = {name: {} for name in options.names}
+    else:
+        methods = over_links(options.names, options)
+    for name, results in local.items():
+        methods[name]["encode_decode_ms"] = results["encode_decode_ms"]
     print(json.dumps({"methods": methods}))
+
+
+def speed(text):
+    return None if text == "none" else int(text)
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--method"]:
         print(json.dumps(measure(sys.argv[2])))
     else:
+        # The end of this process by a signal must remove the namespaces too.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+        sys.path.insert(0, str(PROJECT))
         main()

@@ -1,0 +1,204 @@
+"""What is measured between hosts: steps at every speed, bytes against the number of ranks, and the peer."""
+
+import json
+import math
+import os
+import statistics
+from pathlib import Path
+
+from links.network import Hosts
+from links.ring import Ring
+
+WARMUP_STEPS = 3
+"""The first traces and compiles, PyTorch's hook and 1-bit Adam begin with dense ones."""
+STEPS, MOST_STEPS, STEPS_IF_SLOW = 3, 9, 2
+TIMED_SECONDS, SLOW_SECONDS = 5.0, 10.0
+IDLE_SECONDS = 2.0
+HOROVOD = {"Horovod fp32": {"horovod": "none"}, "Horovod fp16": {"horovod": "fp16"}}
+# One in a thousand of this network's elements has grown beyond it at a step, residuals included.
+TAU = 0.1
+SIZES = (2, 4, 8)
+SCALED_METHODS = ("none", "fp16", "onebit", "qsgd", "topk 1 %", "powersgd")
+# 18 MB, so that control traffic is little beside most payloads.
+SCALED_SHAPES = [(3, 3, 512, 512), (1, 1, 1024, 2048), (512,), (2048,)]
+TORCH = "GROUNDSWELL_TORCH"
+
+
+def label(mbit):
+    return "unshaped" if mbit is None else f"mbit_{mbit}"
+
+
+def methods(codecs):
+    """Settings of the ranks by name, Horovod's own first: everything is told as a ratio to them.
+
+    Args:
+        codecs: Parameters by name; the codec is the name's first word.
+    """
+    ours = {}
+    for name, parameters in codecs.items():
+        codec = name.split()[0]
+        ours[name] = {"codec": codec, "parameters": parameters}
+        if codec == "threshold":
+            ours[name]["parameters"] = {"tau": TAU}
+        if codec == "onebit_adam":
+            ours[name]["warmup_steps"] = 1
+    return {**HOROVOD, **ours}
+
+
+def probe(speeds):
+    """Mbit/s that plain TCP reaches at each speed."""
+    with Hosts(2) as hosts:
+        reached = {}
+        for mbit in speeds:
+            hosts.shape(mbit)
+            reached[label(mbit)] = round(hosts.throughput(), 1)
+        return reached
+
+
+def steps_at_every_speed(name, method, speeds, file, bucket_mib=None):
+    """Append a line of JSON for every speed that `file` does not have yet; return all, by label."""
+    done = read(file, bucket_mib)
+    missing = [mbit for mbit in speeds if label(mbit) not in done]
+    if not missing:
+        return done
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with Hosts(2) as hosts, Ring(hosts, {"kind": "step", "methods": {name: method}, "bucket_mib": bucket_mib}) as ring:
+        ring.wait_until_ready()
+        ring.ask(method=name, steps=WARMUP_STEPS)
+        idle = statistics.mean(answer["sent_bytes"] for answer in ring.ask(idle=IDLE_SECONDS)) / IDLE_SECONDS
+        for mbit in missing:
+            hosts.shape(mbit)
+            result = {"speed": label(mbit), "bucket_mib": bucket_mib, "idle_bytes_per_second": idle}
+            result |= _timed_steps(ring, name)
+            with file.open("a") as lines:
+                lines.write(json.dumps(result) + "\n")
+            done[result["speed"]] = result
+            print(f"{name:16} {result['speed']:9} {_told(result)}", flush=True)
+    return done
+
+
+def read(file, bucket_mib):
+    """Results by label of the speed, those with these buckets."""
+    if not file.exists():
+        return {}
+    results = [json.loads(line) for line in file.read_text().splitlines()]
+    return {result["speed"]: result for result in results if result["bucket_mib"] == bucket_mib}
+
+
+def summary(results, steps):
+    """Of one method: at each speed seconds, and how many times faster than Horovod's own; bytes beside payload.
+
+    `wire_over_payload` is the counter's, of steps without limit, nothing subtracted. Horovod's ranks talk to each other
+    in every cycle of its loop, whether there is work or not: `control_bytes_per_second`, measured between steps. Where
+    the payload is small, that is what the ratio shows.
+    """
+    summarised = {}
+    for speed, result in results.items():
+        seconds = result["seconds_per_step"]
+        summarised[speed] = {"seconds_per_step": round(seconds, 4)}
+        for key, baseline in (("speedup_vs_fp32", "Horovod fp32"), ("speedup_vs_fp16", "Horovod fp16")):
+            if speed in steps[baseline]:
+                summarised[speed][key] = round(steps[baseline][speed] / seconds, 3)
+    any_result = results.get("unshaped") or next(iter(results.values()))
+    summarised["wire_over_payload"] = round(any_result["sent_over_payload"], 4)
+    summarised["sent_bytes"] = round(any_result["sent_bytes_per_step"])
+    summarised["payload_bytes"] = round(any_result["payload_bytes_per_step"])
+    summarised["control_bytes_per_second"] = round(any_result["idle_bytes_per_second"])
+    return summarised
+
+
+def bytes_by_size(codecs):
+    """Bytes that a rank sends in one exchange of `SCALED_SHAPES`, the mean over ranks.
+
+    Returns:
+        By name and number of ranks: by the interface's counter (`sent_bytes`, all control traffic included), by the
+        exchange's own count (`payload_bytes`), by the formula 2(N-1)/N of that, what gathering all payloads would cost,
+        and what the formula gives for float32.
+    """
+    table = {name: {} for name in SCALED_METHODS}
+    dense = 4 * sum(map(math.prod, SCALED_SHAPES))
+    for size in SIZES:
+        scaled = {name: {**methods(codecs)[name], "shapes": SCALED_SHAPES} for name in SCALED_METHODS}
+        with Hosts(size) as hosts, Ring(hosts, {"kind": "exchange", "methods": scaled}) as ring:
+            ring.wait_until_ready()
+            for name in SCALED_METHODS:
+                ring.ask(method=name, steps=WARMUP_STEPS)
+                answers = ring.ask(method=name, steps=STEPS)
+                payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
+                table[name][str(size)] = {
+                    "sent_bytes": round(statistics.mean(answer["sent_bytes"] / STEPS for answer in answers)),
+                    "payload_bytes": round(payload),
+                    "formula_bytes": round(2 * (size - 1) / size * payload),
+                    "gathered_bytes": round((size - 1) * payload),
+                    "dense_bytes": round(2 * (size - 1) / size * dense),
+                }
+                print(f"{name:16} {size} ranks   {table[name][str(size)]}", flush=True)
+    return table
+
+
+def beside_the_peer(shapes, speeds):
+    """Seconds and bytes of the exchange alone, ours and PyTorch's, PowerSGD of rank 4 and dense.
+
+    Returns:
+        By name and speed; None where there is no PyTorch.
+    """
+    torch = os.environ.get(TORCH)
+    if not torch:
+        print(f"PyTorch's PowerSGD hook: skipped, {TORCH}=<folder with torch> is not set", flush=True)
+        return None
+    powersgd = {"codec": "powersgd", "parameters": {"rank": 4}, "shapes": shapes}
+    dense = {"codec": "none", "parameters": {}, "shapes": shapes}
+    script = {"script": Path(__file__).with_name("torch_rank.py"), "environment": {"PYTHONPATH": torch}}
+    contestants = {
+        "powersgd": ({"kind": "exchange"}, powersgd, {}),
+        "PyTorch PowerSGD hook": ({}, {"rank": 4, "shapes": shapes}, script),
+        "none": ({"kind": "exchange"}, dense, {}),
+        "PyTorch allreduce hook": ({}, {"rank": 0, "shapes": shapes}, script),
+    }
+    results = {}
+    for name, (settings, method, options) in contestants.items():
+        results[name] = {}
+        with Hosts(2) as hosts, Ring(hosts, {**settings, "methods": {name: method}}, **options) as ring:
+            ring.wait_until_ready()
+            ring.ask(method=name, steps=WARMUP_STEPS)
+            for mbit in speeds:
+                hosts.shape(mbit)
+                results[name][label(mbit)] = result = _timed_steps(ring, name)
+                print(f"{name:24} exchange alone {label(mbit):9} {_told(result)}", flush=True)
+    return results
+
+
+def _timed_steps(ring, name):
+    """The median of a few steps, after one that fills the connections' windows at this speed."""
+    (first,) = _slowest(ring.ask(method=name, steps=1))
+    steps = min(MOST_STEPS, max(STEPS, round(TIMED_SECONDS / first)))
+    if first > SLOW_SECONDS:
+        steps = STEPS_IF_SLOW
+    answers = ring.ask(method=name, steps=steps)
+    seconds = _slowest(answers)
+    result = {
+        "seconds_per_step": statistics.median(seconds),
+        "seconds": seconds,
+        "sent_bytes_per_step": statistics.mean(answer["sent_bytes"] / steps for answer in answers),
+    }
+    if answers[0].get("payload_bytes"):
+        payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
+        result |= {
+            "payload_bytes_per_step": payload,
+            "elapsed_seconds_per_step": answers[0]["elapsed_seconds"] / steps,
+            "sent_over_payload": result["sent_bytes_per_step"] / payload,
+            "parts": answers[0]["parts"],
+        }
+    return result
+
+
+def _slowest(answers):
+    """Seconds of each step: the ranks' largest."""
+    return [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]
+
+
+def _told(result):
+    text = f"{result['seconds_per_step']:7.3f} s, {result['sent_bytes_per_step'] / 1e6:7.3f} MB sent"
+    if "payload_bytes_per_step" in result:
+        text += f" for a payload of {result['payload_bytes_per_step'] / 1e6:7.3f} MB"
+    return text

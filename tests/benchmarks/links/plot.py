@@ -1,0 +1,86 @@
+"""The crossover plot: seconds of a step over the speed of the link."""
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+# "Unshaped" has no speed of its own: it stands apart, at the right.
+_UNSHAPED_AT = 4000
+_GAP = 1.055
+
+
+def plot(steps, file):
+    """Draw a line for each method.
+
+    Args:
+        steps: Seconds by method and label of the speed.
+        file: PNG.
+    """
+    figure, axes = plt.subplots(figsize=(10, 7))
+    # Dark enough to be read as text.
+    colours = [*plt.get_cmap("Dark2").colors, *plt.get_cmap("tab10").colors]
+    ours = [name for name in steps if not name.startswith("Horovod")]
+    ends = {}
+    for name, seconds in steps.items():
+        points = sorted((_position(label), value) for label, value in seconds.items())
+        baseline = name not in ours
+        style = {"color": "black", "linestyle": "--" if name.endswith("32") else ":", "linewidth": 2, "zorder": 3}
+        if not baseline:
+            style = {"color": colours[ours.index(name) % len(colours)], "linewidth": 1.3}
+        axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **style)
+        ends[name] = (points[0][1], style["color"])
+    axes.set(xscale="log", yscale="log", xlabel="link, Mbit/s", ylabel="seconds per training step")
+    speeds = sorted({_position(label) for seconds in steps.values() for label in seconds})
+    axes.set_xticks(speeds, ["no limit" if speed == _UNSHAPED_AT else str(speed) for speed in speeds])
+    low, high = axes.get_ylim()
+    marks = [mark for mark in (0.5, 1, 1.5, 2, 3, 4, 6, 8, 10, 15, 20, 30) if low <= mark <= high]
+    axes.set_yticks(marks, [f"{mark:g}" for mark in marks])
+    axes.minorticks_off()
+    axes.grid(alpha=0.3)
+    # Names stand left of the lines' ends, in their order, moved apart where they would overlap.
+    places = _apart([value for value, _ in ends.values()], low, high)
+    for place, (name, (value, colour)) in zip(places, ends.items(), strict=True):
+        axes.annotate(
+            f"{name}  {value:.1f}",
+            (min(speeds), value),
+            (min(speeds) * 0.86, place),
+            ha="right",
+            va="center",
+            fontsize=9,
+            color=colour,
+            arrowprops={
+                "arrowstyle": "-",
+                "color": colour,
+                "linewidth": 0.5,
+                "relpos": (1, 0.5),
+                "shrinkA": 0,
+                "shrinkB": 3,
+            },
+        )
+    axes.set_xlim(min(speeds) * 0.36, max(speeds) * 1.15)
+    axes.set_title("ResNet-50, 12 bands, batch 8 a rank, 2 ranks with one core each")
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def _position(label):
+    return _UNSHAPED_AT if label == "unshaped" else int(label.removeprefix("mbit_"))
+
+
+def _apart(values, low, high):
+    """Heights near the values, each at least a factor from the next, within the axes."""
+    gap = min(_GAP, (high / low) ** (0.95 / max(1, len(values))))
+    order = sorted(range(len(values)), key=lambda i: values[i])
+    heights = [values[i] for i in order]
+    for _ in range(500):
+        for lower in range(len(heights) - 1):
+            ratio = heights[lower + 1] / heights[lower]
+            if ratio < gap:
+                push = (gap / ratio) ** 0.5
+                heights[lower] /= push
+                heights[lower + 1] *= push
+    return [heights[order.index(i)] for i in range(len(values))]

@@ -1,0 +1,207 @@
+"""One rank: builds what its first argument says, then does as many steps as each line of its input asks for.
+
+    {"kind": "step" or "exchange", "methods": {name: settings}, "bucket_mib": None, "rank": 0, ...}
+
+Input: a line `{"method": name, "steps": 3}`; output: a line with the wall seconds of each step, the bytes that the
+interface sent during them, and payload bytes of each. `{"idle": 2.0}` asks for the bytes sent in two seconds without a
+step: Horovod's ranks never stop talking. The end of the input ends the rank.
+"""
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+RENDEZVOUS_PORT = 29400
+BATCH_SIZE, CLASSES, BANDS = 8, 43, 12
+BATCHES = 4
+_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+
+
+def main(settings):
+    # Whatever libraries print must not end up among the answers.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    if settings["rank"] == 0:
+        serve_rendezvous(settings["address"], settings["size"])
+    join(settings["rendezvous"])
+    # After the rendezvous, which needs neither; each takes seconds to import.
+    from pipelines.training.collective import HorovodCollective
+
+    collective = HorovodCollective()
+    build = {"step": full_step, "exchange": exchange_alone}[settings["kind"]]
+    built = {
+        name: build(method, settings.get("bucket_mib"), collective) for name, method in settings["methods"].items()
+    }
+    print(json.dumps({"ready": True}), file=answers, flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        answer = idle(asked["idle"]) if "idle" in asked else measure(*built[asked["method"]], asked["steps"])
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def serve_rendezvous(address, size):
+    """In rank 0, where its host can be reached; it is idle once all have joined."""
+    from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
+    from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
+
+    server = RendezvousHTTPServer((address, RENDEZVOUS_PORT), RendezvousHandler, False)
+    server.init(get_host_assignments(parse_hosts(",".join(f"{address}{i}:1" for i in range(size))), size))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+
+
+def join(address):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            socket.create_connection((address, RENDEZVOUS_PORT), timeout=1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def idle(seconds):
+    before = int(_SENT.read_text())
+    time.sleep(seconds)
+    return {"sent_bytes": int(_SENT.read_text()) - before}
+
+
+def measure(step, metrics, steps):
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+
+    def barrier():
+        hvd.allreduce(tf.zeros(1), name="barrier").numpy()
+
+    seconds, payloads, parts = [], [], []
+    barrier()
+    before, began = int(_SENT.read_text()), time.perf_counter()
+    for _ in range(steps):
+        barrier()  # ranks begin together: what one does between steps is not counted as the other's waiting
+        started = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - started)
+        told = metrics()
+        payloads.append(told["payload_bytes"])
+        parts.append({name: value for name, value in told.items() if name.endswith("_seconds")})
+    barrier()
+    return {
+        "seconds": seconds,
+        "sent_bytes": int(_SENT.read_text()) - before,
+        "elapsed_seconds": time.perf_counter() - began,
+        "payload_bytes": payloads,
+        "parts": parts,
+    }
+
+
+def full_step(method, bucket_mib, collective):
+    """The training step of a ResNet-50 on 12 bands; Horovod's own users' where the method is Horovod's."""
+    import horovod.tensorflow as hvd
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from models.losses import classification_loss
+    from models.preprocessing import InputGroup
+    from models.resnet import build_model
+    from pipelines.training.step import make_train_step
+
+    keras.utils.set_random_seed(0)
+    groups = [
+        InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
+        for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
+    ]
+    model = build_model(groups, classes=CLASSES, depth=50)
+    for variable in model.trainable_variables:
+        if variable.name == "gamma":
+            variable.assign(np.ones(variable.shape))  # blocks that start as their shortcut have no gradient inside
+    optimizer = make_optimizer(method, model)
+    loss = classification_loss("multi_label")
+    random = np.random.default_rng(collective.rank)
+    batches = [
+        (
+            {
+                group.name: tf.constant(random.integers(0, 5000, (BATCH_SIZE, *group.shape), dtype=np.uint16))
+                for group in groups
+            },
+            tf.constant(random.integers(0, 2, (BATCH_SIZE, CLASSES)).astype(np.float32)),
+        )
+        for _ in range(BATCHES)
+    ]
+    variables = model.trainable_variables
+    elements = sum(int(np.prod(variable.shape)) for variable in variables)
+    if "horovod" in method:
+        compression = getattr(hvd.Compression, method["horovod"])
+
+        @tf.function
+        def train_step(images, targets):
+            with tf.GradientTape() as tape:
+                value = tf.reduce_mean(loss(targets, model(images, training=True)))
+            tape = hvd.DistributedGradientTape(tape, compression=compression)
+            optimizer.apply(tape.gradient(value, [variable.value for variable in variables]), variables)
+            return value
+
+        size = elements * {"none": 4, "fp16": 2}[method["horovod"]]
+        metrics = lambda: {"payload_bytes": size}  # noqa: E731
+    else:
+        exchange = make_exchange(method, bucket_mib, collective)
+        train_step = make_train_step(model, loss, optimizer, exchange, jit_compile=False)
+        metrics = exchange.metrics
+    counter = iter(range(1 << 30))
+
+    def step():
+        value = float(train_step(*batches[next(counter) % BATCHES]))
+        if not np.isfinite(value):
+            raise RuntimeError(f"the loss became {value}")
+
+    return step, metrics
+
+
+def exchange_alone(method, bucket_mib, collective):
+    """An exchange of random gradients of `shapes`."""
+    import tensorflow as tf
+
+    exchange = make_exchange(method, bucket_mib, collective)
+    shapes = [tuple(shape) for shape in method["shapes"]]
+    exchange.build([tf.zeros(shape) for shape in shapes])
+    gradients = [tf.random.stateless_normal(shape, (collective.rank, i)) for i, shape in enumerate(shapes)]
+    function = tf.function(exchange.exchange)
+
+    def step():
+        function(gradients)[-1].numpy()
+
+    return step, exchange.metrics
+
+
+def make_exchange(method, bucket_mib, collective):
+    from models.compression.exchange import GradientExchange
+    from models.compression.table import CODECS
+
+    codec = CODECS[method["codec"]](**method["parameters"])
+    return GradientExchange(codec, collective, bucket_mib=bucket_mib, warmup_steps=method.get("warmup_steps", 0))
+
+
+def make_optimizer(method, model):
+    """LARS, or the one that the method is half of."""
+    import keras
+
+    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.optimizers.onebit_adam import OneBitAdam
+
+    if method.get("codec") == "dgc":
+        optimizer = keras.optimizers.SGD(0.001)
+    elif method.get("codec") == "onebit_adam":
+        optimizer = OneBitAdam(1e-5, warmup_steps=method["warmup_steps"])
+    else:
+        optimizer = LARS(0.01, excluded=normalisation_and_bias_paths(model))
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+if __name__ == "__main__":
+    main(json.loads(sys.argv[1]))
