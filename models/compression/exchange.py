@@ -45,9 +45,7 @@ class GradientExchange:
         codec: From `models.compression.table`.
         collective: The ranks.
         dense_below: Tensors with fewer elements travel dense.
-        bucket_mib: Gradients of up to this size, in MiB of float32, form a bucket; None makes one bucket of all. With
-            three ranks and more, several allreduces in flight may be fused differently from run to run, which changes
-            the order of sums, hence last digits.
+        bucket_mib: Gradients of up to this size, in MiB of float32, form a bucket; None makes one bucket of all.
         warmup_steps: Everything travels dense for so many steps.
         rescale_residual: Multiply residuals by the old learning rate over the new one when it changes, so that what
             was left behind counts as much as when it was computed; needs the learning rate in `exchange`.
@@ -110,8 +108,9 @@ class GradientExchange:
             self._payload_bytes = tf.Variable(0, dtype=tf.int64, trainable=False, name="payload_bytes")
             self._seconds = tf.Variable(tf.zeros(3, tf.float64), trainable=False, name="seconds")
             self._memories = [self._create_memory(index, shape) for index, shape in enumerate(shapes)]
-        self._is_dense = [not self._is_compressed(shape) for shape in shapes]
-        self._buckets = self._make_buckets()
+        compressed = [index for index, shape in enumerate(shapes) if self._is_compressed(shape)]
+        self._buckets = self._make_buckets(compressed)
+        self._dense_buckets = self._make_dense_buckets([i for i in range(len(shapes)) if i not in compressed])
         self._compiled: dict[tuple[int, int], Callable[..., Any]] = {}
 
     @property
@@ -144,7 +143,7 @@ class GradientExchange:
         if self.warmup_steps and self.codec.collectives:
             means = tf.cond(
                 self._step < self.warmup_steps,
-                lambda: self._exchange_dense(values, range(len(values)), tf.constant(0, tf.int64)),
+                lambda: self._exchange_all_dense(values),
                 lambda: self._exchange_compressed(values, scale),
             )
         else:
@@ -214,12 +213,13 @@ class GradientExchange:
             self.state.append(StateVariable(full_name, slot, shape, memory[name]))
         return memory
 
-    def _make_buckets(self) -> list[list[int]]:
+    def _make_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
+        """The gradients of the last layers, which the backward pass computes first, in the first bucket."""
         assert self._built_for is not None
         buckets: list[list[int]] = []
         filled = math.inf
         limit = math.inf if self.bucket_mib is None else self.bucket_mib * _MIB
-        for index in reversed([index for index, dense in enumerate(self._is_dense) if not dense]):
+        for index in reversed(indexes):
             size = 4 * math.prod(self._built_for[index])
             if not buckets or filled + size > limit:
                 buckets.append([])
@@ -227,6 +227,10 @@ class GradientExchange:
             buckets[-1].append(index)
             filled += size
         return buckets
+
+    def _make_dense_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
+        # Within a bucket as they come: one bucket of all then gives every digit of Horovod's own grouped allreduce.
+        return [sorted(bucket) for bucket in self._make_buckets(indexes)]
 
     def _clip(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         if self.codec.local_clip_norm is None:
@@ -243,6 +247,11 @@ class GradientExchange:
         self._learning_rate.assign(new)
         return scale
 
+    def _exchange_all_dense(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        means, sent = self._exchange_dense(self._make_dense_buckets(range(len(gradients))), gradients)
+        self._payload_bytes.assign(sent)
+        return [means[index] for index in range(len(gradients))]
+
     def _exchange_compressed(self, gradients: list[tf.Tensor], scale: tf.Tensor) -> list[tf.Tensor]:
         means: dict[int, tf.Tensor] = {}
         payload = tf.constant(0, tf.int64)
@@ -250,31 +259,27 @@ class GradientExchange:
             values, sent = self._exchange_bucket(bucket, gradients, scale)
             payload += sent
             means |= dict(zip(self._buckets[bucket], values, strict=True))
-        dense = [index for index, is_dense in enumerate(self._is_dense) if is_dense]
-        means |= dict(zip(dense, self._exchange_dense(gradients, dense, payload), strict=True))
+        dense, sent = self._exchange_dense(self._dense_buckets, gradients)
+        self._payload_bytes.assign(payload + sent)
+        means |= dense
         return [means[index] for index in range(len(gradients))]
 
-    def _exchange_dense(
-        self, gradients: list[tf.Tensor], indexes: Sequence[int], payload: tf.Tensor
-    ) -> list[tf.Tensor]:
-        values = [gradients[index] for index in indexes]
-        self._payload_bytes.assign(payload + 4 * sum(value.shape.num_elements() for value in values))
-        if not values:
-            return []
-        started = _now(values)
-        with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
-            sums = self.collective.allreduce([tf.identity(value) for value in values], "gradients_dense")
-        self._count(1, started, _now(sums))
+    def _exchange_dense(self, buckets: list[list[int]], gradients: list[tf.Tensor]) -> tuple[dict[int, tf.Tensor], int]:
+        means: dict[int, tf.Tensor] = {}
+        warming_up = self._step < self.warmup_steps
         # One factor after the sum, as Horovod does: dividing first would change last digits.
         factor = tf.constant(1.0 / self.collective.size)
-        means = [total * factor if self.collective.size > 1 else total for total in sums]
-        warming_up = self._step < self.warmup_steps
-        results = []
-        for index, mean in zip(indexes, means, strict=True):
-            result, memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
-            self._write(index, memory)
-            results.append(result)
-        return results
+        for number, indexes in enumerate(buckets):
+            values = [gradients[index] for index in indexes]
+            started = _now(values)
+            with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
+                sums = self.collective.allreduce([tf.identity(value) for value in values], f"gradients_dense{number}")
+            self._count(1, started, _now(sums))
+            for index, total in zip(indexes, sums, strict=True):
+                mean = total * factor if self.collective.size > 1 else total
+                means[index], memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
+                self._write(index, memory)
+        return means, 4 * sum(gradients[index].shape.num_elements() for indexes in buckets for index in indexes)
 
     def _exchange_bucket(
         self, bucket: int, gradients: list[tf.Tensor], scale: tf.Tensor
@@ -285,7 +290,9 @@ class GradientExchange:
         payload = tf.constant(0, tf.int64)
         ready = _now(values)
         for number in range(len(self.codec.collectives) + 1):
-            values, memories, finite = self._phase(bucket, number)(values, memories, self._step.read_value(), scale)
+            with tf.control_dependencies([ready]):
+                step = self._step.read_value()
+            values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
             encoded = _now(values)
             self._count(0 if number == 0 else 2, ready, encoded)
             if number == len(self.codec.collectives):
@@ -336,10 +343,16 @@ class GradientExchange:
         for name, variable in self._memories[index].items():
             variable.assign(memory[name])
 
-    def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Operation:
-        names = tf.boolean_mask([self._names[index] for index in indexes], tf.logical_not(finite))
+    def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
         text = f"rank {self.collective.rank}: these gradients are not finite, from optimizer step"
-        return tf.debugging.Assert(tf.reduce_all(finite), [text, self._step, names], summarize=10)
+        all_names = [self._names[index] for index in indexes]
+
+        def check(finite: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+            names = tf.boolean_mask(all_names, tf.logical_not(finite))
+            with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(finite), [text, step, names], 10)]):
+                return tf.identity(finite)
+
+        return _unordered(check, finite, self._step.read_value())
 
     def _count(self, part: int, start: tf.Tensor, end: tf.Tensor) -> None:
         self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
@@ -350,9 +363,23 @@ def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def _now(tensors: Sequence[Message]) -> tf.Tensor:
+    """The time at which tensors are there."""
     parts = [tensor.flat_values if isinstance(tensor, tf.RaggedTensor) else tensor for tensor in tensors]
     with tf.control_dependencies(parts):
-        return tf.timestamp()
+        return _unordered(tf.timestamp)
+
+
+def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
+    """Call `body` as soon as its inputs are there.
+
+    A graph runs operations with effects one after the other, in the order of the code: the check of a bucket would wait
+    until the bucket before has travelled. A call that does not say that it has effects is left out of that.
+    """
+    if tf.executing_eagerly():
+        return body(*args)
+    specs = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
+    function = tf.function(body, autograph=False).get_concrete_function(*specs)
+    return tf.raw_ops.PartitionedCall(args=list(args), Tout=[function.outputs[0].dtype], f=function)[0]
 
 
 def _traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | None:

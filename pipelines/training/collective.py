@@ -14,6 +14,9 @@ class HorovodCollective:
 
     def __init__(self) -> None:
         """Join the job."""
+        # Groups that are under way at the same time would otherwise be summed together or not, as they meet: other
+        # orders of the sums, hence other last digits, from run to run.
+        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         hvd.init()
 
     @property

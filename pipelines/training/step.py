@@ -44,11 +44,15 @@ def make_train_step(
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
     exchange.build(variables)
 
-    @tf.function(jit_compile=jit_compile)
     def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(loss(targets, model(images, training=True, seeds=seeds)))
         return value, tape.gradient(value, [variable.value for variable in variables])
+
+    # A function of its own only where it must be: the gradients of one that updates state, as batch norm does, are all
+    # there at its end and none before, and the exchange could not begin earlier.
+    if jit_compile:
+        gradients = tf.function(gradients, jit_compile=True)
 
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:

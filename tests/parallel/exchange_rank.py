@@ -15,6 +15,8 @@ from pipelines.training.step import make_train_step
 
 SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
 STEPS = 3
+BUCKET_MIB = 0.004
+REPEATS = 20
 PARAMETERS = {
     "threshold": {"tau": 0.05},
     "topk": {"density": 0.1, "stages": [(2, 0.25)]},
@@ -30,7 +32,9 @@ def gradients(rank, step):
 
 def run_codec(name, collective, *, compiled):
     codec = CODECS[name](**PARAMETERS.get(name, {}))
-    exchange = GradientExchange(codec, collective, dense_below=64, bucket_mib=0.004, jit_compile=compiled)
+    # Horovod's own operation, which `none` is compared to, takes all gradients at once.
+    bucket_mib = None if name == "none" else BUCKET_MIB
+    exchange = GradientExchange(codec, collective, dense_below=64, bucket_mib=bucket_mib, jit_compile=compiled)
     exchange.build([tf.zeros(shape) for shape in SHAPES])
     step = tf.function(exchange.exchange)
     arrays = {}
@@ -42,6 +46,15 @@ def run_codec(name, collective, *, compiled):
         arrays[f"{name}/state/{entry.name}"] = entry.variable.numpy()
     arrays[f"{name}/payload_bytes"] = np.array(exchange.metrics()["payload_bytes"])
     return arrays
+
+
+def repeat(collective):
+    """Sums of the same gradients in several buckets, again and again."""
+    exchange = GradientExchange(CODECS["none"](), collective, bucket_mib=BUCKET_MIB, jit_compile=False)
+    step = tf.function(exchange.exchange)
+    values = [tf.constant(each) for each in gradients(collective.rank, 0)]
+    repeats = [step(values) for _ in range(REPEATS)]
+    return {f"repeated/{index}": np.stack(each) for index, each in enumerate(zip(*repeats, strict=True))}
 
 
 def train(collective, *, plain):
@@ -78,6 +91,7 @@ def main(output, compiled):
     for number in range(STEPS):
         for index, mean in enumerate(plain([tf.constant(each) for each in gradients(collective.rank, number)])):
             arrays[f"horovod/result/{number}/{index}"] = mean.numpy()
+    arrays |= repeat(collective)
     for name, plain_step in (("ours", False), ("theirs", True)):
         arrays |= {f"{name}/{i}": each for i, each in enumerate(train(collective, plain=plain_step))}
     np.savez(f"{output}/rank-{collective.rank}.npz", **arrays)

@@ -88,6 +88,12 @@ def test_no_codec_is_horovods_own_allreduce_bit_for_bit(ring):
             np.testing.assert_array_equal(ring[0][f"none/{key}"], ring[0][f"horovod/{key}"])
 
 
+@pytest.mark.parametrize("index", range(len(SHAPES)))
+def test_buckets_that_travel_at_the_same_time_give_the_same_digits_each_time(ring, index):
+    first, *others = ring[0][f"repeated/{index}"]
+    assert [each.tobytes() for each in others] == [first.tobytes()] * len(others)
+
+
 def test_training_without_a_codec_is_plain_horovod_bit_for_bit(ring):
     for index in range(4):
         np.testing.assert_array_equal(ring[0][f"ours/{index}"], ring[0][f"theirs/{index}"])

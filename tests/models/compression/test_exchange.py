@@ -20,10 +20,14 @@ def test_dense_means_are_sums_times_one_over_the_ranks(size, make_ring, random_g
         np.testing.assert_array_equal(result, total * np.float32(1 / size) if size > 1 else total)
 
 
-def test_no_codec_makes_one_operation_of_all(make_ring, random_gradients):
-    ring = make_ring(2, "none", bucket_mib=0.001)
-    ring.exchange(random_gradients(2))
-    assert [(name, len(tensors)) for name, tensors in ring.ranks[0].calls] == [("allreduce", 5)]
+def test_dense_gradients_go_from_the_last_layer_to_the_first(make_ring, random_gradients):
+    ring = make_ring(2, "none", bucket_mib=10 / 1024)
+    results = ring.exchange(random_gradients(2, shapes=((40, 40), (3,), (30, 30), (2000,), (7, 5))))
+    assert [[shape for _, shape in tensors] for _, tensors in ring.ranks[0].calls] == [
+        [(2000,), (7, 5)],
+        [(40, 40), (3,), (30, 30)],
+    ]
+    assert [result.shape for result in results] == [(40, 40), (3,), (30, 30), (2000,), (7, 5)]
 
 
 def test_small_tensors_and_vectors_keep_all_digits_under_compression(make_ring, random_gradients):
