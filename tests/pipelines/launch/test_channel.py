@@ -197,6 +197,16 @@ def test_a_broken_connection_is_made_again_and_nothing_is_lost(
     assert [message["kind"] for message in received if message["kind"] in ("gone", "back")] == ["gone", "back"] * 2
 
 
+def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel) -> None:
+    with link_to(channel.address) as (first, _):
+        first_message(channel, first)
+        with link_to(channel.address) as (second, _):
+            assert second.orders.get(timeout=10) == {"kind": "stop"}
+        assert channel.events.get(timeout=10) == (0, {"kind": "replaced"})
+        channel.send(0, {"kind": "go"})
+        assert first.orders.get(timeout=10) == {"kind": "go"}
+
+
 def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
