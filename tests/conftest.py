@@ -1,18 +1,26 @@
 """What all tests share: the sample data, one Spark session, one small prepared dataset."""
 
 import os
+import pickle
 import socket
 import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
 from pyspark.sql import SparkSession
 
 PROJECT = Path(__file__).parent.parent
+_CALL = """
+import pickle, sys
+function, args = pickle.load(open(sys.argv[1], "rb"))
+pickle.dump(function(*args), open(sys.argv[2], "wb"))
+"""
 
 
 @pytest.fixture(scope="session")
@@ -84,6 +92,33 @@ def spark(s3_environment: dict[str, str]) -> Iterator[SparkSession]:
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with spark_session("groundswell tests", "local[2]") as session:
         yield session
+
+
+@pytest.fixture(scope="session")
+def in_fresh_process(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Callable[..., Any]:
+    """Calls a function in a new Python, where a Spark session of its own can be; returns its value."""
+
+    def call(function: Callable[..., Any], *args: Any, timeout: float = 280) -> Any:
+        folder = tmp_path_factory.mktemp("process")
+        cloudpickle.register_pickle_by_value(sys.modules[function.__module__])
+        try:
+            (folder / "call").write_bytes(cloudpickle.dumps((function, args)))
+        finally:
+            cloudpickle.unregister_pickle_by_value(sys.modules[function.__module__])
+        paths = [str(project), os.environ.get("PYTHONPATH", "")]
+        (folder / "tmp").mkdir()
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            "PYSPARK_PYTHON": sys.executable,
+            "TMPDIR": str(folder / "tmp"),
+        }
+        command = [sys.executable, "-c", _CALL, str(folder / "call"), str(folder / "value")]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, cwd=folder)
+        assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+        return pickle.loads((folder / "value").read_bytes())
+
+    return call
 
 
 @pytest.fixture(scope="session")

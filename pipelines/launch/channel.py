@@ -45,6 +45,8 @@ class ChannelAddress:
 class DriverChannel:
     """The driver's end: `events` holds `(task, message)` in order of arrival, `{"kind": "gone"}` for a lost connection.
 
+    A task that Spark has started anew by itself is called off, and `{"kind": "replaced"}` says so.
+
     The queue is bounded: a driver that does not keep up slows the connections, never the workers.
     """
 
@@ -65,6 +67,7 @@ class DriverChannel:
         self._refused = 0
         self._connections: dict[int, socket.socket] = {}
         self._received: dict[int, list[int]] = {}
+        self._links: dict[int, str] = {}
         self._seen: dict[int, float] = {}
         threading.Thread(target=self._accept, name="groundswell-channel", daemon=True).start()
 
@@ -126,8 +129,13 @@ class DriverChannel:
 
     def _read(self, connection: socket.socket) -> None:
         lines = connection.makefile("rb")
-        hello = json.loads(lines.readline(_MAXIMUM_LINE_BYTES))
+        opening = json.loads(lines.readline(_MAXIMUM_LINE_BYTES))
+        hello: Message = opening["hello"]
         task: int = hello["task"]
+        if self._links.setdefault(task, opening["link"]) != opening["link"]:
+            connection.sendall(_line({"received": 0, "log_offset": 0}) + _line({"kind": "stop"}))
+            self.events.put((task, {"kind": "replaced"}))
+            return
         known = task in self._received
         received = self._received.setdefault(task, [0, 0])
         self._seen[task] = time.monotonic()
@@ -163,7 +171,8 @@ class Link:
             log: Sent as it grows, at a bounded rate.
         """
         self.orders: queue.Queue[Message] = queue.Queue()
-        self._address, self._hello, self._log = address, hello, log
+        self._address, self._log = address, log
+        self._opening = _line({"link": secrets.token_hex(8), "hello": hello})
         self._sent: deque[tuple[int, bytes]] = deque(maxlen=_QUEUED_MESSAGES)
         self._last_number = self._next_number = 0
         self._log_offset = 0
@@ -211,7 +220,7 @@ class Link:
 
     def _talk(self, connection: socket.socket) -> None:
         _prove_task(connection, self._address.secret)
-        connection.sendall(_line(self._hello))
+        connection.sendall(self._opening)
         lines = connection.makefile("rb")
         welcome = json.loads(lines.readline(_MAXIMUM_LINE_BYTES))
         self._next_number, self._log_offset = welcome["received"] + 1, welcome["log_offset"]

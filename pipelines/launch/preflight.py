@@ -13,7 +13,13 @@ from pipelines.launch.channel import Message
 _REGISTRATION_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
 _ANSWER_SECONDS = 2.0
-_ENCRYPTION_SETTINGS = ("spark.ssl.enabled", "spark.authenticate", "spark.network.crypto.enabled")
+# What each covers: https://spark.apache.org/docs/latest/security.html
+_PROTECTION = {
+    "spark.ssl.enabled": "Spark's web pages",
+    "spark.ssl.rpc.enabled": "functions and results, which Spark carries",
+    "spark.authenticate": "who may join Spark's own traffic, functions and results among it",
+    "spark.network.crypto.enabled": "functions and results, which Spark carries",
+}
 _log = logging.getLogger(__name__)
 
 
@@ -78,13 +84,13 @@ def check_encryption(spark: SparkSession, accepted: bool) -> None:
         RuntimeError: With what is covered, what is not, and the setting.
     """
     conf = spark.sparkContext.getConf()
-    asked = [name for name in _ENCRYPTION_SETTINGS if conf.get(name, "false") == "true"]
+    asked = [f"{name}=true covers {what}" for name, what in _PROTECTION.items() if conf.get(name, "false") == "true"]
     if asked and not accepted:
         raise RuntimeError(
-            f"{asked[0]}=true covers functions and results, which Spark carries; it does not cover the ranks' own "
-            "traffic: gradients and Horovod's rendezvous go in the clear between this job's hosts, logs and reports "
-            "go in the clear to the driver, proved by a secret of the run. Accept that with "
-            "BarrierRunner(accept_unencrypted=True), or run on an encrypted network"
+            f"{'; '.join(asked)}; the ranks' own traffic is not covered: gradients and Horovod's rendezvous go in the "
+            "clear between this job's hosts, logs and reports go in the clear to the driver, proved by a secret of the "
+            "run. Accept that with launch.accept_unencrypted=true, for BarrierRunner accept_unencrypted=True, or run "
+            "on an encrypted network"
         )
 
 

@@ -90,6 +90,7 @@ class Supervisor:
         self._start_timeout, self._hang_timeout = start_timeout, hang_timeout
         self._members: dict[int, Member] = {}
         self._outcomes: list[Outcome] = []
+        self._started_anew = False
 
     def gather(self) -> list[Message]:
         """Every task's hello, by task.
@@ -101,7 +102,7 @@ class Supervisor:
         while len(self._members) < self._size:
             self._take(_LOOK_SECONDS)
             missing = f"{self._size - len(self._members)} of {self._size} tasks have not reached the driver"
-            if (reason := self._stage.failure()) is not None:
+            if (reason := self._stage_failure()) is not None:
                 raise StartError(f"{missing}: {_short(reason)}")
             if time.monotonic() > deadline:
                 address = self._channel.address
@@ -168,6 +169,8 @@ class Supervisor:
                 member.gone_since = time.monotonic()
             case "back":
                 member.gone_since = None
+            case "replaced":
+                self._started_anew = True
             case "log":
                 member.last_lines.extend(message["lines"])
                 self._tell(self._listener.lines, member.rank, message["lines"])
@@ -197,9 +200,13 @@ class Supervisor:
     def _lose(self, member: Member, words: str, evidence: str = "") -> None:
         self._end(member, Outcome(member.rank, member.host, "lost", words, None, evidence, tuple(member.last_lines)))
 
+    def _stage_failure(self) -> str | None:
+        # Spark does so where it took an executor back; whether there is a further attempt is the runner's to say.
+        return "Spark has started the stage anew" if self._started_anew else self._stage.failure()
+
     def _look_at_stage(self) -> None:
         """Spark has ended the tasks: the first that is gone is the cause, the others were swept along."""
-        reason = self._stage.failure()
+        reason = self._stage_failure()
         if reason is None:
             return
         self._take_until(_CONSEQUENCES_SECONDS, lambda: not self._open())

@@ -13,6 +13,10 @@ import pytest
 from pipelines.launch.channel import ChannelAddress, DriverChannel, Link, Message
 from pipelines.launch.logs import Spool
 
+pytestmark = pytest.mark.timeout(60)
+
+HELLO = {"kind": "hello", "task": 0}
+
 
 @pytest.fixture
 def channel() -> Iterator[DriverChannel]:
@@ -46,10 +50,11 @@ def collect(channel: DriverChannel, enough: Callable[[list[Message]], bool]) -> 
     return received
 
 
-def greet(channel: DriverChannel, link: Link) -> None:
-    task, message = channel.events.get(timeout=10)
-    assert message == {"kind": "hello", "task": task}
+def first_message(channel: DriverChannel, link: Link) -> Message:
+    """What the driver hears first, once both ends know of the connection."""
+    _, message = channel.events.get(timeout=10)
     wait_until(lambda: link.connected)
+    return message
 
 
 def lines_of(received: list[Message]) -> list[str]:
@@ -58,7 +63,7 @@ def lines_of(received: list[Message]) -> list[str]:
 
 def test_messages_arrive_whole_and_in_order(channel: DriverChannel) -> None:
     with link_to(channel.address) as (link, _):
-        greet(channel, link)
+        first_message(channel, link)
         sent = [{"kind": "report", "text": f'{i} äöü\n\t"{"x" * (i * 50)}'} for i in range(200)]
         for message in sent:
             link.send(message)
@@ -68,7 +73,7 @@ def test_messages_arrive_whole_and_in_order(channel: DriverChannel) -> None:
 
 def test_orders_reach_the_task(channel: DriverChannel) -> None:
     with link_to(channel.address, task=7) as (link, _):
-        greet(channel, link)
+        first_message(channel, link)
         channel.send(7, {"kind": "go"})
         assert link.orders.get(timeout=10) == {"kind": "go"}
         channel.send(8, {"kind": "go"})  # nobody there
@@ -76,7 +81,7 @@ def test_orders_reach_the_task(channel: DriverChannel) -> None:
 
 def test_the_log_arrives_before_what_was_said_after_it(channel: DriverChannel) -> None:
     with link_to(channel.address) as (link, log):
-        greet(channel, link)
+        first_message(channel, link)
         log.write("".join(f"line {number}\n" for number in range(50_000)))
         link.flush(10)
         link.send({"kind": "exit"})
@@ -124,7 +129,7 @@ def test_strangers_without_the_secret_reach_nothing(channel: DriverChannel, nois
         with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
             stranger.sendall(noise)
     with link_to(channel.address) as (link, _):
-        greet(channel, link)
+        assert first_message(channel, link) == HELLO
 
 
 def test_silent_strangers_keep_nobody_out(channel: DriverChannel, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,21 +138,23 @@ def test_silent_strangers_keep_nobody_out(channel: DriverChannel, monkeypatch: p
     strangers = [socket.create_connection(place) for _ in range(100)]
     try:
         with link_to(channel.address) as (link, _):
-            greet(channel, link)
+            assert first_message(channel, link) == HELLO
         wait_until(lambda: channel._refused >= 80)
     finally:
         for stranger in strangers:
             stranger.close()
 
 
-def test_ten_thousand_bad_requests_during_a_run(channel: DriverChannel) -> None:
+def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChannel) -> None:
+    """Of 2,000; `tests/cluster` sends 10,000 from another host."""
+
     def flood() -> None:
-        for number in range(2500):
+        for number in range(500):
             with suppress(OSError), socket.create_connection((channel.address.host, channel.address.port)) as stranger:
                 stranger.sendall(bytes(64) if number % 2 else b"PUT /global/0 HTTP/1.1\r\n\r\n")
 
     with link_to(channel.address) as (link, log):
-        greet(channel, link)
+        first_message(channel, link)
         floods = [threading.Thread(target=flood) for _ in range(4)]
         for thread in floods:
             thread.start()
@@ -163,14 +170,17 @@ def test_ten_thousand_bad_requests_during_a_run(channel: DriverChannel) -> None:
             received.append(channel.events.get()[1])
         assert [message["value"] for message in received if message["kind"] == "report"] == list(range(100))
         assert lines_of(received) == [f"line {number}" for number in range(100)]
-    wait_until(lambda: channel._refused >= 9_900)
+    wait_until(lambda: channel._refused >= 1_950)
     wait_until(lambda: threading.active_count() < 50)
 
 
-def test_a_broken_connection_is_made_again_and_nothing_is_lost(channel: DriverChannel) -> None:
+def test_a_broken_connection_is_made_again_and_nothing_is_lost(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.launch.channel._RECONNECT_SECONDS", 0.1)
     received: list[Message] = []
     with link_to(channel.address) as (link, log):
-        greet(channel, link)
+        first_message(channel, link)
         for number in range(300):
             link.send({"kind": "report", "value": number})
             log.write(f"line {number}\n")
@@ -187,10 +197,27 @@ def test_a_broken_connection_is_made_again_and_nothing_is_lost(channel: DriverCh
     assert [message["kind"] for message in received if message["kind"] in ("gone", "back")] == ["gone", "back"] * 2
 
 
-def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel) -> None:
+    with link_to(channel.address) as (first, _):
+        first_message(channel, first)
+        with link_to(channel.address) as (second, _):
+            assert second.orders.get(timeout=10) == {"kind": "stop"}
+        assert channel.events.get(timeout=10) == (0, {"kind": "replaced"})
+        channel.send(0, {"kind": "go"})
+        assert first.orders.get(timeout=10) == {"kind": "go"}
+
+
+def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pipelines.launch.channel._RECONNECT_SECONDS", 0.01)
+
+    def warnings() -> list[str]:
+        return [record.message for record in caplog.records if "goes on without it" in record.message]
+
     channel = DriverChannel("127.0.0.1")
     with link_to(channel.address) as (link, log):
-        greet(channel, link)
+        first_message(channel, link)
         link.send({"kind": "report"})
         link.flush(5)
         channel.close()
@@ -198,21 +225,19 @@ def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(caplog: pytest.Lo
         for _ in range(3):
             link.send({"kind": "report"})
             log.write("into the void\n")
-        started = time.monotonic()
-        link.flush(60)
-        assert time.monotonic() - started < 5
-        time.sleep(1.5)
-    assert len([record for record in caplog.records if "goes on without it" in record.message]) <= 1
+        link.flush(3600)  # longer than this test may take
+        wait_until(lambda: warnings() != [])
+        time.sleep(0.3)  # for many more tries
+    assert len(warnings()) == 1
 
 
 def test_a_driver_that_does_not_listen_holds_no_worker_up(channel: DriverChannel) -> None:
     with link_to(channel.address) as (link, log):
-        greet(channel, link)
-        started = time.monotonic()
+        first_message(channel, link)
+        # All is sent, 60 MB, before the driver takes the first.
         for number in range(3000):
             link.send({"kind": "report", "text": f"{number} " + "x" * 10_000})
             log.write("y" * 10_000 + "\n")
-        assert time.monotonic() - started < 5
         received = collect(
             channel, lambda received: received[-1].get("text", "").startswith("2999 ") if received else False
         )

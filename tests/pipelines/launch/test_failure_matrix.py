@@ -164,8 +164,6 @@ def left_over() -> list[str]:
     import tempfile
     import time
 
-    import psutil
-
     mine = tempfile.gettempdir().encode()
     deadline = time.monotonic() + 10
     while True:
@@ -178,12 +176,28 @@ def left_over() -> list[str]:
                 continue
             if ours and (b"pipelines.launch.worker" in words or b"groundswell-guard" in words):
                 left.append(words.replace(b"\0", b" ").decode(errors="replace"))
-        listening = [c for c in psutil.Process().net_connections("tcp") if c.status == psutil.CONN_LISTEN]
-        # One of pyspark's own: it collects accumulators.
-        left += [f"port {connection.laddr.port}" for connection in listening[1:]]
+        left += open_ports()
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.1)
+
+
+def open_ports() -> list[str]:
+    """Listening ports of the driver and of Spark's Python processes, beyond pyspark's own in driver and daemons."""
+    from contextlib import suppress
+
+    import psutil
+
+    driver = psutil.Process()
+    ports = []
+    for process in [driver, *driver.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if process != driver and "pyspark.daemon" not in process.cmdline():
+                continue
+            listening = [c for c in process.net_connections("tcp") if c.status == psutil.CONN_LISTEN]
+            own = process == driver or process.parent().name() == "java"
+            ports += [f"port {connection.laddr.port} of {process.pid}" for connection in listening[own:]]
+    return ports
 
 
 @pytest.fixture(scope="module")

@@ -2,39 +2,66 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
 
-def launch(
-    folder: str, master: str, devices: list[str], gpus_per_worker: int, visible: str | None
-) -> tuple[list[str], str]:
-    """`CUDA_VISIBLE_DEVICES` of both ranks, or the error."""
+@dataclass(frozen=True)
+class Host:
+    """What one machine offers to two ranks."""
+
+    master: str
+    devices: Sequence[str]
+    gpus_per_worker: int
+    visible: str = ""
+    """`CUDA_VISIBLE_DEVICES` of the executors."""
+
+
+HOSTS = {
+    "four GPUs": Host(
+        "local-cluster[1,2,1024]", ["0", "1", "2", "3"], 2, visible="GPU-8f2c11d0,MIG-77aa0b3e,GPU-1c5d92aa,5"
+    ),
+    "one GPU, two executors": Host("local-cluster[2,1,1024]", ["0"], 1),
+}
+Assigned = tuple[list[str], str]
+
+
+def launch_on_each(hosts: dict[str, Host], folder: str) -> dict[str, Assigned]:
+    """By host: `CUDA_VISIBLE_DEVICES` of both ranks, and the error; sessions one after the other in one JVM."""
+    from pyspark import SparkContext
+
+    SparkContext._ensure_initialized()  # the settings of the session that starts a JVM would be those of all
+    return {
+        name: launch(host, Path(folder, f"discover-{number}.sh")) for number, (name, host) in enumerate(hosts.items())
+    }
+
+
+def launch(host: Host, script: Path) -> Assigned:
     from pyspark.sql import SparkSession
 
     from pipelines.launch.runner import BarrierRunner
 
-    script = Path(folder, "discover.sh")
-    script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': devices})}'\n")
+    script.write_text(f"#!/bin/sh\necho '{json.dumps({'name': 'gpu', 'addresses': host.devices})}'\n")
     script.chmod(0o755)
-    executors = int(master.split("[")[1].split(",")[0])
+    executors = int(host.master.split("[")[1].split(",")[0])
     settings = {
         "spark.ui.enabled": "false",
-        "spark.worker.resource.gpu.amount": str(len(devices)),
+        "spark.worker.resource.gpu.amount": str(len(host.devices)),
         "spark.worker.resource.gpu.discoveryScript": str(script),
-        "spark.executor.resource.gpu.amount": str(2 * gpus_per_worker // executors),
-        "spark.task.resource.gpu.amount": str(gpus_per_worker),
+        "spark.executor.resource.gpu.amount": str(2 * host.gpus_per_worker // executors),
+        "spark.task.resource.gpu.amount": str(host.gpus_per_worker),
     }
-    if visible is not None:
-        settings["spark.executorEnv.CUDA_VISIBLE_DEVICES"] = visible
-    spark = SparkSession.builder.master(master).config(map=dict(settings)).getOrCreate()
+    if host.visible:
+        settings["spark.executorEnv.CUDA_VISIBLE_DEVICES"] = host.visible
+    spark = SparkSession.builder.master(host.master).config(map=dict(settings)).getOrCreate()
     try:
-        runner = BarrierRunner(spark, 2, gpus_per_worker=gpus_per_worker)
+        runner = BarrierRunner(spark, 2, gpus_per_worker=host.gpus_per_worker)
         return runner.run_all(lambda: os.environ["CUDA_VISIBLE_DEVICES"]), ""
     except RuntimeError as error:
         return [], str(error)
@@ -42,21 +69,25 @@ def launch(
         spark.stop()
 
 
-def test_several_gpus_for_each_task_by_uuid_and_mig_id(in_fresh_process: Callable[..., Any], tmp_path: Path) -> None:
-    devices = ["GPU-8f2c11d0", "MIG-77aa0b3e", "GPU-1c5d92aa", "3"]
-    assigned, error = in_fresh_process(launch, str(tmp_path), "local-cluster[1,2,1024]", devices, 2, None)
+@pytest.fixture(scope="module")
+def launched(in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Assigned]:
+    found: dict[str, Assigned] = in_fresh_process(launch_on_each, HOSTS, str(tmp_path_factory.mktemp("scripts")))
+    return found
+
+
+def test_several_gpus_for_each_task_are_mapped_through_what_the_executor_may_see(launched: dict[str, Assigned]) -> None:
+    assigned, error = launched["four GPUs"]
     assert error == ""
-    assert sorted(device for text in assigned for device in text.split(",")) == sorted(devices)
+    assert sorted(device for text in assigned for device in text.split(",")) == [
+        "5",
+        "GPU-1c5d92aa",
+        "GPU-8f2c11d0",
+        "MIG-77aa0b3e",
+    ]
     assert [len(text.split(",")) for text in assigned] == [2, 2]
 
 
-def test_positions_count_among_what_the_executor_may_see(in_fresh_process: Callable[..., Any], tmp_path: Path) -> None:
-    assigned, error = in_fresh_process(launch, str(tmp_path), "local-cluster[1,2,1024]", ["0", "1"], 1, "4,GPU-8f2c")
-    assert error == ""
-    assert sorted(assigned) == ["4", "GPU-8f2c"]
-
-
-def test_one_gpu_for_two_executors_of_a_host_is_refused(in_fresh_process: Callable[..., Any], tmp_path: Path) -> None:
-    _, error = in_fresh_process(launch, str(tmp_path), "local-cluster[2,1,1024]", ["0"], 1, None)
+def test_one_gpu_for_two_executors_of_a_host_is_refused(launched: dict[str, Assigned]) -> None:
+    _, error = launched["one GPU, two executors"]
     assert "GPU 0 of host" in error
     assert "was given to two tasks" in error

@@ -38,10 +38,13 @@ def test_a_name_that_leads_nowhere(resolved: str) -> None:
         check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to=resolved)])
 
 
-def test_different_versions() -> None:
-    other = {"python": "3.11.7", "horovod": "0.27.0"}
-    with pytest.raises(RuntimeError, match=r"different versions of horovod: 0\.28\.1 on 10\.0\.0\.1, 0\.27\.0 on"):
-        check_tasks([hello(0), hello(1, versions=other)])
+@pytest.mark.parametrize("package", ["python", "tensorflow-cpu", "horovod", "groundswell"])
+def test_different_versions(package: str) -> None:
+    hellos = [hello(task, versions={"python": "3", package: version}) for task, version in enumerate(("1.0", "none"))]
+    with pytest.raises(
+        RuntimeError, match=rf"different versions of {package}: 1\.0 on 10\.0\.0\.1, none on .*spark\.pyspark\.python"
+    ):
+        check_tasks(hellos)
 
 
 def test_a_gpu_given_twice() -> None:

@@ -66,16 +66,16 @@ def test_others_addresses_are_hung_up_on() -> None:
 
 def test_it_closes_when_all_have_joined(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rendezvous, "_LOOK_SECONDS", 0.02)
-    monkeypatch.setattr(rendezvous, "_QUIET_SECONDS", 0.3)
+    monkeypatch.setattr(rendezvous, "_QUIET_SECONDS", 0.1)
     server, lasting = (RendezvousServer("127.0.0.1", 2, lambda _: True, stay_open=stay) for stay in (False, True))
     for one in (server, lasting):
         for rank in (0, 1):
             ask(one, "PUT", f"/global/{rank}", b"x")
         ask(one, "DELETE", "/global/0")
-        time.sleep(0.6)
+        time.sleep(0.3)
         assert ask(one, "GET", "/global/1")[0] == 200, "closed before rank 1 had joined"
         ask(one, "DELETE", "/global/1")
-    time.sleep(1.0)
+    time.sleep(0.5)
     with pytest.raises(ConnectionError):
         ask(server, "GET", "/global/0")
     assert ask(lasting, "GET", "/global/0")[0] == 200

@@ -1,5 +1,6 @@
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import keras
 import numpy as np
@@ -8,7 +9,8 @@ import tensorflow as tf
 
 from models.schedules import gradual_warmup, multi_step
 from pipelines.dataset.reader import Batch
-from pipelines.training.loop import Progress, average_statistics, train_epoch
+from pipelines.training.loop import EpochResult, average_statistics, train_epoch
+from pipelines.training.step import Step
 
 
 class OneRank:
@@ -34,6 +36,18 @@ def batches(count: int) -> Iterator[Batch]:
         )
 
 
+def one_epoch(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
+    """An epoch of so many batches on one rank, at a rate that stays where it is unless `settings` say otherwise."""
+    chosen = {"optimizer": keras.optimizers.SGD(0.0), "schedule": multi_step(1.0, 100), "report": lambda _: None}
+    return train_epoch(
+        batches(count),
+        step,
+        collective=OneRank(),  # type: ignore[arg-type]
+        first_step=first_step,
+        **{**chosen, **settings},
+    )
+
+
 def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
     optimizer = keras.optimizers.SGD(0.0)
     seen = []
@@ -43,8 +57,7 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
         return tf.constant(float(len(seen)))
 
     schedule = gradual_warmup(multi_step(1.0, 100), 10)
-    reports: list[Progress] = []
-    result = train_epoch(batches(4), step, optimizer, schedule, OneRank(), first_step=5, report=reports.append)  # type: ignore[arg-type]
+    result = one_epoch(4, step, 5, optimizer=optimizer, schedule=schedule)
     assert seen == pytest.approx([0.6, 0.7, 0.8, 0.9])
     assert result.loss == 2.5
     assert result.images_per_second > 0
@@ -60,15 +73,7 @@ def test_a_loss_that_is_not_finite_stops_with_rank_and_step(bad: float, at: int)
         return tf.constant(bad if next(calls) == at else 1.0)
 
     with pytest.raises(FloatingPointError, match=rf"rank 0 at step {20 + at}"):
-        train_epoch(
-            batches(4),
-            step,
-            keras.optimizers.SGD(0.0),
-            multi_step(1.0, 100),
-            OneRank(),  # type: ignore[arg-type]
-            first_step=20,
-            report=lambda progress: None,
-        )
+        one_epoch(4, step, 20)
 
 
 def test_a_gradient_that_is_not_finite_is_told_alike() -> None:
@@ -76,15 +81,7 @@ def test_a_gradient_that_is_not_finite_is_told_alike() -> None:
         raise tf.errors.InvalidArgumentError(None, None, "assertion failed: [rank 0: these gradients are not finite]")
 
     with pytest.raises(FloatingPointError, match=r"gradients are not finite on rank 0 at step 7: lower optimizer"):
-        train_epoch(
-            batches(1),
-            step,
-            keras.optimizers.SGD(0.0),
-            multi_step(1.0, 100),
-            OneRank(),  # type: ignore[arg-type]
-            first_step=7,
-            report=lambda progress: None,
-        )
+        one_epoch(1, step, 7)
 
 
 def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: keras.Model) -> None:
@@ -104,33 +101,20 @@ def test_the_step_is_given_the_seeds_of_its_samples() -> None:
         given.append(seeds.numpy().tolist())
         return tf.constant(1.0)
 
-    train_epoch(
-        batches(2),
-        step,
-        keras.optimizers.SGD(0.0),
-        multi_step(1.0, 100),
-        OneRank(),  # type: ignore[arg-type]
-        first_step=0,
-        seeds_of=lambda rows: (rows * 10).astype(np.int32),
-        report=lambda progress: None,
-    )
+    one_epoch(2, step, 0, seeds_of=lambda rows: (rows * 10).astype(np.int32))
     assert given == [[0, 10, 20, 30]] * 2
 
 
 def test_checkpoints_come_at_multiples_and_go_on_counting() -> None:
     saved = []
     values = iter([1.0, 2.0, 3.0, 4.0])
-    result = train_epoch(
-        batches(4),
+    result = one_epoch(
+        4,
         lambda images, targets, seeds: tf.constant(next(values)),
-        keras.optimizers.SGD(0.0),
-        multi_step(1.0, 100),
-        OneRank(),  # type: ignore[arg-type]
-        first_step=5,
+        5,
         earlier=(10.0, 5),
         checkpoint_every=3,
         checkpoint=lambda *place: saved.append(place),
-        report=lambda progress: None,
     )
     # Steps 6 to 9: at 6 after the first, at 9 after the last.
     assert saved == [(6, 11.0, 6), (9, 20.0, 9)]
