@@ -178,8 +178,8 @@ class ExchangeConfig(Section):
     """Its name with its settings; a name alone takes the defaults."""
     dense_below: int = Field(default=1024, ge=0)
     """Tensors with fewer elements travel in float32, as all biases and gains do."""
-    bucket_mib: float | None = Field(default=None, gt=0)
-    """Gradients up to this size travel together, last layers first; null: all in one, which repeats bit for bit."""
+    bucket_mib: float | None = Field(default=8.0, gt=0)
+    """Gradients up to this size travel together, last layers first, during the backward pass; null: all at once."""
     warmup_steps: int = Field(default=0, ge=0)
     """Everything travels in float32 for so many optimizer steps."""
     rescale_residual: bool = True

@@ -201,6 +201,7 @@ def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
     assert client.list_artifacts(run.info.run_id, "logs")
 
 
+@pytest.mark.long
 def test_spark_submit_trains(trained: tuple[TrainedRun, RunConfig], project: Path, store: str, tmp_path: Path) -> None:
     _, chosen = trained
     bin_folder = Path(sys.executable).parent
@@ -239,6 +240,7 @@ def test_the_console_script_lists_its_verbs() -> None:
     assert subprocess.run([command, "tarin"], capture_output=True, timeout=60).returncode == 2
 
 
+@pytest.mark.long
 def test_the_demos_command_on_the_real_patches(
     spark: SparkSession,
     shared_data: Path,
