@@ -26,6 +26,12 @@ def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
     return tf.concat(runs, axis)
 
 
+def spread(packed: tf.Tensor) -> tf.Tensor:
+    """Bool `(rows, 8, n, ...)` from bytes `(rows, n, ...)`: the 8 runs that `pack` with width 1 put into them."""
+    masks = tf.constant([1 << bit for bit in range(8)], tf.uint8, (8, *[1] * (len(packed.shape) - 1)))
+    return packed[:, None] & masks != 0
+
+
 def to_bytes(numbers: tf.Tensor) -> tf.Tensor:
     """`(rows, ...)` of any number type as uint8 `(rows, bytes)`."""
     raw = tf.bitcast(numbers, tf.uint8)

@@ -286,7 +286,7 @@ class GradientExchange:
     ) -> tuple[list[tf.Tensor], tf.Tensor]:
         indexes = self._buckets[bucket]
         values: list[Message] = [gradients[index] for index in indexes]
-        memories = [self._read(index) for index in indexes]
+        stored = memories = [self._read(index) for index in indexes]
         payload = tf.constant(0, tf.int64)
         ready = _now(values)
         for number in range(len(self.codec.collectives) + 1):
@@ -305,8 +305,8 @@ class GradientExchange:
             payload += tf.cast(sent, tf.int64)
             ready = _now(values)
             self._count(1, encoded, ready)
-        for index, memory in zip(indexes, memories, strict=True):
-            self._write(index, memory)
+        for index, memory, before in zip(indexes, memories, stored, strict=True):
+            self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
         return list(values), payload
 
     def _phase(self, bucket: int, number: int) -> Callable[..., Any]:
@@ -314,14 +314,25 @@ class GradientExchange:
 
             def run(values: Any, memories: Any, step: Any, scale: Any) -> Any:
                 finite = self._all_finite(values) if number == 0 else tf.constant(True)
-                results = []
+                messages, changes = [], []
                 for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
-                    context = self._context(index, step, scale)
-                    results.append(self.codec.phase(number, value, dict(memory), context))
-                return [value for value, _ in results], [memory for _, memory in results], finite
+                    message, after = self.codec.phase(number, value, dict(memory), self._context(index, step, scale))
+                    messages.append(message)
+                    # Code that XLA compiled would copy what it only hands on: None stands for no change.
+                    changes.append({name: None if new is memory.get(name) else new for name, new in after.items()})
+                return messages, changes, finite
 
             compiled = tf.function(run, jit_compile=True, autograph=False) if self.jit_compile else run
-            self._compiled[bucket, number] = compiled
+
+            def phase(values: Any, memories: Any, step: Any, scale: Any) -> Any:
+                messages, changes, finite = compiled(values, memories, step, scale)
+                after = [
+                    {name: memory[name] if new is None else new for name, new in change.items()}
+                    for memory, change in zip(memories, changes, strict=True)
+                ]
+                return messages, after, finite
+
+            self._compiled[bucket, number] = phase
         return self._compiled[bucket, number]
 
     def _context(self, index: int, step: tf.Tensor, scale: tf.Tensor) -> Context:
@@ -340,8 +351,9 @@ class GradientExchange:
         return {name: variable.read_value() for name, variable in self._memories[index].items()}
 
     def _write(self, index: int, memory: Memory) -> None:
-        for name, variable in self._memories[index].items():
-            variable.assign(memory[name])
+        for name, value in memory.items():
+            if name in self._memories[index]:
+                self._memories[index][name].assign(value)
 
     def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
         text = f"rank {self.collective.rank}: these gradients are not finite, from optimizer step"
@@ -359,7 +371,14 @@ class GradientExchange:
 
 
 def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    return tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors])
+    # The sum over all axes but the last is a vector operation, unlike a reduction to one number. It is finite only
+    # where all its elements are; the reverse need not hold, for huge ones.
+    sums = [tf.reduce_sum(tf.reshape(tensor, (-1, *tensor.shape[-1:])), 0) for tensor in tensors]
+    return tf.cond(
+        tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in sums]),
+        lambda: tf.ones(len(tensors), tf.bool),
+        lambda: tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]),
+    )
 
 
 def _now(tensors: Sequence[Message]) -> tf.Tensor:

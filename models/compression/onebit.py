@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, pack, to_bytes, unpack
+from models.compression.bits import from_bytes, pack, spread, to_bytes
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
@@ -38,28 +38,30 @@ class ColumnMeans:
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Rows / 8 + 8 bytes a column."""
-        positive = parts >= 0
         rows = parts.shape[1]
-        count = tf.reduce_sum(tf.cast(positive, tf.float32), 1, keepdims=True)
-        upper = _mean(tf.where(positive, parts, 0.0), count)
-        lower = _mean(tf.where(positive, 0.0, parts), rows - count)
-        bits = tf.cast(positive, tf.uint8)
-        if rows % 8:
-            bits = tf.pad(bits, [[0, 0], [0, -rows % 8], [0, 0]])
-        message = tf.concat([to_bytes(pack(bits, 1)), to_bytes(upper), to_bytes(lower)], 1)
-        return message, parts - tf.where(positive, upper, lower)
+        padding = -rows % 8
+        padded = tf.pad(parts, [[0, 0], [0, padding], [0, 0]]) if padding else parts
+        bits = pack(tf.cast(padded >= 0, tf.uint8), 1)
+        count = tf.reduce_sum(tf.cast(tf.raw_ops.PopulationCount(x=bits), tf.float32), 1, keepdims=True) - padding
+        upper = _mean(tf.nn.relu(padded), count, rows)
+        lower = -_mean(tf.nn.relu(-padded), rows - count, rows)
+        message = tf.concat([to_bytes(bits), to_bytes(upper), to_bytes(lower)], 1)
+        return message, parts - tf.where(parts >= 0, upper, lower)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """A mean an element."""
         rows, columns = part_shape
         packed_rows = -(-rows // 8)
         bits, upper, lower = tf.split(message, [packed_rows * columns, 4 * columns, 4 * columns], 1)
-        positive = unpack(tf.reshape(bits, (-1, packed_rows, columns)), 1)[:, :rows] > 0
-        return tf.where(
-            positive, from_bytes(upper, tf.float32, (1, columns)), from_bytes(lower, tf.float32, (1, columns))
-        )
+        positive = spread(tf.reshape(bits, (-1, packed_rows, columns)))
+        upper, lower = (from_bytes(mean, tf.float32, (1, 1, columns)) for mean in (upper, lower))
+        runs = tf.where(positive, upper, lower)
+        return tf.reshape(runs, (-1, 8 * packed_rows, columns))[:, :rows]
 
 
-def _mean(values: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    # Scaled before the sum, which could leave float32's range; an empty group has mean 0.
-    return tf.reduce_sum(values * (1.0 / tf.maximum(count, 1.0)), 1, keepdims=True)
+def _mean(padded: tf.Tensor, count: tf.Tensor, rows: int) -> tf.Tensor:
+    """Of `count` of the rows, the others being zeros; 0 where the count is."""
+    # Scaled before the sum, which could leave float32's range. XLA joins the sum of an eighth of the rows with what
+    # comes before it, but not one along a whole axis.
+    eighth = tf.add_n([run * (1.0 / rows) for run in tf.split(padded, 8, 1)])
+    return tf.reduce_sum(eighth, 1, keepdims=True) * (rows / tf.maximum(count, 1.0))

@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, pack, to_bytes, unpack
+from models.compression.bits import from_bytes, pack, spread, to_bytes
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
@@ -37,13 +37,15 @@ class ScaledSign:
         """1/8 byte an element, 4 a part."""
         positive = parts >= 0
         count = tf.cast(tf.maximum(real, 1), tf.float32)[:, None]
-        # Scaled before the sum, which could leave float32's range.
-        scale = tf.reduce_sum(tf.abs(parts) * (1.0 / count), 1, keepdims=True)
+        # Scaled before the sum, which could leave float32's range. The sum of the 8 runs is a vector operation, unlike
+        # that along an axis.
+        eighth = tf.add_n([tf.abs(run) * (1.0 / count) for run in tf.split(parts, 8, 1)])
+        scale = tf.reduce_sum(eighth, 1, keepdims=True)
         message = tf.concat([pack(tf.cast(positive, tf.uint8), 1), to_bytes(scale)], 1)
         return message, parts - tf.where(positive, scale, -scale)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """The scale with every element's sign."""
         bits, scale = tf.split(message, [part_shape[0] // 8, 4], 1)
-        scale = from_bytes(scale, tf.float32, (1,))
-        return tf.where(unpack(bits, 1) > 0, scale, -scale)
+        scale = from_bytes(scale, tf.float32, (1, 1))
+        return tf.reshape(tf.where(spread(bits), scale, -scale), (-1, *part_shape))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, pack, to_bytes, unpack
+from models.compression.bits import from_bytes, pack, spread, to_bytes, unpack
 
 
 def test_signs_by_hand():
@@ -19,6 +19,11 @@ def test_round_trip_takes_width_bits(width):
     packed = pack(tf.constant(codes), width)
     assert packed.shape == (3, 48 * width // 8)
     np.testing.assert_array_equal(unpack(packed, width), codes)
+
+
+def test_spread_bytes_are_the_runs():
+    signs = np.random.default_rng(0).integers(0, 2, (3, 48, 5), np.uint8)
+    np.testing.assert_array_equal(tf.reshape(spread(pack(tf.constant(signs), 1)), (3, 48, 5)), signs == 1)
 
 
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float16, tf.bfloat16, tf.int32, tf.uint8])

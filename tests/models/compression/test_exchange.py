@@ -214,6 +214,12 @@ class Recording(ScatterGather):
         self.quantiser.encode = recording
 
 
+def test_sums_beyond_float32_are_finite_gradients(equal_ranks):
+    exchange = GradientExchange(CODECS["none"](), equal_ranks(1))
+    huge = np.full((4, 2), 3e38, np.float32)
+    np.testing.assert_array_equal(exchange.exchange([tf.constant(huge)])[0], huge)
+
+
 def test_missing_gradients_are_named(equal_ranks):
     exchange = GradientExchange(CODECS["none"](), equal_ranks(2))
     with pytest.raises(ValueError, match=r"gradients \[1, 3\] are None"):

@@ -22,3 +22,26 @@ def test_count_may_be_a_tensor():
     values = tf.random.stateless_uniform((2, 2048), (1, 2))
     traced = tf.function(select_largest)
     np.testing.assert_array_equal(traced(values, tf.constant(9)), tf.math.top_k(values, 9).indices)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["normal", "sparse", "tied", "sorted", "zeros", "late"])
+def test_long_rows_of_any_kind(kind, rows):
+    # Long enough for a sample; of the kinds, only the first lets it tell what the rows are like.
+    generator = np.random.default_rng(0)
+    values = np.abs(generator.normal(size=(rows, 20000))).astype(np.float32)
+    match kind:
+        case "sparse":
+            values *= generator.random(values.shape) < 0.01
+        case "tied":
+            values = np.round(values)
+        case "sorted":
+            values = np.sort(values, axis=1)
+        case "zeros":
+            values[0] = 0
+        case "late":
+            # None of the largest is in the sample.
+            values[:, 1:200] += 10
+            values[:, ::61] = 0
+    expected = np.argsort(-values, axis=1, kind="stable")[:, :200]
+    np.testing.assert_array_equal(select_largest(tf.constant(values), 200), expected)
