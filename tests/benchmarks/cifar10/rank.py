@@ -10,11 +10,13 @@ from cifar10.methods import (
     BATCH_SIZE,
     CLASSES,
     CROP_MARGIN,
+    DEPTH,
     EPOCHS,
     EPOCHS_PER_EVALUATION,
     METHODS,
     RANKS,
     STEPS_PER_EPOCH,
+    WIDTH_FACTOR,
     fingerprint,
     overrides,
 )
@@ -23,7 +25,7 @@ from conf.load import load
 from models.losses import classification_loss
 from models.meprop import MeProp
 from models.preprocessing import InputGroup
-from models.resnet import build_model
+from models.resnet import BLOCKS_PER_STAGE, build_model
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report
@@ -54,13 +56,12 @@ def train(method, seed, data, collective):
     keras.utils.set_random_seed(seed)
     pixels = data["train_images"]
     group = InputGroup("rgb", pixels.shape[1:], "uint8", tuple(pixels.mean((0, 1, 2))), tuple(pixels.std((0, 1, 2))))
-    model = build_model([group], classes=CLASSES, depth=config.model.depth, width_factor=config.model.width_factor)
+    BLOCKS_PER_STAGE[DEPTH] = (1, 1, 1, 1)
+    model = build_model([group], classes=CLASSES, depth=DEPTH, width_factor=WIDTH_FACTOR)
     if method.meprop is not None:
         model = sparsify_backward_pass(model, method.meprop)
     optimizer = make_optimizer(config.optimizer, model)
     exchange = make_exchange(config, collective)
-    # In runs of a minute XLA takes longer to compile the codec than it saves.
-    exchange.jit_compile = False
     step = make_train_step(model, classification_loss("single_label"), optimizer, exchange, jit_compile=False)
     predict = make_predict(model, jit_compile=False)
     schedule = make_schedule(config, STEPS_PER_EPOCH)
