@@ -1,0 +1,123 @@
+"""Set-up and methods of `convergence`."""
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+
+RANKS = 2
+SEEDS = (0, 1, 2)
+TRAIN_IMAGES, TEST_IMAGES, CLASSES = 10_000, 10_000, 10
+BATCH_SIZE, EPOCHS, EPOCHS_PER_EVALUATION = 64, 16, 2
+STEPS_PER_EPOCH = TRAIN_IMAGES // (RANKS * BATCH_SIZE)
+CROP_MARGIN = 4
+# One block a stage, 300,000 parameters in 12 convolutions and the head.
+DEPTH, WIDTH_FACTOR = 10, 0.25
+# Tuned on `none`.
+SETUP = {
+    "optimizer": {"name": "sgd", "learning_rate_per_256": 0.2, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
+    "schedule": {
+        "warmup_epochs": 1,
+        "recipe_epochs": EPOCHS,
+        "milestones": [{"epoch": EPOCHS * 5 / 8, "factor": 0.1}, {"epoch": EPOCHS * 7 / 8, "factor": 0.01}],
+    },
+    # The learning rate's warm-up is dense.
+    "exchange": {"warmup_steps": STEPS_PER_EPOCH},
+    "training": {"epochs": EPOCHS, "batch_size_per_worker": BATCH_SIZE},
+}
+
+
+@dataclass(frozen=True)
+class Method:
+    """What a method changes, and what is expected of it."""
+
+    codec: dict
+    exchange: dict = field(default_factory=dict)
+    optimizer: dict = field(default_factory=dict)
+    meprop: float | None = None
+    """Part of a convolution's channels whose gradient goes on, at each pixel."""
+    baseline: str = "none"
+    parity: bool = False
+    """Whether it must reach the baseline: within a point, or two standard errors of the difference."""
+    worse_than: str | None = None
+    """An ablation of that method, which must be below it."""
+
+
+# The codec advances the momentum.
+NO_MOMENTUM = {"momentum": 0.0, "nesterov": False}
+# In place of the dense warm-up: the published densities, half an epoch each.
+DENSITY_WARMUP = [
+    {"before_step": (stage + 1) * STEPS_PER_EPOCH // 2, "density": density}
+    for stage, density in enumerate((0.25, 0.0625, 0.015625, 0.004))
+]
+ADAM = {"name": "onebit_adam", "learning_rate_per_256": 2e-3}
+FROZEN_FROM = EPOCHS * STEPS_PER_EPOCH // 5
+METHODS = {
+    "none": Method({"name": "none"}),
+    "onebit": Method({"name": "onebit"}, parity=True),
+    "qsgd 8 bits": Method({"name": "qsgd", "bits": 8}, parity=True),
+    "qsgd 4 bits": Method({"name": "qsgd", "bits": 4}, parity=True),
+    "topk 1 %": Method({"name": "topk", "density": 0.01}, parity=True),
+    "dgc 1 %": Method(
+        {"name": "dgc", "density": 0.01, "stages": DENSITY_WARMUP[:3]},
+        exchange={"warmup_steps": 0},
+        optimizer=NO_MOMENTUM,
+        parity=True,
+    ),
+    "powersgd rank 4": Method({"name": "powersgd", "rank": 4}, parity=True),
+    "onebit, no error feedback": Method({"name": "onebit", "error_feedback": False}, worse_than="onebit"),
+    "topk 1 %, no error feedback": Method(
+        {"name": "topk", "density": 0.01, "error_feedback": False}, worse_than="topk 1 %"
+    ),
+    "powersgd rank 4, no error feedback": Method(
+        {"name": "powersgd", "rank": 4, "error_feedback": False}, worse_than="powersgd rank 4"
+    ),
+    "dgc 0.1 %": Method(
+        {"name": "dgc", "density": 0.001, "stages": DENSITY_WARMUP},
+        exchange={"warmup_steps": 0},
+        optimizer=NO_MOMENTUM,
+    ),
+    # Residuals of gradients instead of velocities, and the optimizer's momentum after the sum.
+    "dgc 0.1 %, no momentum correction": Method(
+        {"name": "topk", "density": 0.001, "stages": DENSITY_WARMUP},
+        exchange={"warmup_steps": 0},
+        worse_than="dgc 0.1 %",
+    ),
+    "fp16": Method({"name": "fp16"}),
+    "bf16": Method({"name": "bf16"}),
+    "scaled_sign": Method({"name": "scaled_sign"}),
+    "qsgd 2 bits": Method({"name": "qsgd", "bits": 2}),
+    "norm_sparsifier": Method({"name": "norm_sparsifier"}),
+    "threshold": Method({"name": "threshold", "tau": 0.01}),
+    "adaptive": Method({"name": "adaptive", "density": 0.01}),
+    "randomk 1 %": Method({"name": "randomk", "density": 0.01}),
+    "powersgd rank 1": Method({"name": "powersgd", "rank": 1}),
+    "meprop": Method({"name": "none"}, meprop=0.25),
+    # Adam until the end: the exchange stays dense, and nothing is frozen.
+    "adam": Method(
+        {"name": "onebit_adam"},
+        exchange={"warmup_steps": EPOCHS * STEPS_PER_EPOCH},
+        optimizer={**ADAM, "warmup_steps": EPOCHS * STEPS_PER_EPOCH},
+        baseline="adam",
+    ),
+    "onebit_adam": Method(
+        {"name": "onebit_adam"},
+        exchange={"warmup_steps": FROZEN_FROM},
+        optimizer={**ADAM, "warmup_steps": FROZEN_FROM},
+        baseline="adam",
+    ),
+}
+
+
+def overrides(method, seed):
+    """Of the shipped configuration `smoke`, for one run."""
+    sections = {name: dict(values) for name, values in SETUP.items()}
+    sections["optimizer"] |= method.optimizer
+    sections["exchange"] |= {"codec": method.codec, **method.exchange}
+    sections["training"]["seed"] = seed
+    return [f"{name}.{key}={json.dumps(value)}" for name, values in sections.items() for key, value in values.items()]
+
+
+def fingerprint(method, seed):
+    """Of all that decides a run's result, but the code."""
+    settings = [overrides(method, seed), method.meprop, DEPTH, WIDTH_FACTOR, RANKS, TRAIN_IMAGES, CROP_MARGIN]
+    return hashlib.sha256(json.dumps(settings).encode()).hexdigest()[:12]

@@ -1,0 +1,121 @@
+"""One rank of `convergence`: trainings one after the other in one process."""
+
+import gc
+import statistics
+import time
+
+import keras
+import numpy as np
+from cifar10.methods import (
+    BATCH_SIZE,
+    CLASSES,
+    CROP_MARGIN,
+    DEPTH,
+    EPOCHS,
+    EPOCHS_PER_EVALUATION,
+    METHODS,
+    RANKS,
+    STEPS_PER_EPOCH,
+    WIDTH_FACTOR,
+    fingerprint,
+    overrides,
+)
+
+from conf.load import load
+from models.losses import classification_loss
+from models.meprop import MeProp
+from models.preprocessing import InputGroup
+from models.resnet import BLOCKS_PER_STAGE, build_model
+from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
+from pipelines.dataset.reader import Batch
+from pipelines.launch.report import report
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.loop import average_statistics, train_epoch
+from pipelines.training.recipe import make_exchange, make_optimizer, make_schedule
+from pipelines.training.step import make_predict, make_train_step
+from pipelines.training.tensors import image_tensors
+
+
+def train_all(runs, data_path):
+    """On every rank: one training after the other; rank 0 reports each."""
+    collective = HorovodCollective()
+    with np.load(data_path) as arrays:
+        data = dict(arrays)
+    for name, seed in runs:
+        result = train(METHODS[name], seed, data, collective)
+        if collective.rank == 0:
+            report(method=name, seed=seed, fingerprint=fingerprint(METHODS[name], seed), **result)
+        keras.backend.clear_session()
+        gc.collect()
+
+
+def train(method, seed, data, collective):
+    """Accuracy and loss after each epoch, payload and its ratio, seconds."""
+    started = time.perf_counter()
+    config = load("smoke", overrides(method, seed))
+    keras.utils.set_random_seed(seed)
+    pixels = data["train_images"]
+    group = InputGroup("rgb", pixels.shape[1:], "uint8", tuple(pixels.mean((0, 1, 2))), tuple(pixels.std((0, 1, 2))))
+    BLOCKS_PER_STAGE[DEPTH] = (1, 1, 1, 1)
+    model = build_model([group], classes=CLASSES, depth=DEPTH, width_factor=WIDTH_FACTOR)
+    if method.meprop is not None:
+        model = sparsify_backward_pass(model, method.meprop)
+    optimizer = make_optimizer(config.optimizer, model)
+    exchange = make_exchange(config, collective)
+    step = make_train_step(model, classification_loss("single_label"), optimizer, exchange, jit_compile=False)
+    predict = make_predict(model, jit_compile=False)
+    schedule = make_schedule(config, STEPS_PER_EPOCH)
+    accuracies, losses, metrics = [], [], []
+    for epoch in range(EPOCHS):
+        batches = augmented_batches(data["train_images"], data["train_labels"], seed, epoch, collective)
+        result = train_epoch(
+            batches, step, optimizer, schedule, collective, first_step=epoch * STEPS_PER_EPOCH, report=lambda _: None
+        )
+        losses.append(round(result.loss, 4))
+        if (epoch + 1) % EPOCHS_PER_EVALUATION == 0:
+            average_statistics(model, collective)
+            metrics.append(exchange.metrics())
+            accuracies.append(accuracy(predict, data["test_images"], data["test_labels"], collective))
+    return {
+        "accuracy": accuracies,
+        "loss": losses,
+        "payload_bytes": statistics.median(each["payload_bytes"] for each in metrics),
+        "ratio": round(statistics.median(each["compression_ratio"] for each in metrics), 2),
+        "residual_norm": [round(each["residual_norm"], 4) for each in metrics],
+        "seconds": round(time.perf_counter() - started, 1),
+    }
+
+
+def sparsify_backward_pass(model, part):
+    """The model with new weights, meProp around each convolution."""
+
+    def wrap(layer):
+        copy = layer.from_config(layer.get_config())
+        return MeProp(copy, max(1, round(part * layer.filters))) if isinstance(layer, keras.layers.Conv2D) else copy
+
+    return keras.models.clone_model(model, clone_function=wrap)
+
+
+def augmented_batches(images, labels, seed, epoch, collective):
+    """This rank's batches of one epoch: random crops of images that were padded, half of them mirrored."""
+    margins = ((0, 0), (CROP_MARGIN, CROP_MARGIN), (CROP_MARGIN, CROP_MARGIN), (0, 0))
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(images, margins, "reflect"), images.shape[1:3], (1, 2))
+    random = np.random.default_rng([seed, epoch, collective.rank])
+    order = epoch_order([len(images)], seed=seed, epoch=epoch)
+    parts = rank_parts(
+        order, global_batch_size=RANKS * BATCH_SIZE, rank=collective.rank, size=collective.size, start_step=0
+    )
+    for rows in parts:
+        top, left = random.integers(0, 2 * CROP_MARGIN + 1, (2, len(rows)))
+        batch = windows[rows, top, left].transpose(0, 2, 3, 1)
+        mirrored = random.random(len(rows)) < 0.5
+        batch[mirrored] = batch[mirrored, :, ::-1]
+        one_hot = np.eye(CLASSES, dtype=np.uint8)[labels[rows]]
+        yield Batch({"rgb": np.ascontiguousarray(batch)}, one_hot, np.ones(len(rows), np.float32), rows)
+
+
+def accuracy(predict, images, labels, collective):
+    """Of all test images; each rank predicts its part."""
+    parts = evaluation_parts(len(images), batch_size=500, rank=collective.rank, size=collective.size)
+    correct = sum(int(np.sum(np.argmax(predict(image_tensors({"rgb": images[p]})), 1) == labels[p])) for p in parts)
+    return int(collective.sum(np.array([correct]))[0]) / len(images)
