@@ -193,7 +193,7 @@ def main():
     parser.add_argument(
         "--steps-only", action="store_true", help="neither encoding alone, nor more ranks, nor the peer"
     )
-    parser.add_argument("--bucket-mib", type=float, help="of the exchange; default: one bucket")
+    parser.add_argument("--bucket-mib", type=float, default=8.0, help="of the exchange; default: the configuration's")
     options = parser.parse_args()
     if unknown := set(options.names) - set(METHODS):
         parser.error(f"unknown methods {sorted(unknown)}: they are {list(METHODS)}")
