@@ -20,15 +20,14 @@ def select_largest(magnitudes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     flat = tf.reshape(magnitudes, (-1,))
     reached = magnitudes >= tf.maximum(_bound(magnitudes, count), _SMALLEST)
     found = tf.where(tf.reshape(reached, (-1,)))[:, 0]
-    row_of_each = found // elements
-    found_in_row = tf.math.bincount(tf.cast(row_of_each, tf.int32), minlength=rows, maxlength=rows)
+    starts = tf.searchsorted(found, tf.range(rows + 1, dtype=tf.int64) * elements)
+    found_in_row = starts[1:] - starts[:-1]
 
     def among_found() -> tf.Tensor:
         # Magnitudes have the order of their bits.
         bits = tf.cast(tf.bitcast(tf.gather(flat, found), tf.int32), tf.int64)
-        order = tf.argsort(row_of_each * (1 << 32) - bits, stable=True)
-        first_of_row = tf.cumsum(found_in_row, exclusive=True)[:, None]
-        chosen = tf.gather(found, tf.gather(order, first_of_row + tf.range(count)))
+        order = tf.argsort(found // elements * (1 << 32) - bits, stable=True)
+        chosen = tf.gather(found, tf.gather(order, starts[:-1, None] + tf.range(count)))
         return tf.cast(chosen % elements, tf.int32)
 
     few = (tf.reduce_min(found_in_row) >= count) & (tf.reduce_max(found_in_row) <= 4 * (count + _STRIDE))
