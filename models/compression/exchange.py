@@ -8,6 +8,8 @@ from typing import Any
 import tensorflow as tf
 
 from models.compression.codec import Codec, Context, Memory, Message, Shape, Slot
+from models.compression.graph import all_finite, check_finite, now
+from models.compression.payload import traced_payload
 from models.compression.randomness import make_key
 from models.compression.wire import Collective, transfer
 
@@ -37,9 +39,9 @@ class StateVariable:
 class GradientExchange:
     """Averages gradients over the ranks of a collective, in the messages of a codec.
 
-    Tensors of rank 0 or 1, small ones and those that the codec does not accept travel dense, in float32, in one grouped
-    allreduce: they are few bytes, and gains and biases are the most sensitive. The others form buckets from the last
-    layer to the first, so that a bucket may travel while the backward pass is still busy with earlier layers.
+    Tensors of rank 0 or 1, small ones and those that the codec does not accept travel dense, in float32: they are few
+    bytes, and gains and biases are the most sensitive. Both kinds form buckets from the last layer to the first, so
+    that a bucket may travel while the backward pass is still busy with earlier layers.
 
     Args:
         codec: From `models.compression.table`.
@@ -81,7 +83,7 @@ class GradientExchange:
         self.rescale_residual = rescale_residual
         self.seed = seed
         self.jit_compile = jit_compile and codec.compiled
-        self._all_finite = tf.function(_all_finite, jit_compile=True, autograph=False) if jit_compile else _all_finite
+        self._all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
         self.state: list[StateVariable] = []
         self._built_for: list[Shape] | None = None
         self._measure: Callable[[], tf.Tensor] | None = None
@@ -193,7 +195,7 @@ class GradientExchange:
         dense = 4 * (sum(map(math.prod, shapes)) - sum(map(math.prod, compressed)))
         # Traced, not run: what the phases would hand over costs no memory.
         distinct = sorted(set(compressed))
-        traced = [_traced_payload(self.codec, shape, self.collective) for shape in distinct]
+        traced = [traced_payload(self.codec, shape, self.collective) for shape in distinct]
         payloads = {shape: payload for shape, payload in zip(distinct, traced, strict=True) if payload is not None}
         if len(payloads) < len(distinct):
             return int(self._payload_bytes) if self._built_for is not None else dense
@@ -271,10 +273,10 @@ class GradientExchange:
         factor = tf.constant(1.0 / self.collective.size)
         for number, indexes in enumerate(buckets):
             values = [gradients[index] for index in indexes]
-            started = _now(values)
+            started = now(values)
             with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
                 sums = self.collective.allreduce([tf.identity(value) for value in values], f"gradients_dense{number}")
-            self._count(1, started, _now(sums))
+            self._count(1, started, now(sums))
             for index, total in zip(indexes, sums, strict=True):
                 mean = total * factor if self.collective.size > 1 else total
                 means[index], memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
@@ -288,12 +290,12 @@ class GradientExchange:
         values: list[Message] = [gradients[index] for index in indexes]
         stored = memories = [self._read(index) for index in indexes]
         payload = tf.constant(0, tf.int64)
-        ready = _now(values)
+        ready = now(values)
         for number in range(len(self.codec.collectives) + 1):
             with tf.control_dependencies([ready]):
                 step = self._step.read_value()
             values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
-            encoded = _now(values)
+            encoded = now(values)
             self._count(0 if number == 0 else 2, ready, encoded)
             if number == len(self.codec.collectives):
                 break
@@ -303,7 +305,7 @@ class GradientExchange:
                 self.codec.collectives[number], messages, self.collective, f"gradients_bucket{bucket}_stage{number}"
             )
             payload += tf.cast(sent, tf.int64)
-            ready = _now(values)
+            ready = now(values)
             self._count(1, encoded, ready)
         for index, memory, before in zip(indexes, memories, stored, strict=True):
             self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
@@ -356,86 +358,11 @@ class GradientExchange:
                 self._memories[index][name].assign(value)
 
     def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
-        text = f"rank {self.collective.rank}: these gradients are not finite, from optimizer step"
-        all_names = [self._names[index] for index in indexes]
-
-        def check(finite: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
-            names = tf.boolean_mask(all_names, tf.logical_not(finite))
-            with tf.control_dependencies([tf.debugging.Assert(tf.reduce_all(finite), [text, step, names], 10)]):
-                return tf.identity(finite)
-
-        return _unordered(check, finite, self._step.read_value())
+        names = [self._names[index] for index in indexes]
+        return check_finite(finite, names, self.collective.rank, self._step.read_value())
 
     def _count(self, part: int, start: tf.Tensor, end: tf.Tensor) -> None:
         self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
-
-
-def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    # The sum over all axes but the last is a vector operation, unlike a reduction to one number. It is finite only
-    # where all its elements are; the reverse need not hold, for huge ones.
-    sums = [tf.reduce_sum(tf.reshape(tensor, (-1, *tensor.shape[-1:])), 0) for tensor in tensors]
-    return tf.cond(
-        tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in sums]),
-        lambda: tf.ones(len(tensors), tf.bool),
-        lambda: tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]),
-    )
-
-
-def _now(tensors: Sequence[Message]) -> tf.Tensor:
-    """The time at which tensors are there."""
-    parts = [tensor.flat_values if isinstance(tensor, tf.RaggedTensor) else tensor for tensor in tensors]
-    with tf.control_dependencies(parts):
-        return _unordered(tf.timestamp)
-
-
-def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
-    """Call `body` as soon as its inputs are there.
-
-    A graph runs operations with effects one after the other, in the order of the code: the check of a bucket would wait
-    until the bucket before has travelled. A call that does not say that it has effects is left out of that.
-    """
-    if tf.executing_eagerly():
-        return body(*args)
-    specs = [tf.TensorSpec(arg.shape, arg.dtype) for arg in args]
-    function = tf.function(body, autograph=False).get_concrete_function(*specs)
-    return tf.raw_ops.PartitionedCall(args=list(args), Tout=[function.outputs[0].dtype], f=function)[0]
-
-
-def _traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | None:
-    """Payload of one tensor after all stages; None where it depends on the data."""
-    counting = _Counting(collective.rank, collective.size)
-    slots = codec.slots(shape, collective.size, dense=False)
-    sent_in_stage: list[Any] = []
-
-    def run(gradient: tf.Tensor, memory: Memory) -> None:
-        late = tf.constant(1 << 30, tf.int32)
-        context = Context(shape, collective.rank, collective.size, late, 0, 0, tf.constant(1.0))
-        value: Message = gradient
-        for number, name in enumerate(codec.collectives):
-            message, memory = codec.phase(number, value, dict(memory), context)
-            (value,), sent = transfer(name, [message], counting, "counted")
-            sent_in_stage.append(sent)
-
-    specs = {name: tf.TensorSpec(slot.shape, tf.float32) for name, slot in slots.items()}
-    tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(shape, tf.float32), specs)
-    return sum(sent_in_stage) if all(isinstance(sent, int) for sent in sent_in_stage) else None
-
-
-@dataclass(frozen=True)
-class _Counting:
-    """A collective of the right shapes, for tracing."""
-
-    rank: int
-    size: int
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
-
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        return tensor
-
-    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        return tf.tile(tensor, [self.size] + [1] * (len(tensor.shape) - 1))
 
 
 def _check_present(gradients: Sequence[tf.Tensor | None]) -> None:

@@ -5,7 +5,7 @@ from models.compression.linear import LinearCodec
 
 
 class NoneCodec(LinearCodec):
-    """Every tensor travels dense, in one grouped allreduce: bit for bit what Horovod's own gives."""
+    """Every tensor travels dense, a bucket in one grouped allreduce: bit for bit what Horovod's own gives."""
 
     name = "none"
     collectives: tuple[CollectiveName, ...] = ()

@@ -233,12 +233,15 @@ class Link:
             while not self._closing.is_set() and listener.is_alive():
                 self._wake.wait(_LOG_PERIOD_SECONDS)
                 self._wake.clear()
+                log_offset = self._log_offset
                 data = self._pending()
                 if not data and time.monotonic() - last_sent > _HEARTBEAT_SECONDS:
                     data = _line({"kind": "alive"})
                 if data:
                     connection.sendall(data)
                     last_sent = time.monotonic()
+                if self._log_offset - log_offset > _LOG_BYTES_PER_PERIOD // 2:
+                    self._closing.wait(_LOG_PERIOD_SECONDS)  # messages wake this loop, a talkative rank's log must not
         finally:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)

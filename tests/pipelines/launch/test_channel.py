@@ -89,6 +89,25 @@ def test_the_log_arrives_before_what_was_said_after_it(channel: DriverChannel) -
         assert lines_of(received) == [f"line {number}" for number in range(50_000)]
 
 
+def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.launch.channel._LOG_BYTES_PER_PERIOD", 4096)
+    monkeypatch.setattr("pipelines.launch.channel._LOG_PERIOD_SECONDS", 600.0)
+    with link_to(channel.address) as (link, log):
+        first_message(channel, link)
+        log.write(("z" * 99 + "\n") * 400)
+        for number in range(200):
+            link.send({"kind": "report", "number_of_mine": number})
+            time.sleep(0.001)
+        received = []
+        with suppress(queue.Empty):
+            while True:
+                received.append(channel.events.get(timeout=0.5)[1])
+        sent = [message["end"] - message["offset"] for message in received if message["kind"] == "log"]
+        assert 0 < sum(sent) <= 4096
+
+
 def test_it_listens_on_its_address_only(channel: DriverChannel) -> None:
     assert channel._listener.getsockname()[0] == "127.0.0.1"
 
