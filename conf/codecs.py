@@ -104,7 +104,14 @@ class AdaptiveConfig(SparseConfig):
     name: Literal["adaptive"]
 
 
-class TopKConfig(SparseConfig):
+class LargestConfig(SparseConfig):
+    """Codecs that send the largest elements."""
+
+    owner_factor: float = Field(default=2.0, ge=1)
+    """Ranks that sum a part for all pass on so many times as many elements as each rank sends."""
+
+
+class TopKConfig(LargestConfig):
     """The largest elements (Aji and Heafield 2017)."""
 
     name: Literal["topk"]
@@ -119,7 +126,7 @@ class RandomKConfig(SparseConfig):
     error_feedback: bool = True
 
 
-class DGCConfig(SparseConfig):
+class DGCConfig(LargestConfig):
     """Deep Gradient Compression (Lin et al. 2018); the optimizer must have no momentum."""
 
     name: Literal["dgc"]

@@ -4,25 +4,25 @@ import tensorflow as tf
 
 
 def pack(codes: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
-    """Pack uint8 codes below 2**width, `width` bits each.
+    """Pack uint8 codes below 2**width, `width` bits each; the result's axis is width / 8 times as long.
 
-    The axis, a multiple of 8 long, is cut into 8 runs; a byte takes one bit of each, so that all memory is read in
-    order. One plane of bytes follows the other: the result's axis is width / 8 times as long.
+    The axis is a multiple of 8 long. Where the width divides 8, it is cut into 8 / width runs and a byte takes one code
+    of each, so that all memory is read in order and each code once. Otherwise it is cut into 8 runs and a byte takes
+    one bit of each: one plane of bytes a bit follows the other.
     """
+    if 8 % width == 0:
+        return _combine(tf.split(codes, 8 // width, axis), width)
     runs = tf.split(codes, 8, axis)
-    planes = []
-    for plane in range(width):
-        bits = [_shift_right(run, plane) & _one() if width > 1 else run for run in runs]
-        planes.append(_combine(bits))
-    return planes[0] if width == 1 else tf.concat(planes, axis)
+    return tf.concat([_combine([_shift_right(run, bit) & _one() for run in runs], 1) for bit in range(width)], axis)
 
 
 def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
     """The uint8 codes that `pack` was given."""
-    planes = tf.split(packed, width, axis) if width > 1 else [packed]
-    runs = []
-    for bit in range(8):
-        runs.append(_combine([_shift_right(plane, bit) & _one() for plane in planes]))
+    if 8 % width == 0:
+        mask = tf.constant((1 << width) - 1, tf.uint8)
+        return tf.concat([_shift_right(packed, place) & mask for place in range(0, 8, width)], axis)
+    planes = tf.split(packed, width, axis)
+    runs = [_combine([_shift_right(plane, bit) & _one() for plane in planes], 1) for bit in range(8)]
     return tf.concat(runs, axis)
 
 
@@ -41,18 +41,19 @@ def to_bytes(numbers: tf.Tensor) -> tf.Tensor:
     return tf.reshape(raw, (tf.shape(raw)[0], -1)) if rows is None else tf.reshape(raw, (rows, -1))
 
 
-def from_bytes(raw: tf.Tensor, dtype: tf.DType, shape: tuple[int, ...]) -> tf.Tensor:
-    """What `to_bytes` was given, of shape `(rows, *shape)`."""
+def from_bytes(raw: tf.Tensor, dtype: tf.DType, shape: tuple[int | None, ...]) -> tf.Tensor:
+    """What `to_bytes` was given, of shape `(rows, *shape)`, in which one length may be None."""
+    lengths = [-1 if length is None else length for length in shape]
     if dtype.size == 1:
-        return tf.reshape(tf.bitcast(raw, dtype), (raw.shape[0], *shape))
-    return tf.bitcast(tf.reshape(raw, (raw.shape[0], *shape, dtype.size)), dtype)
+        return tf.reshape(tf.bitcast(raw, dtype), (raw.shape[0], *lengths))
+    return tf.bitcast(tf.reshape(raw, (raw.shape[0], *lengths, dtype.size)), dtype)
 
 
-def _combine(bits: list[tf.Tensor]) -> tf.Tensor:
-    """Bytes whose bit i is bits[i], 0 or 1."""
-    byte = bits[0]
-    for place, bit in enumerate(bits[1:], 1):
-        byte = byte | tf.bitwise.left_shift(bit, tf.constant(place, tf.uint8))
+def _combine(codes: list[tf.Tensor], width: int) -> tf.Tensor:
+    """Bytes with codes[i] from bit `i * width` on."""
+    byte = codes[0]
+    for place, code in enumerate(codes[1:], 1):
+        byte = byte | tf.bitwise.left_shift(code, tf.constant(place * width, tf.uint8))
     return byte
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -10,7 +10,8 @@ from models.compression.randomness import fold_in, make_key
 
 Shape = tuple[int, ...]
 Memory = dict[str, tf.Tensor]
-Message: TypeAlias = "tf.Tensor | tf.RaggedTensor"
+# tf.Tensor, tuple[tf.Tensor, ...] or tf.RaggedTensor: see Codec. TensorFlow has no types to tell them apart.
+Message: TypeAlias = Any
 CollectiveName = Literal["allreduce", "alltoall", "allgather"]
 Scope = Literal["worker", "owner", "shared"]
 
@@ -70,11 +71,12 @@ class Codec(Protocol):
     What a phase hands to a collective:
 
     - "allreduce": a tensor of any shape; every rank gets the sum. Codecs with these only are called linear.
-    - "alltoall": bytes, uint8 `(size, bytes)`, row r for rank r; rank r gets the rows r of all, in rank order.
-    - "allgather": bytes, uint8 `(1, bytes)`; every rank gets all rows, in rank order.
+    - "alltoall": a tuple of tensors of any types, `(size, ...)`, row r for rank r; rank r gets the rows r of all, in
+      rank order.
+    - "allgather": a tuple of tensors of any types, `(1, ...)`; every rank gets all rows, in rank order.
 
-    Rows whose length depends on the data are a `tf.RaggedTensor`. Phases are pure functions of tensors; a memory may
-    hold further entries from one phase to the next.
+    Rows whose length depends on the data are one `tf.RaggedTensor` of bytes. Phases are pure functions of tensors; a
+    memory may hold further entries from one phase to the next.
     """
 
     name: str

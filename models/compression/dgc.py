@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from models.compression.codec import Codec
 from models.compression.memory import MomentumCorrection
 from models.compression.scatter_gather import ScatterGather
-from models.compression.topk import Largest, density_stages
+from models.compression.topk import Largest, density_stages, owner_stages
 
 PUBLISHED_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
 
@@ -14,6 +14,7 @@ def dgc(
     *,
     density: float = 0.001,
     stages: Sequence[tuple[int, float]] = (),
+    owner_factor: float = 2.0,
     momentum: float = 0.9,
     nesterov: bool = True,
     masking: bool = True,
@@ -26,6 +27,7 @@ def dgc(
     Args:
         density: Part of all elements that is sent, in (0, 1].
         stages: `(before_step, density)` for the first steps; published: an epoch each of `PUBLISHED_WARMUP`.
+        owner_factor: See `topk`.
         momentum: In [0, 1).
         nesterov: Whether to look one momentum step ahead.
         masking: Stop the momentum of elements that were just sent.
@@ -47,6 +49,7 @@ def dgc(
         "dgc",
         Largest(density_stages(density, stages)),
         MomentumCorrection(momentum, nesterov=nesterov, masking=masking),
+        owner_quantiser=Largest(owner_stages(density, stages, owner_factor)),
         owner_feedback=True,
         local_clip_norm=clip_norm,
     )

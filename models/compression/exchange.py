@@ -300,7 +300,7 @@ class GradientExchange:
             if number == len(self.codec.collectives):
                 break
             with tf.control_dependencies([self._check_finite(finite, indexes)] if number == 0 else []):
-                messages = [tf.identity(value) for value in values]
+                messages = tf.nest.map_structure(tf.identity, values)
             values, sent = transfer(
                 self.codec.collectives[number], messages, self.collective, f"gradients_bucket{bucket}_stage{number}"
             )

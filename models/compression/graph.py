@@ -37,8 +37,7 @@ def check_finite(finite: tf.Tensor, names: Sequence[str], rank: int, step: tf.Te
 
 def now(tensors: Sequence[Message]) -> tf.Tensor:
     """The time at which tensors are there."""
-    parts = [tensor.flat_values if isinstance(tensor, tf.RaggedTensor) else tensor for tensor in tensors]
-    with tf.control_dependencies(parts):
+    with tf.control_dependencies(tf.nest.flatten(tensors, expand_composites=True)):
         return _unordered(tf.timestamp)
 
 

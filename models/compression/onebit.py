@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, pack, spread, to_bytes
+from models.compression.bits import pack, spread
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
@@ -45,18 +45,14 @@ class ColumnMeans:
         count = tf.reduce_sum(tf.cast(tf.raw_ops.PopulationCount(x=bits), tf.float32), 1, keepdims=True) - padding
         upper = _mean(tf.nn.relu(padded), count, rows)
         lower = -_mean(tf.nn.relu(-padded), rows - count, rows)
-        message = tf.concat([to_bytes(bits), to_bytes(upper), to_bytes(lower)], 1)
-        return message, parts - tf.where(parts >= 0, upper, lower)
+        return (bits, upper, lower), parts - tf.where(parts >= 0, upper, lower)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """A mean an element."""
         rows, columns = part_shape
-        packed_rows = -(-rows // 8)
-        bits, upper, lower = tf.split(message, [packed_rows * columns, 4 * columns, 4 * columns], 1)
-        positive = spread(tf.reshape(bits, (-1, packed_rows, columns)))
-        upper, lower = (from_bytes(mean, tf.float32, (1, 1, columns)) for mean in (upper, lower))
-        runs = tf.where(positive, upper, lower)
-        return tf.reshape(runs, (-1, 8 * packed_rows, columns))[:, :rows]
+        bits, upper, lower = message
+        runs = tf.where(spread(bits), upper[:, None], lower[:, None])
+        return tf.reshape(runs, (-1, 8 * bits.shape[1], columns))[:, :rows]
 
 
 def _mean(padded: tf.Tensor, count: tf.Tensor, rows: int) -> tf.Tensor:

@@ -1,10 +1,11 @@
 """QSGD: a few levels an element, rounded at random so that the mean is right."""
 
+from functools import reduce
 from typing import Literal
 
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, pack, to_bytes, unpack
+from models.compression.bits import pack, unpack
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.randomness import uniform
@@ -73,27 +74,23 @@ class Levels:
         )
         # Rounding may lift |p| / norm a little above 1 where one element is the whole norm.
         levels = tf.minimum(levels, float(self.levels)) * tf.where(buckets < 0, -1.0, 1.0)
-        codes = tf.cast(levels + float(self.levels), tf.int32)
-        message = tf.concat(
-            [pack(tf.cast(tf.reshape(codes, (count, elements)), tf.uint8), self.bits), to_bytes(norm)], 1
-        )
-        return message, parts - tf.reshape(levels * (norm / self.levels), (count, elements))
+        codes = tf.cast(tf.cast(levels + float(self.levels), tf.int32), tf.uint8)
+        # Within each bucket: runs that cut through buckets would keep XLA from using vector instructions.
+        return (pack(codes, self.bits, 2), norm), parts - tf.reshape(levels * (norm / self.levels), (count, elements))
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Levels of the norms."""
-        (elements,) = part_shape
-        bucket = self._bucket(elements)
-        packed, norm = tf.split(message, [elements * self.bits // 8, 4 * (elements // bucket)], 1)
-        codes = tf.cast(tf.cast(unpack(packed, self.bits), tf.int32) - self.levels, tf.float32)
-        norm = from_bytes(norm, tf.float32, (elements // bucket, 1))
-        levels = tf.reshape(codes, (-1, elements // bucket, bucket))
-        return tf.reshape(levels * (norm / self.levels), (-1, elements))
+        packed, norm = message
+        levels = tf.cast(tf.cast(unpack(packed, self.bits, 2), tf.int32) - self.levels, tf.float32)
+        return tf.reshape(levels * (norm / self.levels), (-1, *part_shape))
 
     def _bucket(self, elements: int) -> int:
         return self.bucket_size if elements % self.bucket_size == 0 else elements
 
     def _norm(self, buckets: tf.Tensor) -> tf.Tensor:
-        largest = tf.reduce_max(tf.abs(buckets), 2, keepdims=True)
+        # XLA reads memory in order for the larger of elements, but not for the largest along the last axis.
+        eighth = reduce(tf.maximum, tf.split(tf.abs(buckets), 8, 2))
+        largest = tf.reduce_max(eighth, 2, keepdims=True)
         if self.norm == "max":
             return largest
         return euclidean_norm(buckets, largest)

@@ -1,8 +1,7 @@
-"""Shorter floating-point numbers as bytes."""
+"""Shorter floating-point numbers."""
 
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, to_bytes
 from models.compression.codec import Message, Shape
 from models.compression.stripes import FlatLayout
 
@@ -26,11 +25,11 @@ class RoundingQuantiser:
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """2 bytes an element."""
         rounded = tf.cast(parts * self.prescale, self.dtype)
-        return to_bytes(rounded), parts - self._restore(rounded)
+        return (rounded,), parts - self._restore(rounded)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Back to float32."""
-        return self._restore(from_bytes(message, self.dtype, part_shape))
+        return self._restore(message[0])
 
     def _restore(self, rounded: tf.Tensor) -> tf.Tensor:
         return tf.cast(rounded, tf.float32) * (1 / self.prescale)

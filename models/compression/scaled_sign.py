@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from models.compression.bits import from_bytes, pack, spread, to_bytes
+from models.compression.bits import pack, spread
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
@@ -41,11 +41,9 @@ class ScaledSign:
         # that along an axis.
         eighth = tf.add_n([tf.abs(run) * (1.0 / count) for run in tf.split(parts, 8, 1)])
         scale = tf.reduce_sum(eighth, 1, keepdims=True)
-        message = tf.concat([pack(tf.cast(positive, tf.uint8), 1), to_bytes(scale)], 1)
-        return message, parts - tf.where(positive, scale, -scale)
+        return (pack(tf.cast(positive, tf.uint8), 1), scale), parts - tf.where(positive, scale, -scale)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """The scale with every element's sign."""
-        bits, scale = tf.split(message, [part_shape[0] // 8, 4], 1)
-        scale = from_bytes(scale, tf.float32, (1, 1))
-        return tf.reshape(tf.where(spread(bits), scale, -scale), (-1, *part_shape))
+        bits, scale = message
+        return tf.reshape(tf.where(spread(bits), scale[:, None], -scale[:, None]), (-1, *part_shape))

@@ -11,7 +11,7 @@ from models.compression.stripes import Layout, clear_padding
 
 
 class Quantiser(Protocol):
-    """Turns parts of a tensor into bytes and back."""
+    """Turns parts of a tensor into fewer bytes and back."""
 
     compiled: bool
     """Whether encode and decode may be compiled with XLA."""
@@ -22,7 +22,7 @@ class Quantiser(Protocol):
         ...
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """Return bytes, a row a part, and the remainder: `parts` minus what the bytes decode to.
+        """Return a message, a row a part, and the remainder: `parts` minus what the message decodes to.
 
         Args:
             parts: Float32 `(parts, *part_shape)`.
@@ -50,8 +50,9 @@ class ScatterGather:
 
     Args:
         name: In the table.
-        quantiser: Of both stages.
+        quantiser: Of the first stage.
         memory: Of the first stage.
+        owner_quantiser: Of the second stage, with messages that the first one's `decode` reads; default: the first's.
         owner_feedback: Whether owners keep a residual.
         local_clip_norm: See `Codec`.
 
@@ -67,11 +68,13 @@ class ScatterGather:
         memory: WorkerMemory,
         *,
         owner_feedback: bool,
+        owner_quantiser: Quantiser | None = None,
         local_clip_norm: float | None = None,
     ) -> None:
         """Keep the parts; see the class."""
         self.name = name
         self.quantiser = quantiser
+        self.owner_quantiser = owner_quantiser or quantiser
         self.memory = memory
         self.owner_feedback = owner_feedback
         self.compiled = quantiser.compiled
@@ -121,7 +124,9 @@ class ScatterGather:
             mean += context.residual_scale * memory["owner_residual"]
         # Zeros do not stay zeros in all codes: padding would take part in scales and selections.
         mean = clear_padding(mean, real)
-        message, remainder = self.quantiser.encode(mean, tf.constant(real), context.step, fold_in(context.rank_key, 1))
+        message, remainder = self.owner_quantiser.encode(
+            mean, tf.constant(real), context.step, fold_in(context.rank_key, 1)
+        )
         if self.owner_feedback:
             memory = {**memory, "owner_residual": clear_padding(remainder, real)[0]}
         return message, memory

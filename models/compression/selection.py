@@ -11,6 +11,8 @@ _SMALLEST = np.finfo(np.float32).tiny
 def select_largest(magnitudes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     """Places of the `count` largest in each row, int32 `(rows, count)`, largest first, ties by place.
 
+    Where a row has fewer that are not zero, zeros follow them, or its first place again and again.
+
     Exact: a sample gives a bound that very likely a few more than `count` elements of a row reach, and only these are
     sorted. Where fewer or many more do, everything is.
     """
@@ -18,7 +20,8 @@ def select_largest(magnitudes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
     if elements < 64 * _STRIDE:
         return tf.math.top_k(magnitudes, count).indices
     flat = tf.reshape(magnitudes, (-1,))
-    reached = magnitudes >= tf.maximum(_bound(magnitudes, count), _SMALLEST)
+    bound = _bound(magnitudes, count)
+    reached = magnitudes >= tf.maximum(bound, _SMALLEST)
     found = tf.where(tf.reshape(reached, (-1,)))[:, 0]
     starts = tf.searchsorted(found, tf.range(rows + 1, dtype=tf.int64) * elements)
     found_in_row = starts[1:] - starts[:-1]
@@ -27,10 +30,14 @@ def select_largest(magnitudes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
         # Magnitudes have the order of their bits.
         bits = tf.cast(tf.bitcast(tf.gather(flat, found), tf.int32), tf.int64)
         order = tf.argsort(found // elements * (1 << 32) - bits, stable=True)
-        chosen = tf.gather(found, tf.gather(order, starts[:-1, None] + tf.range(count)))
+        number = tf.where(tf.range(count) < found_in_row[:, None], tf.range(count), 0)
+        # An empty row has no place of its own: any will do, as its elements are zero.
+        number = tf.minimum(starts[:-1, None] + number, tf.size(found) - 1)
+        chosen = tf.gather(found, tf.gather(order, number))
         return tf.cast(chosen % elements, tf.int32)
 
-    few = (tf.reduce_min(found_in_row) >= count) & (tf.reduce_max(found_in_row) <= 4 * (count + _STRIDE))
+    enough = (found_in_row >= count) | (bound[:, 0] < _SMALLEST)
+    few = tf.reduce_all(enough) & (tf.size(found) > 0) & (tf.reduce_max(found_in_row) <= 4 * (count + _STRIDE))
     return tf.cond(few, among_found, lambda: tf.math.top_k(magnitudes, count).indices)
 
 

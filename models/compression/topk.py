@@ -4,7 +4,6 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from models.compression.bits import to_bytes
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
@@ -13,23 +12,37 @@ from models.compression.selection import replace, scatter_rows, select_largest
 from models.compression.stripes import FlatLayout
 
 
-def topk(*, density: float = 0.01, stages: Sequence[tuple[int, float]] = (), error_feedback: bool = True) -> Codec:
+def topk(
+    *,
+    density: float = 0.01,
+    stages: Sequence[tuple[int, float]] = (),
+    owner_factor: float = 2.0,
+    error_feedback: bool = True,
+) -> Codec:
     """The `density * n` elements of largest magnitude, exactly, as place and value: 8 bytes each.
 
     Args:
-        density: Part of all elements that is sent, in (0, 1].
+        density: Part of all elements that each rank sends, in (0, 1].
         stages: `(before_step, density)` for the first steps.
+        owner_factor: Owners send so many times as many elements of the sum, which has up to N times as many: with 2,
+            what two ranks send is passed on whole. What owners keep back waits twice.
         error_feedback: Without, most elements never train: for comparison only.
 
     Raises:
-        ValueError: a density out of range, stages whose bounds do not rise.
+        ValueError: a density out of range, stages whose bounds do not rise, a factor below 1.
 
     Source: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
     Differs: local thresholds, one for each rank's part of a tensor; exact instead of estimated from a sample; values
     are sent as they are, not quantised.
     """
     memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("topk", Largest(density_stages(density, stages)), memory, owner_feedback=error_feedback)
+    return ScatterGather(
+        "topk",
+        Largest(density_stages(density, stages)),
+        memory,
+        owner_quantiser=Largest(owner_stages(density, stages, owner_factor)),
+        owner_feedback=error_feedback,
+    )
 
 
 def density_stages(density: float, stages: Sequence[tuple[int, float]]) -> Stages:
@@ -43,6 +56,17 @@ def density_stages(density: float, stages: Sequence[tuple[int, float]]) -> Stage
         if not 0 < value <= 1:
             raise ValueError(f"density must be above 0 and at most 1, got {value}")
     return result
+
+
+def owner_stages(density: float, stages: Sequence[tuple[int, float]], factor: float) -> Stages:
+    """The densities of the owners' messages.
+
+    Raises:
+        ValueError: a factor below 1.
+    """
+    if factor < 1:
+        raise ValueError(f"owner_factor must be at least 1, got {factor}")
+    return Stages(min(1.0, factor * density), [(step, min(1.0, factor * value)) for step, value in stages])
 
 
 class Largest:
@@ -61,15 +85,13 @@ class Largest:
         elements = parts.shape[1]
         count = self.density.pick(step, [max(1, round(value * elements)) for value in self.density.values])
         places = select_largest(tf.abs(parts), count)
-        values = tf.gather(parts, places, batch_dims=1)
-        message = tf.concat([to_bytes(places), to_bytes(values)], 1)
-        return message, replace(parts, places, tf.zeros_like(values))
+        repeated = tf.pad(places[:, 1:] == places[:, :1], [[0, 0], [1, 0]])
+        values = tf.where(repeated, 0.0, tf.gather(parts, places, batch_dims=1))
+        return (places, values), replace(parts, places, tf.zeros_like(values))
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Zeros where nothing was sent."""
-        rows, (elements,) = message.shape[0], part_shape
-        count = tf.shape(message)[1] // 8
-        words = tf.bitcast(tf.reshape(message, (rows, 2, count, 4)), tf.int32)
-        row_of_each = tf.repeat(tf.range(rows), count)
-        values = tf.bitcast(tf.reshape(words[:, 1], (-1,)), tf.float32)
-        return scatter_rows(row_of_each, tf.reshape(words[:, 0], (-1,)), values, rows, elements)
+        places, values = message
+        rows = places.shape[0]
+        row_of_each = tf.repeat(tf.range(rows), tf.shape(places)[1])
+        return scatter_rows(row_of_each, tf.reshape(places, (-1,)), tf.reshape(values, (-1,)), rows, part_shape[0])

@@ -53,17 +53,24 @@ def transfer(
     if any(isinstance(message, tf.RaggedTensor) for message in messages):
         received, sent = _transfer_ragged(kind, messages, collective, name)
     else:
-        joined = tf.concat(messages, 1)
-        received, sent = _split(_move(kind, joined, collective, name), messages, collective.size), _bytes([joined])
+        received, sent = _transfer_tensors(kind, messages, collective, name)
     return received, sent // 2 if kind == "alltoall" else sent * collective.size // 2
 
 
-def _split(rows: tf.Tensor, messages: Sequence[tf.Tensor], size: int) -> list[Message]:
-    lengths = [message.shape[1] for message in messages]
+def _transfer_tensors(
+    kind: CollectiveName, messages: Sequence[tuple[tf.Tensor, ...]], collective: Collective, name: str
+) -> tuple[list[Message], int | tf.Tensor]:
+    tensors = tf.nest.flatten(messages)
+    raw = [to_bytes(tensor) for tensor in tensors]
+    lengths = [each.shape[1] for each in raw]
     static = None not in lengths
-    rows = tf.ensure_shape(rows, (size, sum(lengths) if static else None))
+    rows = tf.ensure_shape(
+        _move(kind, tf.concat(raw, 1), collective, name), (collective.size, sum(lengths) if static else None)
+    )
     # Messages of one tensor are equally long on all ranks: the lengths sent are those received.
-    return list(tf.split(rows, lengths if static else [tf.shape(message)[1] for message in messages], 1))
+    columns = tf.split(rows, lengths if static else [tf.shape(each)[1] for each in raw], 1)
+    received = [from_bytes(each, of.dtype, tuple(of.shape[1:])) for each, of in zip(columns, tensors, strict=True)]
+    return tf.nest.pack_sequence_as(messages, received), _bytes(raw)
 
 
 def _transfer_ragged(

@@ -17,7 +17,11 @@ def test_two_means_a_column_by_hand():
     message, _, restored = encode([[1, -1], [3, -3], [-4, -5], [0, 1]])
     # Column 0: 1, 3 and 0, which counts as positive, have mean 4/3. Column 1: -1, -3, -5 have mean -3.
     np.testing.assert_allclose(restored, [[4 / 3, -3], [4 / 3, -3], [-4, -3], [4 / 3, 1]], rtol=1e-6)
-    assert message.shape == (1, 2 * (1 + 8))  # 4 rows in a byte, and two float32
+    assert [(*part.shape, part.dtype) for part in message] == [
+        (1, 1, 2, tf.uint8),  # 4 rows in a byte
+        (1, 1, 2, tf.float32),
+        (1, 1, 2, tf.float32),
+    ]
 
 
 def test_remainder_sums_to_zero_in_each_group_of_each_column():

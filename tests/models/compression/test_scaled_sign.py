@@ -16,7 +16,7 @@ def encode(values, real=None):
 
 def test_mean_magnitude_by_hand():
     message, remainder, restored = encode([1, -2, 3, -4, 0, 0, 2, -4])
-    assert message.shape == (1, 1 + 4)
+    assert [(*part.shape, part.dtype) for part in message] == [(1, 1, tf.uint8), (1, 1, tf.float32)]
     np.testing.assert_array_equal(restored, [2, -2, 2, -2, 2, 2, 2, -2])
     np.testing.assert_array_equal(remainder, [-1, 0, 1, -2, -2, -2, 0, -2])
 

@@ -43,5 +43,21 @@ def test_long_rows_of_any_kind(kind, rows):
             # None of the largest is in the sample.
             values[:, 1:200] += 10
             values[:, ::61] = 0
-    expected = np.argsort(-values, axis=1, kind="stable")[:, :200]
-    np.testing.assert_array_equal(select_largest(tf.constant(values), 200), expected)
+    check(select_largest(tf.constant(values), 200).numpy(), values)
+
+
+def test_rows_with_fewer_elements_than_are_wanted():
+    generator = np.random.default_rng(0)
+    values = np.zeros((4, 20000), np.float32)
+    for row, count in enumerate((150, 0, 200, 1)):
+        values[row, generator.choice(20000, count, replace=False)] = generator.random(count) + 1
+    check(select_largest(tf.constant(values), 200).numpy(), values)
+
+
+def check(places, values):
+    """In the order of a stable sort; after the last that is not zero come zeros, or the first again."""
+    assert np.all((places >= 0) & (places < values.shape[1]))
+    for row, magnitudes in zip(places, values, strict=True):
+        count = min(len(row), np.count_nonzero(magnitudes))
+        np.testing.assert_array_equal(row[:count], np.argsort(-magnitudes, kind="stable")[:count])
+        assert np.all((magnitudes[row[count:]] == 0) | (row[count:] == row[0]))

@@ -20,7 +20,28 @@ def test_by_hand():
     # Of equal magnitudes the first.
     np.testing.assert_array_equal(restored, [0, -5, 0, 5, 0, 0, 0, 0])
     np.testing.assert_array_equal(remainder, [1, 0, 2, 0, 0, 0, 5, 0])
-    assert message.shape == (1, 2 * 8)
+    assert [(*part.shape, part.dtype) for part in message] == [(1, 2, tf.int32), (1, 2, tf.float32)]
+
+
+def test_elements_that_are_zero_are_sent_as_nothing():
+    values = np.zeros(20000, np.float32)
+    values[[5, 700, 19999]] = [3, -4, 1]
+    message, remainder, restored = encode(values, 0.001)
+    assert message[1].shape == (1, 20)
+    np.testing.assert_array_equal(restored, values)
+    np.testing.assert_array_equal(remainder, np.zeros_like(values))
+
+
+def test_owners_pass_on_whole_what_two_ranks_send(make_ring, random_gradients):
+    # Long enough for a sample of each rank's part.
+    gradients = random_gradients(2, ((100, 300),))
+    ring = make_ring(2, "topk", {"density": 0.01})
+    mean = ring.exchange(gradients)[0]
+    assert np.count_nonzero(mean) > 0.015 * mean.size
+    assert all(np.all(residual == 0) for residual in ring.state("owner_residual/gradient_0"))
+    once = make_ring(2, "topk", {"density": 0.01, "owner_factor": 1})
+    assert np.count_nonzero(once.exchange(gradients)[0]) == 0.01 * mean.size
+    assert any(np.any(residual) for residual in once.state("owner_residual/gradient_0"))
 
 
 @pytest.mark.parametrize("density", [0.001, 0.01, 0.1, 1.0])
