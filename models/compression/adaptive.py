@@ -8,7 +8,7 @@ from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback
 from models.compression.scatter_gather import ScatterGather
 from models.compression.schedule import Stages
-from models.compression.selection import scatter_rows, select_largest
+from models.compression.selection import gather_once, scatter_rows, select_largest
 from models.compression.sparse_signs import decode_signs, encode_signs
 from models.compression.stripes import FlatLayout
 from models.compression.topk import density_stages
@@ -63,12 +63,15 @@ class Extremes:
 
     def _extremes(self, parts: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """Places of as many positive elements as could be sent, largest first, and which of them are."""
+        positive = tf.nn.relu(parts)
         # All could be positive: their places are selected, as many as then would be sent.
         most = self.density.pick(step, [max(1, round(value * parts.shape[1])) for value in self.density.values])
         density = tf.gather(tf.constant(self.density.values), self.density.pick(step, range(len(self.density.values))))
         count = tf.math.count_nonzero(parts > 0, 1, dtype=tf.int32)
         wanted = tf.cast(tf.math.ceil(density * tf.cast(count, tf.float32)), tf.int32)
-        places = select_largest(tf.nn.relu(parts), most)
+        places = select_largest(positive, most)
+        order = tf.argsort(gather_once(positive, places), 1, "DESCENDING", stable=True)
+        places = tf.gather(places, order, batch_dims=1)
         return places, tf.range(tf.shape(places)[1])[None] < tf.minimum(wanted, count)[:, None]
 
     @staticmethod

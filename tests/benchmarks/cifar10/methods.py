@@ -44,7 +44,7 @@ class Method:
 
 # The codec advances the momentum.
 NO_MOMENTUM = {"momentum": 0.0, "nesterov": False}
-# DGC begins with the densities that it published, an epoch each, instead of a dense warm-up.
+# The densities that DGC published, an epoch each, instead of a dense warm-up.
 DENSITY_WARMUP = [
     {"before_step": (epoch + 1) * STEPS_PER_EPOCH, "density": density}
     for epoch, density in enumerate((0.25, 0.0625, 0.015625, 0.004))
@@ -57,12 +57,7 @@ METHODS = {
     "qsgd 8 bits": Method({"name": "qsgd", "bits": 8}, parity=True),
     "qsgd 4 bits": Method({"name": "qsgd", "bits": 4}, parity=True),
     "topk 1 %": Method({"name": "topk", "density": 0.01}, parity=True),
-    "dgc 1 %": Method(
-        {"name": "dgc", "density": 0.01, "stages": DENSITY_WARMUP[:3]},
-        exchange={"warmup_steps": 0},
-        optimizer=NO_MOMENTUM,
-        parity=True,
-    ),
+    "dgc 1 %": Method({"name": "dgc", "density": 0.01}, optimizer=NO_MOMENTUM, parity=True),
     "powersgd rank 4": Method({"name": "powersgd", "rank": 4}, parity=True),
     "onebit, no error feedback": Method({"name": "onebit", "error_feedback": False}, worse_than="onebit"),
     "topk 1 %, no error feedback": Method(
