@@ -175,14 +175,17 @@ def over_links(names, options):
     if not options.steps_only:
         shapes = resnet50_shapes(bands=12, classes=43)
         raw["exchange_alone"] = links.beside_the_peer(shapes, options.speeds)
-        raw["bytes_by_ranks"] = links.bytes_by_size(METHODS)
+        raw["bytes_by_ranks"] = links.bytes_by_size({name: METHODS[name] for name in names})
     steps = {
         name: {speed: result["seconds_per_step"] for speed, result in results.items()}
         for name, results in raw["methods"].items()
     }
     plot(steps, PLOT)
     PLOT.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
-    return {name: links.summary(results, steps) for name, results in raw["methods"].items()}
+    summaries = {name: links.summary(results, steps) for name, results in raw["methods"].items()}
+    for name, by_size in raw.get("bytes_by_ranks", {}).items():
+        summaries[name]["wire_over_payload"] = round(by_size["2"]["sent_bytes"] / by_size["2"]["formula_bytes"], 4)
+    return summaries
 
 
 def main():

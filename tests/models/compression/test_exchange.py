@@ -174,9 +174,9 @@ def test_metrics_by_hand(make_ring):
     ring = make_ring(1, "topk", {"density": 0.25})
     ring.exchange([[np.array([[1.0, -3.0], [2.0, 2.0]], np.float32), np.ones(2, np.float32)]])
     metrics = ring.exchanges[0].metrics()
-    # One of four elements, padded to 8, in 8 bytes; in both stages: two of 8 in 16. A vector of 8 bytes.
-    assert metrics["payload_bytes"] == 16 + 8
-    assert metrics["compression_ratio"] == (16 + 8) / 24
+    # Of four elements, padded to 8: two in 16 bytes, then the owner's four in 32; half of both. A vector of 8 bytes.
+    assert metrics["payload_bytes"] == 8 + 16 + 8
+    assert metrics["compression_ratio"] == (16 + 8) / (8 + 16 + 8)
     residuals = [*ring.state("residual/gradient_0"), *ring.state("owner_residual/gradient_0")]
     assert metrics["residual_norm"] == pytest.approx(np.sqrt(sum(np.sum(each**2) for each in residuals)))
     assert metrics["encode_seconds"] > 0
