@@ -163,6 +163,7 @@ def over_links(names, options):
     """Write all figures and the plot; return the summary by name, those of Horovod's own included."""
     from links import measure as links
     from links.plot import plot
+    from links.table import bytes_table, steps_table
 
     raw = {"tcp_mbit": links.probe(options.speeds)}
     print(f"plain TCP, Mbit/s: {raw['tcp_mbit']}", flush=True)
@@ -183,6 +184,9 @@ def over_links(names, options):
     plot(steps, PLOT)
     PLOT.with_suffix(".json").write_text(json.dumps(raw, indent=1) + "\n")
     summaries = {name: links.summary(results, steps) for name, results in raw["methods"].items()}
+    print(steps_table(summaries), flush=True)
+    if "bytes_by_ranks" in raw:
+        print(bytes_table(raw["bytes_by_ranks"]), flush=True)
     for name, by_size in raw.get("bytes_by_ranks", {}).items():
         summaries[name]["wire_over_payload"] = round(by_size["2"]["sent_bytes"] / by_size["2"]["formula_bytes"], 4)
     return summaries

@@ -18,7 +18,7 @@ HOROVOD = {"Horovod fp32": {"horovod": "none"}, "Horovod fp16": {"horovod": "fp1
 # One in a thousand of this network's elements has grown beyond it at a step, residuals included.
 TAU = 0.1
 SIZES = (2, 4, 8)
-# Horovod's ranks talk to each other in every cycle, of 1 ms by default, which would be most of what small payloads send.
+# Ranks talk to each other in every cycle, of 1 ms by default: that would be most of what small payloads send.
 LONG_CYCLES = {"HOROVOD_CYCLE_TIME": "100"}
 SCALED_METHODS = ("none", "fp16", "onebit", "qsgd", "topk 1 %", "powersgd")
 # 18 MB, so that control traffic is little beside most payloads.
