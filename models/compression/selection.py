@@ -77,6 +77,15 @@ def scatter_rows(
     return tf.reshape(sums, (count, elements))
 
 
+def clear(parts: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """`parts` with zeros at `places`, `(rows, count)`."""
+    rows, elements = parts.shape
+    flat = tf.reshape(tf.range(rows)[:, None] * elements + places, (-1, 1))
+    # Done in place where nobody else needs the parts.
+    cleared = tf.tensor_scatter_nd_update(tf.reshape(parts, (-1,)), flat, tf.zeros_like(flat[:, 0], parts.dtype))
+    return tf.reshape(cleared, (rows, elements))
+
+
 def with_signs(places: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
     """Uint32: 31 bits of place, one of sign."""
     return tf.bitcast(places * 2 + tf.cast(positive, tf.int32), tf.uint32)

@@ -8,7 +8,7 @@ from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
 from models.compression.schedule import Stages
-from models.compression.selection import gather_once, scatter_rows, select_largest
+from models.compression.selection import clear, gather_once, scatter_rows, select_largest
 from models.compression.stripes import FlatLayout
 
 
@@ -86,15 +86,11 @@ class Largest:
         count = self.density.pick(step, [max(1, round(value * elements)) for value in self.density.values])
         places = select_largest(parts, count)
         values = gather_once(parts, places)
-        return (places, values), parts - _scatter(places, values, elements)
+        return (places, values), clear(parts, places)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Zeros where nothing was sent."""
         places, values = message
-        return _scatter(places, values, part_shape[0])
-
-
-def _scatter(places: tf.Tensor, values: tf.Tensor, elements: int) -> tf.Tensor:
-    rows = places.shape[0]
-    row_of_each = tf.repeat(tf.range(rows), tf.shape(places)[1])
-    return scatter_rows(row_of_each, tf.reshape(places, (-1,)), tf.reshape(values, (-1,)), rows, elements)
+        rows = places.shape[0]
+        row_of_each = tf.repeat(tf.range(rows), tf.shape(places)[1])
+        return scatter_rows(row_of_each, tf.reshape(places, (-1,)), tf.reshape(values, (-1,)), rows, part_shape[0])
