@@ -119,6 +119,8 @@ def summarise(results):
         if method.worse_than in final:
             difference, margin = compare(name, method.worse_than)
             entry["verdict"] = f"{'worse' if difference < -margin else 'not worse'} than {method.worse_than}"
+        if len(runs) < 2 and "verdict" in entry:
+            entry["verdict"] = "one seed"
         summary[name] = {key: round(value, 4) if isinstance(value, float) else value for key, value in entry.items()}
     return summary
 
@@ -136,9 +138,10 @@ def print_table(summary, failures):
             difference = f"{100 * entry['difference']:+.2f}" if "difference" in entry else ""
             if entry.get("verdict", "").split() and METHODS[name].parity:
                 difference = f"**{difference}**"
+            deviation = f" ± {100 * entry['deviation']:.2f}" if entry["seeds"] > 1 else ""
             print(
-                f"| {name} | {settings_text(METHODS[name])} | {entry['ratio']:.1f} | {100 * entry['accuracy']:.2f} ± "
-                f"{100 * entry['deviation']:.2f} | {difference} | {entry.get('verdict', '')} |"
+                f"| {name} | {settings_text(METHODS[name])} | {entry['ratio']:.1f} | {100 * entry['accuracy']:.2f}"
+                f"{deviation} | {difference} | {entry.get('verdict', '')} |"
             )
     for (name, seed), reason in failures.items():
         print(f"| {name} | seed {seed} | | failed: {reason} | | |")
