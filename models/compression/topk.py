@@ -72,7 +72,7 @@ def owner_stages(density: float, stages: Sequence[tuple[int, float]], factor: fl
 class Largest:
     """The quantiser: places, then values."""
 
-    # Sorting and scattering are several times slower in what XLA makes for a CPU.
+    # How many elements reach the bound of `select_largest` depends on the data.
     compiled = False
 
     def __init__(self, density: Stages) -> None:

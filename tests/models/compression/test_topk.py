@@ -69,6 +69,11 @@ def test_density_by_step(make_ring, random_gradients):
     assert counts == [128, 32, 4, 4]
 
 
+def test_owner_factor_out_of_range():
+    with pytest.raises(ValueError, match=r"owner_factor must be at least 1, got 0\.5"):
+        topk(owner_factor=0.5)
+
+
 @pytest.mark.parametrize("density", [0.0, 1.5])
 def test_density_out_of_range(density):
     with pytest.raises(ValueError, match=f"density must be above 0 and at most 1, got {density}"):
