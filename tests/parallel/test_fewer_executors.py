@@ -17,12 +17,15 @@ def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: 
 
     from pipelines.launch.report import attempt, report
     from pipelines.training import worker
+    from pipelines.training.checkpoint import list_checkpoints
 
     if attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
         epoch_batches = worker.train_epoch
 
         def waiting(*args: Any, **settings: Any) -> Any:
             if settings["first_step"] > 0:
+                while not list_checkpoints(checkpoints):  # rank 0 may still be writing that of the first epoch
+                    time.sleep(0.05)
                 report(event="waits")
                 time.sleep(600)
             return epoch_batches(*args, **settings)
