@@ -7,6 +7,7 @@ SHELL := /bin/bash
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
+KERNELS := hatch_build.py $(wildcard models/compression/kernels/*.cc models/compression/kernels/*.h models/compression/kernels/build.py)
 PORT ?= 5000
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
@@ -15,7 +16,7 @@ help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Make the environment (.venv) from the lock, Horovod built for this TensorFlow
-$(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell find docker/horovod/include -type f)
+$(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell find docker/horovod/include -type f) $(KERNELS)
 	@bash docker/horovod/check_host.sh
 	@bash docker/horovod/install.sh $(VENV) cpu --editable
 	@touch $@
@@ -55,4 +56,4 @@ ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 	  exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
 clean: ## Remove the environment and what the demo made
-	rm -rf $(VENV) $(VENV)-uv demo demo-*
+	rm -rf $(VENV) $(VENV)-uv demo demo-* models/compression/kernels/*.so

@@ -23,7 +23,7 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     uv pip compile --quiet pyproject.toml --constraints requirements.lock --output-file /tmp/runtime.txt \
     && uv pip sync --quiet /tmp/runtime.txt
 
-COPY README.md ./
+COPY README.md hatch_build.py ./
 COPY jobs jobs
 COPY pipelines pipelines
 COPY models models

@@ -30,7 +30,7 @@ COPY docker/horovod docker/horovod
 RUN --mount=type=cache,target=/root/.cache/uv \
     bash docker/horovod/install.sh /opt/groundswell gpu
 
-COPY README.md ./
+COPY README.md hatch_build.py ./
 COPY jobs jobs
 COPY pipelines pipelines
 COPY models models

@@ -47,5 +47,6 @@ cd "$root" # uv reads the build recipe of Horovod from pyproject.toml
 echo "groundswell: installing the locked packages; the first time this compiles Horovod (2 to 5 minutes)"
 VIRTUAL_ENV=$environment "$uv" "${settings[@]}" pip sync --quiet --require-hashes "$lock"
 if [ "${3:-}" = --editable ]; then
-  VIRTUAL_ENV=$environment "$uv" pip install --quiet --no-deps --editable .
+  # Always anew: what it compiles is in this checkout, not in uv's cache.
+  VIRTUAL_ENV=$environment "$uv" pip install --quiet --no-deps --reinstall-package groundswell --editable .
 fi

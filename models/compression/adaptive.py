@@ -37,6 +37,7 @@ class Extremes:
     """The quantiser: the means of positive and negative extremes, then places with their signs."""
 
     compiled = False
+    native = None
 
     def __init__(self, density: Stages) -> None:
         """Keep the density by step."""

@@ -84,6 +84,8 @@ class Codec(Protocol):
     """Empty: every tensor travels dense."""
     compiled: bool
     """Whether the phases may be compiled with XLA: their shapes depend on no data."""
+    checks_finite: bool
+    """Whether phase 0 leaves in the memory, as "finite", a bool: no gradient and no sum with it is infinite or NaN."""
     local_clip_norm: float | None
     """Clip the gradients of each rank to a global norm of this over the square root of the number of ranks."""
 

@@ -9,6 +9,7 @@ class LinearCodec:
     """No conditions on the tensor, nothing to do after dense exchanges."""
 
     compiled = True
+    checks_finite = False
     local_clip_norm: float | None = None
 
     def accepts(self, shape: Shape) -> bool:

@@ -1,10 +1,13 @@
 """What a rank keeps of its own gradients from one step to the next, and adds to the following one."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
 
-from models.compression.codec import Context, Memory, Shape, Slot
+from models.compression.codec import Memory, Shape, Slot
+
+Clear = Callable[[tf.Tensor], tf.Tensor]
 
 
 class WorkerMemory(Protocol):
@@ -14,12 +17,18 @@ class WorkerMemory(Protocol):
         """The state of one tensor; `dense` where it never travels compressed."""
         ...
 
-    def correct(self, gradient: tf.Tensor, memory: Memory, context: Context) -> tuple[tf.Tensor, Memory]:
-        """What to encode in place of the gradient."""
+    def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
+        """What to encode in place of the gradient, but for the slot "residual", which is added where there is one."""
         ...
 
-    def keep(self, corrected: tf.Tensor, remainder: tf.Tensor, memory: Memory) -> Memory:
-        """Take up `remainder`, which is `corrected` minus what was sent."""
+    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
+        """Take up the remainder: what was encoded minus what was sent.
+
+        Args:
+            remainder: Shaped as the gradient.
+            clear: Returns a tensor of that shape with zeros where elements were sent exactly.
+            memory: As `advance` left it.
+        """
         ...
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
@@ -38,11 +47,11 @@ class NoMemory:
         """None."""
         return {}
 
-    def correct(self, gradient: tf.Tensor, memory: Memory, context: Context) -> tuple[tf.Tensor, Memory]:
+    def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
         """The gradient."""
         return gradient, memory
 
-    def keep(self, corrected: tf.Tensor, remainder: tf.Tensor, memory: Memory) -> Memory:
+    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """Nothing."""
         return memory
 
@@ -70,11 +79,7 @@ class ErrorFeedback(NoMemory):
         """The residual."""
         return {} if dense else {"residual": Slot(shape, "worker")}
 
-    def correct(self, gradient: tf.Tensor, memory: Memory, context: Context) -> tuple[tf.Tensor, Memory]:
-        """G + residual."""
-        return gradient + context.residual_scale * memory["residual"], memory
-
-    def keep(self, corrected: tf.Tensor, remainder: tf.Tensor, memory: Memory) -> Memory:
+    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """The remainder is the residual."""
         return {**memory, "residual": remainder}
 
@@ -102,24 +107,24 @@ class MomentumCorrection(NoMemory):
         velocity = {"velocity": Slot(shape, "worker")}
         return velocity if dense else velocity | {"residual": Slot(shape, "worker")}
 
-    def correct(self, gradient: tf.Tensor, memory: Memory, context: Context) -> tuple[tf.Tensor, Memory]:
-        """V after this gradient."""
-        step, velocity = self._advance(gradient, memory["velocity"])
-        return context.residual_scale * memory["residual"] + step, {**memory, "velocity": velocity}
+    def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
+        """By what this gradient advances v, the residual."""
+        step, velocity = self._step(gradient, memory["velocity"])
+        return step, {**memory, "velocity": velocity}
 
-    def keep(self, corrected: tf.Tensor, remainder: tf.Tensor, memory: Memory) -> Memory:
+    def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
         """V without what was sent, u without the places."""
         velocity = memory["velocity"]
         if self.masking:
-            velocity = tf.where(remainder == corrected, velocity, tf.zeros_like(velocity))
+            velocity = clear(velocity)
         return {**memory, "residual": remainder, "velocity": velocity}
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Momentum SGD's velocity: the optimizer has none."""
-        step, velocity = self._advance(mean, memory["velocity"])
+        step, velocity = self._step(mean, memory["velocity"])
         return step, {**memory, "velocity": velocity}
 
-    def _advance(self, gradient: tf.Tensor, velocity: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _step(self, gradient: tf.Tensor, velocity: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if self.nesterov:
             velocity = self.momentum * (velocity + gradient)
             return velocity + gradient, velocity
@@ -143,9 +148,9 @@ class SharedMomentum(ErrorFeedback):
         """M, and the residual."""
         return {"momentum": Slot(shape, "shared"), **super().slots(shape, dense=dense)}
 
-    def correct(self, gradient: tf.Tensor, memory: Memory, context: Context) -> tuple[tf.Tensor, Memory]:
-        """This rank's m, and the residual."""
-        return super().correct(self._advance(gradient, memory), memory, context)
+    def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
+        """This rank's m."""
+        return self._moment(gradient, memory), memory
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
         """The result is m."""
@@ -153,8 +158,8 @@ class SharedMomentum(ErrorFeedback):
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """The mean during warm-up, when the optimizer is Adam; m after it."""
-        momentum = self._advance(mean, memory)
+        momentum = self._moment(mean, memory)
         return tf.where(warming_up, mean, momentum), {**memory, "momentum": momentum}
 
-    def _advance(self, gradient: tf.Tensor, memory: Memory) -> tf.Tensor:
+    def _moment(self, gradient: tf.Tensor, memory: Memory) -> tf.Tensor:
         return self.beta_1 * memory["momentum"] + (1 - self.beta_1) * gradient

@@ -28,6 +28,7 @@ class Survivors:
     """The quantiser: the norm, then places with their signs."""
 
     compiled = False
+    native = None
 
     def __init__(self) -> None:
         """Cut tensors anywhere."""

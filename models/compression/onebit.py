@@ -1,7 +1,11 @@
 """1-bit SGD: one bit an element, and two means a column."""
 
+import math
+from typing import Any
+
 import tensorflow as tf
 
+from models.compression import kernels
 from models.compression.bits import pack, spread
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
@@ -35,6 +39,8 @@ class ColumnMeans:
     def __init__(self) -> None:
         """Take columns as they are."""
         self.layout = ColumnLayout()
+        operations = kernels.load()
+        self.native = None if operations is None else NativeColumnMeans(operations)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Rows / 8 + 8 bytes a column."""
@@ -53,6 +59,43 @@ class ColumnMeans:
         bits, upper, lower = message
         runs = tf.where(spread(bits), upper[:, None], lower[:, None])
         return tf.reshape(runs, (-1, 8 * bits.shape[1], columns))[:, :rows]
+
+
+class NativeColumnMeans:
+    """The same in C++."""
+
+    def __init__(self, operations: Any) -> None:
+        """Keep the operations."""
+        self.operations = operations
+        self.layout = ColumnLayout()
+
+    def encode(
+        self, term: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, parts: int, step: tf.Tensor
+    ) -> tuple[Message, tf.Tensor, tf.Tensor]:
+        """See `NativeQuantiser`."""
+        bits, upper, lower, remainder, finite = self.operations.groundswell_encode_columns(
+            term, kernels.or_nothing(residual), scale, parts
+        )
+        rows, columns = self.layout.part_shape(tuple(term.shape), parts)
+        message = (
+            kernels.shaped(bits, (parts, -(-rows // 8), columns)),
+            kernels.shaped(upper, (parts, 1, columns)),
+            kernels.shaped(lower, (parts, 1, columns)),
+        )
+        return message, kernels.shaped(remainder, term.shape), kernels.shaped(finite, ())
+
+    def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
+        """No element is sent exactly, but by chance."""
+        return tensor
+
+    def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
+        """See `NativeQuantiser`."""
+        return kernels.shaped(self.operations.groundswell_mean_columns(*message, part_shape[0]), part_shape)
+
+    def decode(self, message: Message, shape: Shape) -> tf.Tensor:
+        """See `NativeQuantiser`."""
+        rows = math.prod(shape[:-1])
+        return tf.reshape(self.operations.groundswell_decode_columns(*message, rows, shape[-1]), shape)
 
 
 def _mean(padded: tf.Tensor, count: tf.Tensor, rows: int) -> tf.Tensor:

@@ -2,9 +2,11 @@
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from models.compression import kernels
 from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, Slot
 from models.compression.linear import LinearCodec
 from models.compression.randomness import normal
@@ -63,7 +65,10 @@ class PowerSGD(LinearCodec):
         self.min_compression = min_compression
         self.warm_start = warm_start
         self.error_feedback = error_feedback
-        self.compiled = self.ranks.constant
+        operations = kernels.load()
+        self._products = _TensorflowProducts(self.largest) if operations is None else _NativeProducts(operations)
+        self.compiled = self.ranks.constant and operations is None
+        self.checks_finite = operations is not None
 
     def accepts(self, shape: Shape) -> bool:
         """Whether P and Q together are enough smaller."""
@@ -84,31 +89,79 @@ class PowerSGD(LinearCodec):
         rank = self.ranks.pick(context.step, [int(value) for value in self.ranks.values])
         match number:
             case 0:
-                corrected = value
-                if self.error_feedback:
-                    corrected = value + context.residual_scale * memory["residual"]
                 start = memory["q"] if self.warm_start else normal((columns, self.largest), context.key)
-                matrix = tf.reshape(corrected, (rows, columns))
-                return tf.matmul(matrix, start[:, :rank]), {**memory, "matrix": matrix, "start": start}
+                matrix, products, checked = self._products.project(
+                    value, memory.get("residual"), context.residual_scale, start[:, :rank]
+                )
+                return _thin(products, rows, rank), {**memory, "start": start, "matrix": matrix, **checked}
             case 1:
-                basis = orthonormal(_widen(value, self.largest))[:, :rank]
-                matrix = memory.pop("matrix")
-                # This way round XLA's product of a long matrix and a thin one is several times faster on a CPU.
-                own = tf.transpose(tf.matmul(basis, matrix, transpose_a=True))
+                basis, own, remainder = self._products.improve(memory.pop("matrix"), _thin(value, rows, rank))
                 memory = {**memory, "basis": basis}
                 if self.error_feedback:
-                    remainder = matrix - _product(basis, own)
                     memory["residual"] = tf.reshape(remainder, context.shape)
-                return own, memory
+                return _thin(own, columns, rank), memory
             case _:
                 factor = value * (1.0 / context.size)
                 basis, start = memory.pop("basis"), memory.pop("start")
-                mean = tf.reshape(_product(basis, factor), context.shape)
+                mean = tf.reshape(self._products.expand(basis, factor), context.shape)
                 if not self.warm_start:
                     return mean, memory
                 wide = _widen(factor, self.largest)
                 alive = tf.reduce_any(wide != 0, 0, keepdims=True)
                 return mean, {**memory, "q": tf.where(alive, wide, start)}
+
+
+class _TensorflowProducts:
+    """What is done with whole matrices `(rows, columns)`; factors have `rank` columns, of which `largest` can be."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+
+    def project(
+        self, gradient: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, Memory]:
+        """M, `(rows, columns)`, its product with `(columns, rank)`, and "finite" where that was checked."""
+        corrected = gradient if residual is None else gradient + scale * residual
+        matrix = tf.reshape(corrected, (-1, factor.shape[0]))
+        return matrix, tf.matmul(matrix, factor), {}
+
+    def improve(self, matrix: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """P, `(rows, rank)`; M^T P, `(columns, rank)`; M - P (M^T P)^T."""
+        rank = products.shape[1] or tf.shape(products)[1]
+        basis = orthonormal(_widen(products, self.largest))[:, :rank]
+        # This way round XLA's product of a long matrix and a thin one is several times faster on a CPU.
+        own = tf.transpose(tf.matmul(basis, matrix, transpose_a=True))
+        return basis, own, matrix - self.expand(basis, own)
+
+    def expand(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        """The product of `left` and the transposed `right`."""
+        if left.shape[1] is None:
+            return tf.matmul(left, right, transpose_b=True)
+        # Written out as outer products, which XLA joins with what is done to the result in one pass over memory.
+        rows = tf.unstack(tf.transpose(right))
+        return tf.add_n([column[:, None] * row for column, row in zip(tf.unstack(left, axis=1), rows, strict=True)])
+
+
+class _NativeProducts:
+    """The same in C++."""
+
+    def __init__(self, operations: Any) -> None:
+        self.operations = operations
+
+    def project(
+        self, gradient: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, Memory]:
+        matrix, products, finite = self.operations.groundswell_project(
+            gradient, kernels.or_nothing(residual), scale, factor
+        )
+        return matrix, products, {"finite": kernels.shaped(finite, ())}
+
+    def improve(self, matrix: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        basis, own, remainder = self.operations.groundswell_improve(matrix, products)
+        return basis, own, remainder
+
+    def expand(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        return self.operations.groundswell_expand(left, right)
 
 
 def orthonormal(matrix: tf.Tensor) -> tf.Tensor:
@@ -134,19 +187,14 @@ def _unit(columns: tf.Tensor, zero: float) -> tf.Tensor:
     return tf.where(norm > zero, tf.math.divide_no_nan(columns, norm), tf.zeros_like(columns))
 
 
-def _product(left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-    """The product of `left` and the transposed `right`."""
-    if left.shape[1] is None:
-        return tf.matmul(left, right, transpose_b=True)
-    # Written out as outer products, which XLA joins with what is done to the result in one pass over memory.
-    rows = tf.unstack(tf.transpose(right))
-    return tf.add_n([column[:, None] * row for column, row in zip(tf.unstack(left, axis=1), rows, strict=True)])
-
-
 def _widen(factor: tf.Tensor, columns: int) -> tf.Tensor:
     missing = columns - tf.shape(factor)[1]
     wide = factor if factor.shape[1] == columns else tf.pad(factor, [[0, 0], [0, missing]])
     return tf.ensure_shape(wide, (None, columns))
+
+
+def _thin(factor: tf.Tensor, count: int, rank: int | tf.Tensor) -> tf.Tensor:
+    return kernels.shaped(factor, (count, rank if isinstance(rank, int) else None))
 
 
 def _matrix(shape: Shape) -> tuple[int, int]:

@@ -53,6 +53,7 @@ class Levels:
     """The quantiser: packed levels, then the norms."""
 
     compiled = True
+    native = None
 
     def __init__(self, bits: int, bucket_size: int, norm: Literal["l2", "max"]) -> None:
         """Keep the settings; see `qsgd`."""

@@ -15,6 +15,7 @@ class RoundingQuantiser:
     """
 
     compiled = True
+    native = None
 
     def __init__(self, dtype: tf.DType, prescale: float) -> None:
         """Keep the settings; see the class."""

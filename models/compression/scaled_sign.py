@@ -28,6 +28,7 @@ class ScaledSign:
     """The quantiser: packed signs, then the scale."""
 
     compiled = True
+    native = None
 
     def __init__(self) -> None:
         """Cut tensors anywhere."""

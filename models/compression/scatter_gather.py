@@ -1,5 +1,6 @@
 """The exchange of payloads that cannot be summed: every rank decodes and sums one part of each tensor for all."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
@@ -21,6 +22,11 @@ class Quantiser(Protocol):
         """How tensors are cut into parts."""
         ...
 
+    @property
+    def native(self) -> "NativeQuantiser | None":
+        """The same in C++, where that can run here."""
+        ...
+
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return a message, a row a part, and the remainder: `parts` minus what the message decodes to.
 
@@ -34,6 +40,36 @@ class Quantiser(Protocol):
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Return float32 `(rows of the message, *part_shape)`."""
+        ...
+
+
+class NativeQuantiser(Protocol):
+    """A quantiser in C++: it corrects, cuts and joins tensors itself, in few passes over memory."""
+
+    def encode(
+        self, term: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, parts: int, step: tf.Tensor
+    ) -> tuple[Message, tf.Tensor, tf.Tensor]:
+        """Return the message of `term + scale * residual`, the remainder, shaped as `term`, and whether all is finite.
+
+        Args:
+            term: Float32 of any shape.
+            residual: As `term`, or None for zeros.
+            scale: Float32 scalar.
+            parts: To cut it into.
+            step: Exchanges done before.
+        """
+        ...
+
+    def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
+        """Return `tensor` with zeros where an element of the encoded tensor was sent exactly."""
+        ...
+
+    def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
+        """Return the mean over the message's rows, one a rank, of what they decode to, of `part_shape`."""
+        ...
+
+    def decode(self, message: Message, shape: Shape) -> tf.Tensor:
+        """Return the tensor of `shape` from the message's rows, one a part."""
         ...
 
 
@@ -77,7 +113,8 @@ class ScatterGather:
         self.owner_quantiser = owner_quantiser or quantiser
         self.memory = memory
         self.owner_feedback = owner_feedback
-        self.compiled = quantiser.compiled
+        self.compiled = quantiser.compiled and quantiser.native is None
+        self.checks_finite = quantiser.native is not None
         self.local_clip_norm = local_clip_norm
 
     def accepts(self, shape: Shape) -> bool:
@@ -93,18 +130,17 @@ class ScatterGather:
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
         """Encode; sum and encode again; decode."""
-        layout, shape, size = self.quantiser.layout, context.shape, context.size
+        native = self.quantiser.native
         match number:
             case 0:
-                corrected, memory = self.memory.correct(value, memory, context)
-                real = tf.constant(layout.real(shape, size))
-                parts = layout.split(corrected, size)
-                message, remainder = self.quantiser.encode(parts, real, context.step, context.rank_key)
-                return message, self.memory.keep(corrected, layout.join(remainder, shape), memory)
+                return self._encode(value, memory, context)
             case 1:
                 return self._sum(value, memory, context)
             case _:
-                result = layout.join(self._decode(value, context), shape)
+                if native is not None:
+                    result = native.decode(value, context.shape)
+                else:
+                    result = self.quantiser.layout.join(self._decode(value, context), context.shape)
                 return result, self.memory.finish(result, memory)
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
@@ -115,13 +151,32 @@ class ScatterGather:
         """As the layout joins them."""
         return self.quantiser.layout.join(parts, shape)
 
+    def _encode(self, gradient: tf.Tensor, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        layout, native, size = self.quantiser.layout, self.quantiser.native, context.size
+        term, memory = self.memory.advance(gradient, memory)
+        residual = memory.get("residual")
+        if native is not None:
+            message, remainder, finite = native.encode(term, residual, context.residual_scale, size, context.step)
+            memory = self.memory.keep(remainder, lambda tensor: native.clear(tensor, message), memory)
+            return message, {**memory, "finite": finite}
+        corrected = term if residual is None else term + context.residual_scale * residual
+        real = tf.constant(layout.real(context.shape, size))
+        message, rest = self.quantiser.encode(layout.split(corrected, size), real, context.step, context.rank_key)
+        remainder = layout.join(rest, context.shape)
+        return message, self.memory.keep(remainder, _clear(remainder, corrected), memory)
+
     def _sum(self, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
-        layout = self.quantiser.layout
+        layout, native = self.quantiser.layout, self.owner_quantiser.native
+        residual = memory["owner_residual"] if self.owner_feedback else None
+        if native is not None:
+            mean = native.mean(value, layout.part_shape(context.shape, context.size))
+            message, remainder, _ = native.encode(mean, residual, context.residual_scale, 1, context.step)
+            return message, {**memory, "owner_residual": remainder} if self.owner_feedback else memory
         real = layout.real(context.shape, context.size)[context.rank : context.rank + 1]
         parts = self._decode(value, context)
         mean = tf.reduce_sum(parts, 0, keepdims=True) * (1.0 / context.size)
-        if self.owner_feedback:
-            mean += context.residual_scale * memory["owner_residual"]
+        if residual is not None:
+            mean += context.residual_scale * residual
         # Zeros do not stay zeros in all codes: padding would take part in scales and selections.
         mean = clear_padding(mean, real)
         message, remainder = self.owner_quantiser.encode(
@@ -134,3 +189,7 @@ class ScatterGather:
     def _decode(self, message: Message, context: Context) -> tf.Tensor:
         part_shape = self.quantiser.layout.part_shape(context.shape, context.size)
         return tf.ensure_shape(self.quantiser.decode(message, part_shape), (context.size, *part_shape))
+
+
+def _clear(remainder: tf.Tensor, corrected: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    return lambda tensor: tf.where(remainder == corrected, tensor, tf.zeros_like(tensor))

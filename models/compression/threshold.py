@@ -36,6 +36,7 @@ class Beyond:
     """The quantiser: places with their signs."""
 
     compiled = False
+    native = None
 
     def __init__(self, tau: float) -> None:
         """Keep tau."""

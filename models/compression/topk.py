@@ -1,9 +1,12 @@
 """Gradient dropping: only the largest elements, the rest later."""
 
+import math
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
+from models.compression import kernels
 from models.compression.codec import Codec, Message, Shape
 from models.compression.memory import ErrorFeedback, NoMemory
 from models.compression.scatter_gather import ScatterGather
@@ -79,11 +82,12 @@ class Largest:
         """Keep the density by step."""
         self.density = density
         self.layout = FlatLayout(16)
+        operations = kernels.load()
+        self.native = None if operations is None else NativeLargest(operations, density)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """8 bytes an element that is sent."""
-        elements = parts.shape[1]
-        count = self.density.pick(step, [max(1, round(value * elements)) for value in self.density.values])
+        count = elements_to_send(self.density, step, parts.shape[1])
         places = select_largest(parts, count)
         values = gather_once(parts, places)
         return (places, values), clear(parts, places)
@@ -94,3 +98,48 @@ class Largest:
         rows = places.shape[0]
         row_of_each = tf.repeat(tf.range(rows), tf.shape(places)[1])
         return scatter_rows(row_of_each, tf.reshape(places, (-1,)), tf.reshape(values, (-1,)), rows, part_shape[0])
+
+
+class NativeLargest:
+    """The same in C++."""
+
+    def __init__(self, operations: Any, density: Stages) -> None:
+        """Keep the operations and the density by step."""
+        self.operations = operations
+        self.density = density
+        self.layout = FlatLayout(16)
+
+    def encode(
+        self, term: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, parts: int, step: tf.Tensor
+    ) -> tuple[Message, tf.Tensor, tf.Tensor]:
+        """See `NativeQuantiser`."""
+        (elements,) = self.layout.part_shape(tuple(term.shape), parts)
+        count = elements_to_send(self.density, step, elements)
+        places, values, remainder, finite = self.operations.groundswell_encode_largest(
+            term, kernels.or_nothing(residual), scale, parts, elements, count
+        )
+        shape = (parts, count if isinstance(count, int) else None)
+        message = kernels.shaped(places, shape), kernels.shaped(values, shape)
+        return message, kernels.shaped(remainder, term.shape), kernels.shaped(finite, ())
+
+    def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
+        """See `NativeQuantiser`."""
+        places, _ = message
+        (elements,) = self.layout.part_shape(tuple(tensor.shape), places.shape[0])
+        return kernels.shaped(self.operations.groundswell_clear(tensor, places, elements), tensor.shape)
+
+    def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
+        """See `NativeQuantiser`."""
+        return kernels.shaped(self.operations.groundswell_mean_largest(*message, part_shape[0]), part_shape)
+
+    def decode(self, message: Message, shape: Shape) -> tf.Tensor:
+        """See `NativeQuantiser`."""
+        places, _ = message
+        (elements,) = self.layout.part_shape(shape, places.shape[0])
+        joined = self.operations.groundswell_decode_largest(*message, elements, math.prod(shape))
+        return tf.reshape(joined, shape)
+
+
+def elements_to_send(density: Stages, step: tf.Tensor, elements: int) -> int | tf.Tensor:
+    """Of a part with so many; a tensor where the density depends on the step."""
+    return density.pick(step, [max(1, round(value * elements)) for value in density.values])

@@ -36,7 +36,7 @@ def test_small_tensors_and_vectors_keep_all_digits_under_compression(make_ring, 
     results = ring.exchange(gradients)
     expected = [
         ("allreduce", [(tf.float16, (32, 32))]),
-        ("allreduce", [(tf.float32, (2000,)), (tf.float32, (31, 33)), (tf.float32, ())]),
+        ("allreduce", [(tf.float32, (2000 + 31 * 33 + 1,))]),
     ]
     assert [rank.calls for rank in ring.ranks] == [expected, expected]
     for index in (0, 1, 3):
@@ -63,6 +63,24 @@ def test_stages_of_all_tensors_of_a_bucket_travel_together(make_ring, random_gra
     ring.exchange(random_gradients(2, shapes))
     factors = [[(16, 1), (24, 1), (40, 1)], [(16, 1), (20, 1), (30, 1)]]
     assert [[shape for _, shape in tensors] for _, tensors in ring.ranks[0].calls] == factors
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_messages_of_any_length_travel_in_one_operation_a_stage(size, make_ring):
+    def gradient(rank, height):  # fewer elements beyond tau from rank to rank
+        return np.where(np.arange(90) % (rank + 2) == 0, height, 0.0).astype(np.float32).reshape(9, 10)
+
+    gradients = [[gradient(rank, height) for height in (1.0, 0.0, 3.0)] for rank in range(size)]
+    ring = make_ring(size, "threshold", {"tau": 0.01})
+    results = ring.exchange(gradients)
+    assert all([name for name, _ in rank.calls] == ["alltoall", "allgather"] for rank in ring.ranks)
+    for index, result in enumerate(results):
+        everything = result + ring.left_out(index, (9, 10))
+        np.testing.assert_allclose(everything, np.mean([each[index] for each in gradients], axis=0), atol=1e-6)
+    assert not results[1].any()
+    for own, rank in zip(gradients, ring.ranks, strict=True):
+        (_, (length,)) = rank.calls[0][1][0]
+        assert length == 4 * np.count_nonzero(own) + 4 * size * len(own)  # and the length of each message
 
 
 @pytest.mark.parametrize("name", ["onebit", "qsgd", "topk"])

@@ -1,0 +1,37 @@
+"""Builds the C++ kernels of the codecs when the project is installed, as a wheel or editable.
+
+Without a compiler, or where it fails, the project installs without them and says so: the codecs then run on
+TensorFlow's own operations.
+"""
+
+import runpy
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+KERNELS = "models/compression/kernels"
+
+
+class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Compile before the files of the wheel are collected."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Leave the library beside its sources, and the wheel tagged for this platform."""
+        if self.target_name != "wheel":
+            return
+        # By path: the packages that the project itself imports are not there.
+        builder = runpy.run_path(str(Path(self.root) / KERNELS / "build.py"))
+        library = f"{KERNELS}/{builder['library_name']()}"
+        for old in (Path(self.root) / KERNELS).glob(f"{builder['PREFIX']}*.so"):
+            old.unlink()
+        try:
+            builder["build"](Path(self.root) / library)
+        except (OSError, subprocess.CalledProcessError) as error:
+            reason = getattr(error, "stderr", None) or error
+            self.app.display_warning(f"groundswell: compression runs without its C++ kernels: {reason}")
+            return
+        build_data["artifacts"].append(library)
+        build_data["pure_python"] = False
+        build_data["infer_tag"] = True

@@ -1,0 +1,50 @@
+"""Compiles the kernels. The project's installation calls it, where nothing but a compiler and Python need be there."""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+PREFIX = "groundswell_kernels_"
+# No flag here may change a result from one processor to another.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+TENSORFLOW = "libtensorflow_framework.so.2"
+
+
+def library_name() -> str:
+    """Of what these sources make: sources that were changed since find no library rather than an old one."""
+    digest = hashlib.sha256(" ".join(FLAGS).encode())
+    for source in sorted([*SOURCES.glob("*.cc"), *SOURCES.glob("*.h")]):
+        digest.update(source.read_bytes())
+    return f"{PREFIX}{digest.hexdigest()[:16]}.so"
+
+
+def build(library: Path, flags: Sequence[str] = ()) -> None:
+    """Compile and link all sources with the compiler that CXX names, by default g++.
+
+    Args:
+        library: To write, in a folder that is there.
+        flags: Beside FLAGS.
+
+    Raises:
+        OSError: there is no compiler.
+        subprocess.CalledProcessError: it failed; what it said is in `stderr`.
+    """
+    shared = [*shlex.split(os.environ.get("CXX") or "g++"), "-shared", "-fPIC", "-fvisibility=hidden"]
+    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+        # TensorFlow is not there when a wheel is built: a library of the same name stands in for it until it is loaded.
+        stand_in, built, empty = (Path(folder) / name for name in (TENSORFLOW, library.name, "empty.cc"))
+        empty.touch()
+        _run([*shared, str(empty), "-o", str(stand_in), f"-Wl,-soname,{TENSORFLOW}"])
+        sources = sorted(map(str, SOURCES.glob("*.cc")))
+        _run([*shared, *FLAGS, *flags, *sources, "-o", str(built), "-Wl,--no-as-needed", str(stand_in)])
+        # At once: a process that has the one before open keeps it.
+        built.replace(library)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")

@@ -1,0 +1,29 @@
+"""All ranks compress with the same code."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from models.compression import kernels
+from pipelines.training.worker import _agree_on_kernels
+
+
+class Ranks:
+    """This rank and another, which has no kernels, or has."""
+
+    size = 2
+
+    def __init__(self, others):
+        self.others = others
+
+    def sum(self, values):
+        return values + self.others
+
+
+@pytest.mark.skipif(not kernels.LIBRARY.exists(), reason="the project was installed without a compiler")
+@pytest.mark.parametrize(("codec", "others", "kept"), [("topk", 0, False), ("topk", 1, True), ("none", 0, True)])
+def test_ranks_do_without_kernels_where_one_must(codec, others, kept, monkeypatch):
+    monkeypatch.setattr(kernels, "_disabled", False)
+    config = SimpleNamespace(exchange=SimpleNamespace(codec=SimpleNamespace(name=codec)))
+    _agree_on_kernels(config, Ranks(others))
+    assert (kernels.load() is not None) == kept
