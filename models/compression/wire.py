@@ -76,20 +76,31 @@ def _transfer_tensors(
 def _transfer_ragged(
     kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
 ) -> tuple[list[Message], tf.Tensor]:
-    """Lengths first, then all bytes."""
+    """Each row behind the lengths of its messages: one operation, as small payloads cost little more than that."""
     tensors, size = len(messages), collective.size
     lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
-    head = to_bytes(lengths)
-    body = tf.concat(list(messages), 1)
-    received_head = tf.ensure_shape(_move(kind, head, collective, f"{name}_lengths"), (size, 4 * tensors))
+    rows = tf.concat([tf.RaggedTensor.from_tensor(to_bytes(lengths)), *messages], 1)
     if kind == "alltoall":
-        received_body = collective.alltoall(body.flat_values, tf.cast(body.row_lengths(), tf.int32), name)
+        received = collective.alltoall(rows.flat_values, tf.cast(rows.row_lengths(), tf.int32), name)
     else:
-        received_body = collective.allgather(body.flat_values, name)
-    received_lengths = tf.reshape(from_bytes(received_head, tf.int32, (tensors,)), (-1,))
-    rows = tf.RaggedTensor.from_row_lengths(received_body, tf.cast(received_lengths, tf.int64))
-    received = [tf.gather(rows, tf.range(size) * tensors + tensor) for tensor in range(tensors)]
-    return received, _bytes([head]) + tf.size(body.flat_values)
+        received = collective.allgather(rows.flat_values, name)
+    pieces = tf.RaggedTensor.from_row_lengths(received, _piece_lengths(received, size, tensors))
+    columns = [tf.gather(pieces, tf.range(size) * (tensors + 1) + 1 + tensor) for tensor in range(tensors)]
+    return columns, tf.size(rows.flat_values)
+
+
+def _piece_lengths(received: tf.Tensor, size: int, tensors: int) -> tf.Tensor:
+    """Return int64 `(size * (tensors + 1),)`: bytes of each rank's lengths and of its messages."""
+    head_bytes = 4 * tensors
+
+    def read_row(row: tf.Tensor, start: tf.Tensor, lengths: tf.TensorArray) -> tuple[tf.Tensor, ...]:
+        head = tf.reshape(from_bytes(received[start : start + head_bytes][None], tf.int32, (tensors,)), (tensors,))
+        lengths = lengths.write(row, tf.concat([[head_bytes], head], 0))
+        return row + 1, start + head_bytes + tf.reduce_sum(head), lengths
+
+    array = tf.TensorArray(tf.int32, size, element_shape=(tensors + 1,))
+    _, _, array = tf.while_loop(lambda row, *_: row < size, read_row, (0, 0, array), parallel_iterations=1)
+    return tf.cast(array.concat(), tf.int64)
 
 
 def _move(kind: CollectiveName, rows: tf.Tensor, collective: Collective, name: str) -> tf.Tensor:
