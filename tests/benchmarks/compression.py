@@ -176,7 +176,7 @@ def over_links(names, options):
     if not options.steps_only:
         shapes = resnet50_shapes(bands=12, classes=43)
         raw["exchange_alone"] = links.beside_the_peer(shapes, options.speeds)
-        raw["bytes_by_ranks"] = links.bytes_by_size({name: METHODS[name] for name in names})
+        raw["bytes_by_ranks"] = links.bytes_by_size({name: METHODS[name] for name in names}, shapes)
     steps = {
         name: {speed: result["seconds_per_step"] for speed, result in results.items()}
         for name, results in raw["methods"].items()

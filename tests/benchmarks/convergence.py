@@ -96,20 +96,20 @@ def ordered(names, seeds):
 
 def summarise(results):
     """Mean, deviation, difference and verdict of each method that has results."""
-    final = {name: [run["accuracy"][-1] for run in runs] for name, runs in results.items()}
+    final = {name: {run["seed"]: run["accuracy"][-1] for run in runs} for name, runs in results.items()}
 
     def compare(name, other):
-        difference = statistics.mean(final[name]) - statistics.mean(final[other])
-        error = math.sqrt(sum(_deviation(final[each]) ** 2 / len(final[each]) for each in (name, other)))
-        return difference, 2 * error
+        # Seed by seed: two methods with one seed start from the same weights and see the same samples.
+        differences = [value - final[other][seed] for seed, value in final[name].items() if seed in final[other]]
+        return statistics.mean(differences), 2 * _deviation(differences) / math.sqrt(len(differences))
 
     summary = {}
     for name, runs in results.items():
         method = METHODS[name]
         entry = {
             "ratio": statistics.median(run["ratio"] for run in runs),
-            "accuracy": statistics.mean(final[name]),
-            "deviation": _deviation(final[name]),
+            "accuracy": statistics.mean(final[name].values()),
+            "deviation": _deviation(list(final[name].values())),
             "seeds": len(runs),
         }
         if method.baseline in final and method.baseline != name:

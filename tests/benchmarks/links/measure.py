@@ -19,10 +19,12 @@ HOROVOD = {"Horovod fp32": {"horovod": "none"}, "Horovod fp16": {"horovod": "fp1
 TAU = 0.1
 SIZES = (2, 4, 8)
 # Ranks talk to each other in every cycle, of 1 ms by default: that would be most of what small payloads send.
-LONG_CYCLES = {"HOROVOD_CYCLE_TIME": "100"}
-SCALED_METHODS = ("none", "fp16", "onebit", "qsgd", "topk 1 %", "powersgd")
-# 18 MB, so that control traffic is little beside most payloads.
+LONG_CYCLES = {"HOROVOD_CYCLE_TIME": "1000"}
+# Without a limit the bridge drops frames, by the hundred, which then travel twice.
+LOSSLESS_MBIT = 1000
+# 18 MB: the memory of 8 ranks with a whole network's gradient is more than one machine has.
 SCALED_SHAPES = [(3, 3, 512, 512), (1, 1, 1024, 2048), (512,), (2048,)]
+SCALED_METHODS = ("none", "fp16", "onebit", "qsgd", "topk 1 %", "powersgd")
 TORCH = "GROUNDSWELL_TORCH"
 
 
@@ -109,10 +111,14 @@ def summary(results, steps):
     return summarised
 
 
-def bytes_by_size(codecs):
-    """Bytes that a rank sends in one exchange of `SCALED_SHAPES`, the mean over ranks; all methods between two.
+def bytes_by_size(codecs, shapes):
+    """Bytes that a rank sends in one exchange of gradients, the mean over ranks; all methods between two.
 
     Horovod's cycles are long for it, `LONG_CYCLES`, so that its control traffic hardly counts.
+
+    Args:
+        codecs: Parameters by name.
+        shapes: Of the gradients between two ranks; between more they are `SCALED_SHAPES`.
 
     Returns:
         By name and number of ranks: by the interface's counter (`sent_bytes`, all control traffic included), by the
@@ -120,27 +126,27 @@ def bytes_by_size(codecs):
         and what the formula gives for float32.
     """
     table = {name: {} for name in codecs}
-    dense = 4 * sum(map(math.prod, SCALED_SHAPES))
     for size in SIZES:
+        shapes = shapes if size == SIZES[0] else SCALED_SHAPES
+        dense = 4 * sum(map(math.prod, shapes))
         names = [name for name in codecs if size == SIZES[0] or name in SCALED_METHODS]
-        settings = {
-            "kind": "exchange",
-            "methods": {name: {**methods(codecs)[name], "shapes": SCALED_SHAPES} for name in names},
-        }
-        with Hosts(size) as hosts, Ring(hosts, settings, environment=LONG_CYCLES) as ring:
-            ring.wait_until_ready()
-            for name in names:
+        for name in names:
+            settings = {"kind": "exchange", "methods": {name: {**methods(codecs)[name], "shapes": shapes}}}
+            # New ranks for each: Horovod's talk about every tensor that they ever had.
+            with Hosts(size) as hosts, Ring(hosts, settings, environment=LONG_CYCLES) as ring:
+                ring.wait_until_ready()
+                hosts.shape(LOSSLESS_MBIT)
                 ring.ask(method=name, steps=WARMUP_STEPS)
                 answers = ring.ask(method=name, steps=STEPS)
-                payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
-                table[name][str(size)] = {
-                    "sent_bytes": round(statistics.mean(answer["sent_bytes"] / STEPS for answer in answers)),
-                    "payload_bytes": round(payload),
-                    "formula_bytes": round(2 * (size - 1) / size * payload),
-                    "gathered_bytes": round((size - 1) * payload),
-                    "dense_bytes": round(2 * (size - 1) / size * dense),
-                }
-                print(f"{name:16} {size} ranks   {table[name][str(size)]}", flush=True)
+            payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
+            table[name][str(size)] = {
+                "sent_bytes": round(statistics.mean(answer["sent_bytes"] / STEPS for answer in answers)),
+                "payload_bytes": round(payload),
+                "formula_bytes": round(2 * (size - 1) / size * payload),
+                "gathered_bytes": round((size - 1) * payload),
+                "dense_bytes": round(2 * (size - 1) / size * dense),
+            }
+            print(f"{name:16} {size} ranks   {table[name][str(size)]}", flush=True)
     return table
 
 

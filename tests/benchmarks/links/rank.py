@@ -7,6 +7,7 @@ interface sent during them, and payload bytes of each. `{"idle": 2.0}` asks for 
 step: Horovod's ranks never stop talking. The end of the input ends the rank.
 """
 
+import gc
 import json
 import os
 import socket
@@ -33,13 +34,16 @@ def main(settings):
 
     collective = HorovodCollective()
     build = {"step": full_step, "exchange": exchange_alone}[settings["kind"]]
-    built = {
-        name: build(method, settings.get("bucket_mib"), collective) for name, method in settings["methods"].items()
-    }
     print(json.dumps({"ready": True}), file=answers, flush=True)
+    name, built = None, None
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = idle(asked["idle"]) if "idle" in asked else measure(*built[asked["method"]], asked["steps"])
+        if "method" in asked and asked["method"] != name:
+            built = None  # one at a time: each holds several times the network
+            gc.collect()
+            name = asked["method"]
+            built = build(settings["methods"][name], settings.get("bucket_mib"), collective)
+        answer = idle(asked["idle"]) if "idle" in asked else measure(*built, asked["steps"])
         print(json.dumps(answer), file=answers, flush=True)
 
 
@@ -78,21 +82,22 @@ def measure(step, metrics, steps):
     def barrier():
         hvd.allreduce(tf.zeros(1), name="barrier").numpy()
 
-    seconds, payloads, parts = [], [], []
+    seconds, payloads, parts, sent = [], [], [], 0
     barrier()
-    before, began = int(_SENT.read_text()), time.perf_counter()
+    began = time.perf_counter()
     for _ in range(steps):
         barrier()  # ranks begin together: what one does between steps is not counted as the other's waiting
-        started = time.perf_counter()
+        before, started = int(_SENT.read_text()), time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
+        sent += int(_SENT.read_text()) - before
         told = metrics()
         payloads.append(told["payload_bytes"])
         parts.append({name: value for name, value in told.items() if name.endswith("_seconds")})
     barrier()
     return {
         "seconds": seconds,
-        "sent_bytes": int(_SENT.read_text()) - before,
+        "sent_bytes": sent,
         "elapsed_seconds": time.perf_counter() - began,
         "payload_bytes": payloads,
         "parts": parts,

@@ -54,7 +54,9 @@ def main(settings):
         rank=settings["rank"],
         world_size=settings["size"],
     )
-    model = DistributedDataParallel(Model(method["shapes"]), gradient_as_bucket_view=False)
+    # One bucket, as ours has here: with several the hook's later collectives start when their bucket's first has ended,
+    # which need not be in the same order on all ranks, and then both wait for ever.
+    model = DistributedDataParallel(Model(method["shapes"]), gradient_as_bucket_view=False, bucket_cap_mb=1024)
     if method["rank"]:
         # Two steps dense at least, or the hook refuses; its own default is 1000.
         state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=method["rank"], start_powerSGD_iter=2)
