@@ -56,4 +56,4 @@ ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 	  exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
 clean: ## Remove the environment and what the demo made
-	rm -rf $(VENV) $(VENV)-uv demo demo-* models/compression/kernels/*.so
+	rm -rf $(VENV) $(VENV)-uv demo demo-* models/compression/kernels/{*.so,.build-*}

@@ -1,11 +1,10 @@
 """Builds the C++ kernels of the codecs when the project is installed, as a wheel or editable.
 
-Without a compiler, or where it fails, the project installs without them and says so: the codecs then run on
-TensorFlow's own operations.
+Without a compiler, or where it fails, the project installs without them: the codecs then run on TensorFlow's own
+operations, which `docker/horovod/install.sh` and every job that compresses say.
 """
 
 import runpy
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +22,11 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         # By path: the packages that the project itself imports are not there.
         builder = runpy.run_path(str(Path(self.root) / KERNELS / "build.py"))
-        library = f"{KERNELS}/{builder['library_name']()}"
-        for old in (Path(self.root) / KERNELS).glob(f"{builder['PREFIX']}*.so"):
-            old.unlink()
-        try:
-            builder["build"](Path(self.root) / library)
-        except (OSError, subprocess.CalledProcessError) as error:
-            reason = getattr(error, "stderr", None) or error
-            self.app.display_warning(f"groundswell: compression runs without its C++ kernels: {reason}")
+        library, problem = builder["renew"]()
+        if problem:
+            self.app.display_warning(f"groundswell: the C++ kernels of the codecs were not compiled: {problem}")
+        if library is None:
             return
-        build_data["artifacts"].append(library)
+        build_data["artifacts"].append(f"{KERNELS}/{library.name}")
         build_data["pure_python"] = False
         build_data["infer_tag"] = True

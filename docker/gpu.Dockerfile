@@ -37,6 +37,7 @@ COPY models models
 COPY conf conf
 RUN --mount=type=cache,target=/root/.cache/uv \
     uv build --quiet --wheel --out-dir /tmp/wheel \
+    && python -m zipfile --list /tmp/wheel/*.whl | grep groundswell_kernels_ \
     && uv pip install --quiet --no-deps /tmp/wheel/*.whl
 
 FROM python:3.11.11-slim-bookworm

@@ -49,4 +49,6 @@ VIRTUAL_ENV=$environment "$uv" "${settings[@]}" pip sync --quiet --require-hashe
 if [ "${3:-}" = --editable ]; then
   # Always anew: what it compiles is in this checkout, not in uv's cache.
   VIRTUAL_ENV=$environment "$uv" pip install --quiet --no-deps --reinstall-package groundswell --editable .
+  compgen -G 'models/compression/kernels/*.so' >/dev/null \
+    || echo "groundswell: the C++ kernels of the codecs were not compiled: compression takes longer" >&2
 fi

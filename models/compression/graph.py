@@ -1,6 +1,8 @@
-"""Checks and clocks in a graph that hold nothing else up."""
+"""Checks and clocks in a graph that hold nothing else up, and operations that are joined."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
 
 import tensorflow as tf
 
@@ -39,6 +41,21 @@ def now(tensors: Sequence[Message]) -> tf.Tensor:
     """The time at which tensors are there."""
     with tf.control_dependencies(tf.nest.flatten(tensors, expand_composites=True)):
         return _unordered(tf.timestamp)
+
+
+def fused(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` as XLA compiles it where it is part of a graph: one pass over memory instead of one an operation.
+
+    For what is the same for each element in code that as a whole cannot be compiled.
+    """
+    compiled = tf.function(function, jit_compile=True, autograph=False)
+
+    @wraps(function)
+    def call(*args: Any) -> Any:
+        # Eagerly each new shape would be compiled first.
+        return function(*args) if tf.executing_eagerly() else compiled(*args)
+
+    return call
 
 
 def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:

@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from models.compression.codec import Codec, Message, Shape
+from models.compression.graph import fused
 from models.compression.memory import NoMemory
 from models.compression.qsgd import euclidean_norm
 from models.compression.randomness import uniform
@@ -32,13 +33,11 @@ class Survivors:
 
     def __init__(self) -> None:
         """Cut tensors anywhere."""
-        self.layout = FlatLayout(1)
+        self.layout = FlatLayout(8)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """4 bytes a survivor."""
-        magnitudes = tf.abs(parts)
-        norm = euclidean_norm(parts, tf.reduce_max(magnitudes, 1, keepdims=True))
-        survives = uniform(tuple(parts.shape), key) < tf.math.divide_no_nan(magnitudes, norm)
+        norm, survives = _draw(parts, key)
         entries = tf.where(survives)
         places = tf.cast(entries, tf.int32)
         message = encode_signs(places[:, 0], places[:, 1], tf.gather_nd(parts, entries) > 0, norm)
@@ -49,3 +48,10 @@ class Survivors:
         rows, places, positive, norm = decode_signs(message, 1)
         values = tf.gather(norm[:, 0], rows)
         return scatter_rows(rows, places, tf.where(positive, values, -values), message.nrows(), part_shape[0])
+
+
+@fused
+def _draw(parts: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The norm of each part, and which elements survive."""
+    norm = euclidean_norm(parts)
+    return norm, uniform(tuple(parts.shape), key) * norm < tf.abs(parts)

@@ -89,15 +89,18 @@ class Levels:
         return self.bucket_size if elements % self.bucket_size == 0 else elements
 
     def _norm(self, buckets: tf.Tensor) -> tf.Tensor:
-        # XLA reads memory in order for the larger of elements, but not for the largest along the last axis.
-        eighth = reduce(tf.maximum, tf.split(tf.abs(buckets), 8, 2))
-        largest = tf.reduce_max(eighth, 2, keepdims=True)
-        if self.norm == "max":
-            return largest
-        return euclidean_norm(buckets, largest)
+        return largest_magnitude(buckets) if self.norm == "max" else euclidean_norm(buckets)
 
 
-def euclidean_norm(values: tf.Tensor, largest: tf.Tensor) -> tf.Tensor:
-    """Norms over the last axis, given the largest magnitudes: squares of huge and tiny numbers stay in range."""
-    relative = tf.math.divide_no_nan(values, largest)
-    return largest * tf.sqrt(tf.reduce_sum(tf.square(relative), -1, keepdims=True))
+def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
+    """Over the last axis, which is a multiple of 8 long."""
+    # XLA reads memory in order for the larger of elements, but not for the largest along the last axis.
+    eighth = reduce(tf.maximum, tf.split(tf.abs(values), 8, -1))
+    return tf.reduce_max(eighth, -1, keepdims=True)
+
+
+def euclidean_norm(values: tf.Tensor) -> tf.Tensor:
+    """Over the last axis, which is a multiple of 8 long; squares of huge and tiny numbers stay in range."""
+    largest = largest_magnitude(values)
+    eighth = tf.add_n([tf.square(tf.math.divide_no_nan(run, largest)) for run in tf.split(values, 8, -1)])
+    return largest * tf.sqrt(tf.reduce_sum(eighth, -1, keepdims=True))

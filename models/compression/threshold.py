@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from models.compression.codec import Codec, Message, Shape
+from models.compression.graph import fused
 from models.compression.memory import ErrorFeedback
 from models.compression.scatter_gather import ScatterGather
 from models.compression.selection import scatter_rows
@@ -45,15 +46,21 @@ class Beyond:
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """4 bytes an element that is sent."""
-        beyond = tf.abs(parts) >= self.tau
+        beyond, remainder = _cut(parts, tf.constant(self.tau))
         entries = tf.where(beyond)
         positive = tf.gather_nd(parts, entries) > 0
         places = tf.cast(entries, tf.int32)
         message = encode_signs(places[:, 0], places[:, 1], positive, tf.zeros((parts.shape[0], 0)))
-        sent = tf.where(beyond, tf.where(parts > 0, self.tau, -self.tau), 0.0)
-        return message, parts - sent
+        return message, remainder
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Plus or minus tau."""
         rows, places, positive, _ = decode_signs(message, 0)
         return scatter_rows(rows, places, tf.where(positive, self.tau, -self.tau), message.nrows(), part_shape[0])
+
+
+@fused
+def _cut(parts: tf.Tensor, tau: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Which elements are sent, and what is left of all."""
+    beyond = tf.abs(parts) >= tau
+    return beyond, parts - tf.where(beyond, tf.where(parts > 0, tau, -tau), 0.0)

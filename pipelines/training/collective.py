@@ -19,7 +19,7 @@ class HorovodCollective:
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # Ranks tell each other in every cycle what is ready, work or not: every millisecond, Horovod's default, that is
         # 0.4 MB/s and takes 6 % of a rank's only core. GPUs compute beside it: there the default stays.
-        if os.environ.get("CUDA_VISIBLE_DEVICES", "-1") == "-1":
+        if not tf.config.get_visible_devices("GPU"):
             os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
         hvd.init()
 

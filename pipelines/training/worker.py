@@ -121,8 +121,10 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
 def _agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
     """Every rank computes the result for itself: by the same code, or last digits differ and ranks drift apart."""
     if config.exchange.codec.name in kernels.CODECS:
-        loaded = collective.sum(np.array([float(kernels.load() is not None)]))
-        if loaded[0] < collective.size:
+        (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
+        if loaded < collective.size:
+            if loaded:
+                _log.warning("%d of %d ranks have C++ kernels for compression: none uses them", loaded, collective.size)
             kernels.disable()
 
 

@@ -18,7 +18,7 @@ _disabled = False
 
 
 def load() -> Any | None:
-    """The module of operations; None where the library was not built, does not load, or a GPU does the work."""
+    """The module of operations; None where there is no library, it does not load or is disabled, or there is a GPU."""
     return None if _disabled or tf.config.get_visible_devices("GPU") else _load()
 
 
@@ -43,10 +43,11 @@ def shaped(tensor: tf.Tensor, shape: tuple[int | None, ...]) -> tf.Tensor:
 def _load() -> Any | None:
     log = logging.getLogger(__name__)
     if not LIBRARY.exists():
-        log.warning("the C++ kernels of the codecs were not built: compression takes longer")
+        # A .zip of --py-files is such a place too: a library cannot be loaded from there.
+        log.warning("there is no %s: compression runs without C++ kernels and takes longer", LIBRARY)
         return None
     try:
         return tf.load_op_library(str(LIBRARY))
     except (tf.errors.OpError, OSError) as error:
-        log.warning("the C++ kernels of the codecs do not load, compression takes longer: %s", error)
+        log.warning("%s does not load: compression runs without C++ kernels and takes longer: %s", LIBRARY, error)
         return None

@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -23,6 +24,26 @@ def library_name() -> str:
     return f"{PREFIX}{digest.hexdigest()[:16]}.so"
 
 
+def renew() -> tuple[Path | None, str]:
+    """Build the library of these sources beside them, and remove those of others.
+
+    Returns:
+        The library, None where there is none; and why it could not be built, or "". One that was there stays then: by
+        its name it is of these sources.
+    """
+    library, problem = SOURCES / library_name(), ""
+    try:
+        build(library)
+    except (OSError, subprocess.CalledProcessError) as error:
+        problem = getattr(error, "stderr", None) or str(error)
+    if not library.exists():
+        return None, problem
+    with suppress(OSError):  # another build was faster, or they are not ours to remove
+        for old in set(SOURCES.glob(f"{PREFIX}*.so")) - {library}:
+            old.unlink()
+    return library, problem
+
+
 def build(library: Path, flags: Sequence[str] = ()) -> None:
     """Compile and link all sources with the compiler that CXX names, by default g++.
 
@@ -35,7 +56,7 @@ def build(library: Path, flags: Sequence[str] = ()) -> None:
         subprocess.CalledProcessError: it failed; what it said is in `stderr`.
     """
     shared = [*shlex.split(os.environ.get("CXX") or "g++"), "-shared", "-fPIC", "-fvisibility=hidden"]
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
+    with tempfile.TemporaryDirectory(prefix=".build-", dir=library.parent) as folder:
         # TensorFlow is not there when a wheel is built: a library of the same name stands in for it until it is loaded.
         stand_in, built, empty = (Path(folder) / name for name in (TENSORFLOW, library.name, "empty.cc"))
         empty.touch()

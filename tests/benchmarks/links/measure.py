@@ -66,14 +66,14 @@ def steps_at_every_speed(name, method, speeds, file, bucket_mib=None):
     if not missing:
         return done
     file.parent.mkdir(parents=True, exist_ok=True)
-    with Hosts(2) as hosts, Ring(hosts, {"kind": "step", "methods": {name: method}, "bucket_mib": bucket_mib}) as ring:
+    with Hosts(2) as hosts, Ring(hosts, {"kind": "step", "method": method, "bucket_mib": bucket_mib}) as ring:
         ring.wait_until_ready()
-        ring.ask(method=name, steps=WARMUP_STEPS)
+        ring.ask(steps=WARMUP_STEPS)
         idle = statistics.mean(answer["sent_bytes"] for answer in ring.ask(idle=IDLE_SECONDS)) / IDLE_SECONDS
         for mbit in missing:
             hosts.shape(mbit)
             result = {"speed": label(mbit), "bucket_mib": bucket_mib, "idle_bytes_per_second": idle}
-            result |= _timed_steps(ring, name)
+            result |= _timed_steps(ring)
             with file.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
             done[result["speed"]] = result
@@ -131,13 +131,13 @@ def bytes_by_size(codecs, shapes):
         dense = 4 * sum(map(math.prod, shapes))
         names = [name for name in codecs if size == SIZES[0] or name in SCALED_METHODS]
         for name in names:
-            settings = {"kind": "exchange", "methods": {name: {**methods(codecs)[name], "shapes": shapes}}}
+            settings = {"kind": "exchange", "method": {**methods(codecs)[name], "shapes": shapes}}
             # New ranks for each: Horovod's talk about every tensor that they ever had.
             with Hosts(size) as hosts, Ring(hosts, settings, environment=LONG_CYCLES) as ring:
                 ring.wait_until_ready()
                 hosts.shape(LOSSLESS_MBIT)
-                ring.ask(method=name, steps=WARMUP_STEPS)
-                answers = ring.ask(method=name, steps=STEPS)
+                ring.ask(steps=WARMUP_STEPS)
+                answers = ring.ask(steps=STEPS)
             payload = statistics.mean(statistics.mean(answer["payload_bytes"]) for answer in answers)
             table[name][str(size)] = {
                 "sent_bytes": round(statistics.mean(answer["sent_bytes"] / STEPS for answer in answers)),
@@ -172,23 +172,23 @@ def beside_the_peer(shapes, speeds):
     results = {}
     for name, (settings, method, options) in contestants.items():
         results[name] = {}
-        with Hosts(2) as hosts, Ring(hosts, {**settings, "methods": {name: method}}, **options) as ring:
+        with Hosts(2) as hosts, Ring(hosts, {**settings, "method": method}, **options) as ring:
             ring.wait_until_ready()
-            ring.ask(method=name, steps=WARMUP_STEPS)
+            ring.ask(steps=WARMUP_STEPS)
             for mbit in speeds:
                 hosts.shape(mbit)
-                results[name][label(mbit)] = result = _timed_steps(ring, name)
+                results[name][label(mbit)] = result = _timed_steps(ring)
                 print(f"{name:24} exchange alone {label(mbit):9} {_told(result)}", flush=True)
     return results
 
 
-def _timed_steps(ring, name):
+def _timed_steps(ring):
     """The median of a few steps, after one that fills the connections' windows at this speed."""
-    (first,) = _slowest(ring.ask(method=name, steps=1))
+    (first,) = _slowest(ring.ask(steps=1))
     steps = min(MOST_STEPS, max(STEPS, round(TIMED_SECONDS / first)))
     if first > SLOW_SECONDS:
         steps = STEPS_IF_SLOW
-    answers = ring.ask(method=name, steps=steps)
+    answers = ring.ask(steps=steps)
     seconds = _slowest(answers)
     result = {
         "seconds_per_step": statistics.median(seconds),

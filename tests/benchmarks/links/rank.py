@@ -1,13 +1,12 @@
 """One rank: builds what its first argument says, then does as many steps as each line of its input asks for.
 
-    {"kind": "step" or "exchange", "methods": {name: settings}, "bucket_mib": None, "rank": 0, ...}
+    {"kind": "step" or "exchange", "method": settings, "bucket_mib": None, "rank": 0, ...}
 
-Input: a line `{"method": name, "steps": 3}`; output: a line with the wall seconds of each step, the bytes that the
+Input: a line `{"steps": 3}`; output: a line with the wall seconds of each step, the bytes that the
 interface sent during them, and payload bytes of each. `{"idle": 2.0}` asks for the bytes sent in two seconds without a
 step: Horovod's ranks never stop talking. The end of the input ends the rank.
 """
 
-import gc
 import json
 import os
 import socket
@@ -34,15 +33,10 @@ def main(settings):
 
     collective = HorovodCollective()
     build = {"step": full_step, "exchange": exchange_alone}[settings["kind"]]
+    built = build(settings["method"], settings.get("bucket_mib"), collective)
     print(json.dumps({"ready": True}), file=answers, flush=True)
-    name, built = None, None
     for line in sys.stdin:
         asked = json.loads(line)
-        if "method" in asked and asked["method"] != name:
-            built = None  # one at a time: each holds several times the network
-            gc.collect()
-            name = asked["method"]
-            built = build(settings["methods"][name], settings.get("bucket_mib"), collective)
         answer = idle(asked["idle"]) if "idle" in asked else measure(*built, asked["steps"])
         print(json.dumps(answer), file=answers, flush=True)
 

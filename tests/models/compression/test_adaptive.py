@@ -39,3 +39,5 @@ def test_stated_part_passes_and_keeps_its_sum(density):
 def test_all_of_one_sign():
     _, _, restored = encode(np.arange(1, 17), 0.25)
     np.testing.assert_array_equal(restored, [0] * 12 + [14.5] * 4)
+    _, _, restored = encode(-np.arange(1, 129), 0.01)  # 1.28 of 128
+    np.testing.assert_array_equal(restored, [0] * 127 + [-128])

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.selection import gather_once, select_largest
+from models.compression.selection import gather_once, largest_of_each, select_largest
 
 
 @pytest.mark.parametrize("count", [1, 7, 200, 2048])
@@ -53,6 +53,26 @@ def test_rows_with_fewer_elements_than_are_wanted():
     for row, count in enumerate((150, 0, 200, 1)):
         values[row, generator.choice(20000, count, replace=False)] = generator.random(count) + 1
     check(select_largest(tf.constant(values), 200).numpy(), values)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+def test_another_number_of_each_row(rows):
+    sizes = np.random.default_rng(0).integers(0, 5, (rows, 300)).astype(np.float32)  # most are tied
+    counts = np.array([17, 0, 300, 1][:rows], np.int32)
+    chosen = largest_of_each(tf.constant(sizes), tf.constant(counts)).numpy()
+    for row, size, count in zip(chosen, sizes, counts, strict=True):
+        expected = np.sort(np.argsort(-size, kind="stable")[:count])
+        np.testing.assert_array_equal(np.flatnonzero(row), expected)
+
+
+@pytest.mark.parametrize("elements", [2048, 20000])
+def test_size_may_be_that_of_one_sign(elements):
+    values = np.random.default_rng(0).normal(size=(3, elements)).astype(np.float32)
+    for sign in (1, -1):
+        size = tf.nn.relu if sign == 1 else lambda each: tf.nn.relu(-each)
+        places = tf.function(select_largest)(tf.constant(values), 100, size)
+        expected = np.sort(np.argsort(-sign * values, axis=1, kind="stable")[:, :100], axis=1)
+        np.testing.assert_array_equal(places, expected)
 
 
 def check(places, values):
