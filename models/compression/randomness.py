@@ -15,8 +15,13 @@ def make_key(*numbers: int | tf.Tensor) -> tf.Tensor:
 
 def fold_in(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
     """A new key from a key and an integer."""
+    return _fold_in(key, tf.cast(number, tf.uint32))
+
+
+# One operation in a graph that makes hundreds of keys; written out it would be fifty.
+@tf.function(autograph=False)  # type: ignore[untyped-decorator]
+def _fold_in(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
     words = tf.bitcast(key, tf.uint32)
-    word = tf.cast(number, tf.uint32)
     first = _mix(words[0] ^ word)
     second = _mix(words[1] + _mix(word ^ tf.constant(0x9E3779B9, tf.uint32)) + first)
     return tf.bitcast(tf.stack([first, second]), tf.int32)

@@ -17,7 +17,7 @@ def encode_signs(rows: tf.Tensor, places: tf.Tensor, positive: tf.Tensor, head: 
     """
     words = tf.reshape(tf.bitcast(with_signs(places, positive), tf.uint8), (-1,))
     lengths = 4 * tf.math.bincount(rows, minlength=head.shape[0], maxlength=head.shape[0], dtype=tf.int64)
-    entries = tf.RaggedTensor.from_row_lengths(words, lengths)
+    entries = tf.RaggedTensor.from_row_lengths(words, lengths, validate=False)  # they are our own
     return tf.concat([tf.RaggedTensor.from_tensor(to_bytes(head)), entries], 1) if head.shape[1] else entries
 
 
