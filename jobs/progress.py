@@ -29,6 +29,8 @@ class TrainingProgress:
     def __call__(self, message: dict[str, Any]) -> None:
         """Take one report of a worker."""
         match message.get("event"):
+            case "compiling":
+                say("compiling the training step, which takes a minute or two with some codecs")
             case "step":
                 self._step(message)
             case "epoch":

@@ -82,6 +82,8 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     history = list(start.history)
 
     record = Record(run, schedule, exchange) if collective.rank == 0 else None
+    if record is not None and start.epochs_done < config.training.epochs:
+        report(event="compiling")  # which the first step does, in silence
     for epoch in range(start.epochs_done, config.training.epochs):
         resumed = epoch == start.epochs_done
         start_step = start.step - epoch * steps if resumed else 0
