@@ -303,15 +303,18 @@ class GradientExchange:
         payload = tf.constant(0, tf.int64)
         ready = now(values)
         for number in range(len(self.codec.collectives) + 1):
+            # Each part begins when its clock does: what is not compiled would run as soon as one tensor is there.
             with tf.control_dependencies([ready]):
                 step = self._step.read_value()
+                values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
             encoded = now(values)
             self._count(0 if number == 0 else 2, ready, encoded)
             if number == len(self.codec.collectives):
                 break
-            with tf.control_dependencies([self._check_finite(finite, indexes)] if number == 0 else []):
-                messages = tf.nest.map_structure(tf.identity, values)
+            checked = [self._check_finite(finite, indexes)] if number == 0 else []
+            with tf.control_dependencies([encoded, *checked]):
+                messages = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, sent = transfer(
                 self.codec.collectives[number], messages, self.collective, f"gradients_bucket{bucket}_stage{number}"
             )

@@ -202,6 +202,18 @@ def test_metrics_by_hand(make_ring):
     assert metrics["decode_seconds"] > 0
 
 
+@pytest.mark.parametrize("name", ["onebit", "topk", "powersgd", "threshold", "qsgd"])
+def test_parts_of_a_traced_exchange_take_their_time_one_after_the_other(name, equal_ranks):
+    codec = CODECS[name](**({"tau": 0.1} if name == "threshold" else {}))
+    exchange = GradientExchange(codec, equal_ranks(1))
+    gradients = [tf.random.stateless_normal((3, 3, 64, 64), (0, index)) for index in range(8)]
+    step = tf.function(exchange.exchange)
+    for _ in range(20):
+        step(gradients)
+        metrics = exchange.metrics()
+        assert all(metrics[f"{part}_seconds"] > 0 for part in ("encode", "collective", "decode")), metrics
+
+
 def test_random_numbers_differ_by_step_rank_and_tensor_and_repeat(make_ring):
     gradients = [[np.full((24, 40), 0.3, np.float32)] * 2] * 2
 
