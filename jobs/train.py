@@ -13,14 +13,14 @@ from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
 from jobs.command import config_arguments, read_config, run, say, with_absolute_paths
-from jobs.progress import TrainingProgress
+from jobs.display import TrainingProgress
 from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
-from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt, BarrierRunner
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint import newest_checkpoint

@@ -6,7 +6,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 
 import tensorflow as tf
 
-from models.compression.randomness import fold_in, make_key
+from models.compression.arithmetic.randomness import fold_in, make_key
 
 Shape = tuple[int, ...]
 Memory = dict[str, tf.Tensor]

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.dataset.schema import ImageGroup, Task
+from pipelines.sample import ImageGroup, Task
 
 INDEX_SCHEMA = pa.schema(
     [

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from pipelines.archives.archive import BadRecordError
 from pipelines.archives.files import MISSING_FILE
 from pipelines.archives.geotiff import read_band_into
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 
 SPLITS = ("train", "validation", "test")
 GROUPS = (

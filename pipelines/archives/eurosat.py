@@ -39,7 +39,7 @@ from pipelines.archives.files import join
 from pipelines.archives.multiband_geotiff import read_bands
 from pipelines.archives.rgb_image import read_rgb
 from pipelines.archives.stratified import SPLITS, check_split, stratified_split
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 
 CLASSES = (
     "AnnualCrop",

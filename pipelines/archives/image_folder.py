@@ -29,7 +29,7 @@ from pipelines.archives.files import join
 from pipelines.archives.rgb_image import read_rgb, upright_size
 from pipelines.archives.split_folders import ClassTree, find_class_folders
 from pipelines.archives.stratified import SPLITS, check_split, stratified_split
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 
 KIND = "image_folder"
 GROUP = "rgb"

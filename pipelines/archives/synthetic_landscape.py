@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pipelines.archives.nomenclature import BIGEARTHNET_19
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 
 PIXELS = 120
 """Rows and columns of the map of land covers, 10 m each."""

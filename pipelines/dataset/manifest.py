@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipelines.dataset.schema import ImageGroup, Task
+from pipelines.sample import ImageGroup, Task
 from pipelines.storage import Folder
 
 FILE_NAME = "dataset.json"

@@ -10,7 +10,7 @@ from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KE
 
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.rows import arrow_schema, petastorm_schema
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
 
 

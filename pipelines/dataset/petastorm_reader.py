@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
+from pipelines.dataset.columns import LABEL_FIELD
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.reader import Batch
-from pipelines.dataset.schema import LABEL_FIELD
 from pipelines.storage import Folder
 
 

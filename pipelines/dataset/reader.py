@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 
 from pipelines.dataset.buffers import BufferPool, Memory
 from pipelines.dataset.cache import DEFAULT_LIMIT_BYTES, RowGroupCache, default_cache_folder
+from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
 from pipelines.dataset.layout import Fields, LayoutError, RowGroup, open_row_groups, value_bytes, value_prefix
 from pipelines.dataset.manifest import Manifest, Shard, read_manifest
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.rows import fixed_fields
-from pipelines.dataset.schema import ID_FIELD, LABEL_FIELD
 from pipelines.storage import Folder
 
 OPENING_THREADS = 16

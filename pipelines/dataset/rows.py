@@ -11,7 +11,8 @@ from petastorm.codecs import NdarrayCodec, ScalarCodec
 from petastorm.unischema import Unischema, UnischemaField
 from pyspark.sql.types import StringType
 
-from pipelines.dataset.schema import ID_FIELD, LABEL_FIELD, ImageGroup
+from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
+from pipelines.sample import ImageGroup
 
 
 def fixed_fields(

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError
 from pipelines.archives.files import is_local
+from pipelines.dataset.columns import LABEL_FIELD, label_vector
 from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
-from pipelines.dataset.schema import LABEL_FIELD, label_vector
 from pipelines.dataset.statistics import BandSums
 from pipelines.storage import Folder
 

@@ -20,9 +20,8 @@ from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescript
 from pipelines.dataset.manifest import Manifest, Split
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
 from pipelines.dataset.plan import plan_shards
-from pipelines.dataset.report import FILE_NAME as REPORT_FILE
-from pipelines.dataset.report import write_report
-from pipelines.dataset.schema import TRAINING_SPLIT
+from pipelines.dataset.report.page import FILE_NAME as REPORT_FILE
+from pipelines.dataset.report.page import write_report
 from pipelines.dataset.shard import (
     PROGRESS_FOLDER,
     ShardPlan,
@@ -33,6 +32,7 @@ from pipelines.dataset.shard import (
 )
 from pipelines.dataset.staging import finish, finished_dataset, staging_folder
 from pipelines.dataset.statistics import BandSums
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage import Folder
 
 REJECTED_FILE = "rejected.parquet"

@@ -14,7 +14,7 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from pipelines.launch.logs import Spool
-from pipelines.launch.worker import LENGTH_BYTES
+from pipelines.launch.rank_main import LENGTH_BYTES
 
 _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
@@ -71,7 +71,14 @@ class RankProcess:
         self.reader, writer = Pipe(duplex=False)
         name, value = mark.split("=")
         self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.launch.worker", str(writer.fileno()), str(self._faults.fileno())],
+            [
+                sys.executable,
+                "-P",
+                "-m",
+                "pipelines.launch.rank_main",
+                str(writer.fileno()),
+                str(self._faults.fileno()),
+            ],
             stdin=subprocess.PIPE,
             stdout=self.log.file,
             stderr=subprocess.STDOUT,

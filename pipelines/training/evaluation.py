@@ -16,8 +16,8 @@ from models.metrics import (
     top_k_correct,
 )
 from pipelines.dataset.reader import SplitReader, evaluation_batches
-from pipelines.dataset.schema import Task
 from pipelines.launch.report import step_done
+from pipelines.sample import Task
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.results import Evaluation
 from pipelines.training.tensors import image_tensors

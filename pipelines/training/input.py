@@ -11,7 +11,7 @@ from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.petastorm_reader import petastorm_batches
 from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, training_batches
-from pipelines.dataset.schema import TRAINING_SPLIT
+from pipelines.sample import TRAINING_SPLIT
 
 _log = logging.getLogger(__name__)
 

@@ -3,13 +3,13 @@
 import keras
 
 from conf.schema import OptimizerConfig, RunConfig
-from models.compression.exchange import GradientExchange
-from models.compression.table import CODECS
-from models.compression.wire import Collective
+from models.compression.codecs.table import CODECS
+from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.wire import Collective
+from models.layers.preprocessing import InputGroup
+from models.networks.resnet import build_model
 from models.optimizers.lars import LARS, normalisation_and_bias_paths
 from models.optimizers.onebit_adam import OneBitAdam
-from models.preprocessing import InputGroup
-from models.resnet import build_model
 from models.schedules import Schedule, gradual_warmup, multi_step, scaled_learning_rate
 from pipelines.dataset.manifest import Manifest
 

@@ -8,8 +8,8 @@ import keras
 import tensorflow as tf
 
 from conf.schema import RunConfig
-from models.compression.exchange import METRICS, GradientExchange
-from models.resnet import with_probabilities
+from models.compression.exchange.exchange import METRICS, GradientExchange
+from models.networks.resnet import with_probabilities
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from models.compression.exchange import GradientExchange
-from models.compression.resize import load_state, save_state
+from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.resize import load_state, save_state
 from pipelines.launch.report import attempt
 from pipelines.training.checkpoint import (
     TrainingState,

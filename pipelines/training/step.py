@@ -6,8 +6,8 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
-from models.compression.compatibility import check_optimizer
-from models.compression.exchange import GradientExchange
+from models.compression.exchange.compatibility import check_optimizer
+from models.compression.exchange.exchange import GradientExchange
 
 Images = dict[str, tf.Tensor]
 
@@ -16,7 +16,7 @@ class Step(Protocol):
     """One update of a model from one batch of this rank."""
 
     def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the mean loss; `seeds` are the samples' of `models.augmentation`, where the model augments."""
+        """Return the mean loss; `seeds` are the samples' of `models.layers.augmentation`, where the model augments."""
         ...
 
 

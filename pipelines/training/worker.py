@@ -12,14 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from conf.schema import RunConfig
-from models.augmentation import augmentation_seeds
 from models.compression import kernels
+from models.layers.augmentation import augmentation_seeds
 from models.losses import classification_loss
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
-from pipelines.dataset.schema import TRAINING_SPLIT
 from pipelines.launch.report import report, step_done
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking import TrackedRun, load_model
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective, use_assigned_devices

@@ -63,8 +63,8 @@ def measure(name):
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    from models.compression.exchange import GradientExchange
-    from models.compression.table import CODECS
+    from models.compression.codecs.table import CODECS
+    from models.compression.exchange.exchange import GradientExchange
 
     class Alone:
         rank, size = 0, 1

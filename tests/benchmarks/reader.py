@@ -241,11 +241,11 @@ def measure_training(folder: Path, _: str) -> float:
     """Part of the time in which ResNet-50's training step waits for its batch, all cores, batch 32."""
     import keras
 
-    from models.compression.exchange import GradientExchange
-    from models.compression.table import CODECS
+    from models.compression.codecs.table import CODECS
+    from models.compression.exchange.exchange import GradientExchange
     from models.losses import classification_loss
+    from models.networks.resnet import build_model
     from models.optimizers.lars import LARS, normalisation_and_bias_paths
-    from models.resnet import build_model
     from pipelines.dataset.reader import SplitReader, training_batches
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.loop import train_epoch

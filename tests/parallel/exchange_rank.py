@@ -7,8 +7,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.compression.exchange import GradientExchange
-from models.compression.table import CODECS
+from models.compression.codecs.table import CODECS
+from models.compression.exchange.exchange import GradientExchange
 from models.losses import classification_loss
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.step import make_train_step

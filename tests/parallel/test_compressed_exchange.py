@@ -12,7 +12,7 @@ import tensorflow as tf
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
-from models.compression.table import CODECS
+from models.compression.codecs.table import CODECS
 from pipelines.launch.placement import place
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]

@@ -20,12 +20,12 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from models.compression.exchange import GradientExchange
-    from models.compression.table import CODECS
+    from models.compression.codecs.table import CODECS
+    from models.compression.exchange.exchange import GradientExchange
+    from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
+    from models.networks.resnet import build_model
     from models.optimizers.lars import LARS, normalisation_and_bias_paths
-    from models.preprocessing import InputGroup
-    from models.resnet import build_model
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.step import make_train_step
 

@@ -22,10 +22,10 @@ from cifar10.methods import (
 )
 
 from conf.load import load
+from models.layers.meprop import MeProp
+from models.layers.preprocessing import InputGroup
 from models.losses import classification_loss
-from models.meprop import MeProp
-from models.preprocessing import InputGroup
-from models.resnet import BLOCKS_PER_STAGE, build_model
+from models.networks.resnet import BLOCKS_PER_STAGE, build_model
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report

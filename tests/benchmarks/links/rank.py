@@ -105,9 +105,9 @@ def full_step(method, bucket_mib, collective):
     import numpy as np
     import tensorflow as tf
 
+    from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
-    from models.preprocessing import InputGroup
-    from models.resnet import build_model
+    from models.networks.resnet import build_model
     from pipelines.training.step import make_train_step
 
     keras.utils.set_random_seed(0)
@@ -178,8 +178,8 @@ def exchange_alone(method, bucket_mib, collective):
 
 
 def make_exchange(method, bucket_mib, collective):
-    from models.compression.exchange import GradientExchange
-    from models.compression.table import CODECS
+    from models.compression.codecs.table import CODECS
+    from models.compression.exchange.exchange import GradientExchange
 
     codec = CODECS[method["codec"]](**method["parameters"])
     return GradientExchange(codec, collective, bucket_mib=bucket_mib, warmup_steps=method.get("warmup_steps", 0))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.exchange import GradientExchange
-from models.compression.table import CODECS
+from models.compression.codecs.table import CODECS
+from models.compression.exchange.exchange import GradientExchange
 
 
 class LockstepRank:

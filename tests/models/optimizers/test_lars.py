@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.networks.resnet import resnet
 from models.optimizers.lars import LARS, normalisation_and_bias_paths
-from models.resnet import resnet
 
 
 def variable(values, name="w"):

@@ -4,7 +4,7 @@ import pytest
 from pipelines.archives.bigearthnet_v2 import GROUPS
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic_landscape import MINIMUM_COVER, land_cover, render
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 
 WATERS = [BIGEARTHNET_19.index(name) for name in ("Inland waters", "Marine waters")]
 

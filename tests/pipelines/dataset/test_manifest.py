@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, read_manifest, write_manifest
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 
 MANIFEST = Manifest(
     archive="bigearthnet_v2",

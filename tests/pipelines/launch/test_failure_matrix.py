@@ -174,7 +174,7 @@ def left_over() -> list[str]:
                 ours = mine in words or mine in (path / "environ").read_bytes()
             except OSError:
                 continue
-            if ours and (b"pipelines.launch.worker" in words or b"groundswell-guard" in words):
+            if ours and (b"pipelines.launch.rank_main" in words or b"groundswell-guard" in words):
                 left.append(words.replace(b"\0", b" ").decode(errors="replace"))
         left += open_ports()
         if not left or time.monotonic() > deadline:

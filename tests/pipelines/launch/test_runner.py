@@ -180,7 +180,7 @@ def test_neither_arguments_nor_logs_nor_the_environment_hold_the_secret(
         return [*found, *os.environ.values()]
 
     seen = BarrierRunner(spark, 2, log_folder=tmp_path).run(function)
-    assert any("pipelines.launch.worker" in text for text in seen)
+    assert any("pipelines.launch.rank_main" in text for text in seen)
     logs = "".join(path.read_text() for path in tmp_path.iterdir()) if any(tmp_path.iterdir()) else ""
     for form in (secret.decode(), secret.hex()):
         assert form not in "".join(seen) + logs

@@ -2,10 +2,10 @@ import pytest
 
 from conf.codecs import CODEC_NAMES
 from conf.load import load
-from models.augmentation import AugmentedModel
-from models.compression.table import CODECS
+from models.compression.codecs.table import CODECS
+from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.dataset.schema import ImageGroup
+from pipelines.sample import ImageGroup
 from pipelines.training.recipe import make_exchange, make_model, make_schedule
 
 RECIPE = "bigearthnet_v2_resnet50"

@@ -1,0 +1,136 @@
+"""Which elements are the largest, and sending elements by their places."""
+
+from collections.abc import Callable
+from functools import cache
+
+import numpy as np
+import tensorflow as tf
+
+from models.compression.arithmetic.graph import fused
+
+Size = Callable[[tf.Tensor], tf.Tensor]
+
+# One in so many elements is looked at first. Odd, and so without a common factor with the widths of layers.
+_STRIDE = 61
+_SMALLEST = np.finfo(np.float32).tiny
+
+
+def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.abs) -> tf.Tensor:
+    """Places of the `count` largest elements of each row, int32 `(rows, count)`, rising; of equal ones the first.
+
+    Where a row has fewer whose size is not zero, zeros are among them, or they end with the first again and again; see
+    `gather_once`.
+
+    Exact: a sample gives a bound that very likely a few more than `count` elements of a row reach, and only these are
+    compared. Where fewer or many more do, everything is.
+
+    Args:
+        values: Float32 `(rows, elements)`.
+        count: Of each row.
+        size: What is compared, element by element, not negative: the magnitude, or that of one sign alone.
+    """
+    rows, elements = values.shape
+    if elements < 64 * _STRIDE:
+        return _sort_all(size(values), count)
+    bound = _bound(size(values[:, ::_STRIDE]), count)
+    reached = _reaching(size)(values, tf.maximum(bound, _SMALLEST))
+    found = tf.cast(tf.where(tf.reshape(reached, (-1,)))[:, 0], tf.int32)
+    starts = tf.searchsorted(found, tf.range(rows + 1) * elements)
+    lengths = starts[1:] - starts[:-1]
+
+    def among_found() -> tf.Tensor:
+        longest = tf.maximum(tf.reduce_max(lengths), count)
+        number = tf.range(longest)
+        # A row that ends early is filled with its first, which counts as nothing.
+        filled = number >= lengths[:, None]
+        candidates = tf.gather(found, tf.minimum(starts[:-1, None] + tf.where(filled, 0, number), tf.size(found) - 1))
+        weights = tf.where(filled, -1.0, size(tf.gather(tf.reshape(values, (-1,)), candidates)))
+        chosen = tf.where(_largest(weights, count))[:, 1]
+        return tf.gather(candidates % elements, tf.reshape(chosen, (rows, count)), batch_dims=1)
+
+    enough = (lengths >= count) | (bound[:, 0] < _SMALLEST)
+    few = tf.reduce_all(enough) & (tf.size(found) > 0) & (tf.reduce_max(lengths) <= 4 * (count + _STRIDE))
+    return tf.cond(few, among_found, lambda: _sort_all(size(values), count))
+
+
+def largest_of_each(sizes: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """Bool: of each row the largest, int32 `(rows,)` of them, of equal ones the first."""
+
+    def last(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+        sizes, count = row
+        return tf.raw_ops.NthElement(input=sizes, n=tf.maximum(count, 1) - 1, reverse=True)
+
+    lasts = tf.map_fn(last, (sizes, counts), fn_output_signature=tf.float32)
+    return _down_to(lasts[:, None], sizes, counts[:, None])
+
+
+def gather_once(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """`values` at places that `select_largest` gave, 0 where the first comes again."""
+    repeated = tf.pad(places[:, 1:] == places[:, :1], [[0, 0], [1, 0]])
+    return tf.where(repeated, 0.0, tf.gather(values, places, batch_dims=1))
+
+
+@cache
+def _reaching(size: Size) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+    return fused(lambda values, bound: size(values) >= bound)
+
+
+def _sort_all(sizes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    return tf.sort(tf.math.top_k(sizes, count).indices, axis=1)
+
+
+def _largest(weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """Bool: the `count` largest of each row, of equal ones the first."""
+    last = tf.raw_ops.NthElement(input=weights, n=count - 1, reverse=True)[:, None]
+    return _down_to(last, weights, count)
+
+
+def _down_to(last: tf.Tensor, weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """Bool: the `count` largest, of which `last` is the smallest."""
+    larger, equal = weights > last, weights == last
+    missing = count - tf.math.count_nonzero(larger, 1, keepdims=True, dtype=tf.int32)
+    return larger | (equal & (tf.cumsum(tf.cast(equal, tf.int32), 1) <= missing))
+
+
+def _bound(sample: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
+    """`(rows, 1)`: four standard deviations of the sample's share below what `count` elements are expected to reach."""
+    share = tf.cast(count, tf.float32) / _STRIDE
+    place = tf.minimum(tf.cast(share + 4 * tf.sqrt(share) + 4, tf.int32), sample.shape[1])
+    return tf.math.top_k(sample, place).values[:, -1:]
+
+
+def scatter_rows(
+    rows: tf.Tensor, places: tf.Tensor, values: tf.Tensor, count: int | tf.Tensor, elements: int
+) -> tf.Tensor:
+    """`count` rows of zeros with `values` at `(rows, places)`; all three are flat."""
+    flat = tf.cast(rows, tf.int64) * elements + tf.cast(places, tf.int64)
+    # Twice as fast as `tf.scatter_nd` on a CPU.
+    sums = tf.math.unsorted_segment_sum(values, flat, tf.cast(count, tf.int64) * elements)
+    return tf.reshape(sums, (count, elements))
+
+
+def clear(parts: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
+    """`parts` with zeros at `places`, `(rows, count)`."""
+    rows, elements = parts.shape
+    flat = tf.reshape(tf.range(rows)[:, None] * elements + places, (-1, 1))
+    # Done in place where nobody else needs the parts.
+    cleared = tf.tensor_scatter_nd_update(tf.reshape(parts, (-1,)), flat, tf.zeros_like(flat[:, 0], parts.dtype))
+    return tf.reshape(cleared, (rows, elements))
+
+
+def subtract(parts: tf.Tensor, rows: tf.Tensor, places: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
+    """`parts` less `values` at `(rows, places)`; all three are flat."""
+    count, elements = parts.shape
+    flat = (rows * elements + places)[:, None]
+    # Done in place where nobody else needs the parts.
+    return tf.reshape(tf.tensor_scatter_nd_sub(tf.reshape(parts, (-1,)), flat, values), (count, elements))
+
+
+def with_signs(places: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
+    """Uint32: 31 bits of place, one of sign."""
+    return tf.bitcast(places * 2 + tf.cast(positive, tf.int32), tf.uint32)
+
+
+def without_signs(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Places and whether positive, of what `with_signs` gave."""
+    return tf.bitcast(tf.bitwise.right_shift(words, tf.constant(1, tf.uint32)), tf.int32), words % 2 == 1

@@ -1,0 +1,27 @@
+"""Brain floats: 2 bytes an element, the range of float32."""
+
+import tensorflow as tf
+
+from models.compression.codec import Codec
+from models.compression.schemes.memory import ErrorFeedback, NoMemory
+from models.compression.schemes.rounding import RoundingQuantiser
+from models.compression.schemes.scatter_gather import ScatterGather
+
+
+def bf16(*, prescale: float = 1.0, error_feedback: bool = False) -> Codec:
+    """Round to the nearest brain float, relative error up to 2**-8.
+
+    The numbers travel as bytes and are summed in float32, because no operation of Horovod takes them.
+
+    Args:
+        prescale: Multiplies before the rounding and is divided out after it. Only gradients beyond float32's own
+            normal range (1e-38 to 3e38) need one.
+        error_feedback: Whether what the rounding loses is added to the next gradient.
+
+    Raises:
+        ValueError: a prescale that is not positive.
+    """
+    if prescale <= 0:
+        raise ValueError(f"prescale must be positive, got {prescale}")
+    memory = ErrorFeedback() if error_feedback else NoMemory()
+    return ScatterGather("bf16", RoundingQuantiser(tf.bfloat16, prescale), memory, owner_feedback=error_feedback)

@@ -1,0 +1,51 @@
+"""Half floats: 2 bytes an element."""
+
+import tensorflow as tf
+
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.schemes.linear import LinearCodec
+from models.compression.schemes.memory import NoMemory
+from models.compression.schemes.rounding import RoundingQuantiser
+from models.compression.schemes.scatter_gather import ScatterGather
+
+
+def fp16(*, prescale: float = 1.0, sum_in_float32: bool = False) -> Codec:
+    """Round to the nearest half float, relative error up to 2**-11.
+
+    Magnitudes above 65504 become infinite, those below 6e-8 vanish and those below 6e-5 lose digits. `prescale` shifts
+    that window: it multiplies before the rounding and is divided out after it.
+
+    Args:
+        prescale: A power of 2 loses no digits.
+        sum_in_float32: Send half floats as bytes to owners that sum them in float32, instead of an allreduce of half
+            floats: two roundings whatever the number of ranks, and faster where half floats are summed slowly (CPUs).
+
+    Raises:
+        ValueError: a prescale that is not positive.
+    """
+    if prescale <= 0:
+        raise ValueError(f"prescale must be positive, got {prescale}")
+    if sum_in_float32:
+        return ScatterGather("fp16", RoundingQuantiser(tf.float16, prescale), NoMemory(), owner_feedback=False)
+    return _SummedHalves(prescale)
+
+
+class _SummedHalves(LinearCodec):
+    """mean = sum over ranks of half(g * prescale / N) / prescale.
+
+    The division by N comes first, so that the sum is at most as large as the largest gradient of a rank.
+    """
+
+    name = "fp16"
+    collectives: tuple[CollectiveName, ...] = ("allreduce",)
+
+    def __init__(self, prescale: float) -> None:
+        self.prescale = prescale
+
+    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
+        return {}
+
+    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        if number == 0:
+            return tf.cast(value * (self.prescale / context.size), tf.float16), memory
+        return tf.cast(value, tf.float32) * (1 / self.prescale), memory

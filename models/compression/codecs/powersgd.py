@@ -1,0 +1,201 @@
+"""PowerSGD: gradients as products of two thin matrices, improved from step to step."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from models.compression import kernels
+from models.compression.arithmetic.randomness import normal
+from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.schemes.linear import LinearCodec
+from models.compression.schemes.stages import Stages
+
+# A column that orthogonalisation leaves this much shorter was a combination of the others, up to rounding.
+_RELATIVE_ZERO = 1e-5
+
+
+class PowerSGD(LinearCodec):
+    """One step of subspace iteration, from the result of the step before, with a residual.
+
+        M = g + residual                               (rows, columns) = (all but the last axis, the last)
+        P = orthonormal columns of (sum over ranks of M Q)
+        Q_own = M^T P;  residual = M - P Q_own^T
+        Q = mean over ranks of Q_own;  mean of gradients ~ P Q^T
+
+    Both sums are linear in M, so N ranks compute what one would on the mean of M. Exact where the rank of the mean of M
+    is at most `rank`: P then spans its columns after one product.
+
+    Args:
+        rank: Columns of P and Q.
+        stages: `(before_step, rank)` for the first steps.
+        min_compression: Tensors whose factors are not smaller than they by this factor travel dense.
+        warm_start: Start from the last Q; otherwise from a random one at every step.
+        error_feedback: Without, training is biased: for comparison only.
+
+    Raises:
+        ValueError: a value out of range.
+
+    Source: Vogels et al. 2019, algorithms 1 and 2.
+    Differs: each rank's residual is that of its own projection, as in the authors' later library: with the common
+    one, residuals of ranks with different data drift apart without bound. A column of Q that becomes zero keeps its old
+    value, so that a tensor whose gradient was zero once is not zero for ever.
+    """
+
+    name = "powersgd"
+    collectives: tuple[CollectiveName, ...] = ("allreduce", "allreduce")
+
+    def __init__(
+        self,
+        *,
+        rank: int = 4,
+        stages: Sequence[tuple[int, int]] = (),
+        min_compression: float = 2.0,
+        warm_start: bool = True,
+        error_feedback: bool = True,
+    ) -> None:
+        """Keep the settings; see the class."""
+        self.ranks = Stages(rank, stages)
+        if min(self.ranks.values) < 1:
+            raise ValueError(f"rank must be at least 1, got {int(min(self.ranks.values))}")
+        if min_compression < 1:
+            raise ValueError(f"min_compression must be at least 1, got {min_compression}")
+        self.largest = int(max(self.ranks.values))
+        self.min_compression = min_compression
+        self.warm_start = warm_start
+        self.error_feedback = error_feedback
+        operations = kernels.load()
+        self._products = _TensorflowProducts(self.largest) if operations is None else _NativeProducts(operations)
+        self.compiled = self.ranks.constant and operations is None
+        self.checks_finite = operations is not None
+
+    def accepts(self, shape: Shape) -> bool:
+        """Whether P and Q together are enough smaller."""
+        rows, columns = _matrix(shape)
+        return self.largest * (rows + columns) * self.min_compression <= rows * columns
+
+    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
+        """The residual, and Q."""
+        if dense:
+            return {}
+        slots = {"q": Slot((_matrix(shape)[1], self.largest), "shared", normal)} if self.warm_start else {}
+        return slots | ({"residual": Slot(shape, "worker")} if self.error_feedback else {})
+
+    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        """P; Q; their product."""
+        rows, columns = _matrix(context.shape)
+        # Stages are a slice of the largest rank's factors.
+        rank = self.ranks.pick(context.step, [int(value) for value in self.ranks.values])
+        match number:
+            case 0:
+                start = memory["q"] if self.warm_start else normal((columns, self.largest), context.key)
+                matrix, products, checked = self._products.project(
+                    value, memory.get("residual"), context.residual_scale, start[:, :rank]
+                )
+                return _thin(products, rows, rank), {**memory, "start": start, "matrix": matrix, **checked}
+            case 1:
+                basis, own, remainder = self._products.improve(memory.pop("matrix"), _thin(value, rows, rank))
+                memory = {**memory, "basis": basis}
+                if self.error_feedback:
+                    memory["residual"] = tf.reshape(remainder, context.shape)
+                return _thin(own, columns, rank), memory
+            case _:
+                factor = value * (1.0 / context.size)
+                basis, start = memory.pop("basis"), memory.pop("start")
+                mean = tf.reshape(self._products.expand(basis, factor), context.shape)
+                if not self.warm_start:
+                    return mean, memory
+                wide = _widen(factor, self.largest)
+                alive = tf.reduce_any(wide != 0, 0, keepdims=True)
+                return mean, {**memory, "q": tf.where(alive, wide, start)}
+
+
+class _TensorflowProducts:
+    """What is done with whole matrices `(rows, columns)`; factors have `rank` columns, of which `largest` can be."""
+
+    def __init__(self, largest: int) -> None:
+        self.largest = largest
+
+    def project(
+        self, gradient: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, Memory]:
+        """M, `(rows, columns)`, its product with `(columns, rank)`, and "finite" where that was checked."""
+        corrected = gradient if residual is None else gradient + scale * residual
+        matrix = tf.reshape(corrected, (-1, factor.shape[0]))
+        return matrix, tf.matmul(matrix, factor), {}
+
+    def improve(self, matrix: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        """P, `(rows, rank)`; M^T P, `(columns, rank)`; M - P (M^T P)^T."""
+        rank = products.shape[1] or tf.shape(products)[1]
+        basis = orthonormal(_widen(products, self.largest))[:, :rank]
+        # This way round XLA's product of a long matrix and a thin one is several times faster on a CPU.
+        own = tf.transpose(tf.matmul(basis, matrix, transpose_a=True))
+        return basis, own, matrix - self.expand(basis, own)
+
+    def expand(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        """The product of `left` and the transposed `right`."""
+        if left.shape[1] is None:
+            return tf.matmul(left, right, transpose_b=True)
+        # Written out as outer products, which XLA joins with what is done to the result in one pass over memory.
+        rows = tf.unstack(tf.transpose(right))
+        return tf.add_n([column[:, None] * row for column, row in zip(tf.unstack(left, axis=1), rows, strict=True)])
+
+
+class _NativeProducts:
+    """The same in C++."""
+
+    def __init__(self, operations: Any) -> None:
+        self.operations = operations
+
+    def project(
+        self, gradient: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, factor: tf.Tensor
+    ) -> tuple[tf.Tensor, tf.Tensor, Memory]:
+        matrix, products, finite = self.operations.groundswell_project(
+            gradient, kernels.or_nothing(residual), scale, factor
+        )
+        return matrix, products, {"finite": kernels.shaped(finite, ())}
+
+    def improve(self, matrix: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+        basis, own, remainder = self.operations.groundswell_improve(matrix, products)
+        return basis, own, remainder
+
+    def expand(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
+        return self.operations.groundswell_expand(left, right)
+
+
+def orthonormal(matrix: tf.Tensor) -> tf.Tensor:
+    """Orthonormal columns with the same span, by Gram-Schmidt, twice; dependent columns become zero."""
+    largest = tf.reduce_max(tf.abs(matrix), 0, keepdims=True)
+    # Columns of unit length, so that products of huge or tiny numbers stay in range.
+    scaled = _unit(tf.math.divide_no_nan(matrix, largest), 0.0)
+    columns = matrix.shape[1]
+
+    def advance(index: tf.Tensor, basis: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        column = tf.gather(scaled, index, axis=1)[:, None]
+        for _ in range(2):
+            column -= tf.matmul(basis, tf.matmul(basis, column, transpose_a=True))
+        return index + 1, basis + _unit(column, _RELATIVE_ZERO) * tf.one_hot(index, columns)
+
+    # A loop, because the columns written out, for every tensor of a model, take XLA a minute to compile.
+    _, basis = tf.while_loop(lambda index, _: index < columns, advance, (0, tf.zeros_like(scaled)))
+    return basis
+
+
+def _unit(columns: tf.Tensor, zero: float) -> tf.Tensor:
+    norm = tf.norm(columns, axis=0, keepdims=True)
+    return tf.where(norm > zero, tf.math.divide_no_nan(columns, norm), tf.zeros_like(columns))
+
+
+def _widen(factor: tf.Tensor, columns: int) -> tf.Tensor:
+    missing = columns - tf.shape(factor)[1]
+    wide = factor if factor.shape[1] == columns else tf.pad(factor, [[0, 0], [0, missing]])
+    return tf.ensure_shape(wide, (None, columns))
+
+
+def _thin(factor: tf.Tensor, count: int, rank: int | tf.Tensor) -> tf.Tensor:
+    return kernels.shaped(factor, (count, rank if isinstance(rank, int) else None))
+
+
+def _matrix(shape: Shape) -> tuple[int, int]:
+    return math.prod(shape[:-1]), shape[-1]

@@ -1,0 +1,387 @@
+"""Averages gradients over ranks: codec, state and collective joined."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from models.compression.arithmetic.graph import all_finite, check_finite, now
+from models.compression.arithmetic.randomness import make_key
+from models.compression.codec import Codec, Context, Memory, Message, Shape, Slot
+from models.compression.exchange.payload import traced_payload
+from models.compression.exchange.wire import Collective, transfer
+
+_MIB = 1 << 20
+METRICS = (
+    "payload_bytes",
+    "compression_ratio",
+    "residual_norm",
+    "encode_seconds",
+    "collective_seconds",
+    "decode_seconds",
+)
+"""Of one exchange, see `GradientExchange.metrics`."""
+
+
+@dataclass(frozen=True)
+class StateVariable:
+    """One entry of `GradientExchange.state`."""
+
+    name: str
+    """`<slot>/<tensor>`; unique."""
+    slot: Slot
+    tensor_shape: Shape
+    variable: tf.Variable
+
+
+class GradientExchange:
+    """Averages gradients over the ranks of a collective, in the messages of a codec.
+
+    Tensors of rank 0 or 1, small ones and those that the codec does not accept travel dense, in float32: they are few
+    bytes, and gains and biases are the most sensitive. Both kinds form buckets from the last layer to the first, so
+    that a bucket may travel while the backward pass is still busy with earlier layers.
+
+    Args:
+        codec: From `models.compression.codecs.table`.
+        collective: The ranks.
+        dense_below: Tensors with fewer elements travel dense.
+        bucket_mib: Gradients of up to this size, in MiB of float32, form a bucket; None makes one bucket of all.
+        warmup_steps: Everything travels dense for so many steps.
+        rescale_residual: Multiply residuals by the old learning rate over the new one when it changes, so that what
+            was left behind counts as much as when it was computed; needs the learning rate in `exchange`.
+        seed: Of all random numbers.
+        jit_compile: Compile encoding and decoding with XLA, where the codec allows it.
+
+    Raises:
+        ValueError: a setting out of range.
+    """
+
+    def __init__(
+        self,
+        codec: Codec,
+        collective: Collective,
+        *,
+        dense_below: int = 1024,
+        bucket_mib: float | None = None,
+        warmup_steps: int = 0,
+        rescale_residual: bool = True,
+        seed: int = 0,
+        jit_compile: bool = True,
+    ) -> None:
+        """Keep the parts; see the class."""
+        if bucket_mib is not None and bucket_mib <= 0:
+            raise ValueError(f"bucket_mib must be positive or None, got {bucket_mib}")
+        if warmup_steps < 0:
+            raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
+        self.codec = codec
+        self.collective = collective
+        self.dense_below = dense_below
+        self.bucket_mib = bucket_mib
+        self.warmup_steps = warmup_steps
+        self.rescale_residual = rescale_residual
+        self.seed = seed
+        self.jit_compile = jit_compile and codec.compiled
+        self._all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
+        self.state: list[StateVariable] = []
+        self._built_for: list[Shape] | None = None
+        self._measure: Callable[[], tf.Tensor] | None = None
+
+    def build(self, tensors: Sequence[Any]) -> None:
+        """Create the state for gradients of these shapes; the first `exchange` does it where this was not called.
+
+        Args:
+            tensors: One a gradient, in order: tensors or variables, whose paths or names the state takes.
+
+        Raises:
+            ValueError: built before for other shapes.
+        """
+        shapes = [tuple(tensor.shape) for tensor in tensors]
+        if self._built_for is not None:
+            if shapes != self._built_for:
+                raise ValueError(f"the exchange was built for shapes {self._built_for}, got {shapes}")
+            return
+        self._built_for = shapes
+        self._names = [getattr(tensor, "path", None) or f"gradient_{i}" for i, tensor in enumerate(tensors)]
+        with tf.init_scope():
+            self._step = tf.Variable(0, dtype=tf.int32, trainable=False, name="step")
+            self._learning_rate = tf.Variable(0.0, trainable=False, name="learning_rate")
+            self._payload_bytes = tf.Variable(0, dtype=tf.int64, trainable=False, name="payload_bytes")
+            self._seconds = tf.Variable(tf.zeros(3, tf.float64), trainable=False, name="seconds")
+            self._memories = [self._create_memory(index, shape) for index, shape in enumerate(shapes)]
+        compressed = [index for index, shape in enumerate(shapes) if self._is_compressed(shape)]
+        self._buckets = self._make_buckets(compressed)
+        self._dense_buckets = self._make_dense_buckets([i for i in range(len(shapes)) if i not in compressed])
+        self._compiled: dict[tuple[int, int], Callable[..., Any]] = {}
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """All that a checkpoint must hold, per rank, in an order that model, codec and number of ranks decide.
+
+        When the number of ranks changes, see `models.compression.exchange.resize`.
+        """
+        return [*self.clock.values(), *[entry.variable for entry in self.state]]
+
+    @property
+    def clock(self) -> dict[str, tf.Variable]:
+        """Exchanges done and the learning rate of the last one, the same on every rank."""
+        return {"step": self._step, "learning_rate": self._learning_rate}
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
+        """Return the means over ranks, in the order, shapes and dtypes of `gradients`.
+
+        Raises:
+            ValueError: a gradient that is None, shapes that differ from those before.
+            tf.errors.InvalidArgumentError: a gradient that is not finite; names rank and tensor.
+        """
+        _check_present(gradients)
+        self.build(gradients)
+        values = [tf.cast(gradient, tf.float32) for gradient in gradients]
+        values = self._clip(values)
+        scale = self._residual_scale(learning_rate)
+        self._seconds.assign(tf.zeros(3, tf.float64))
+        if self.warmup_steps and self.codec.collectives:
+            means = tf.cond(
+                self._step < self.warmup_steps,
+                lambda: self._exchange_all_dense(values),
+                lambda: self._exchange_compressed(values, scale),
+            )
+        else:
+            means = self._exchange_compressed(values, scale)
+        self._step.assign_add(1)
+        return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last exchange on this rank.
+
+        Returns:
+            payload_bytes: What an allreduce of that many bytes costs; a rank sends 2(N-1)/N times as much.
+            compression_ratio: Bytes of the gradients in float32 over `payload_bytes`; NaN where nothing was sent.
+            residual_norm: Euclidean norm over all residuals of this rank.
+            encode_seconds, collective_seconds, decode_seconds: Meaningful on a CPU, where operations run when they are
+                called; buckets that travel at the same time count each by itself.
+        """
+        return dict(zip(METRICS, self.measure().numpy().tolist(), strict=True))
+
+    def measure(self) -> tf.Tensor:
+        """The values of `metrics`, float64 `(6,)` in the order of `METRICS`, without waiting for the exchange."""
+        if self._measure is None:
+            self._measure = tf.function(self._measured, autograph=False)
+        return self._measure()
+
+    def _measured(self) -> tf.Tensor:
+        assert self._built_for is not None
+        payload = tf.cast(self._payload_bytes, tf.float64)
+        dense = 4.0 * sum(math.prod(shape) for shape in self._built_for)
+        ratio = tf.where(payload > 0, dense / payload, math.nan)
+        residuals = [entry.variable for entry in self.state if entry.name.split("/")[0].endswith("residual")]
+        norm = tf.cast(tf.linalg.global_norm(residuals), tf.float64) if residuals else tf.constant(0.0, tf.float64)
+        return tf.concat([[payload, ratio, norm], self._seconds], 0)
+
+    def payload_bytes(self, gradients: Sequence[Any]) -> int:
+        """Return the payload of one exchange after the warm-up, in bytes; see `metrics`.
+
+        Only shapes are read: tensors, variables and `tf.TensorSpec` will do. Codecs whose messages depend on the data
+        give that of the last exchange.
+
+        Raises:
+            ValueError: a gradient that is None.
+        """
+        _check_present(gradients)
+        shapes = [tuple(gradient.shape) for gradient in gradients]
+        compressed = [shape for shape in shapes if self._is_compressed(shape)]
+        dense = 4 * (sum(map(math.prod, shapes)) - sum(map(math.prod, compressed)))
+        # Traced, not run: what the phases would hand over costs no memory.
+        distinct = sorted(set(compressed))
+        traced = [traced_payload(self.codec, shape, self.collective) for shape in distinct]
+        payloads = {shape: payload for shape, payload in zip(distinct, traced, strict=True) if payload is not None}
+        if len(payloads) < len(distinct):
+            return int(self._payload_bytes) if self._built_for is not None else dense
+        return dense + sum(payloads[shape] for shape in compressed)
+
+    def _is_compressed(self, shape: Shape) -> bool:
+        large = len(shape) > 1 and math.prod(shape) >= self.dense_below
+        return large and len(self.codec.collectives) > 0 and self.codec.accepts(shape)
+
+    def _create_memory(self, index: int, shape: Shape) -> dict[str, tf.Variable]:
+        memory = {}
+        for name, slot in self.codec.slots(shape, self.collective.size, dense=not self._is_compressed(shape)).items():
+            full_name = f"{name}/{self._names[index]}"
+            initial = slot.initial or (lambda shape, key: tf.zeros(shape))
+            value = initial(slot.shape, make_key(self.seed, 0, index))
+            memory[name] = tf.Variable(value, trainable=False, name=full_name)
+            self.state.append(StateVariable(full_name, slot, shape, memory[name]))
+        return memory
+
+    def _make_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
+        """The gradients of the last layers, which the backward pass computes first, in the first bucket."""
+        assert self._built_for is not None
+        buckets: list[list[int]] = []
+        filled = math.inf
+        limit = math.inf if self.bucket_mib is None else self.bucket_mib * _MIB
+        for index in reversed(indexes):
+            size = 4 * math.prod(self._built_for[index])
+            if not buckets or filled + size > limit:
+                buckets.append([])
+                filled = 0
+            buckets[-1].append(index)
+            filled += size
+        return buckets
+
+    def _make_dense_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
+        # Within a bucket as they come: one bucket of all then gives every digit of Horovod's own grouped allreduce.
+        return [sorted(bucket) for bucket in self._make_buckets(indexes)]
+
+    def _clip(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        if self.codec.local_clip_norm is None:
+            return gradients
+        clipped, _ = tf.clip_by_global_norm(gradients, self.codec.local_clip_norm / math.sqrt(self.collective.size))
+        return list(clipped)
+
+    def _residual_scale(self, learning_rate: Any) -> tf.Tensor:
+        if learning_rate is None or not self.rescale_residual:
+            return tf.constant(1.0)
+        new = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
+        # The first step has no rate before it, and a rate of 0 moved nothing.
+        scale = tf.where((self._learning_rate > 0) & (new > 0), self._learning_rate / new, 1.0)
+        self._learning_rate.assign(new)
+        return scale
+
+    def _exchange_all_dense(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
+        means, sent = self._exchange_dense(self._make_dense_buckets(range(len(gradients))), gradients, joined=False)
+        self._payload_bytes.assign(sent)
+        return [means[index] for index in range(len(gradients))]
+
+    def _exchange_compressed(self, gradients: list[tf.Tensor], scale: tf.Tensor) -> list[tf.Tensor]:
+        means: dict[int, tf.Tensor] = {}
+        payload = tf.constant(0, tf.int64)
+        for bucket in range(len(self._buckets)):
+            values, sent = self._exchange_bucket(bucket, gradients, scale)
+            payload += sent
+            means |= dict(zip(self._buckets[bucket], values, strict=True))
+        # Beside codes, gains and biases travel as one tensor: of a ResNet-50's hundred, Horovod would tell ranks the
+        # names, 5 KB a step. Where all is dense joining would copy the network, and the digits are to be Horovod's own.
+        dense, sent = self._exchange_dense(self._dense_buckets, gradients, joined=bool(self._buckets))
+        self._payload_bytes.assign(payload + sent)
+        means |= dense
+        return [means[index] for index in range(len(gradients))]
+
+    def _exchange_dense(
+        self, buckets: list[list[int]], gradients: list[tf.Tensor], *, joined: bool
+    ) -> tuple[dict[int, tf.Tensor], int]:
+        means: dict[int, tf.Tensor] = {}
+        warming_up = self._step < self.warmup_steps
+        # One factor after the sum, as Horovod does: dividing first would change last digits.
+        factor = tf.constant(1.0 / self.collective.size)
+        for number, indexes in enumerate(buckets):
+            values = [gradients[index] for index in indexes]
+            started = now(values)
+            with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
+                sums = self._sum(values, f"gradients_dense{number}", joined=joined)
+            self._count(1, started, now(sums))
+            for index, total in zip(indexes, sums, strict=True):
+                mean = total * factor if self.collective.size > 1 else total
+                means[index], memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
+                self._write(index, memory)
+        return means, 4 * sum(gradients[index].shape.num_elements() for indexes in buckets for index in indexes)
+
+    def _sum(self, values: list[tf.Tensor], name: str, *, joined: bool) -> list[tf.Tensor]:
+        if not joined:
+            return self.collective.allreduce([tf.identity(value) for value in values], name)
+        (total,) = self.collective.allreduce([tf.concat([tf.reshape(value, [-1]) for value in values], 0)], name)
+        sums = tf.split(total, [value.shape.num_elements() for value in values])
+        return [tf.reshape(each, value.shape) for each, value in zip(sums, values, strict=True)]
+
+    def _exchange_bucket(
+        self, bucket: int, gradients: list[tf.Tensor], scale: tf.Tensor
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
+        indexes = self._buckets[bucket]
+        values: list[Message] = [gradients[index] for index in indexes]
+        stored = memories = [self._read(index) for index in indexes]
+        payload = tf.constant(0, tf.int64)
+        ready = now(values)
+        for number in range(len(self.codec.collectives) + 1):
+            # Each part begins when its clock does: what is not compiled would run as soon as one tensor is there.
+            with tf.control_dependencies([ready]):
+                step = self._step.read_value()
+                values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
+            values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
+            encoded = now(values)
+            self._count(0 if number == 0 else 2, ready, encoded)
+            if number == len(self.codec.collectives):
+                break
+            checked = [self._check_finite(finite, indexes)] if number == 0 else []
+            with tf.control_dependencies([encoded, *checked]):
+                messages = tf.nest.map_structure(tf.identity, values, expand_composites=True)
+            values, sent = transfer(
+                self.codec.collectives[number], messages, self.collective, f"gradients_bucket{bucket}_stage{number}"
+            )
+            payload += tf.cast(sent, tf.int64)
+            ready = now(values)
+            self._count(1, encoded, ready)
+        for index, memory, before in zip(indexes, memories, stored, strict=True):
+            self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
+        return list(values), payload
+
+    def _phase(self, bucket: int, number: int) -> Callable[..., Any]:
+        if (bucket, number) not in self._compiled:
+
+            def run(values: Any, memories: Any, step: Any, scale: Any) -> Any:
+                finite = self._all_finite(values) if number == 0 and not self.codec.checks_finite else None
+                messages, changes, checked = [], [], []
+                for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
+                    message, after = self.codec.phase(number, value, dict(memory), self._context(index, step, scale))
+                    messages.append(message)
+                    if "finite" in after:
+                        checked.append(after.pop("finite"))
+                    # Code that XLA compiled would copy what it only hands on: None stands for no change.
+                    changes.append({name: None if new is memory.get(name) else new for name, new in after.items()})
+                return messages, changes, tf.stack(checked) if finite is None and checked else finite
+
+            compiled = tf.function(run, jit_compile=True, autograph=False) if self.jit_compile else run
+
+            def phase(values: Any, memories: Any, step: Any, scale: Any) -> Any:
+                messages, changes, finite = compiled(values, memories, step, scale)
+                after = [
+                    {name: memory[name] if new is None else new for name, new in change.items()}
+                    for memory, change in zip(memories, changes, strict=True)
+                ]
+                return messages, after, finite
+
+            self._compiled[bucket, number] = phase
+        return self._compiled[bucket, number]
+
+    def _context(self, index: int, step: tf.Tensor, scale: tf.Tensor) -> Context:
+        assert self._built_for is not None
+        return Context(
+            shape=self._built_for[index],
+            rank=self.collective.rank,
+            size=self.collective.size,
+            step=step,
+            seed=self.seed,
+            tensor=index,
+            residual_scale=scale,
+        )
+
+    def _read(self, index: int) -> Memory:
+        return {name: variable.read_value() for name, variable in self._memories[index].items()}
+
+    def _write(self, index: int, memory: Memory) -> None:
+        for name, value in memory.items():
+            if name in self._memories[index]:
+                self._memories[index][name].assign(value)
+
+    def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
+        names = [self._names[index] for index in indexes]
+        return check_finite(finite, names, self.collective.rank, self._step.read_value())
+
+    def _count(self, part: int, start: tf.Tensor, end: tf.Tensor) -> None:
+        self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
+
+
+def _check_present(gradients: Sequence[tf.Tensor | None]) -> None:
+    missing = [index for index, gradient in enumerate(gradients) if gradient is None]
+    if missing:
+        raise ValueError(f"gradients {missing} are None: every rank must pass a tensor for every variable")

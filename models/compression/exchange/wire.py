@@ -1,0 +1,113 @@
+"""The messages of a bucket's tensors, together in one operation."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import tensorflow as tf
+
+from models.compression.arithmetic.bits import from_bytes, to_bytes
+from models.compression.codec import CollectiveName, Message
+
+
+class Collective(Protocol):
+    """What the ranks do together; every rank makes the same calls, and a name says which belong together."""
+
+    @property
+    def rank(self) -> int:
+        """This process, 0 to size - 1."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Number of ranks."""
+        ...
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        """Return the sums over ranks, elementwise, of tensors of one dtype, as one grouped operation."""
+        ...
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        """Send one section of the first axis to each rank; return the sections from all, one after the other.
+
+        Without `splits` (int32, a length a rank) the sections are equally long.
+        """
+        ...
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return all ranks' tensors, one after the other; their first axes may differ."""
+        ...
+
+
+def transfer(
+    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
+) -> tuple[list[Message], int | tf.Tensor]:
+    """Exchange messages, one of each tensor, under a name that is the same on all ranks.
+
+    Returns:
+        What came back for each tensor, and the payload in bytes of an allreduce that would cost the same: a rank sends
+        2(N-1)/N times that. An alltoall of B bytes counts B/2, an allgather of B bytes a rank N * B/2.
+    """
+    if kind == "allreduce":
+        sums = collective.allreduce(list(messages), name)
+        return list(sums), _bytes(messages)
+    if any(isinstance(message, tf.RaggedTensor) for message in messages):
+        received, sent = _transfer_ragged(kind, messages, collective, name)
+    else:
+        received, sent = _transfer_tensors(kind, messages, collective, name)
+    return received, sent // 2 if kind == "alltoall" else sent * collective.size // 2
+
+
+def _transfer_tensors(
+    kind: CollectiveName, messages: Sequence[tuple[tf.Tensor, ...]], collective: Collective, name: str
+) -> tuple[list[Message], int | tf.Tensor]:
+    tensors = tf.nest.flatten(messages)
+    raw = [to_bytes(tensor) for tensor in tensors]
+    lengths = [each.shape[1] for each in raw]
+    static = None not in lengths
+    rows = tf.ensure_shape(
+        _move(kind, tf.concat(raw, 1), collective, name), (collective.size, sum(lengths) if static else None)
+    )
+    # Messages of one tensor are equally long on all ranks: the lengths sent are those received.
+    columns = tf.split(rows, lengths if static else [tf.shape(each)[1] for each in raw], 1)
+    received = [from_bytes(each, of.dtype, tuple(of.shape[1:])) for each, of in zip(columns, tensors, strict=True)]
+    return tf.nest.pack_sequence_as(messages, received), _bytes(raw)
+
+
+def _transfer_ragged(
+    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
+) -> tuple[list[Message], tf.Tensor]:
+    """Each row behind the lengths of its messages: one operation, as small payloads cost little more than that."""
+    tensors, size = len(messages), collective.size
+    lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
+    rows = tf.concat([tf.RaggedTensor.from_tensor(to_bytes(lengths)), *messages], 1)
+    if kind == "alltoall":
+        received = collective.alltoall(rows.flat_values, tf.cast(rows.row_lengths(), tf.int32), name)
+    else:
+        received = collective.allgather(rows.flat_values, name)
+    pieces = tf.RaggedTensor.from_row_lengths(received, _piece_lengths(received, size, tensors))
+    columns = [tf.gather(pieces, tf.range(size) * (tensors + 1) + 1 + tensor) for tensor in range(tensors)]
+    return columns, tf.size(rows.flat_values)
+
+
+def _piece_lengths(received: tf.Tensor, size: int, tensors: int) -> tf.Tensor:
+    """Return int64 `(size * (tensors + 1),)`: bytes of each rank's lengths and of its messages."""
+    head_bytes = 4 * tensors
+
+    def read_row(row: tf.Tensor, start: tf.Tensor, lengths: tf.TensorArray) -> tuple[tf.Tensor, ...]:
+        head = tf.reshape(from_bytes(received[start : start + head_bytes][None], tf.int32, (tensors,)), (tensors,))
+        lengths = lengths.write(row, tf.concat([[head_bytes], head], 0))
+        return row + 1, start + head_bytes + tf.reduce_sum(head), lengths
+
+    array = tf.TensorArray(tf.int32, size, element_shape=(tensors + 1,))
+    _, _, array = tf.while_loop(lambda row, *_: row < size, read_row, (0, 0, array), parallel_iterations=1)
+    return tf.cast(array.concat(), tf.int64)
+
+
+def _move(kind: CollectiveName, rows: tf.Tensor, collective: Collective, name: str) -> tf.Tensor:
+    return collective.alltoall(rows, name=name) if kind == "alltoall" else collective.allgather(rows, name)
+
+
+def _bytes(tensors: Sequence[tf.Tensor]) -> int | tf.Tensor:
+    if all(tensor.shape.is_fully_defined() for tensor in tensors):
+        return sum(tensor.shape.num_elements() * tensor.dtype.size for tensor in tensors)
+    return tf.add_n([tf.size(tensor) * tensor.dtype.size for tensor in tensors])

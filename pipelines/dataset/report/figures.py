@@ -1,0 +1,163 @@
+"""Pictures of the dataset report, as PNG in data URIs: the page needs no other file."""
+
+import base64
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from numpy.typing import NDArray
+from PIL import Image
+
+from pipelines.dataset.statistics import HISTOGRAM_BINS
+from pipelines.sample import ImageGroup
+
+_CSS_PIXELS_PER_INCH = 96
+_DOTS_PER_INCH = 2 * _CSS_PIXELS_PER_INCH  # sharp on displays with two dots per CSS pixel
+_PREVIEW_PIXELS = 128
+_RGB_BANDS = ("B04", "B03", "B02")
+_BIN_WIDTHS = {"uint8": 1, "uint16": 64}  # of `BandSums.histogram`
+_SHOWN_PART = 0.999  # of the pixels; a few very bright ones would squeeze all others
+
+
+@dataclass(frozen=True)
+class _Colors:
+    text: str
+    fill: str
+    mark: str
+
+
+_LIGHT = _Colors(text="#5b6472", fill="#3b74c4", mark="#b3410e")
+_DARK = _Colors(text="#a3acba", fill="#6ea3ea", mark="#f0a070")
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One plot in two colour schemes; transparent, so that the page shows through."""
+
+    light: str
+    dark: str
+    width: int
+    """In CSS pixels."""
+    height: int
+
+
+def band_histogram(histogram: Sequence[int], mean: float, right: int, dtype: str) -> Plot:
+    """Shares of pixels by value, and the mean as a line.
+
+    Args:
+        histogram: `BandSums.histogram` of one band.
+        mean: Of the same pixels, in stored units.
+        right: Bins to show, from 0 on.
+        dtype: Of the pixels.
+    """
+
+    def draw(axis: Axes, colors: _Colors) -> None:
+        edges = np.arange(right + 1) * _BIN_WIDTHS[dtype]
+        axis.stairs(np.asarray(histogram[:right], np.float64), edges, fill=True, color=colors.fill)
+        if mean <= edges[-1]:
+            axis.axvline(mean, color=colors.mark, linewidth=1.2)
+        axis.set_xlim(0, float(edges[-1]))
+        axis.set_ylim(bottom=0)
+        axis.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axis.set_yticks([])
+        axis.spines["left"].set_visible(False)
+
+    return _plot(draw, width=232, height=120, margins=(8, 8, 22, 4))
+
+
+def shown_bins(histograms: Sequence[Sequence[int]], dtype: str) -> int:
+    """The bins of a group's histograms that hold nearly all pixels of every band; 8-bit ones in full."""
+    if dtype == "uint8":
+        return HISTOGRAM_BINS
+    shares = [np.cumsum(histogram) / max(sum(histogram), 1) for histogram in histograms]
+    return max([8, *(int(np.searchsorted(share, _SHOWN_PART)) + 1 for share in shares)])
+
+
+def class_balance(counts: Sequence[int]) -> Plot:
+    """Samples per class, the most frequent class first."""
+    ordered = np.sort(np.asarray(counts, np.float64))[::-1]
+    present = ordered[ordered > 0]
+
+    def draw(axis: Axes, colors: _Colors) -> None:
+        axis.stairs(ordered, np.arange(len(ordered) + 1) + 0.5, fill=True, color=colors.fill)
+        axis.set_xlim(0.5, len(ordered) + 0.5)
+        if len(present) and present[0] > 100 * present[-1]:
+            axis.set_yscale("log")
+        else:
+            axis.set_ylim(bottom=0)
+            axis.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+        axis.xaxis.set_major_locator(MaxNLocator(8, integer=True))
+        axis.set_xlabel("class, by frequency", color=colors.text, fontsize=8)
+        axis.set_ylabel("samples", color=colors.text, fontsize=8)
+
+    return _plot(draw, width=680, height=240, margins=(64, 12, 40, 8))
+
+
+def preview(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> str:
+    """One sample as people see it.
+
+    Red, green and blue where the bands are known: B04, B03, B02 of Sentinel-2, or three 8-bit bands as they are;
+    otherwise the first band in grey. What is not 8-bit is stretched from its 2nd to its 98th percentile.
+
+    Args:
+        images: `(height, width, bands)` by image group.
+        groups: Their descriptions.
+    """
+    pixels = _visible_bands(images, groups)
+    step = -(-max(pixels.shape[:2]) // _PREVIEW_PIXELS)
+    pixels = pixels[::step, ::step]
+    if pixels.dtype != np.uint8:
+        values = np.nan_to_num(pixels.astype(np.float64), posinf=0.0, neginf=0.0)
+        low, high = np.percentile(values, (2, 98))
+        pixels = np.clip((values - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))).save(
+        file, "PNG", compress_level=1
+    )
+    return _data_uri(file)
+
+
+def _visible_bands(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> NDArray[np.generic]:
+    for group in groups:
+        if set(_RGB_BANDS) <= set(group.bands):
+            return images[group.name][..., [group.bands.index(band) for band in _RGB_BANDS]]
+    for group in groups:
+        if group.dtype == "uint8" and len(group.bands) == 3:
+            return images[group.name]
+    return images[groups[0].name][..., :1]
+
+
+def _plot(draw: Callable[[Axes, _Colors], None], width: int, height: int, margins: tuple[int, int, int, int]) -> Plot:
+    """Draw in both colour schemes; sizes and margins (left, right, bottom, top) in CSS pixels."""
+    left, right, bottom, top = margins
+    uris = []
+    for colors in (_LIGHT, _DARK):
+        figure = Figure(figsize=(width / _CSS_PIXELS_PER_INCH, height / _CSS_PIXELS_PER_INCH))
+        rectangle = (left / width, bottom / height, 1 - (left + right) / width, 1 - (bottom + top) / height)
+        axis = figure.add_axes(rectangle, facecolor="none")
+        draw(axis, colors)
+        axis.tick_params(which="both", colors=colors.text, labelsize=7.5)
+        for name, spine in axis.spines.items():
+            spine.set_color(colors.text)
+            spine.set_linewidth(0.6)
+            if name in ("top", "right"):
+                spine.set_visible(False)
+        file = io.BytesIO()
+        # Faster than `savefig`, and little compression: a small plot is mostly transparent.
+        figure.patch.set_alpha(0.0)
+        figure.set_dpi(_DOTS_PER_INCH)
+        canvas: Any = FigureCanvasAgg(figure)
+        canvas.draw()
+        Image.fromarray(np.asarray(canvas.buffer_rgba())).save(file, "PNG", compress_level=1)
+        uris.append(_data_uri(file))
+    return Plot(light=uris[0], dark=uris[1], width=width, height=height)
+
+
+def _data_uri(png: io.BytesIO) -> str:
+    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()

@@ -1,0 +1,37 @@
+"""What a sample is, for archives, datasets and training alike: its images, its task, its split."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+Task = Literal["multi_label", "single_label"]
+
+TRAINING_SPLIT = "train"
+"""The split that a model learns from, and that band statistics are of."""
+
+
+@dataclass(frozen=True)
+class ImageGroup:
+    """Bands of one sample that share shape and dtype, stored as one column."""
+
+    name: str
+    """Column name, e.g. `bands_10m`."""
+    shape: tuple[int, int, int]
+    """`(height, width, bands)`, in pixels at the bands' native resolution."""
+    dtype: str
+    """Numpy name of the stored dtype, e.g. `uint16`."""
+    bands: tuple[str, ...]
+    """Band names in the order of the last axis, e.g. `("B02", "B03", "B04", "B08")`."""
+
+    def __post_init__(self) -> None:
+        if len(self.bands) != self.shape[2]:
+            raise ValueError(f"image group {self.name!r}: {len(self.bands)} band names for shape {self.shape}")
+
+    def check(self, image: NDArray[np.generic]) -> None:
+        """Raise ValueError where `image` is not of this group's shape and dtype."""
+        if image.shape != self.shape or image.dtype != np.dtype(self.dtype):
+            raise ValueError(
+                f"image group {self.name!r}: got {image.dtype} {image.shape}, expected {self.dtype} {self.shape}"
+            )

@@ -1,0 +1,22 @@
+"""What a person sees of training where there is no terminal."""
+
+from jobs.display import TrainingProgress
+
+
+def test_lines_of_a_run(capsys):
+    progress = TrainingProgress()
+    place = {"epoch": 1, "epochs": 2, "steps": 16}
+    progress({"event": "compiling"})
+    progress({"event": "step", "step": 1, "loss": 0.5, "images_per_second": 10.0, **place})
+    progress._last_line -= 15
+    progress({"event": "step", "step": 2, "loss": 0.25, "images_per_second": 12.0, **place})
+    metrics = {"train_loss": 0.25, "val_f1_micro": 0.5, "images_per_second": 12.0}
+    progress({"event": "epoch", **place, "metrics": metrics})
+    progress({"event": "saving"})
+    progress({"event": "another"})
+    assert capsys.readouterr().out.splitlines() == [
+        "compiling the training step, which takes a minute or two with some codecs",
+        "epoch 1/2, step 2/16: loss 0.2500, 12.0 images/s",
+        "epoch 1/2: loss 0.2500, F1 micro 0.5000, 12.0 images/s",
+        "saving the model",
+    ]

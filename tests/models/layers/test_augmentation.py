@@ -1,0 +1,344 @@
+"""Flips and quarter turns: which pixels go where, who draws the same, and what the models around it keep."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.layers.augmentation import Augmentation, AugmentedModel, augmentation_seeds
+from models.layers.normalisation import FusedBatchNormalization
+from models.layers.preprocessing import InputGroup, preprocess
+from models.networks.resnet import build_model, with_probabilities
+
+# Clockwise: 5; counter-clockwise: 6; the diagonals: 4 and 7.
+BY_HAND_2X2 = {
+    0: [[1, 2], [3, 4]],
+    1: [[2, 1], [4, 3]],
+    2: [[3, 4], [1, 2]],
+    3: [[4, 3], [2, 1]],
+    4: [[1, 3], [2, 4]],
+    5: [[3, 1], [4, 2]],
+    6: [[2, 4], [1, 3]],
+    7: [[4, 2], [3, 1]],
+}
+BY_HAND_3X3 = {
+    0: [[1, 2, 3], [4, 5, 6], [7, 8, 9]],
+    1: [[3, 2, 1], [6, 5, 4], [9, 8, 7]],
+    2: [[7, 8, 9], [4, 5, 6], [1, 2, 3]],
+    3: [[9, 8, 7], [6, 5, 4], [3, 2, 1]],
+    4: [[1, 4, 7], [2, 5, 8], [3, 6, 9]],
+    5: [[7, 4, 1], [8, 5, 2], [9, 6, 3]],
+    6: [[3, 6, 9], [2, 5, 8], [1, 4, 7]],
+    7: [[9, 6, 3], [8, 5, 2], [7, 4, 1]],
+}
+GROUPS = [
+    InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
+    InputGroup("bands_20m", (12, 12, 6), "uint16", (900.0,) * 6, (400.0,) * 6),
+    InputGroup("bands_60m", (4, 4, 3), "uint8", (70.0,) * 3, (20.0,) * 3),
+]
+EVERY_ELEMENT = np.arange(8, dtype=np.int32)
+
+
+def random_images(samples, groups=GROUPS):
+    generator = np.random.default_rng(0)
+    return {
+        group.name: generator.integers(0, np.iinfo(group.dtype).max, (samples, *group.shape), group.dtype, True)
+        for group in groups
+    }
+
+
+def augment(images, seeds, kind="dihedral"):
+    augmented = Augmentation(kind)(images, np.asarray(seeds, np.int32), training=True)
+    return {name: group.numpy() for name, group in augmented.items()}
+
+
+def build_small(augmentation, policy="float32", dtype="uint16"):
+    groups = [InputGroup("fine", (16, 16, 2), dtype, (30_000.0, 28_000.0), (19_000.0, 18_000.0))]
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    keras.utils.set_random_seed(0)
+    try:
+        model = build_model(groups, classes=3, depth=18, width_factor=0.125, augmentation=augmentation)
+    finally:
+        keras.config.set_dtype_policy(before)
+    generator = np.random.default_rng(1)
+    for variable in model.trainable_variables:
+        if variable.path.endswith("gamma"):
+            # Gains of zero would hide the residual branches from every comparison of outputs.
+            variable.assign(generator.uniform(0.5, 1.5, variable.shape))
+    return model, {"fine": generator.integers(0, 65536, (8, 16, 16, 2)).astype(dtype)}
+
+
+@pytest.fixture(scope="module")
+def small():
+    return build_small("dihedral")
+
+
+@pytest.mark.parametrize("expected", [BY_HAND_2X2, BY_HAND_3X3], ids=["2x2", "3x3"])
+@pytest.mark.parametrize("element", EVERY_ELEMENT)
+def test_each_element_moves_the_pixels_as_by_hand(element, expected):
+    image = np.array(expected[0], np.uint16)[np.newaxis, ..., np.newaxis]
+    two_bands = np.concatenate([image, 10 * image], axis=-1)
+    moved = augment({"g": two_bands}, [element])["g"][0]
+    np.testing.assert_array_equal(moved[..., 0], expected[element])
+    np.testing.assert_array_equal(moved[..., 1], 10 * np.array(expected[element]))
+
+
+def test_flips_never_turn_and_take_images_that_are_no_squares():
+    image = np.array([[1, 2, 3], [4, 5, 6]], np.uint8)[..., np.newaxis]
+    moved = augment({"g": np.stack([image] * 8)}, EVERY_ELEMENT, "flips")["g"][..., 0]
+    by_hand = [[[1, 2, 3], [4, 5, 6]], [[3, 2, 1], [6, 5, 4]], [[4, 5, 6], [1, 2, 3]], [[6, 5, 4], [3, 2, 1]]]
+    np.testing.assert_array_equal(moved, by_hand + by_hand)
+
+
+def test_the_lowest_bits_choose_whatever_the_sign():
+    image = np.arange(9, dtype=np.uint8).reshape(1, 3, 3, 1)
+    for element in EVERY_ELEMENT:
+        expected = augment({"g": image}, [element])["g"]
+        np.testing.assert_array_equal(augment({"g": image}, [element - 8])["g"], expected)
+        np.testing.assert_array_equal(augment({"g": image}, [element - 2**31])["g"], expected)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_all_groups_of_a_sample_move_alike(interpolation):
+    inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
+    joined = keras.Model(inputs, preprocess(inputs, GROUPS, interpolation=interpolation))
+    images = random_images(8)
+    # Turning the groups and then joining them is joining them and then turning all bands.
+    expected = augment({"joined": joined(images).numpy()}, EVERY_ELEMENT)["joined"]
+    np.testing.assert_allclose(joined(augment(images, EVERY_ELEMENT)), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("kind", ["flips", "dihedral"])
+def test_gives_the_same_pixels_when_compiled(kind, jit_compile):
+    images = random_images(8) | {"floats": np.random.default_rng(2).normal(size=(8, 6, 6, 3)).astype(np.float32)}
+    layer = Augmentation(kind)
+
+    @tf.function(jit_compile=jit_compile)
+    def compiled(images, seeds):
+        return layer(images, seeds, training=True)
+
+    augmented = compiled(images, tf.constant(EVERY_ELEMENT))
+    for name, expected in augment(images, EVERY_ELEMENT, kind).items():
+        assert augmented[name].dtype == images[name].dtype
+        np.testing.assert_array_equal(augmented[name], expected)
+
+
+def test_ranks_that_share_a_batch_see_the_images_that_one_rank_sees():
+    rows = np.random.default_rng(3).permutation(10_000)[:12]
+    images = random_images(12)
+    whole = augment(images, augmentation_seeds(5, 2, rows))
+    assert len({int(seed) % 8 for seed in augmentation_seeds(5, 2, rows)}) > 3
+    for ranks in (2, 3, 4):
+        parts = [
+            augment({name: group[part] for name, group in images.items()}, augmentation_seeds(5, 2, rows[part]))
+            for part in np.split(np.arange(12), ranks)
+        ]
+        for name, expected in whole.items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), expected)
+
+
+def test_seeds_follow_the_row_and_keep_its_shape():
+    rows = np.arange(60).reshape(3, 20)
+    seeds = augmentation_seeds(1, 2, rows)
+    assert seeds.dtype == np.int32
+    assert seeds.shape == (3, 20)
+    assert len(np.unique(seeds)) == 60
+    np.testing.assert_array_equal(augmentation_seeds(1, 2, rows.astype(np.int32)[:, ::-1])[:, ::-1], seeds)
+    assert augmentation_seeds(1, 2, 7) == seeds[0, 7]
+    assert augmentation_seeds(2**64 - 1, 2**64 - 1, np.arange(0)).shape == (0,)
+
+
+def test_seeds_are_words_of_splitmix64():
+    # The first words of SplitMix64 from state 1234567: word i = mix(state + i * increment), its top half the seed.
+    state, increment = 1234567, 0x9E3779B97F4A7C15
+    words = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    key = _mixed(_mixed(0))
+    rows = [(state + i * increment - key) % 2**64 for i in range(3)]
+    seeds = augmentation_seeds(0, 0, np.array(rows, np.uint64))
+    assert seeds.view(np.uint32).tolist() == [word >> 32 for word in words]
+
+
+def _mixed(word):
+    """The output function in Python's own integers."""
+    word = (word + 0x9E3779B97F4A7C15) % 2**64
+    word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
+    word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
+    return word ^ (word >> 31)
+
+
+@pytest.mark.parametrize("count", [4, 8])
+def test_elements_are_uniform_over_rows_epochs_and_seeds_and_independent_between_them(count):
+    rows = np.arange(64_000)
+    first = augmentation_seeds(0, 0, rows) % count
+    assert_uniform(first, count)
+    assert_uniform(np.concatenate([augmentation_seeds(0, epoch, [17]) for epoch in range(16_000)]) % count, count)
+    others = {  # whose pairs with the first must be uniform too
+        "next row": augmentation_seeds(0, 0, rows + 1),
+        "next epoch": augmentation_seeds(0, 1, rows),
+        "next row of the next epoch": augmentation_seeds(0, 1, rows + 1),
+        "next seed": augmentation_seeds(1, 0, rows),
+    }
+    for other in others.values():
+        assert_uniform(first * count + other % count, count**2)
+
+
+def assert_uniform(values, count):
+    expected = len(values) / count
+    chi_square = ((np.bincount(values, minlength=count) - expected) ** 2 / expected).sum()
+    # Mean count - 1, variance 2 (count - 1), where the values are uniform; four standard deviations above.
+    assert chi_square < count - 1 + 4 * np.sqrt(2 * (count - 1))
+
+
+def test_every_bit_of_a_seed_is_set_half_of_the_time():
+    bits = np.unpackbits(augmentation_seeds(0, 0, np.arange(64_000)).view(np.uint8).reshape(-1, 4), axis=1)
+    # Standard deviation of a mean of 64,000 bits: 0.002.
+    np.testing.assert_allclose(bits.mean(axis=0), 0.5, atol=0.009)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((-1, 0, [0]), r"seed must be in \[0, 2\*\*64\), got -1"),
+        ((0, 2**64, [0]), "epoch must be in"),
+        ((0, 0, [0.5]), "rows must be integers, got float64"),
+    ],
+)
+def test_seeds_of_anything_else_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        augmentation_seeds(*arguments)
+
+
+def test_groups_that_are_no_squares_are_refused_unless_only_flipped():
+    groups = [InputGroup("wide", (32, 48, 1), "uint8", (0.0,), (1.0,))]
+    with pytest.raises(ValueError, match="group 'wide' has 32 x 48 pixels: choose 'flips' or 'none'"):
+        build_model(groups, classes=2, depth=18, width_factor=0.125, augmentation="dihedral")
+    model = build_model(groups, classes=2, depth=18, width_factor=0.125, augmentation="flips")
+    assert model(random_images(2, groups), training=True, seeds=EVERY_ELEMENT[:2]).shape == (2, 2)
+
+
+def test_other_augmentations_are_refused():
+    with pytest.raises(ValueError, match=r"'flips', 'dihedral'\), got 'rotate'"):
+        build_model(GROUPS, classes=2, depth=18, augmentation="rotate")
+    with pytest.raises(ValueError, match="got 'none'"):
+        Augmentation("none")
+
+
+def test_training_without_seeds_is_refused(small):
+    model, images = small
+    with pytest.raises(ValueError, match="needs seeds, one a sample"):
+        model(images, training=True)
+
+
+def test_without_training_nothing_moves_seeds_or_not(small):
+    model, images = small
+    expected = model.network(images)
+    np.testing.assert_array_equal(model(images), expected)
+    np.testing.assert_array_equal(model(images, training=False, seeds=EVERY_ELEMENT), expected)
+    inference = Augmentation("dihedral")(images, EVERY_ELEMENT, training=False)
+    np.testing.assert_array_equal(inference["fine"], images["fine"])
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+def test_training_is_the_networks_on_the_augmented_images(jit_compile):
+    keras.utils.set_random_seed(0)
+    inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
+    features = keras.layers.Conv2D(5, 3, strides=2)(preprocess(inputs, GROUPS))
+    features = keras.ops.relu(FusedBatchNormalization()(features))
+    model = AugmentedModel(keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(features))), "dihedral")
+    images = random_images(8)
+    augmented = augment(images, EVERY_ELEMENT)
+
+    def gradients(forward):
+        @tf.function(jit_compile=jit_compile)
+        def compiled():
+            with tf.GradientTape() as tape:
+                value = tf.reduce_sum(forward() ** 2)
+            return [value, *tape.gradient(value, [variable.value for variable in model.trainable_variables])]
+
+        return [value.numpy() for value in compiled()]
+
+    expected = gradients(lambda: model.network(augmented, training=True))
+    found = gradients(lambda: model(images, training=True, seeds=tf.constant(EVERY_ELEMENT)))
+    for own, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5 * np.abs(other).max())
+    assert abs(found[0] / gradients(lambda: model.network(images, training=True))[0] - 1) > 1e-3
+
+
+def test_a_model_without_augmentation_takes_seeds_and_leaves_the_images():
+    model, images = build_small("none")
+    assert not isinstance(model, AugmentedModel)
+    with_seeds = model(images, training=True, seeds=EVERY_ELEMENT)
+    np.testing.assert_array_equal(with_seeds, model(images, training=True))
+
+
+def test_variables_are_the_networks_in_order(small):
+    plain, _ = build_small("none")
+    model, _ = small
+    for attribute in ("variables", "trainable_variables", "non_trainable_variables"):
+        own, networks = getattr(model, attribute), getattr(model.network, attribute)
+        assert [id(variable) for variable in own] == [id(variable) for variable in networks]
+        assert [variable.path for variable in own] == [variable.path for variable in getattr(plain, attribute)]
+
+
+def test_the_layer_works_in_a_functional_model():
+    inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
+    seeds = keras.Input((), dtype="int32", name="seeds")
+    augmented = Augmentation("dihedral")(inputs, seeds)
+    assert {name: (each.shape[1:], each.dtype) for name, each in augmented.items()} == {
+        group.name: (group.shape, group.dtype) for group in GROUPS
+    }
+    images = random_images(8)
+    found = keras.Model([inputs, seeds], augmented)([images, EVERY_ELEMENT], training=True)
+    for name, expected in augment(images, EVERY_ELEMENT).items():
+        np.testing.assert_array_equal(found[name], expected)
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+@pytest.mark.parametrize("dtype", ["uint16", "float32"])
+def test_half_precision_policies_keep_all_of_a_pixel(policy, dtype, monkeypatch):
+    model, images = build_small("dihedral", policy, dtype)
+    assert model.get_layer("augmentation").compute_dtype == policy.removeprefix("mixed_")
+    augmented = model.augmentation(images, EVERY_ELEMENT, training=True)["fine"]
+    assert augmented.dtype == dtype
+    np.testing.assert_array_equal(np.sort(augmented, axis=None), np.sort(images["fine"], axis=None))
+    normalise = keras.Model(model.network.inputs, model.network.get_layer("fine_normalise").output)
+    # 65,535 is out of float16's range, 65,535 and 65,534 are one number in bfloat16.
+    extremes = {"fine": np.tile(np.array([65535, 65534], dtype), (8, 16, 16, 1))}
+    normalised = normalise(model.augmentation(extremes, EVERY_ELEMENT, training=True)["fine"]).numpy()
+    expected = [(65_535 - 30_000) / 19_000, (65_534 - 28_000) / 18_000]
+    np.testing.assert_allclose(normalised[0, 0, 0], expected, rtol=1e-6)
+    seen, forward = [], model.network.call
+    monkeypatch.setattr(model.network, "call", lambda images, **rest: seen.append(images) or forward(images, **rest))
+    assert model(extremes, training=True, seeds=EVERY_ELEMENT).dtype == tf.float32
+    np.testing.assert_array_equal(seen[0]["fine"], extremes["fine"])
+
+
+def test_the_training_model_saves_and_loads_with_its_augmentation(small, tmp_path):
+    model, images = small
+    model.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    assert isinstance(loaded, AugmentedModel)
+    assert loaded.augmentation.kind == "dihedral"
+    np.testing.assert_array_equal(loaded(images), model(images))
+
+
+def test_the_serving_model_takes_images_alone_and_needs_nothing_but_keras(small, tmp_path):
+    model, images = small
+    served = with_probabilities(model, "multi_label")
+    assert set(served.input) == {"fine"}
+    np.testing.assert_allclose(served(images), tf.sigmoid(model(images)), atol=1e-5)
+    served.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "images.npz", **images)
+    script = (
+        "import sys, keras, numpy\n"
+        "model = keras.saving.load_model('model.keras', safe_mode=True)\n"
+        "numpy.save('probabilities.npy', model(dict(numpy.load('images.npz'))).numpy())\n"
+        "assert not any(name.split('.')[0] == 'models' for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True, timeout=120)
+    np.testing.assert_allclose(np.load(tmp_path / "probabilities.npy"), served(images), atol=1e-6)

@@ -1,0 +1,77 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.layers.normalisation import FusedBatchNormalization, plain_batch_normalisation
+
+IMAGES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4, 3, 6)).astype(np.float32)
+
+
+def pair(**kwargs: object) -> tuple[keras.layers.Layer, keras.layers.Layer]:
+    random = np.random.default_rng(1)
+    layers = (
+        FusedBatchNormalization(momentum=0.9, epsilon=1e-5, **kwargs),
+        keras.layers.BatchNormalization(momentum=0.9, epsilon=1e-5, **kwargs),
+    )
+    weights = [random.uniform(0.5, 2.0, 6).astype(np.float32) for _ in range(4)]
+    for layer in layers:
+        layer.build(IMAGES.shape)
+        layer.set_weights(weights)
+    return layers
+
+
+@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize("training", [False, True])
+def test_outputs_gradients_and_moving_statistics_are_kerass(training: bool, jit_compile: bool) -> None:
+    def run(layer: keras.layers.Layer) -> list[np.ndarray]:
+        @tf.function(jit_compile=jit_compile)
+        def compute(images: tf.Tensor) -> tuple[tf.Tensor, list[tf.Tensor]]:
+            with tf.GradientTape() as tape:
+                tape.watch(images)
+                outputs = layer(images, training=training)
+                value = tf.reduce_sum(outputs**3)
+            return outputs, tape.gradient(value, [images, layer.gamma.value, layer.beta.value])
+
+        outputs, gradients = compute(tf.constant(IMAGES))
+        return [np.array(value) for value in (outputs, *gradients, *layer.get_weights())]
+
+    fused, plain = pair()
+    for own, expected in zip(run(fused), run(plain), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=2e-4, atol=2e-4)
+
+
+def test_a_frozen_layer_uses_and_keeps_its_moving_statistics() -> None:
+    fused, plain = pair(trainable=False)
+    before = fused.get_weights()
+    np.testing.assert_allclose(fused(IMAGES, training=True), plain(IMAGES, training=True), rtol=1e-5, atol=1e-5)
+    for old, new in zip(before, fused.get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+
+
+def test_half_precision_keeps_float_statistics() -> None:
+    layer = FusedBatchNormalization(dtype="mixed_bfloat16")
+    outputs = layer(tf.cast(IMAGES, tf.bfloat16), training=True)
+    assert outputs.dtype == tf.bfloat16
+    assert layer.moving_mean.dtype == "float32"
+
+
+def test_other_ranks_fall_back_to_keras() -> None:
+    layer = FusedBatchNormalization()
+    np.testing.assert_allclose(
+        layer(IMAGES[:, 0, 0], training=True),
+        keras.layers.BatchNormalization()(IMAGES[:, 0, 0], training=True),
+        rtol=1e-5,
+    )
+
+
+def test_the_plain_copy_is_kerass_own_and_equal() -> None:
+    inputs = keras.Input((4, 3, 6))
+    x = FusedBatchNormalization(name="bn")(keras.layers.Conv2D(6, 1, name="conv")(inputs))
+    model = keras.Model(inputs, keras.ops.relu(x) + inputs)
+    model(IMAGES, training=True)
+    copy = plain_batch_normalisation(model)
+    assert type(copy.get_layer("bn")) is keras.layers.BatchNormalization
+    np.testing.assert_allclose(copy(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5)
+    copy.get_layer("conv").bias.assign(np.ones(6))
+    assert not np.any(model.get_layer("conv").bias)

@@ -1,0 +1,159 @@
+"""Normalisation, resizing and order of the image groups."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from PIL import Image
+from PIL.Image import Resampling
+
+from models.layers.preprocessing import InputGroup, preprocess
+
+# All of uint16's range, down to single pixels: a gradient, a disc with a hard edge, and noise.
+_ROWS, _COLUMNS = np.mgrid[:120, :120]
+_SCENE = 300.0 * _COLUMNS + 40_000 * ((_ROWS - 9) ** 2 + (_COLUMNS - 12) ** 2 < 64)
+TEST_IMAGE = np.clip(
+    _SCENE[..., np.newaxis] + np.random.default_rng(0).normal(0, 9_000, (2, 120, 120, 2)), 0, 65_535
+).astype(np.uint16)
+
+
+def group(name, shape, dtype="float32", mean=None, std=None):
+    bands = shape[2]
+    return InputGroup(name, shape, dtype, mean or (0.0,) * bands, std or (1.0,) * bands)
+
+
+def preprocessing_model(groups, interpolation="nearest"):
+    inputs = {each.name: keras.Input(each.shape, dtype=each.dtype, name=each.name) for each in groups}
+    return keras.Model(inputs, preprocess(inputs, groups, interpolation=interpolation))
+
+
+def run(groups, images, interpolation="nearest"):
+    return preprocessing_model(groups, interpolation)(images).numpy()
+
+
+def test_normalises_with_the_statistics_of_each_band_and_joins_in_the_order_of_the_groups():
+    groups = [
+        group("late", (2, 2, 1), "uint16", (1000.0,), (200.0,)),
+        group("early", (2, 2, 2), "uint8", (10.0, 20.0), (2.0, 5.0)),
+    ]
+    images = {
+        "early": np.array([[[[10, 20], [12, 25]], [[14, 30], [8, 15]]]], np.uint8),
+        "late": np.array([[[[1000], [1200]], [[800], [65000]]]], np.uint16),
+    }
+    joined = run(groups, images)
+    assert joined.dtype == np.float32
+    # (pixel - mean) / std: late first, although its name sorts last; (65000 - 1000) / 200 = 320.
+    expected = np.array([[[[0, 0, 0], [1, 1, 1]], [[-1, 2, 2], [320, -1, -1]]]], np.float32)
+    np.testing.assert_allclose(joined, expected, rtol=1e-6)
+
+
+def test_constant_band_is_centred_only():
+    images = {"g": np.full((1, 2, 2, 1), 7.0, np.float32)}
+    np.testing.assert_array_equal(run([group("g", (2, 2, 1), mean=(4.0,), std=(0.0,))], images), 3.0)
+
+
+def test_nearest_repeats_each_pixel_as_often_as_it_fits():
+    groups = [group("fine", (4, 6, 1)), group("coarse", (2, 2, 1))]
+    images = {"fine": np.zeros((1, 4, 6, 1), np.float32), "coarse": np.array([[[[1], [2]], [[3], [4]]]], np.float32)}
+    top, bottom = [1, 1, 1, 2, 2, 2], [3, 3, 3, 4, 4, 4]
+    np.testing.assert_array_equal(run(groups, images)[0, :, :, 1], [top, top, bottom, bottom])
+
+
+def test_bilinear_weighs_the_two_nearest_pixel_centres():
+    groups = [group("fine", (1, 4, 1)), group("coarse", (1, 2, 1))]
+    images = {"fine": np.zeros((1, 1, 4, 1), np.float32), "coarse": np.array([[[[0], [8]]]], np.float32)}
+    # Centres of the fine pixels at -0.25, 0.25, 0.75, 1.25 of the coarse ones; beyond the edge the edge holds.
+    np.testing.assert_allclose(run(groups, images, "bilinear")[0, 0, :, 1], [0, 2, 6, 8])
+
+
+@pytest.mark.parametrize("size", [(12, 12), (11, 8)])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_agrees_with_tf_image_resize(interpolation, size):
+    coarse = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
+    groups = [group("fine", (*size, 1)), group("coarse", (6, 4, 3))]
+    joined = run(groups, {"fine": np.zeros((2, *size, 1), np.float32), "coarse": coarse}, interpolation)
+    expected = tf.image.resize(coarse, size, method=interpolation)
+    # TensorFlow reads its bicubic weights from a table of 1024 steps.
+    np.testing.assert_allclose(joined[..., 1:], expected, atol=3e-3 if interpolation == "bicubic" else 1e-5)
+
+
+@pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+def test_sentinel_groups_are_the_pixels_of_pillow_and_tensorflow(interpolation, compiled):
+    groups = [group(f"bands_{side}", (side, side, 2), "uint16") for side in (120, 60, 20)]
+    images = {each.name: TEST_IMAGE[:, : each.shape[0], : each.shape[1]] for each in groups}
+    model = preprocessing_model(groups, interpolation)
+    joined = (model if compiled is None else tf.function(model, jit_compile=compiled))(images).numpy()
+    np.testing.assert_array_equal(joined[..., :2], images["bands_120"])
+    for first_band, each in ((2, groups[1]), (4, groups[2])):
+        found, coarse = joined[..., first_band : first_band + 2], images[each.name]
+        # Of 65,535 counts; float32 steps by 0.004 to 0.008 there, and a bicubic pixel is a sum of 16.
+        atol = 0 if interpolation == "nearest" else 0.03
+        np.testing.assert_allclose(found, pillow_resized(coarse, interpolation), rtol=0, atol=atol)
+        # TensorFlow's bilinear weights are float32 too, its bicubic ones from a table of 1024 steps.
+        atol = {"nearest": 0, "bilinear": 0.2, "bicubic": 65_535 / 1024}[interpolation]
+        tensorflows = tf.image.resize(coarse.astype(np.float32), (120, 120), method=interpolation)
+        np.testing.assert_allclose(found, tensorflows, rtol=0, atol=atol)
+
+
+def pillow_resized(images, interpolation):
+    """Each band resized to 120 x 120 pixels by Pillow, in float32."""
+    method = Resampling[interpolation.upper()]
+    resized = [
+        [np.asarray(Image.fromarray(band).resize((120, 120), method)) for band in np.moveaxis(image, -1, 0)]
+        for image in images.astype(np.float32)
+    ]
+    return np.moveaxis(np.array(resized), 1, -1)
+
+
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_gives_the_same_pixels_when_compiled(dtype, interpolation):
+    groups = [
+        group("fine", (7, 6, 1), dtype, (50.0,), (9.0,)),
+        group("coarse", (3, 3, 2), dtype, (9.0, 8.0), (3.0, 4.0)),
+    ]
+    generator = np.random.default_rng(0)
+    images = {each.name: generator.integers(0, 256, (2, *each.shape)).astype(dtype) for each in groups}
+    model = preprocessing_model(groups, interpolation)
+    eager = model(images).numpy()
+    np.testing.assert_allclose(tf.function(model)(images), eager, atol=1e-4)
+    np.testing.assert_allclose(tf.function(model, jit_compile=True)(images), eager, atol=1e-4)
+
+
+def test_stays_in_float32_under_a_half_precision_policy():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        joined = run([group("g", (1, 1, 1), "uint16", (0.0,), (1.0,))], {"g": np.full((1, 1, 1, 1), 65535, np.uint16)})
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert joined.dtype == np.float32
+    assert joined.item() == 65535
+
+
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((1.0,), (1.0, 1.0), "mean of group 'g' has 1 values for 2 bands"),
+        ((1.0, 1.0), (1.0,) * 3, "std of group 'g' has 3 values for 2 bands"),
+        ((1.0, 1.0), (1.0, -1.0), "must not be negative"),
+        ((float("nan"), 1.0), (1.0, 1.0), "must be finite"),
+    ],
+)
+def test_rejects_statistics_that_do_not_fit(mean, std, message):
+    with pytest.raises(ValueError, match=message):
+        InputGroup("g", (4, 4, 2), "uint16", mean, std)
+
+
+def test_rejects_groups_and_interpolations_that_it_does_not_know():
+    inputs = {"g": keras.Input((4, 4, 1), name="g")}
+    one = group("g", (4, 4, 1))
+    with pytest.raises(ValueError, match="distinct and among the inputs"):
+        preprocess(inputs, [])
+    with pytest.raises(ValueError, match="distinct and among the inputs"):
+        preprocess(inputs, [one, one])
+    with pytest.raises(ValueError, match="distinct and among the inputs"):
+        preprocess(inputs, [group("other", (4, 4, 1))])
+    with pytest.raises(ValueError, match="'cubic'"):
+        preprocess(inputs, [one], interpolation="cubic")

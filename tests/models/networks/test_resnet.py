@@ -1,0 +1,190 @@
+"""Structure, initialisation and portability of the networks."""
+
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from models.layers.preprocessing import InputGroup
+from models.networks.resnet import build_model, resnet, with_probabilities
+
+SENTINEL_GROUPS = [
+    InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
+    InputGroup("bands_20m", (12, 12, 6), "uint16", (900.0,) * 6, (400.0,) * 6),
+    InputGroup("bands_60m", (4, 4, 2), "uint16", (700.0,) * 2, (200.0,) * 2),
+]
+
+
+def network(depth, *, bands=3, classes=10, width_factor=1.0):
+    images = keras.Input((32, 32, bands))
+    return keras.Model(images, resnet(images, depth=depth, width_factor=width_factor, classes=classes))
+
+
+def layers_of(model, kind):
+    return [layer for layer in model.layers if isinstance(layer, kind)]
+
+
+def sentinel_images(samples=2):
+    generator = np.random.default_rng(0)
+    return {group.name: generator.integers(0, 3000, (samples, *group.shape), np.uint16) for group in SENTINEL_GROUPS}
+
+
+@pytest.fixture(scope="module")
+def resnet50():
+    return network(50, bands=12, classes=19)
+
+
+@pytest.fixture(scope="module")
+def small():
+    keras.utils.set_random_seed(0)
+    model = build_model(SENTINEL_GROUPS, classes=5, depth=18, width_factor=0.125, interpolation="bicubic")
+    for layer in layers_of(model, keras.layers.BatchNormalization):
+        # Gains of zero would hide the residual branches from every comparison of outputs.
+        layer.gamma.assign(np.random.default_rng(1).uniform(0.5, 1.5, layer.gamma.shape))
+    return model
+
+
+def test_resnet50_has_the_parameters_of_the_paper(resnet50):
+    expected = 7 * 7 * 12 * 64 + 2 * 64  # stem kernel, gamma and beta
+    channels_in = 64
+    for channels, blocks in zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True):
+        for block in range(blocks):
+            kernels = channels_in * channels + 3 * 3 * channels * channels + channels * 4 * channels
+            normalisations = 2 * (channels + channels + 4 * channels)
+            projection = channels_in * 4 * channels + 2 * 4 * channels if block == 0 else 0
+            expected += kernels + normalisations + projection
+            channels_in = 4 * channels
+    expected += 2048 * 19 + 19
+    # 25,557,032 of the three band, 1000 class original, with 9 more bands and another head.
+    assert expected == 25_557_032 + 7 * 7 * 9 * 64 - (2048 * 1000 + 1000) + (2048 * 19 + 19)
+    assert sum(int(np.prod(variable.shape)) for variable in resnet50.trainable_variables) == expected
+
+
+@pytest.mark.parametrize(
+    ("depth", "convolutions"),
+    # One dense layer, `depth - 1` convolutions on the main path; a projection where the shape changes.
+    [(18, 17 + 3), (34, 33 + 3), (50, 49 + 4)],
+)
+def test_depth_counts_the_layers_of_the_main_path(depth, convolutions):
+    model = network(depth, width_factor=0.125)
+    assert len(layers_of(model, keras.layers.Conv2D)) == convolutions
+    assert len(layers_of(model, keras.layers.BatchNormalization)) == convolutions
+    assert not any(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
+
+
+def test_other_depths_are_rejected():
+    with pytest.raises(ValueError, match=r"one of \[18, 34, 50, 101, 152\], got 20"):
+        network(20)
+
+
+@pytest.mark.parametrize(("width_factor", "classes"), [(0.0, 10), (1.0, 0)])
+def test_empty_networks_are_rejected(width_factor, classes):
+    with pytest.raises(ValueError, match="got 0"):
+        network(18, width_factor=width_factor, classes=classes)
+
+
+def test_only_the_3x3_convolution_of_a_bottleneck_strides(resnet50):
+    strided = {
+        layer.name: (layer.kernel_size, layer.strides)
+        for layer in layers_of(resnet50, keras.layers.Conv2D)
+        if layer.strides != (1, 1)
+    }
+    expected = {"stem_conv": ((7, 7), (2, 2))}
+    for stage in (2, 3, 4):
+        expected[f"stage{stage}_block1_conv2"] = ((3, 3), (2, 2))
+        expected[f"stage{stage}_block1_projection_conv"] = ((1, 1), (2, 2))
+    assert strided == expected
+    assert resnet50.get_layer("stage4_block3_relu").output.shape == (None, 1, 1, 2048)  # 32 pixels / 32
+
+
+def test_last_gain_of_each_block_starts_at_zero(resnet50):
+    layers = layers_of(resnet50, keras.layers.BatchNormalization)
+    zero = {layer.name for layer in layers if not np.any(layer.gamma)}
+    assert zero == {f"stage{s}_block{b}_bn3" for s, n in enumerate((3, 4, 6, 3), start=1) for b in range(1, n + 1)}
+    assert all(np.all(layer.gamma == 1) for layer in layers if layer.name not in zero)
+    assert all((layer.momentum, layer.epsilon) == (0.9, 1e-5) for layer in layers)
+
+
+def test_kernels_start_with_the_spread_of_fan_out_and_independent(resnet50):
+    kernel = resnet50.get_layer("stage4_block2_conv2").kernel.numpy()
+    # 512 outputs, 9 positions: sqrt(2 / 4608); 2.4 million draws know it to 0.05 %.
+    assert kernel.std() == pytest.approx(np.sqrt(2 / (3 * 3 * 512)), rel=5e-3)
+    assert np.abs(kernel).max() > 4 * kernel.std()  # not truncated
+    assert not np.allclose(kernel, resnet50.get_layer("stage4_block3_conv2").kernel)
+    head = resnet50.get_layer("logits")
+    assert head.kernel.numpy().std() == pytest.approx(0.01, rel=0.03)
+    assert not np.any(head.bias)
+
+
+@pytest.mark.parametrize(
+    ("width_factor", "channels"),
+    [(0.25, (16, 32, 64, 128)), (0.3, (16, 40, 80, 152)), (0.01, (8, 8, 8, 8))],
+)
+def test_width_factor_scales_every_stage_to_multiples_of_8(width_factor, channels):
+    # 0.3: 19.2, 38.4, 76.8 and 153.6 channels.
+    model = network(18, width_factor=width_factor)
+    assert model.get_layer("stem_conv").filters == channels[0]
+    assert tuple(model.get_layer(f"stage{stage}_block2_conv2").filters for stage in range(1, 5)) == channels
+
+
+def test_build_model_maps_stored_pixels_to_logits(small):
+    logits = small(sentinel_images())
+    assert small.name == "resnet18"
+    assert {name: (each.shape[1:], each.dtype) for name, each in small.input.items()} == {
+        group.name: (group.shape, group.dtype) for group in SENTINEL_GROUPS
+    }
+    assert logits.shape == (2, 5)
+    assert logits.dtype == tf.float32
+
+
+def test_compiles_with_integer_inputs(small):
+    images = sentinel_images()
+    compiled = tf.function(small, jit_compile=True)
+    np.testing.assert_allclose(compiled(images), small(images), atol=1e-4)
+
+
+def test_logits_are_float32_under_a_half_precision_policy():
+    policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    try:
+        model = network(18, width_factor=0.125)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    assert model.get_layer("stage1_block1_conv1").compute_dtype == "bfloat16"
+    assert model.get_layer("pool").compute_dtype == "float32"
+    assert model(np.zeros((1, 32, 32, 3), np.float32)).dtype == tf.float32
+
+
+@pytest.mark.parametrize(("task", "function"), [("multi_label", tf.sigmoid), ("single_label", tf.nn.softmax)])
+def test_probabilities_have_the_inputs_and_a_copy_of_the_weights(small, task, function):
+    served = with_probabilities(small, task)
+    images = sentinel_images()
+    assert served.input.keys() == small.input.keys()
+    assert served.layers[-1].name == "probabilities"
+    assert not {id(variable) for variable in served.variables} & {id(variable) for variable in small.variables}
+    for own, other in zip(served.get_weights(), small.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, other)
+    np.testing.assert_allclose(served(images), function(small(images)), atol=1e-6)
+
+
+def test_probabilities_of_an_unknown_task_are_rejected(small):
+    with pytest.raises(ValueError, match="'regression'"):
+        with_probabilities(small, "regression")
+
+
+def test_saved_model_needs_nothing_but_keras(small, tmp_path):
+    images = sentinel_images()
+    served = with_probabilities(small, "multi_label")
+    served.save(tmp_path / "model.keras")
+    np.savez(tmp_path / "images.npz", **images)
+    script = (
+        "import sys, keras, numpy\n"
+        "model = keras.saving.load_model('model.keras', safe_mode=True)\n"
+        "numpy.save('probabilities.npy', model(dict(numpy.load('images.npz'))).numpy())\n"
+        "assert not any(name.split('.')[0] == 'models' for name in sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True, timeout=120)
+    np.testing.assert_allclose(np.load(tmp_path / "probabilities.npy"), served(images), atol=1e-6)

@@ -1,0 +1,303 @@
+"""The dataset report, as text and in a real browser."""
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex
+from pipelines.dataset.manifest import Manifest, Split, write_manifest
+from pipelines.dataset.report.figures import preview, shown_bins
+from pipelines.dataset.report.label_counts import classes_by_frequency, decode_labels, label_cooccurrence
+from pipelines.dataset.report.page import Histograms, write_report
+from pipelines.dataset.report.published_statistics import PUBLISHED
+from pipelines.dataset.shard import ShardPlan, write_shard
+from pipelines.sample import ImageGroup, Task
+
+MULTISPECTRAL = (
+    ImageGroup("bands_10m", (12, 12, 4), "uint16", ("B02", "B03", "B04", "B08")),
+    ImageGroup("radar", (12, 12, 2), "float32", ("VV", "VH")),
+)
+RGB = (ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),)
+NOTHING = REJECTED_SCHEMA.empty_table()
+SCRIPT = "<script>document.title = 'owned'</script>"
+
+
+@dataclass(frozen=True)
+class Invented:
+    """Random pixels; a path is the seed of one sample."""
+
+    description: ArchiveDescription
+    root: str = ""
+
+    def index(self) -> ArchiveIndex:
+        raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        return "0123456789abcdef"
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        random = np.random.default_rng(int(paths[0]))
+        for image in out.values():
+            image[:] = (
+                random.normal(-12, 3, image.shape) if image.dtype.kind == "f" else random.integers(0, 250, image.shape)
+            )
+
+
+def make_dataset(
+    folder: Path, kind: str, task: Task, names: Sequence[str], groups: tuple[ImageGroup, ...], labels: list[list[int]]
+) -> tuple[Manifest, Histograms]:
+    """A finished dataset with one sample per entry of `labels` in each of two splits."""
+    description = ArchiveDescription(kind, task, tuple(names), groups)
+    rows = [
+        {"id": f"{SCRIPT}{i}", "split": "", "labels": classes, "paths": [str(i)]} for i, classes in enumerate(labels)
+    ]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, INDEX_SCHEMA) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
+    written = {}
+    for split in ("train", "validation"):
+        for name in (split, "_progress"):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        plan = ShardPlan(f"{split}/part-00000.parquet", sink.getvalue().to_pybytes(), len(rows), rows_per_group=7)
+        written[split] = write_shard(plan, Invented(description), folder)
+    sums = written["train"].band_sums
+    manifest = Manifest(
+        archive=kind,
+        task=task,
+        class_names=tuple(names),
+        groups=groups,
+        splits={
+            split: Split(shards=(result.shard,), class_counts=tuple(result.class_counts))
+            for split, result in written.items()
+        },
+        statistics={name: value.statistics() for name, value in sums.items()},
+        settings={"seed": 0},
+        source_fingerprint="0123456789abcdef",
+    )
+    write_manifest(manifest, folder)
+    return manifest, {name: value.histogram for name, value in sums.items()}
+
+
+def make_page(folder: Path, kind: str, classes: int, rejected: pa.Table = NOTHING) -> str:
+    names = [f"{i} a class with <b>a</b> $long$ name{'-without-a-break' * 5 if i == 3 else ''}" for i in range(classes)]
+    random = np.random.default_rng(classes)
+    if kind.startswith("bigearthnet"):
+        labels = [sorted(random.choice(classes, 3, replace=False).tolist()) for _ in range(40)]
+        made = make_dataset(folder, kind, "multi_label", names, MULTISPECTRAL, labels)
+    else:
+        made = make_dataset(
+            folder, kind, "single_label", names, RGB, [[int(random.integers(classes))] for _ in range(40)]
+        )
+    return Path(write_report(folder, *made, rejected)).read_text()
+
+
+def rejected_rows(count: int) -> pa.Table:
+    rows = [
+        {
+            "id": f"{SCRIPT}-{i}",
+            "file": 'a/"onerror="b' + "x" * 900,
+            "reason": "wrong size" if i % 3 else "no file",
+            "detail": "<i>",
+        }
+        for i in range(count)
+    ]
+    return pa.Table.from_pylist(rows, schema=REJECTED_SCHEMA)
+
+
+def cells(page: str) -> list[str]:
+    """The text of every table cell."""
+    found = re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", page, re.DOTALL)
+    return [" ".join(html.unescape(re.sub(r"<[^>]*>", "", cell)).split()) for cell in found]
+
+
+def section(page: str, name: str) -> str:
+    return page.split(f'<section id="{name}">')[1].split("</section>")[0]
+
+
+@pytest.fixture(scope="module")
+def multi_label(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_page(tmp_path_factory.mktemp("multi"), "bigearthnet_v2", 19, rejected_rows(130))
+
+
+@pytest.fixture(scope="module")
+def thousand_classes(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_page(tmp_path_factory.mktemp("single"), "image_folder", 1000)
+
+
+def test_counts_of_splits_and_classes(tmp_path: Path) -> None:
+    made = make_dataset(
+        tmp_path, "eurosat_ms", "multi_label", ["sea", "land", "ice"], MULTISPECTRAL, [[0, 1], [1], [1]]
+    )
+    page = Path(write_report(tmp_path, *made, NOTHING)).read_text()
+    assert cells(section(page, "splits"))[6:11] == ["train", "3", "50.0 %", "1", "1"]
+    # Most frequent first: index, name, and per split count and share.
+    assert cells(section(page, "classes"))[4:] == [
+        *("1", "land", "3 100.0 %", "3 100.0 %"),
+        *("0", "sea", "1 33.3 %", "1 33.3 %"),
+        *("2", "ice", "0 0.0 %", "0 0.0 %"),
+    ]
+    assert "1 of 3 classes have no training" in section(page, "classes")
+    # Of 3 with land 1 has sea, 33 %; of 1 with sea 1 has land.
+    assert cells(section(page, "cooccurrence"))[4:] == ["land", "", "33", "", "sea", "100", "", "", "ice", "", "", ""]
+    assert "every record of the archive" in section(page, "rejected")
+
+
+def test_a_report_replaces_the_one_before_and_is_the_same(tmp_path: Path) -> None:
+    made = make_dataset(tmp_path, "image_folder", "single_label", ["a", "b"], RGB, [[0], [1], [1]])
+    first = Path(write_report(tmp_path, *made, NOTHING)).read_bytes()
+    assert Path(write_report(tmp_path, *made, NOTHING)).read_bytes() == first
+    assert not list(tmp_path.glob(".report*"))
+
+
+@pytest.mark.parametrize("kind", ["bigearthnet_v1", "bigearthnet_v2", "eurosat_ms"])
+def test_published_statistics_stand_beside_bigearthnets_only(tmp_path: Path, kind: str) -> None:
+    (manifest, histograms) = make_dataset(tmp_path, kind, "multi_label", ["a", "b"], MULTISPECTRAL, [[0], [1]])
+    bands = section(Path(write_report(tmp_path, manifest, histograms, NOTHING)).read_text(), "bands")
+    assert ("Published" in bands) == (kind in PUBLISHED)
+    if kind in PUBLISHED:
+        theirs, ours = PUBLISHED[kind]["B02"].mean, manifest.statistics["bands_10m"].mean[0]
+        difference = f"{100 * (ours - theirs) / theirs:+.1f} %"
+        assert cells(bands)[8:13] == ["bands_10m", "B02", f"{ours:,.2f}", f"{theirs:,.2f}", difference]
+        assert bands.count("&ndash;") == 8  # of the two radar bands nothing is published
+    assert bands.count("<figure>") == 4  # the floating-point bands have no histogram
+
+
+def test_published_statistics_are_the_recorded_ones(shared_data: Path) -> None:
+    recorded = json.loads((shared_data / "constants" / "band_statistics.json").read_text())
+    for version in ("v1", "v2"):
+        published = PUBLISHED[f"bigearthnet_{version}"]
+        assert list(published) == recorded["bands"]
+        assert [band.mean for band in published.values()] == recorded[version]["mean"]
+        assert [band.std for band in published.values()] == recorded[version]["std"]
+
+
+def test_texts_of_the_archive_are_escaped(multi_label: str) -> None:
+    assert "<script" not in multi_label
+    assert "<b>a</b>" not in multi_label
+    assert '"onerror="' not in multi_label
+    assert "&lt;script&gt;document.title = &#39;owned&#39;" in multi_label
+    assert html.escape("<b>a</b>") in multi_label
+
+
+def test_rejected_records_are_counted_and_the_first_shown(multi_label: str) -> None:
+    rejected = cells(section(multi_label, "rejected"))
+    assert rejected[:6] == ["Reason", "Records", "wrong size", "86", "no file", "44"]
+    assert f"{SCRIPT}-99" in rejected
+    assert f"{SCRIPT}-100" not in rejected
+    assert max(map(len, rejected)) <= 300
+
+
+@pytest.mark.parametrize("page", ["multi_label", "thousand_classes"])
+def test_the_page_needs_nothing_else(page: str, request: pytest.FixtureRequest) -> None:
+    text = request.getfixturevalue(page)
+    assert not re.search(r"https?:|//\w|@import|url\(|<link|<iframe", re.sub(r"data:[^\"]*", "data:", text))
+    sources = re.findall(r"\b(?:src|srcset|href)=(\S{6})", text)
+    assert len(sources) > 24
+    assert set(sources) == {'"data:'}
+    assert len(text) < 3_000_000
+    assert "default-src 'none'" in text
+
+
+def test_of_many_classes_both_ends_are_shown(thousand_classes: str) -> None:
+    classes = section(thousand_classes, "classes")
+    assert classes.count('<th class="name">') == 60
+    assert "940 classes between" in classes
+    assert 'id="cooccurrence"' not in thousand_classes
+    assert "median 0" in section(thousand_classes, "balance")
+
+
+def test_cooccurrence_counts_pairs(tmp_path: Path) -> None:
+    labels = [sorted(np.random.default_rng(i).choice(9, 1 + i % 4, replace=False).tolist()) for i in range(30)]
+    names = [str(i) for i in range(9)]
+    manifest, _ = make_dataset(tmp_path, "any", "multi_label", names, MULTISPECTRAL, labels)
+    expected = [[sum(a in row and b in row for row in labels) for b in (8, 0, 3)] for a in (8, 0, 3)]
+    counts = label_cooccurrence(tmp_path, manifest.splits["train"].shards, 9, [8, 0, 3])
+    assert counts.tolist() == expected
+
+
+def test_labels_of_another_width_or_type_are_refused(tmp_path: Path) -> None:
+    vectors = pa.array([b"x" * 131, b"x" * 131])
+    with pytest.raises(ValueError, match="uint8 vectors of 3 values"):
+        decode_labels(vectors, 3)
+    with pytest.raises(ValueError, match="uint8 vectors of 3 values"):
+        decode_labels(pa.array([b"x" * 130, b"x" * 131]), 3)
+    assert decode_labels(pa.array([], pa.binary()), 3).shape == (0, 3)
+
+
+def test_classes_by_frequency() -> None:
+    assert classes_by_frequency([1, 5, 3, 5], 4) == [1, 3, 2, 0]
+    assert classes_by_frequency([10, 9, 8, 7, 6, 5], 4) == [0, 1, 4, 5]
+
+
+def test_sixteen_bit_axes_end_with_nearly_all_pixels() -> None:
+    dark, bright = [0] * 256, [0] * 256
+    dark[3], dark[200] = 10_000, 1  # a single bright pixel in 10,000
+    bright[40] = 500
+    assert shown_bins([dark, bright], "uint16") == 41
+    assert shown_bins([dark], "uint8") == 256
+
+
+def test_previews_of_constant_large_and_floating_images() -> None:
+    shapes = {"uint16": (1, 1, 3), "uint8": (300, 200, 3), "float32": (4, 9, 1)}
+    for dtype, shape in shapes.items():
+        group = ImageGroup("image", shape, dtype, ("B02", "B03", "B04")[: shape[2]])
+        image = np.full(shape, 7, dtype)
+        if dtype == "float32":
+            image[0] = np.nan
+        assert preview({"image": image}, [group]).startswith("data:image/png;base64,")
+
+
+BROWSER = shutil.which("chromium")
+PROBE = """<script>addEventListener("load", () => { document.title = JSON.stringify({
+  images: [...document.images].map(image => image.complete ? image.naturalWidth : 0),
+  overflow: document.documentElement.scrollWidth - document.documentElement.clientWidth,
+  scripts: document.scripts.length, width: innerWidth}); });</script>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="chromium is not installed")
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("width", [1280, 500])  # a headless window is at least 500 pixels wide
+@pytest.mark.parametrize(
+    ("kind", "classes"), [("bigearthnet_v2", 19), ("bigearthnet_v1", 43), ("eurosat_rgb", 10), ("image_folder", 1000)]
+)
+def test_a_browser_shows_the_whole_page(tmp_path: Path, kind: str, classes: int, width: int) -> None:
+    page = make_page(tmp_path / "dataset", kind, classes, rejected_rows(5))
+    # The page's policy stays, except that it allows the probe, and with it any script that got in.
+    policy = "default-src 'none'"
+    probed = tmp_path / "probed.html"
+    probed.write_text(
+        page.replace(policy, policy + "; script-src 'unsafe-inline'").replace("</body>", PROBE + "</body>")
+    )
+    found, screenshot = show(probed, tmp_path, width)
+    assert found["width"] == width
+    assert len(found["images"]) == page.count("<img ")
+    assert min(found["images"]) >= 12
+    assert found["overflow"] == 0
+    assert found["scripts"] == 1
+    assert screenshot.read_bytes().startswith(b"\x89PNG")
+
+
+def show(page: Path, folder: Path, width: int) -> tuple[dict[str, Any], Path]:
+    """What the probe wrote into the title, and a screenshot."""
+    assert BROWSER is not None
+    screenshot = folder / "page.png"
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    options += " --disable-component-update --disable-sync --hide-scrollbars --virtual-time-budget=5000 --dump-dom"
+    command = [BROWSER, *options.split(), f"--user-data-dir={folder / 'profile'}", f"--window-size={width},1000"]
+    result = subprocess.run(
+        [*command, f"--screenshot={screenshot}", page.as_uri()], capture_output=True, text=True, timeout=90, check=True
+    )
+    title = re.search(r"<title>(.*?)</title>", result.stdout, re.DOTALL)
+    assert title is not None, result.stderr
+    return json.loads(html.unescape(title.group(1))), screenshot
