@@ -9,8 +9,9 @@ from typing import Any, get_args
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from conf.archives import ARCHIVE_KINDS
 from conf.codecs import CODEC_NAMES
-from conf.schema import ARCHIVE_KINDS, RunConfig
+from conf.schema import RunConfig
 
 
 class _Loader(yaml.SafeLoader):

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from conf.schema import ReaderConfig, RunConfig
+from conf.dataset import ReaderConfig
+from conf.schema import RunConfig
 from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.order import steps_per_epoch

@@ -2,7 +2,8 @@
 
 import keras
 
-from conf.schema import OptimizerConfig, RunConfig
+from conf.optimizers import OptimizerConfig
+from conf.schema import RunConfig
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.wire import Collective

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from conf.schema import ARCHIVE_KINDS
+from conf.archives import ARCHIVE_KINDS
 from pipelines.archives.archive import Archive, read_sample
 from pipelines.archives.table import ARCHIVES, open_archive
 

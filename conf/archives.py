@@ -1,0 +1,84 @@
+"""The settings of every kind of raw archive, by kind."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from conf.section import Section
+
+
+class FolderArchive(Section):
+    """A raw archive that `prepare` reads from a folder."""
+
+    root: str = Field(min_length=1)
+    """Folder of the archive, as published: a path, or a URL that fsspec knows (`s3://bucket/folder`)."""
+
+
+class BigEarthNetV2Config(FolderArchive):
+    """BigEarthNet v2.0 (reBEN): 19 classes, 12 Sentinel-2 bands, Sentinel-1 where it is present."""
+
+    kind: Literal["bigearthnet_v2"]
+    include_flagged: bool = False
+    """Whether to include the patches with snow, clouds or shadows, which have a metadata file of their own."""
+    sentinel1: bool | None = None
+    """Whether to read `BigEarthNet-S1` as a further image group; null reads it where it exists."""
+
+
+class BigEarthNetV1Config(FolderArchive):
+    """BigEarthNet v1.0: 19 or 43 classes, 12 Sentinel-2 bands."""
+
+    kind: Literal["bigearthnet_v1"]
+    nomenclature: Literal[19, 43] = 19
+    """Number of classes: the 19 of the later nomenclature or the original 43."""
+    splits: str | None = None
+    """Folder of the official lists of patches; null means `splits` in the archive."""
+    include_flagged: bool = False
+    """Whether to include the patches with snow, clouds or shadows."""
+    subset: bool = False
+    """Whether the lists may name patches that the archive lacks."""
+
+
+class EuroSATConfig(FolderArchive):
+    """EuroSAT: 10 classes, multispectral GeoTIFF (eurosat_ms) or RGB JPEG (eurosat_rgb)."""
+
+    kind: Literal["eurosat_ms", "eurosat_rgb"]
+    seed: int = Field(default=0, ge=0)
+    """Seed of the stratified splits."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test; they add up to 1."""
+
+
+class ImageFolderConfig(FolderArchive):
+    """JPEG and PNG files in `<split>/<class>/` or `<class>/`."""
+
+    kind: Literal["image_folder"]
+    image_size: int | None = Field(default=None, gt=0)
+    """Side in pixels of the squares that images are resized and cropped to; null: all images have one size."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the stratified splits."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test, used where the folders are classes."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Part of train that becomes validation, where the folders are splits and none is called validation."""
+
+
+class SyntheticConfig(Section):
+    """Invented BigEarthNet patches, rendered when they are read."""
+
+    kind: Literal["synthetic"]
+    train: int = Field(gt=0)
+    """Number of training patches."""
+    validation: int = Field(ge=0)
+    """Number of validation patches."""
+    test: int = Field(ge=0)
+    """Number of test patches."""
+    seed: int = Field(default=0, ge=0)
+    """Seed of the patches."""
+
+
+ArchiveConfig = Annotated[
+    BigEarthNetV2Config | BigEarthNetV1Config | EuroSATConfig | ImageFolderConfig | SyntheticConfig,
+    Field(discriminator="kind"),
+]
+
+ARCHIVE_KINDS = ("bigearthnet_v2", "bigearthnet_v1", "eurosat_ms", "eurosat_rgb", "image_folder", "synthetic")

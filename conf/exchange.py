@@ -1,0 +1,26 @@
+"""The settings of the gradient exchange."""
+
+from pydantic import Field, field_validator
+
+from conf.codecs import CodecConfig, NoneConfig
+from conf.section import Section
+
+
+class ExchangeConfig(Section):
+    """What travels between the ranks."""
+
+    codec: CodecConfig = NoneConfig(name="none")
+    """The codec's name with its settings; a name alone takes the defaults."""
+    dense_below: int = Field(default=1024, ge=0)
+    """Tensors with fewer elements travel in float32, as all biases and gains do."""
+    bucket_mib: float | None = Field(default=8.0, gt=0)
+    """Gradients up to this size travel together, last layers first, during the backward pass; null: all at once."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Number of first optimizer steps in which everything travels in float32."""
+    rescale_residual: bool = True
+    """Whether the residual keeps its weight when the learning rate changes."""
+
+    @field_validator("codec", mode="before")
+    @classmethod
+    def _name_alone(cls, value: object) -> object:
+        return {"name": value} if isinstance(value, str) else value
