@@ -70,8 +70,9 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
     lines = ["", "epoch    loss  val loss  F1 micro  F1 macro     mAP  images/s"]
     for number, row in enumerate(result.trained.summary.history, 1):
         lines.append(
-            f"{number:>5}  {row['train_loss']:.4f}  {row['val_loss']:>8.4f}  {row['val_f1_micro']:>8.4f}  "
-            f"{row['val_f1_macro']:>8.4f}  {row['val_mean_average_precision']:.4f}  {row['images_per_second']:>8.1f}"
+            f"{number:>5}  {row['train/loss']:.4f}  {row['val/loss']:>8.4f}  {row['val/f1_micro']:>8.4f}  "
+            f"{row['val/f1_macro']:>8.4f}  {row['val/mean_average_precision']:.4f}  "
+            f"{row['speed/images_per_second']:>8.1f}"
         )
     metrics = result.test.metrics
     return [
@@ -91,7 +92,7 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
 def learnt(result: DemoResult) -> bool:
     """Whether training helped: better than its first epoch and than looking at no image."""
     history = result.trained.summary.history
-    return (len(history) == 1 or history[-1]["val_f1_micro"] > history[0]["val_f1_micro"]) and result.test.metrics[
+    return (len(history) == 1 or history[-1]["val/f1_micro"] > history[0]["val/f1_micro"]) and result.test.metrics[
         "f1_micro"
     ] > result.baseline_f1
 

@@ -9,11 +9,11 @@ from jobs.command import interactive, say
 
 _SECONDS_BETWEEN_LINES = 15.0
 _SHOWN = {
-    "val_loss": "validation loss",
-    "val_top_1": "top-1",
-    "val_top_5": "top-5",
-    "val_f1_micro": "F1 micro",
-    "val_f1_macro": "F1 macro",
+    "val/loss": "validation loss",
+    "val/top_1": "top-1",
+    "val/top_5": "top-5",
+    "val/f1_micro": "F1 micro",
+    "val/f1_macro": "F1 macro",
 }
 
 
@@ -60,8 +60,8 @@ class TrainingProgress:
 
 def _epoch_line(message: dict[str, Any]) -> str:
     metrics = message["metrics"]
-    parts = [f"epoch {message['epoch']}/{message['epochs']}: loss {metrics['train_loss']:.4f}"]
+    parts = [f"epoch {message['epoch']}/{message['epochs']}: loss {metrics['train/loss']:.4f}"]
     for name, label in _SHOWN.items():
         if name in metrics:
             parts.append(f"{label} {metrics[name]:.4f}")
-    return ", ".join([*parts, f"{metrics['images_per_second']:.1f} images/s"])
+    return ", ".join([*parts, f"{metrics['speed/images_per_second']:.1f} images/s"])

@@ -50,7 +50,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         )
         result: Evaluation = runner.run(entry.evaluate, with_absolute_paths(config), model_uri, split)
     writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
-    writer.metrics({f"{split}_{name}": value for name, value in result.metrics.items()}, step=0)
+    writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
     writer.table(result.per_class, f"per_class_{split}.json")
     writer.figure(per_class_bars(result.per_class, split), f"per_class_{split}.png")
     return result

@@ -158,7 +158,18 @@ def _read(path: Path) -> tuple[TrainingState, dict[str, NDArray[Any]]]:
         header = json.loads(file[_STATE].tobytes())
         if header.pop("format_version") != _FORMAT_VERSION:
             raise ValueError("another format version")
+        header["history"] = [_with_groups(metrics) for metrics in header["history"]]
         return TrainingState(**header), {name: file[name] for name in file.files if name != _STATE}
+
+
+def _with_groups(metrics: dict[str, float]) -> dict[str, float]:
+    """Metrics of one epoch by today's names; those of older checkpoints have no groups."""
+    names = {
+        "train_loss": "train/loss",
+        "images_per_second": "speed/images_per_second",
+        "input_wait_fraction": "time/input_wait_fraction",
+    }
+    return {names.get(name, re.sub("^val_", "val/", name)): value for name, value in metrics.items()}
 
 
 def _assign(path: Path, arrays: dict[str, NDArray[Any]], variables: Sequence["keras.Variable"]) -> None:

@@ -14,15 +14,15 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
     loss, score = figure.subplots(1, 2)
     epochs = range(1, len(history) + 1)
     for axis, names in (
-        (loss, {"train_loss": "training", "val_loss": "validation"}),
+        (loss, {"train/loss": "training", "val/loss": "validation"}),
         (
             score,
             {
-                "val_top_1": "top-1",
-                "val_top_5": "top-5",
-                "val_f1_micro": "F1 micro",
-                "val_f1_macro": "F1 macro",
-                "val_mean_average_precision": "mean average precision",
+                "val/top_1": "top-1",
+                "val/top_5": "top-5",
+                "val/f1_micro": "F1 micro",
+                "val/f1_macro": "F1 macro",
+                "val/mean_average_precision": "mean average precision",
             },
         ),
     ):

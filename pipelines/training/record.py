@@ -35,8 +35,8 @@ class Record:
 
     def tell(self, step: int, loss: float, measured: tf.Tensor) -> None:
         """Keep one step until `write_steps`; see `Watch`."""
-        values = dict(zip([f"exchange_{name}" for name in METRICS], measured.numpy().tolist(), strict=True))
-        values |= {"learning_rate": self._schedule(step), "step_loss": loss}
+        values = dict(zip(map(_grouped, METRICS), measured.numpy().tolist(), strict=True))
+        values |= {"train/learning_rate": self._schedule(step), "train/step_loss": loss}
         for name, value in values.items():
             if math.isfinite(value):
                 self._points.setdefault(name, []).append((step, value))
@@ -69,13 +69,18 @@ class Record:
 def epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[str, float]:
     """One epoch's entry of the history."""
     metrics = {
-        "train_loss": trained.loss,
-        "images_per_second": trained.images_per_second,
-        "input_wait_fraction": trained.input_wait_fraction,
+        "train/loss": trained.loss,
+        "speed/images_per_second": trained.images_per_second,
+        "time/input_wait_fraction": trained.input_wait_fraction,
     }
     if evaluation is not None:
-        metrics |= {f"val_{name}": value for name, value in evaluation.metrics.items()}
+        metrics |= {f"val/{name}": value for name, value in evaluation.metrics.items()}
     return metrics
+
+
+def _grouped(name: str) -> str:
+    """Name in MLflow of one measurement of the exchange."""
+    return f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}"
 
 
 def _model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_training_follows_the_dataset(
     assert len(manifest.class_names) == classes
     trained = train(config)
     (metrics,) = trained.summary.history
-    assert np.isfinite(metrics["train_loss"])
+    assert np.isfinite(metrics["train/loss"])
     split = "test" if "test" in manifest.splits else "train"
     scores = evaluate(config, trained.summary.model_uri, split).metrics
     if manifest.task == "single_label":

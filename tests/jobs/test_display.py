@@ -10,7 +10,7 @@ def test_lines_of_a_run(capsys):
     progress({"event": "step", "step": 1, "loss": 0.5, "images_per_second": 10.0, **place})
     progress._last_line -= 15
     progress({"event": "step", "step": 2, "loss": 0.25, "images_per_second": 12.0, **place})
-    metrics = {"train_loss": 0.25, "val_f1_micro": 0.5, "images_per_second": 12.0}
+    metrics = {"train/loss": 0.25, "val/f1_micro": 0.5, "speed/images_per_second": 12.0}
     progress({"event": "epoch", **place, "metrics": metrics})
     progress({"event": "saving"})
     progress({"event": "another"})

@@ -86,16 +86,16 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
     table = mlflow.artifacts.load_dict(f"runs:/{result.run.run_id}/per_class_validation.json")
     assert len(table["data"]) == 19
     assert table["columns"][0] == "class"
-    for name in ("train_loss", "val_loss", "val_f1_micro", "val_f1_macro", "val_mean_average_precision"):
+    for name in ("train/loss", "val/loss", "val/f1_micro", "val/f1_macro", "val/mean_average_precision"):
         assert [metric.step for metric in client.get_metric_history(result.run.run_id, name)] == [1, 2], name
-    rates = client.get_metric_history(result.run.run_id, "learning_rate")
+    rates = client.get_metric_history(result.run.run_id, "train/learning_rate")
     assert [metric.step for metric in rates] == list(range(8))
     # One epoch of warm-up: 4 steps of 8 samples each.
     peak = 8.0 * 8 / 256
     assert [metric.value for metric in rates[:4]] == pytest.approx([peak / 4, peak / 2, peak * 3 / 4, peak])
     assert rates[4].value == pytest.approx(peak / 10)
     assert chosen.training.epochs == len(result.summary.history) == 2
-    for name in ("step_loss", "exchange_payload_bytes", "exchange_residual_norm", "exchange_collective_seconds"):
+    for name in ("train/step_loss", "exchange/payload_bytes", "exchange/residual_norm", "time/collective_seconds"):
         values = client.get_metric_history(result.run.run_id, name)
         assert [metric.step for metric in values] == list(range(8)), name
 
@@ -111,7 +111,7 @@ def test_checkpoints_are_kept(trained: tuple[TrainedRun, RunConfig]) -> None:
 
 def test_what_is_sent_is_counted(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
     result, _ = trained
-    logged = MlflowClient(store).get_run(result.run.run_id).data.metrics["exchange_payload_bytes"]
+    logged = MlflowClient(store).get_run(result.run.run_id).data.metrics["exchange/payload_bytes"]
     assert logged == result.summary.payload_bytes_per_step > 100_000
 
 
@@ -122,7 +122,7 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     assert sum(row["support"] for row in evaluation.per_class) > 12
     assert len(per_class_lines(evaluation)) == 20
     run = MlflowClient(store).get_run(result.run.run_id)
-    assert run.data.metrics["test_f1_micro"] == evaluation.metrics["f1_micro"]
+    assert run.data.metrics["test/f1_micro"] == evaluation.metrics["f1_micro"]
     # One rank counts what two do.
     alone = evaluate(chosen.model_copy(update={"launch": chosen.launch.model_copy(update={"num_workers": 1})}),
                      result.summary.model_uri)  # fmt: skip
@@ -140,7 +140,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
     training = chosen.training.model_copy(update={"output": str(tmp_path), "resume_run": result.run.run_id})
     again = train(chosen.model_copy(update={"training": training}))
     assert again.run.run_id == result.run.run_id
-    assert [row["train_loss"] for row in again.summary.history] == [row["train_loss"] for row in result.summary.history]
+    assert [row["train/loss"] for row in again.summary.history] == [row["train/loss"] for row in result.summary.history]
     with np.load(result.summary.checkpoint) as expected, np.load(again.summary.checkpoint) as found:
         assert expected.files == found.files
         for name in set(expected.files) - {"state.json"}:
@@ -173,8 +173,8 @@ def test_petastorms_reader_trains_too(
     result = train(chosen)
     run = MlflowClient(store).get_run(result.run.run_id)
     assert run.data.params["reader.name"] == "petastorm"
-    assert 0 <= run.data.metrics["input_wait_fraction"] < 1
-    rates = MlflowClient(store).get_metric_history(result.run.run_id, "learning_rate")
+    assert 0 <= run.data.metrics["time/input_wait_fraction"] < 1
+    rates = MlflowClient(store).get_metric_history(result.run.run_id, "train/learning_rate")
     assert len(rates) == 4  # 32 samples, 8 a step
     one_row_group = trained[1].dataset.path
     with pytest.raises(ValueError, match=r"Petastorm's reader.*has 1 for 2 workers"):
@@ -258,7 +258,7 @@ def test_the_demos_command_on_the_real_patches(
     run_id = next(line.split()[-1] for line in output.splitlines() if line.startswith("MLflow run  "))
     run = MlflowClient(store).get_run(run_id)
     assert run.info.status == "FINISHED"
-    assert "test_f1_micro" in run.data.metrics
+    assert "test/f1_micro" in run.data.metrics
     manifest = json.loads((tmp_path / "demo-bigearthnet_v2" / "dataset" / "dataset.json").read_text())
     rows = {name: sum(sum(s["row_groups"]) for s in split["shards"]) for name, split in manifest["splits"].items()}
     assert rows == {"train": 17, "validation": 8, "test": 5}

@@ -150,7 +150,7 @@ def test_what_a_codec_left_behind_is_not_lost(
     first, second = (np.load(trained.folder / "checkpoints" / name) for name in states[:2])
     residual = next(name for name in first.files if name.startswith("residual/"))
     assert (first[residual] != second[residual]).any()
-    ratios = MlflowClient(mlflow_store).get_metric_history(trained.run.run_id, "exchange_compression_ratio")
+    ratios = MlflowClient(mlflow_store).get_metric_history(trained.run.run_id, "exchange/compression_ratio")
     assert [(metric.step, metric.value > 2) for metric in ratios] == [(step, True) for step in range(4)]
 
 

@@ -21,7 +21,7 @@ from pipelines.training.checkpoint import (
 
 
 def state(epochs_done: int) -> TrainingState:
-    return TrainingState(epochs_done, epochs_done * 7, 0, 16, "run", "data", [{"train_loss": 0.5}] * epochs_done)
+    return TrainingState(epochs_done, epochs_done * 7, 0, 16, "run", "data", [{"train/loss": 0.5}] * epochs_done)
 
 
 @pytest.fixture
@@ -45,6 +45,26 @@ def test_round_trip(tmp_path: Path, variables: list[keras.Variable]) -> None:
     restore(path, variables)
     for old, new in zip(before, values(variables), strict=True):
         np.testing.assert_array_equal(old, new)
+
+
+def test_the_history_of_an_older_checkpoint_has_todays_names(tmp_path: Path, variables: list[keras.Variable]) -> None:
+    old = {
+        "train_loss": 0.5,
+        "images_per_second": 9.0,
+        "input_wait_fraction": 0.1,
+        "val_loss": 0.6,
+        "val_f1_micro": 0.2,
+    }
+    save_checkpoint(tmp_path, dataclasses.replace(state(1), history=[old]), variables)
+    assert newest_checkpoint(tmp_path)[1].history == [
+        {
+            "train/loss": 0.5,
+            "speed/images_per_second": 9.0,
+            "time/input_wait_fraction": 0.1,
+            "val/loss": 0.6,
+            "val/f1_micro": 0.2,
+        }
+    ]
 
 
 def test_no_checkpoint_says_where(tmp_path: Path) -> None:

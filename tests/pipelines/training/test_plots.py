@@ -14,8 +14,8 @@ ROWS = [
 @pytest.mark.parametrize(
     "figure",
     [
-        learning_curves([{"train_loss": 0.5}]),
-        learning_curves([{"train_loss": 1.0, "val_loss": 0.9, "val_f1_micro": 0.1, "val_f1_macro": 0.1}] * 3),
+        learning_curves([{"train/loss": 0.5}]),
+        learning_curves([{"train/loss": 1.0, "val/loss": 0.9, "val/f1_micro": 0.1, "val/f1_macro": 0.1}] * 3),
         learning_rate_curve([0.1, 0.2, 0.1]),
         per_class_bars(ROWS, "validation"),
     ],
