@@ -30,23 +30,46 @@ class Outcome:
     last_lines: tuple[str, ...] = ()
 
 
-class StartError(RuntimeError):
-    """The tasks of an attempt have not all come to life."""
+class InfrastructureError(RuntimeError):
+    """No exception of the user's function is the cause: another attempt may succeed."""
+
+
+class StartError(InfrastructureError):
+    """Not all ranks of an attempt have started."""
 
 
 class WorkerError(RuntimeError):
-    """A rank failed: the text has the rank that failed first with its evidence, and a table of all."""
+    """The user's function raised an exception in a rank, which is the root cause of the failure.
+
+    The text names the rank that failed first with its traceback, and has a table of all ranks.
+    """
 
     def __init__(self, outcomes: Sequence[Outcome]) -> None:
         """Take the outcomes in the order in which they became known."""
-        self.outcomes = sorted(outcomes, key=lambda outcome: outcome.rank)
-        self.root = root_cause(outcomes)
+        self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
         super().__init__(describe(self.root, self.outcomes))
 
-    @property
-    def is_infrastructure(self) -> bool:
-        """Whether another attempt may end otherwise: no exception of the user's code is the cause."""
-        return self.root.kind != "exception"
+
+class RankLostError(InfrastructureError):
+    """A rank died, hung, was lost or was asked to stop, which is the root cause of the failure.
+
+    The text names the rank that failed first with its last lines, and has a table of all ranks.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes in the order in which they became known."""
+        self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
+        super().__init__(describe(self.root, self.outcomes))
+
+
+def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
+    """The error for outcomes of which at least one is a failure, in the order in which they became known."""
+    is_exception = root_cause(outcomes).kind == "exception"
+    return WorkerError(outcomes) if is_exception else RankLostError(outcomes)
+
+
+def _sorted(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda outcome: outcome.rank)
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:

@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from pipelines.launch.report import connect, send_message
+from pipelines.launch.report import connect, request_stop, send_message
 
 USER_ERROR_EXIT_CODE = 1
 ORPHAN_EXIT_CODE = 113
@@ -28,6 +28,7 @@ def main() -> int:
     faults = int(sys.argv[2])
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = Connection(int(sys.argv[1]), readable=False)
     os.environ.update(json.loads(_read()))

@@ -9,6 +9,15 @@ from typing import Any
 ATTEMPT_VARIABLE = "GROUNDSWELL_ATTEMPT"
 _connection: Connection | None = None
 _lock = threading.Lock()
+_stop_requested = threading.Event()
+
+
+class StoppedOnRequest(Exception):  # noqa: N818  no error of the function
+    """Raise this where `stop_requested()` has ended the work early: what has to be kept has been saved.
+
+    The driver then does not hold the exception for a mistake of the function: it ends with the signal that it
+    received, or tries again where `retries` allows it.
+    """
 
 
 def connect(connection: Connection) -> None:
@@ -43,6 +52,21 @@ def step_done() -> None:
 def attempt() -> int:
     """Which attempt of the job this is, from 1."""
     return int(os.environ.get(ATTEMPT_VARIABLE, "1"))
+
+
+def stop_requested() -> bool:
+    """Whether this rank was asked to end soon: save what has to be kept, then raise `StoppedOnRequest`.
+
+    The request is a SIGTERM to the driver or to a task's process, or an executor that Spark decommissions. It reaches
+    all ranks, but not in the same step: agree on it before a rank leaves collective operations. A rank that still runs
+    after `stop_grace` seconds is killed. Asking costs nothing. Outside a worker the answer is always False.
+    """
+    return _stop_requested.is_set()
+
+
+def request_stop() -> None:
+    """Called in the worker process when its task asks it to stop."""
+    _stop_requested.set()
 
 
 def send_message(connection: Connection, message: dict[str, Any]) -> None:

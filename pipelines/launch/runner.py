@@ -12,7 +12,7 @@ import cloudpickle
 from pyspark.sql import SparkSession
 
 from pipelines.launch.channel import DriverChannel, Message
-from pipelines.launch.failure import StartError, WorkerError
+from pipelines.launch.failure import InfrastructureError, RankLostError, WorkerError
 from pipelines.launch.logs import RankLogs, Throttle
 from pipelines.launch.placement import place
 from pipelines.launch.preflight import (
@@ -30,7 +30,7 @@ from pipelines.launch.stage import LOOPBACK, LocalStage, SparkStage
 from pipelines.launch.supervisor import Supervisor
 from pipelines.launch.task import Launch
 
-__all__ = ["Attempt", "BarrierRunner", "LogToDriver", "WorkerError"]
+__all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "WorkerError"]
 
 LogToDriver = Literal["all", "rank0", "callback", "none"]
 _LOG_CHOICES = ("all", "rank0", "callback", "none")
@@ -125,7 +125,8 @@ class BarrierRunner:
         Raises:
             ValueError: The function or an argument cannot be pickled.
             RuntimeError: The cluster cannot place the ranks.
-            WorkerError: A rank failed, in the last attempt.
+            WorkerError: The function raised an exception in a rank.
+            InfrastructureError: A rank died, hung, was lost or did not start, in the last attempt.
         """
         return self.run_all(function, *args, **kwargs)[0]
 
@@ -143,13 +144,12 @@ class BarrierRunner:
             self._on_attempt(attempt)
             try:
                 return self._attempt(payload, attempt)
-            except (StartError, WorkerError) as error:
-                mistake = isinstance(error, WorkerError) and not error.is_infrastructure
-                if mistake or attempt.number > self._retries:
+            except InfrastructureError as error:
+                if attempt.number > self._retries:
                     raise
                 attempt = self._next(attempt, error)
 
-    def _next(self, attempt: Attempt, error: StartError | WorkerError) -> Attempt:
+    def _next(self, attempt: Attempt, error: InfrastructureError) -> Attempt:
         """The attempt after a failed one, when its time has come and with the slots that are left."""
         seconds = min(self._retry_wait * 2 ** (attempt.number - 1), _MAXIMUM_WAIT_SECONDS)
         reason = str(error).splitlines()[0]
@@ -206,7 +206,7 @@ class BarrierRunner:
                 supervisor.go([p.rank for p in placements], [p.environment() | extra for p in placements])
                 supervisor.watch()
                 results = stage.results()
-            except WorkerError:
+            except (WorkerError, RankLostError):
                 raise
             except BaseException:
                 supervisor.stop()  # and `stage.close` ends what does not hear it

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from pipelines.launch.channel import DriverChannel, Message
-from pipelines.launch.failure import Outcome, StartError, WorkerError, outcome_of_exit
+from pipelines.launch.failure import Outcome, StartError, failure_of, outcome_of_exit
 from pipelines.launch.logs import LAST_LINES
 from pipelines.launch.preflight import answers
 
@@ -127,7 +127,8 @@ class Supervisor:
         """Return when all ranks have finished.
 
         Raises:
-            WorkerError: A rank failed; all others have been stopped.
+            WorkerError: The function raised in a rank; all others have been stopped.
+            RankLostError: A rank ended otherwise; all others have been stopped.
         """
         while self._open():
             finished = self._stage.finished()
@@ -137,7 +138,7 @@ class Supervisor:
             self._look_for_hang()
             if any(outcome.kind != "finished" for outcome in self._outcomes):
                 self._settle()
-                raise WorkerError(self._outcomes)
+                raise failure_of(self._outcomes)
             if finished:  # without the last word of a rank whose channel broke: its result came by way of Spark
                 return
 

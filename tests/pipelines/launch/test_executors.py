@@ -31,7 +31,7 @@ def run_and_lose_executors() -> tuple[Any, ...]:
     from pyspark.sql import SparkSession
 
     from pipelines.launch import preflight
-    from pipelines.launch.runner import BarrierRunner, WorkerError
+    from pipelines.launch.runner import BarrierRunner, InfrastructureError
 
     preflight._REGISTRATION_SECONDS = 2.0  # executors that were taken back will not return
     settings = {
@@ -74,7 +74,7 @@ def run_and_lose_executors() -> tuple[Any, ...]:
         )
         try:
             return runner.run_all(work), errors[1:]
-        except WorkerError as error:
+        except InfrastructureError as error:
             return [], [str(error)]
 
     try:

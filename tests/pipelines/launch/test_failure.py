@@ -1,6 +1,14 @@
 import pytest
 
-from pipelines.launch.failure import Kind, Outcome, WorkerError, outcome_of_exit
+from pipelines.launch.failure import (
+    InfrastructureError,
+    Kind,
+    Outcome,
+    RankLostError,
+    WorkerError,
+    failure_of,
+    outcome_of_exit,
+)
 
 SHUT_DOWN = {
     "error": "UnknownError",
@@ -40,9 +48,10 @@ def test_consequences_are_not_the_cause() -> None:
     consequence = outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))
     cause = Outcome(1, "b", "exception", "ValueError: boom\nand more", 1, "t1", ("one", "two"))
     others = [Outcome(rank, "b", "stopped", "stopped because another rank failed") for rank in (2, 3)]
-    error = WorkerError([consequence, cause, *others])
+    error = failure_of([consequence, cause, *others])
+    assert isinstance(error, WorkerError)
     assert error.root is cause
-    assert not error.is_infrastructure
+    assert not isinstance(error, InfrastructureError)
     assert str(error) == (
         "rank 1 on b failed: ValueError: boom\nand more\n\n"
         "rank  host  outcome\n"
@@ -56,10 +65,11 @@ def test_consequences_are_not_the_cause() -> None:
 
 def test_the_first_cause_counts() -> None:
     ends = [Outcome(2, "a", "died", "killed by SIGKILL"), Outcome(0, "a", "exception", "ValueError: late")]
-    assert WorkerError(ends).root.rank == 2
+    assert failure_of(ends).root.rank == 2
 
 
 def test_a_consequence_without_a_cause_is_the_networks() -> None:
-    error = WorkerError([outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))])
+    error = failure_of([outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))])
     assert error.root.rank == 0
-    assert error.is_infrastructure
+    assert isinstance(error, RankLostError)
+    assert isinstance(error, InfrastructureError)

@@ -136,6 +136,7 @@ def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
     import time
 
     from jobs.session import spark_session
+    from pipelines.launch.failure import RankLostError
     from pipelines.launch.runner import BarrierRunner, WorkerError
 
     ended = {}
@@ -148,7 +149,7 @@ def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
             place.mkdir()
             try:
                 runner.run(work, *case, str(place))
-            except WorkerError as error:
+            except (WorkerError, RankLostError) as error:
                 seconds = time.time() - float((place / "failed-at").read_text())
                 kinds = {outcome.rank: outcome.kind for outcome in error.outcomes}
                 root = error.root

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.launch.failure import InfrastructureError, RankLostError
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -47,7 +48,7 @@ def test_a_worker_that_dies_is_named_with_its_signal_and_last_lines(spark: Spark
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(60)
 
-    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: killed by SIGKILL") as caught:
+    with pytest.raises(RankLostError, match=r"rank 1 on .* failed: killed by SIGKILL") as caught:
         BarrierRunner(spark, 2, log_to_driver="none").run(function)
     assert caught.value.root.last_lines == ("about to go",)
 
@@ -59,7 +60,7 @@ def test_an_exit_after_the_function_has_returned_is_a_failure(spark: SparkSessio
         if os.environ["HOROVOD_RANK"] == "1":
             atexit.register(os._exit, 3)
 
-    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: exited with code 3 after the function had returned"):
+    with pytest.raises(RankLostError, match=r"rank 1 on .* failed: exited with code 3 after the function had returned"):
         BarrierRunner(spark, 2).run(function)
 
 
@@ -100,7 +101,7 @@ def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession) -> 
         hvd.allreduce(tf.constant([1.0]), name="third")
 
     runner = BarrierRunner(spark, 2, log_to_driver="none", on_report=reports.append)
-    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: exited with code 7") as caught:
+    with pytest.raises(RankLostError, match=r"rank 1 on .* failed: exited with code 7") as caught:
         runner.run(function)
     assert [report["total"] for report in reports] == [[2.0, 3.0]] * 2
     assert caught.value.outcomes[0].kind == "consequence"
@@ -143,7 +144,7 @@ def test_a_child_that_outlives_its_rank_does_not_hold_up_the_error(spark: SparkS
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(300)
 
-    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: killed by SIGKILL"):
+    with pytest.raises(RankLostError, match=r"rank 1 on .* failed: killed by SIGKILL"):
         BarrierRunner(spark, 2, log_to_driver="none").run(function)
 
 
@@ -206,7 +207,7 @@ def test_infrastructure_is_tried_again_after_a_wait_that_doubles(
 
 def test_retries_come_to_an_end(spark: SparkSession) -> None:
     attempts: list[Attempt] = []
-    with pytest.raises(WorkerError, match="exited with code 9"):
+    with pytest.raises(InfrastructureError, match="exited with code 9"):
         BarrierRunner(spark, 1, retries=1, retry_wait=0.1, on_attempt=attempts.append).run(os._exit, 9)
     assert len(attempts) == 2
 
@@ -244,7 +245,7 @@ def test_training_goes_on_when_the_channel_dies(
 
     runner = BarrierRunner(spark, 2, log_to_driver="none", on_report=lambda message: channels[0].close())
     if fails:
-        with pytest.raises(WorkerError, match="rank 1 failed: exited with code 1"):
+        with pytest.raises(InfrastructureError, match="rank 1 failed: exited with code 1"):
             runner.run_all(function)
     else:
         assert runner.run_all(function) == [0, 1]
