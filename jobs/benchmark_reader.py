@@ -12,6 +12,7 @@ from pipelines.dataset.buffers import BufferPool
 from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
+from pipelines.locations import absolute_path
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,9 @@ def drop_from_memory(folder: Path) -> None:
 def _measure(arguments: argparse.Namespace) -> int:
     settings = ReaderSettings(
         threads=arguments.threads,
-        cache_folder=Path(arguments.cache_folder) if arguments.cache_folder else default_cache_folder(),
+        cache_folder=Path(absolute_path("--cache-folder", arguments.cache_folder))
+        if arguments.cache_folder
+        else default_cache_folder(),
         cache_limit_bytes=int(arguments.cache_limit_gib * 2**30),
     )
     started = time.perf_counter()

@@ -6,11 +6,10 @@ import os
 import signal
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 from conf.load import load, shipped_names
 from conf.schema import RunConfig
-from pipelines.storage import Folder
+from pipelines.locations import absolute_location, absolute_path
 
 _USER_ERROR_EXIT_CODE = 2
 
@@ -39,11 +38,20 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """Workers have another working directory than the driver; URLs stay as they are."""
-    dataset = config.dataset.model_copy(update={"path": str(Folder.at(config.dataset.path))})
-    training = config.training.model_copy(update={"output": str(Path(config.training.output).absolute())})
-    cache = config.reader.cache_folder
-    reader = config.reader.model_copy(update={"cache_folder": str(Path(cache).absolute()) if cache else None})
+    """The configuration with absolute paths: workers have another working directory than the driver.
+
+    Raises:
+        ValueError: A path is misspelt (`locations.absolute_location`); names the setting.
+    """
+    try:
+        path = absolute_location(config.dataset.path)
+    except ValueError as error:
+        raise ValueError(f"dataset.path: {error}") from None
+    dataset = config.dataset.model_copy(update={"path": path})
+    output = absolute_path("training.output", config.training.output)
+    training = config.training.model_copy(update={"output": output})
+    cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)
+    reader = config.reader.model_copy(update={"cache_folder": cache})
     return config.model_copy(update={"dataset": dataset, "training": training, "reader": reader})
 
 

@@ -28,6 +28,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     Raises:
         ValueError: No such model or split, or the model has other classes than the dataset.
     """
+    config = with_absolute_paths(config)
     dataset = Folder.at(config.dataset.path)
     manifest = read_manifest(dataset)
     if split not in manifest.splits:
@@ -48,7 +49,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             threads_per_worker=config.launch.threads_per_worker,
             env=tracking.worker_environment(),
         )
-        result: Evaluation = runner.run(entry.evaluate, with_absolute_paths(config), model_uri, split)
+        result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
     writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
     writer.table(result.per_class, f"per_class_{split}.json")

@@ -14,7 +14,7 @@ from pipelines.archives.archive import Archive
 from pipelines.archives.table import open_archive
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.writer import PrepareProgress, prepare_dataset
-from pipelines.storage import Folder
+from pipelines.locations import absolute_location
 
 _SECONDS_BETWEEN_LINES = 15.0
 
@@ -42,10 +42,18 @@ def prepare(config: RunConfig) -> Manifest:
 
 
 def configured_archive(config: RunConfig) -> Archive:
-    """The archive of the configuration; its folder, if it has one, as an absolute path or a URL, for the executors."""
+    """The archive of the configuration; its folders are absolute paths or URLs, for the executors.
+
+    Raises:
+        ValueError: A path is misspelt (`locations.absolute_location`); names the setting.
+    """
     settings = config.archive.model_dump(exclude={"kind"})
-    if "root" in settings:
-        settings["root"] = str(Folder.at(settings["root"]))
+    for name in ("root", "splits"):
+        if settings.get(name) is not None:
+            try:
+                settings[name] = absolute_location(settings[name])
+            except ValueError as error:
+                raise ValueError(f"archive.{name}: {error}") from None
     return open_archive(config.archive.kind, **settings)
 
 

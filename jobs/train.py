@@ -20,6 +20,7 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt, BarrierRunner
+from pipelines.locations import redacted
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
@@ -39,8 +40,8 @@ class TrainedRun:
 
 def train(config: RunConfig) -> TrainedRun:
     """Train as configured, in a session of its own where there is none."""
-    manifest = check_dataset(config)
     config = with_absolute_paths(config)
+    manifest = check_dataset(config)
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest)
 
@@ -84,7 +85,7 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> Trai
         )
     run = _tracked_run(config, manifest)
     folder = Path(config.training.output) / run.run_id
-    say(f"MLflow run {run.run_id} in {tracking.redacted(run.uri)}")
+    say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
     progress = TrainingProgress()
     with _closing(run):
         runner = BarrierRunner(

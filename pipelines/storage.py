@@ -12,14 +12,23 @@ from datetime import datetime
 from functools import cached_property
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import fsspec
+
+from pipelines.locations import absolute_location, is_url
 
 # A whole object appears when its upload ends; elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _SECONDS_FOR_AN_ANSWER = 20.0
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_HINTS = {
+    "hdfs": "reading hdfs:// needs Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME and CLASSPATH "
+    "(to what `hadoop classpath --glob` prints)"
+}
+
+
+class StorageError(RuntimeError):
+    """A storage that cannot be used: no such bucket, no answer, no credentials, no library."""
 
 
 @dataclass(frozen=True)
@@ -35,33 +44,18 @@ class Folder:
 
     @classmethod
     def at(cls, location: "str | Path | Folder") -> "Folder":
-        """The folder of a path, made absolute, or of a URL.
+        """The folder of a path, made absolute, or of a URL; `absolute_location` says which spellings there are.
 
         Raises:
-            ValueError: The URL's scheme is unknown, its library is not installed, or it holds a password.
+            ValueError: The location cannot be used; says what is expected.
         """
-        if isinstance(location, Folder):
-            return location
-        scheme, separator, rest = str(location).partition("://")
-        if not separator:
-            return cls(str(Path(location).absolute()))
-        if scheme == "file":
-            return cls(str(Path(rest).absolute()))
-        if urlsplit(str(location)).password is not None:
-            raise ValueError(f"a {scheme}:// URL holds a password: give credentials in the environment")
-        try:
-            fsspec.get_filesystem_class(scheme)
-        except (ValueError, ImportError) as error:
-            raise ValueError(f"{location}: {error}") from None
-        if not rest.strip("/"):
-            raise ValueError(f"{location}: names no bucket or host, expected {scheme}://bucket/folder")
-        return cls(str(location).rstrip("/"))
+        return location if isinstance(location, Folder) else cls(absolute_location(location))
 
     def check(self) -> None:
         """Find out early, and within seconds, that a remote folder cannot be used; it need not be there yet.
 
         Raises:
-            RuntimeError: There is no such bucket, nobody answers, or the credentials are missing or refused.
+            StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
         """
         if self.is_local:
             return
@@ -71,7 +65,7 @@ class Folder:
         asking.start()
         asking.join(_SECONDS_FOR_AN_ANSWER)
         if not found:
-            raise RuntimeError(
+            raise StorageError(
                 f"{self}: no answer within {_SECONDS_FOR_AN_ANSWER:.0f} s; check the network and the endpoint "
                 "(of S3: AWS_ENDPOINT_URL)"
             )
@@ -84,23 +78,24 @@ class Folder:
             bucket = "/".join(self.url.split("/")[:3])
             with suppress(PermissionError):  # who may use a folder may not see the bucket
                 if self._is_object_store() and not self._filesystem.exists(bucket):
-                    return RuntimeError(f"{self}: there is no {bucket}; make it, or correct the URL")
-        except RuntimeError as error:
+                    return StorageError(f"{self}: there is no {bucket}; make it, or correct the URL")
+        except StorageError as error:
             return error
         except Exception as error:
             return self._unusable(error)
         return None
 
-    def _unusable(self, error: Exception) -> RuntimeError:
+    def _unusable(self, error: Exception) -> StorageError:
         text = " ".join(str(error).split())[:300]
-        return RuntimeError(f"{self}: {type(error).__name__}: {text}; check endpoint, credentials and permissions")
+        hint = _HINTS.get(self._scheme, "check endpoint, credentials and permissions")
+        return StorageError(f"{self}: {type(error).__name__}: {text}; {hint}")
 
     @contextmanager
     def _remote_errors(self) -> Iterator[None]:
-        """Libraries raise errors of their own, some of them no OSError: one kind here, but for what is not there."""
+        """Turn the libraries' errors, some of which are no OSError, into one kind; what is absent stays absent."""
         try:
             yield
-        except _ABSENT:
+        except (*_ABSENT, StorageError):
             raise
         except Exception as error:
             if self.is_local:
@@ -110,11 +105,15 @@ class Folder:
     @property
     def is_local(self) -> bool:
         """Whether files can be opened, mapped and renamed as this machine's own."""
-        return "://" not in self.url
+        return not is_url(self.url)
+
+    @property
+    def _scheme(self) -> str:
+        return "" if self.is_local else self.url.partition("://")[0]
 
     @property
     def path(self) -> Path:
-        """Of a local folder."""
+        """The path of a local folder."""
         assert self.is_local, self.url
         return Path(self.url)
 
@@ -141,7 +140,13 @@ class Folder:
 
     @cached_property
     def _filesystem(self) -> Any:
-        return fsspec.filesystem("file" if self.is_local else self.url.partition("://")[0])
+        kind = fsspec.get_filesystem_class(self._scheme or "file")
+        if self.is_local:
+            return kind()
+        try:
+            return kind(**kind._get_kwargs_from_urls(self.url))  # host and port, or Azure's account
+        except Exception as error:  # a native library that cannot be loaded, a name node that does not answer
+            raise self._unusable(error) from error
 
     def _full(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
@@ -278,7 +283,7 @@ class Folder:
         self._filesystem.mv(temporary, target)
 
     def _is_object_store(self) -> bool:
-        return self.url.partition("://")[0] in _OBJECT_STORES
+        return self._scheme in _OBJECT_STORES
 
     def _forget(self, name: str) -> None:
         """Other processes write here too: a listing that fsspec remembers may be an old one."""

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import re
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +16,8 @@ from mlflow.entities import Metric, Param
 from mlflow.exceptions import MlflowException
 from mlflow.models import ModelSignature
 from mlflow.types import Schema, TensorSpec
+
+from pipelines.locations import redacted
 
 if TYPE_CHECKING:
     import keras
@@ -96,11 +97,6 @@ def show_command(run: TrackedRun) -> str:
     if run.uri == _default_uri() and Path("Makefile").is_file():
         return "make ui"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {redacted(run.uri)}"
-
-
-def redacted(uri: str) -> str:
-    """A store's address without the password or token that it may hold."""
-    return re.sub(r"//[^/@]+@", "//***@", uri)
 
 
 def is_file_store(uri: str) -> bool:

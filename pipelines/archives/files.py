@@ -118,4 +118,5 @@ def _place(url: str | PathLike[str]) -> tuple[Folder, str]:
 
 @lru_cache(4096)
 def _folder(url: str) -> Folder:
-    return Folder.at(url)
+    # Not `Folder.at`: the archive's root is absolute already, and the names in it may hold a `$` of their own.
+    return Folder(url)

@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
 from pipelines import tracking
+from pipelines.locations import redacted
 from pipelines.tracking import RunWriter, TrackedRun
 
 
@@ -115,5 +116,5 @@ def test_a_write_that_fails_is_a_warning(run: TrackedRun, caplog: pytest.LogCapt
     ],
 )
 def test_passwords_are_not_shown(uri: str, shown: str, file: bool) -> None:
-    assert tracking.redacted(uri) == shown
+    assert redacted(uri) == shown
     assert tracking.is_file_store(uri) is file

@@ -1,0 +1,170 @@
+"""What people write for a folder, a path or a URL, as one absolute spelling; and URLs without their passwords."""
+
+import os
+import re
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import fsspec
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):(/+)(.*)", re.DOTALL)
+_KNOWN_WITHOUT_SLASH = re.compile(r"(file|dbfs|s3|s3a|gs|gcs|abfs|abfss|az|hdfs):(?!/)", re.IGNORECASE)
+_WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
+# A password begins at a colon before the first slash, and may hold slashes and further @ itself. A name alone before
+# the first @ is a token, but of Azure's URLs it is the container.
+_CREDENTIALS = re.compile(r"//(?:[^\s/:@]*:\S*|(?<!abfs://)(?<!abfss://)(?<!wasbs://)[^\s/]*)@")
+_PACKAGES = {
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "az": "adlfs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "oss": "ossfs",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+}
+"""Distribution that fsspec needs for a scheme, where our own dependencies do not bring it."""
+_OTHER_SPELLINGS = {"s3n": "s3", "wasb": "abfs", "wasbs": "abfss", "viewfs": "hdfs"}
+_DBFS = Path("/dbfs")
+_VOLUMES = Path("/Volumes")
+
+
+def absolute_location(location: str | Path) -> str:
+    """A folder's absolute path, or its URL with a scheme that can be used, from any usual spelling.
+
+    `~`, `$NAME` and `${NAME}` are expanded; an absolute `Path` is taken as it is. `file:/x` and `file:///x` are the
+    path `/x`. `dbfs:/x` is `/dbfs/x`, and `dbfs:/Volumes/x` is `/Volumes/x`, where Databricks mounts them. A scheme
+    is put into lower case. A path may not look like a URL by mistake: `s3:/bucket/x` is an error and not a folder
+    `s3:`; write `./s3:/x` for such a folder.
+
+    Raises:
+        ValueError: A variable or home folder is unknown, the scheme is unknown or misspelt, its package is not
+            installed, no bucket or host is named, or the URL holds a password.
+    """
+    if isinstance(location, Path) and location.is_absolute():
+        return str(location)
+    text = _expanded(str(location))
+    if _WINDOWS_DRIVE.match(text):
+        raise ValueError(f"{text}: a Windows path, expected a path of this machine such as /data/x, or a URL")
+    if match := _KNOWN_WITHOUT_SLASH.match(text):
+        scheme = match[1].lower()
+        expected = "file:///folder" if scheme == "file" else f"{scheme}://bucket/folder"
+        raise ValueError(f"{redacted(text)}: there is no slash behind the scheme, expected {expected}")
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return str(Path(text).absolute())
+    scheme, slashes, rest = match[1].lower(), match[2], match[3]
+    if scheme == "file":
+        return _file_path(text, slashes, rest)
+    if scheme == "dbfs":
+        return _databricks_path(text, rest)
+    return _checked_url(text, scheme, slashes, rest)
+
+
+def absolute_path(setting: str, location: str | Path) -> str:
+    """An absolute path of this machine, for a setting that cannot be a URL; spelt as in `absolute_location`.
+
+    Args:
+        setting: Its name, for the message.
+        location: Its value.
+
+    Raises:
+        ValueError: As `absolute_location`, or it is a URL.
+    """
+    try:
+        found = absolute_location(location)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None
+    if is_url(found):
+        raise ValueError(
+            f"{setting}={found}: expected a path; URLs are read and written only at archive.root and dataset.path"
+        )
+    return found
+
+
+def is_url(location: str) -> bool:
+    """Whether an absolute location is a URL and no path."""
+    return "://" in location
+
+
+def redacted(text: str) -> str:
+    """A text with the user name, password or token of every URL in it replaced by `***`."""
+    return _CREDENTIALS.sub("//***@", text)
+
+
+def _expanded(text: str) -> str:
+    def value(match: re.Match[str]) -> str:
+        name = match[1] or match[2]
+        if name not in os.environ:
+            raise ValueError(f"{redacted(text)}: the environment variable {name} is not set")
+        return os.environ[name]
+
+    replaced = _VARIABLE.sub(value, text)
+    if not replaced.strip():
+        raise ValueError(f"{text!r} names no folder, expected a path or a URL")
+    if replaced.startswith("~"):
+        home = os.path.expanduser(replaced)  # noqa: PTH111 (a Path would drop the slashes of what follows)
+        if home.startswith("~"):
+            raise ValueError(f"{text}: there is no home folder of {replaced.split('/')[0]!r}")
+        return home
+    return replaced
+
+
+def _file_path(text: str, slashes: str, rest: str) -> str:
+    if len(slashes) == 2:  # file://host/path
+        host, _, rest = rest.partition("/")
+        if host not in ("", "localhost"):
+            raise ValueError(f"{text}: {host!r} is taken for a host name, expected file:///{host}/{rest}".rstrip("/"))
+    return str(Path("/", unquote(rest).lstrip("/")))
+
+
+def _databricks_path(text: str, rest: str) -> str:
+    """The mount of a DBFS path: Spark alone knows `dbfs:`, all other programs read the mount."""
+    in_volumes = rest.startswith("Volumes/")
+    mount, inner = (_VOLUMES, rest.removeprefix("Volumes/")) if in_volumes else (_DBFS, rest)
+    if not mount.is_dir():
+        raise ValueError(
+            f"{text}: this machine has no {mount}, where Databricks mounts it; use a path that every host mounts, "
+            "or the storage's own URL (s3://, abfss://, gs://)"
+        )
+    return str(mount / inner)
+
+
+def _checked_url(text: str, scheme: str, slashes: str, rest: str) -> str:
+    _refuse_password(text)
+    if scheme in _OTHER_SPELLINGS:
+        raise ValueError(f"{text}: the scheme {scheme} cannot be used, write {_OTHER_SPELLINGS[scheme]}:// instead")
+    if len(slashes) == 1:
+        raise ValueError(f"{text}: one slash behind the scheme, expected {scheme}://{rest}; a folder is ./{text}")
+    _check_package(text, scheme)
+    if (len(slashes) > 2 and scheme != "hdfs") or not rest.strip("/"):  # hdfs:///x is on the cluster's own name node
+        raise ValueError(f"{text}: names no bucket or host, expected {scheme}://{rest.strip('/') or 'bucket/folder'}")
+    return f"{scheme}:{slashes}{rest}".rstrip("/")
+
+
+def _refuse_password(text: str) -> None:
+    parts = urlsplit(text)
+    try:
+        holds_password = parts.password is not None
+        _ = parts.port
+    except ValueError:  # a password with a slash ends the host early, and what is left is no port
+        holds_password = True
+    if holds_password:
+        raise ValueError(f"{redacted(text)}: a URL may not hold a password: give credentials in the environment")
+
+
+def _check_package(text: str, scheme: str) -> None:
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except (ValueError, ImportError) as error:
+        if scheme in _PACKAGES:
+            package = _PACKAGES[scheme]
+            raise ValueError(
+                f"{text}: reading {scheme}:// needs the package {package}: pip install {package} (on all hosts)"
+            ) from None
+        if isinstance(error, ImportError):
+            raise ValueError(f"{text}: {scheme}:// cannot be used: {error}") from None
+        raise ValueError(
+            f"{text}: the scheme {scheme} is unknown, expected a path or a URL such as s3://bucket/folder"
+        ) from None
