@@ -2,12 +2,13 @@
 
 import argparse
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs.command import run, say
+from jobs import cli
+from jobs.command import say
+from jobs.result import Result
 from pipelines.dataset.buffers import BufferPool
 from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.order import steps_per_epoch
@@ -74,7 +75,9 @@ def drop_from_memory(folder: Path) -> None:
             os.close(descriptor)
 
 
-def _measure(arguments: argparse.Namespace) -> int:
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Measure as the command line says."""
+    result.dataset = arguments.dataset
     settings = ReaderSettings(
         threads=arguments.threads,
         cache_folder=Path(absolute_path("--cache-folder", arguments.cache_folder))
@@ -105,31 +108,8 @@ def _measure(arguments: argparse.Namespace) -> int:
     for number, (name, rate) in enumerate(epochs):
         reading = read_epoch(reader, pool, epoch=number, batch_size=arguments.batch_size, rows_per_second=rate)
         say(f"{name}: {reading}")
-    return 0
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Console entry."""
-    parser = argparse.ArgumentParser(prog="groundswell benchmark-reader", description=__doc__)
-    parser.add_argument("--dataset", required=True, metavar="PATH|URL", help="a prepared dataset")
-    parser.add_argument("--split", default="train", help="split to read (default: train)")
-    parser.add_argument("--batch-size", type=_positive, default=256, help="rows of a batch (default: 256)")
-    parser.add_argument("--threads", type=_positive, default=2, help="that gather batches (default: 2)")
-    parser.add_argument("--cache-folder", help="for a dataset that is remote or compressed")
-    parser.add_argument("--cache-limit-gib", type=float, default=100.0, help="of that cache (default: 100)")
-    parser.add_argument(
-        "--images-per-second", type=float, default=1000.0, help="what one worker trains, for its wait (default: 1000)"
-    )
-    arguments = parser.parse_args(argv)
-    return run("benchmark-reader", lambda: _measure(arguments))
-
-
-def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+        result.metrics[f"{name}, rows/s"] = reading.rows / reading.seconds
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.main("benchmark-reader")

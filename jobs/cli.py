@@ -1,27 +1,90 @@
 """`groundswell VERB ...`: one verb per job."""
 
+import difflib
 import importlib
+import importlib.metadata
+import os
+import platform
+import signal
 import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
-_VERBS = {
-    "prepare": "write a raw archive as a dataset",
-    "train": "train on a dataset, one worker per Spark task",
-    "evaluate": "score a logged model on the test split",
-    "benchmark-reader": "measure how fast a dataset can be read",
-    "demo": "generate a small archive and run all of the above on it",
-}
+from jobs.arguments import EXIT_CODES
+from jobs.command import USER_ERROR, read_config, run
+from jobs.result import Result
+from jobs.verbs import VERBS, parser_of
+
+_VERSIONS = ("pyspark", "horovod", "tensorflow-cpu", "tensorflow", "keras", "mlflow")
 
 
-def main() -> int:
-    """Console entry."""
-    verb = sys.argv[1] if len(sys.argv) > 1 else ""
-    if verb not in _VERBS:
-        lines = ["usage: groundswell VERB [--help]", *(f"  {name:<18}{text}" for name, text in _VERBS.items())]
-        print("\n".join(lines), file=sys.stdout if verb in ("-h", "--help") else sys.stderr)
-        return 0 if verb in ("-h", "--help") else 2
-    # Imported on demand: `groundswell --help` should not wait for Spark.
-    return int(importlib.import_module(f"jobs.{verb.replace('-', '_')}").main(sys.argv[2:]))
+def execute(argv: Sequence[str]) -> int:
+    """Run one command line: its exit code."""
+    name, *rest = argv or [""]
+    if name in ("-h", "--help"):
+        print("\n".join(_help()))
+        return 0
+    if name == "--version":
+        print("\n".join(_versions()))
+        return 0
+    if name not in VERBS:
+        print(_unknown(name), file=sys.stderr)
+        return USER_ERROR
+    parser = parser_of(name)
+
+    def body(result: Result) -> None:
+        arguments = parser.parse(rest)
+        if "config" in arguments:
+            read_config(arguments)  # a mistake is answered before Spark is imported
+        importlib.import_module(VERBS[name].module).main(arguments, result)
+
+    return run(name, rest, body)
+
+
+def main(verb: str | None = None) -> NoReturn:
+    """Run the command line of this process and end it.
+
+    Args:
+        verb: Verb of a script that spark-submit was given; None: the first argument.
+    """
+    code = execute(sys.argv[1:] if verb is None else [verb, *sys.argv[1:]])
+    # All is said and done: Ctrl-C while libraries close themselves prints no traceback.
+    signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
+    sys.exit(code)
+
+
+def _help() -> list[str]:
+    width = max(map(len, VERBS)) + 2
+    return [
+        "usage: groundswell VERB [--help | ARGUMENTS]",
+        "       groundswell --version",
+        "",
+        *(f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items()),
+        "",
+        EXIT_CODES,
+    ]
+
+
+def _unknown(name: str) -> str:
+    if not name:
+        return "\n".join(_help())
+    close = difflib.get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(VERBS)}"
+    return f"groundswell: error: {name!r} is not a verb: {hint}"
+
+
+def _versions() -> list[str]:
+    found = []
+    for package in _VERSIONS:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of the two TensorFlows one is installed
+    return [
+        f"groundswell {importlib.metadata.version('groundswell')}",
+        f"python {platform.python_version()}, {', '.join(found)}",
+    ]
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

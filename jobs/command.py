@@ -1,35 +1,24 @@
-"""What every job does alike: arguments, configuration, one readable error."""
+"""What every job does alike: arguments, configuration, one readable error, the exit code, the result."""
 
 import argparse
 import logging
 import os
+import shlex
 import signal
 import sys
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
 
-from conf.load import load, shipped_names
+from conf.load import load
 from conf.schema import RunConfig
-from pipelines.locations import absolute_location, absolute_path
+from jobs.result import Result
+from pipelines.launch.failure import WorkerError
 
-_USER_ERROR_EXIT_CODE = 2
-
-
-def config_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    """Add `--config` and `--set`."""
-    parser.add_argument(
-        "--config",
-        default=default,
-        required=default is None,
-        metavar="NAME|PATH",
-        help=f"a YAML file, or one of: {', '.join(shipped_names())}",
-    )
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="SECTION.KEY=VALUE",
-        help="change one value of the configuration; may be repeated",
-    )
+USER_ERROR, WORKER_ERROR, INFRASTRUCTURE, INTERRUPTED, BUG = 2, 3, 4, 130, 1
+TRACEBACK_VARIABLE = "GROUNDSWELL_TRACEBACK"
+_USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
@@ -37,45 +26,51 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     return load(arguments.config, arguments.set)
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The configuration with absolute paths: workers have another working directory than the driver.
+def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
+    """Run a job: its exit code, after one message on standard error where it failed.
 
-    Raises:
-        ValueError: A path is misspelt (`locations.absolute_location`); names the setting.
-    """
-    try:
-        path = absolute_location(config.dataset.path)
-    except ValueError as error:
-        raise ValueError(f"dataset.path: {error}") from None
-    dataset = config.dataset.model_copy(update={"path": path})
-    output = absolute_path("training.output", config.training.output)
-    training = config.training.model_copy(update={"output": output})
-    cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)
-    reader = config.reader.model_copy(update={"cache_folder": cache})
-    return config.model_copy(update={"dataset": dataset, "training": training, "reader": reader})
+    With `GROUNDSWELL_TRACEBACK` set in the environment, the error's traceback is printed as well.
 
-
-def run(name: str, body: Callable[[], int]) -> int:
-    """Run a job; what users can mend is one message on standard error and exit code 2.
-
-    With `GROUNDSWELL_TRACEBACK` set in the environment it is a traceback.
+    Args:
+        verb: Name of the job.
+        argv: Its arguments, as typed.
+        body: The job; fills in the result.
     """
     _quieten_libraries()
-    signal.signal(signal.SIGTERM, _terminate)  # so that what was begun is closed as after Ctrl-C
+    result = Result(verb)
+    path = _result_path(argv)
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    _interrupt_on_signals(lambda: _end(result, path, INTERRUPTED, "interrupted"))
     try:
-        return body()
-    except (ValueError, RuntimeError, OSError) as error:
-        if os.environ.get("GROUNDSWELL_TRACEBACK"):
-            raise
-        print(f"groundswell {name}: error: {error}", file=sys.stderr)
-        return _USER_ERROR_EXIT_CODE
-    except KeyboardInterrupt:
-        print(f"groundswell {name}: interrupted", file=sys.stderr)
-        return 130
+        try:
+            if path is not None:
+                _claim(result, path)
+            body(result)
+            code, ended = 0, "finished"
+        except KeyboardInterrupt:
+            code, ended = INTERRUPTED, "interrupted"
+            _tell(verb, ended)
+        except Exception as error:
+            code, ended = exit_code(error), _message(error)
+            if code == BUG or os.environ.get(TRACEBACK_VARIABLE):
+                traceback.print_exc()
+            _tell(verb, f"error: {ended}")
+        if code not in (0, USER_ERROR) and result.continue_with is not None:
+            _tell(verb, f"to continue: {_command(verb, argv, result.continue_with)}")
+        return _end(result, path, code, ended)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _terminate(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
+def exit_code(error: Exception) -> int:
+    """2 for a user's mistake, 3 for an exception of a rank's function, 4 for infrastructure, 1 for a bug."""
+    if isinstance(error, _USER_ERRORS):
+        return USER_ERROR
+    if isinstance(error, WorkerError):
+        return WORKER_ERROR
+    # Py4J says that the JVM died by errors that are no RuntimeErrors.
+    return INFRASTRUCTURE if isinstance(error, RuntimeError | OSError) or _is_of_py4j(error) else BUG
 
 
 def say(line: str) -> None:
@@ -86,6 +81,79 @@ def say(line: str) -> None:
 def interactive() -> bool:
     """Whether somebody watches: a terminal or a notebook."""
     return sys.stderr.isatty() or "ipykernel" in sys.modules
+
+
+def _claim(result: Result, path: Path) -> None:
+    """Replace an older result, and find out early that the file cannot be written."""
+    try:
+        result.write(path)
+    except OSError as error:
+        raise ValueError(f"--result {path} cannot be written: {error.strerror}") from None
+
+
+def _end(result: Result, path: Path | None, code: int, ended: str) -> int:
+    result.exit_code, result.ended = code, ended
+    if path is not None:
+        try:
+            result.write(path)
+        except OSError as error:
+            if code == 0:
+                _tell(result.verb, f"error: --result {path} cannot be written: {error.strerror}")
+                return INFRASTRUCTURE
+    return code
+
+
+def _tell(verb: str, text: str) -> None:
+    print(f"groundswell {verb}: {text}", file=sys.stderr, flush=True)
+
+
+def _message(error: Exception) -> str:
+    if _is_of_py4j(error):
+        return f"the connection to Spark's JVM is lost ({type(error).__name__}); its log says why"
+    return str(error) or type(error).__name__
+
+
+def _is_of_py4j(error: Exception) -> bool:
+    return type(error).__module__.startswith("py4j.")
+
+
+def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
+    """The command that was typed, without settings that `more` replaces."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return f"the same spark-submit command, with {shlex.join(more)}" if more else "the same spark-submit command"
+    replaced = {text.partition("=")[0] for text in more if "=" in text}
+    kept: list[str] = []
+    for text in argv:
+        if text.removeprefix("--set=").partition("=")[0] in replaced:
+            if kept and kept[-1] == "--set":
+                kept.pop()
+        else:
+            kept.append(text)
+    return shlex.join(["groundswell", verb, *kept, *more])
+
+
+def _result_path(argv: Sequence[str]) -> Path | None:
+    """`--result`, known before the arguments are parsed: a mistake among them is a result too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--result", type=Path, nargs="?")
+    path: Path | None = parser.parse_known_args(list(argv))[0].result
+    return path
+
+
+def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
+    """SIGTERM ends a job as Ctrl-C does, what was begun is closed; the second of them ends the process at once."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            at_once()
+            os._exit(INTERRUPTED)
+        print("\nstopping; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
 
 
 def _quieten_libraries() -> None:

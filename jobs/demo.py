@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,11 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from conf.schema import RunConfig
-from jobs.command import config_arguments, read_config, run, say
+from jobs import cli
+from jobs.command import read_config, say
 from jobs.evaluate import evaluate
 from jobs.prepare import prepare
+from jobs.result import Result
 from jobs.train import TrainedRun, train
 from models.baselines import constant_counts, frequent_classes
 from models.metrics import f1_micro
@@ -36,12 +37,13 @@ class DemoResult:
     seconds: float
 
 
-def demo(config: RunConfig, generate: Path | None) -> DemoResult:
+def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult:
     """Run every job once.
 
     Args:
-        config: Of all of them.
-        generate: Where to make an archive, unless it is there; None where the archive is the user's own.
+        config: The configuration of all of them.
+        generate: Where an archive is made, unless it exists; None: the archive is the user's own.
+        result: Filled in while the jobs run.
     """
     started = time.perf_counter()
     if generate is not None:
@@ -52,9 +54,10 @@ def demo(config: RunConfig, generate: Path | None) -> DemoResult:
     if missing:
         raise ValueError(f"the demo needs train, validation and test; the archive lacks {', '.join(sorted(missing))}")
     say(f"3/4 train: ResNet-{config.model.depth}, {config.launch.num_workers} workers")
-    trained = train(config)
+    trained = train(config, result)
     say("4/4 evaluate")
     test = evaluate(config, trained.summary.model_uri)
+    result.metrics = {f"test/{name}": value for name, value in test.metrics.items()}
     return DemoResult(trained, test, baseline_f1(manifest, "test"), time.perf_counter() - started)
 
 
@@ -108,37 +111,25 @@ def _generate(root: Path) -> None:
         generate_bigearthnet_v2(root, train=_TRAIN, validation=_VALIDATION, test=_TEST, progress=advance)
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Console entry."""
-    parser = argparse.ArgumentParser(prog="groundswell demo", description=__doc__)
-    config_arguments(parser, default="demo")
-    parser.add_argument(
-        "--archive", metavar="FOLDER", help="your own BigEarthNet v2.0 archive instead of a generated one"
-    )
-    parser.add_argument("--folder", help="where the dataset and the outputs go (default: demo, or demo-<archive>)")
-    arguments = parser.parse_args(argv)
-
-    def body() -> int:
-        own = arguments.archive
-        folder = Path(arguments.folder or ("demo" if own is None else f"demo-{Path(own).name}"))
-        generated = None if own is not None else folder / "BigEarthNet-generated"
-        arguments.set = [
-            # Quoted: a path is text, whatever YAML would make of it.
-            f"archive.root={json.dumps(str(own or generated))}",
-            f"dataset.path={json.dumps(str(folder / 'dataset'))}",
-            f"training.output={json.dumps(str(folder / 'outputs'))}",
-            *arguments.set,
-        ]
-        config = read_config(arguments)
-        result = demo(config, generated)
-        for line in table(config, result):
-            say(line)
-        if arguments.archive is None and not learnt(result):
-            raise RuntimeError("training did not beat its first epoch and the baseline: please report this")
-        return 0
-
-    return run("demo", body)
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Run the demo as the command line says."""
+    own = arguments.archive
+    folder = Path(arguments.folder or ("demo" if own is None else f"demo-{Path(own).name}"))
+    generated = None if own is not None else folder / "BigEarthNet-generated"
+    arguments.set = [
+        # Quoted: a path is text, whatever YAML would make of it.
+        f"archive.root={json.dumps(str(own or generated))}",
+        f"dataset.path={json.dumps(str(folder / 'dataset'))}",
+        f"training.output={json.dumps(str(folder / 'outputs'))}",
+        *arguments.set,
+    ]
+    config = read_config(arguments)
+    shown = demo(config, generated, result)
+    for line in table(config, shown):
+        say(line)
+    if own is None and not learnt(shown):
+        raise RuntimeError("training did not beat its first epoch and the baseline: please report this")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.main("demo")

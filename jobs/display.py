@@ -1,4 +1,4 @@
-"""Training as the person at the terminal sees it: a bar, or lines where there is no terminal."""
+"""A job as the person at the terminal sees it: a bar, or lines where there is no terminal."""
 
 import time
 from typing import Any
@@ -6,6 +6,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from jobs.command import interactive, say
+from pipelines.dataset.writer import PrepareProgress
 
 _SECONDS_BETWEEN_LINES = 15.0
 _SHOWN = {
@@ -17,14 +18,67 @@ _SHOWN = {
 }
 
 
-class TrainingProgress:
+class Bar:
+    """Progress towards a known total: a bar on a terminal and in notebooks, a line now and then elsewhere."""
+
+    def __init__(self, unit: str) -> None:
+        """Make a bar that is not shown before its first `move`."""
+        self._unit = unit
+        self._interactive = interactive()
+        self._bar: Any = None  # tqdm.auto has one class on terminals, another in notebooks
+        self._last_line = time.monotonic()
+
+    def move(self, title: str, done: int, total: int, bar_text: str, line: str) -> None:
+        """Show where the job is.
+
+        Args:
+            title: Shown before the bar; may be empty.
+            done: Units done so far.
+            total: Units in all.
+            bar_text: Shown after the bar.
+            line: Shown instead of a bar where nobody watches.
+        """
+        if self._interactive:
+            if self._bar is None:
+                self._bar = tqdm(total=total, desc=title or None, unit=self._unit, leave=False)
+            self._bar.set_postfix_str(bar_text, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            say(line)
+
+    def close(self) -> None:
+        """Remove the bar; the next `move` makes another."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class PrepareDisplay:
+    """Shows how far preparation is."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first call."""
+        self._bar = Bar("sample")
+        self._started = time.monotonic()
+
+    def __call__(self, progress: PrepareProgress) -> None:
+        """Take the state of the job."""
+        rate = progress.done / (time.monotonic() - self._started)
+        line = f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected"
+        self._bar.move("", progress.done, progress.total, f"{progress.rejected} rejected", line)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+class TrainingDisplay:
     """Shows what rank 0 reports."""
 
     def __init__(self) -> None:
         """Nothing is shown before the first report."""
-        self._interactive = interactive()
-        self._bar: Any = None
-        self._last_line = time.monotonic()
+        self._bar = Bar("step")
 
     def __call__(self, message: dict[str, Any]) -> None:
         """Take one report of a worker."""
@@ -32,7 +86,10 @@ class TrainingProgress:
             case "compiling":
                 say("compiling the training step, which takes a minute or two with some codecs")
             case "step":
-                self._step(message)
+                title = f"epoch {message['epoch']}/{message['epochs']}"
+                text = f"loss {message['loss']:.4f}, {message['images_per_second']:.1f} images/s"
+                step, steps = message["step"], message["steps"]
+                self._bar.move(title, step, steps, text, f"{title}, step {step}/{steps}: {text}")
             case "epoch":
                 self.close()
                 say(_epoch_line(message))
@@ -40,22 +97,8 @@ class TrainingProgress:
                 say("saving the model")
 
     def close(self) -> None:
-        """End the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
-
-    def _step(self, message: dict[str, Any]) -> None:
-        text = f"loss {message['loss']:.4f}, {message['images_per_second']:.1f} images/s"
-        if self._interactive:
-            if self._bar is None:
-                title = f"epoch {message['epoch']}/{message['epochs']}"
-                self._bar = tqdm(total=message["steps"], desc=title, unit="step", leave=False)
-            self._bar.n = message["step"]
-            self._bar.set_postfix_str(text)
-        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            say(f"epoch {message['epoch']}/{message['epochs']}, step {message['step']}/{message['steps']}: {text}")
+        """Remove the bar."""
+        self._bar.close()
 
 
 def _epoch_line(message: dict[str, Any]) -> str:

@@ -1,15 +1,17 @@
 """`groundswell evaluate`: test metrics of a logged model."""
 
 import argparse
-import sys
 
 from conf.schema import RunConfig
-from jobs.command import config_arguments, read_config, run, say, with_absolute_paths
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.paths import with_absolute_paths
+from jobs.ranks import barrier_runner
+from jobs.result import Result
 from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.preflight import check_cluster
-from pipelines.launch.runner import BarrierRunner
 from pipelines.storage import Folder
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
@@ -37,18 +39,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     _check_classes(model_uri, description.get("class_names"), manifest)
     with spark_session("groundswell evaluate", config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
-        runner = BarrierRunner(
-            spark,
-            config.launch.num_workers,
-            gpus_per_worker=config.launch.gpus_per_worker,
-            start_timeout=config.launch.start_timeout_seconds,
-            hang_timeout=config.launch.hang_timeout_seconds,
-            retries=config.launch.retries,
-            accept_unencrypted=config.launch.accept_unencrypted,
-            log_to_driver="none",
-            threads_per_worker=config.launch.threads_per_worker,
-            env=tracking.worker_environment(),
-        )
+        runner = barrier_runner(spark, config.launch, log_to_driver="none")
         result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
     writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
@@ -78,26 +69,17 @@ def per_class_lines(result: Evaluation) -> list[str]:
     return lines
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Console entry."""
-    parser = argparse.ArgumentParser(prog="groundswell evaluate", description=__doc__)
-    config_arguments(parser)
-    parser.add_argument(
-        "--model", required=True, metavar="URI", help="runs:/<run id>/model or models:/<name>/<version>"
-    )
-    parser.add_argument("--split", default="test", help="split to score (default: test)")
-    arguments = parser.parse_args(argv)
-
-    def body() -> int:
-        result = evaluate(read_config(arguments), arguments.model, arguments.split)
-        for line in per_class_lines(result):
-            say(line)
-        for name, value in result.metrics.items():
-            say(f"{name}: {value:.4f}")
-        return 0
-
-    return run("evaluate", body)
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Evaluate as the command line says."""
+    config = read_config(arguments)
+    result.dataset, result.model_uri = config.dataset.path, arguments.model
+    evaluation = evaluate(config, arguments.model, arguments.split)
+    result.metrics = {f"{arguments.split}/{name}": value for name, value in evaluation.metrics.items()}
+    for line in per_class_lines(evaluation):
+        say(line)
+    for name, value in evaluation.metrics.items():
+        say(f"{name}: {value:.4f}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.main("evaluate")

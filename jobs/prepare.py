@@ -1,29 +1,26 @@
 """`groundswell prepare`: a raw archive becomes a dataset."""
 
 import argparse
-import sys
 import time
-from typing import Any
-
-from tqdm.auto import tqdm
 
 from conf.schema import RunConfig
-from jobs.command import config_arguments, interactive, read_config, run, say
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.display import PrepareDisplay
+from jobs.result import Result
 from jobs.session import spark_session
 from pipelines.archives.archive import Archive
 from pipelines.archives.table import open_archive
 from pipelines.dataset.manifest import Manifest
-from pipelines.dataset.writer import PrepareProgress, prepare_dataset
+from pipelines.dataset.writer import prepare_dataset
 from pipelines.locations import absolute_location
-
-_SECONDS_BETWEEN_LINES = 15.0
 
 
 def prepare(config: RunConfig) -> Manifest:
     """Write the configured archive as the configured dataset."""
     archive = configured_archive(config)
     with spark_session("groundswell prepare", config.launch.master) as spark:
-        display = _Display()
+        display = PrepareDisplay()
         try:
             return prepare_dataset(
                 spark,
@@ -57,45 +54,17 @@ def configured_archive(config: RunConfig) -> Archive:
     return open_archive(config.archive.kind, **settings)
 
 
-class _Display:
-    """A bar on a terminal, a line now and then elsewhere."""
-
-    def __init__(self) -> None:
-        self._bar: Any = None
-        self._started = self._last_line = time.monotonic()
-
-    def __call__(self, progress: PrepareProgress) -> None:
-        if interactive():
-            if self._bar is None:
-                self._bar = tqdm(total=progress.total, unit="sample", leave=False)
-            self._bar.set_postfix_str(f"{progress.rejected} rejected")
-            self._bar.update(progress.done - self._bar.n)
-        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = time.monotonic()
-            rate = progress.done / (time.monotonic() - self._started)
-            say(f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected")
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Console entry."""
-    parser = argparse.ArgumentParser(prog="groundswell prepare", description=__doc__)
-    config_arguments(parser)
-    arguments = parser.parse_args(argv)
-
-    def body() -> int:
-        config = read_config(arguments)
-        started = time.perf_counter()
-        manifest = prepare(config)
-        splits = ", ".join(f"{split} {info.rows}" for split, info in manifest.splits.items())
-        say(f"{config.dataset.path}: {splits} samples, {time.perf_counter() - started:.0f} s")
-        return 0
-
-    return run("prepare", body)
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Prepare as the command line says."""
+    config = read_config(arguments)
+    result.dataset = config.dataset.path
+    started = time.perf_counter()
+    result.continue_with = []  # the same command continues
+    manifest = prepare(config)
+    result.continue_with = None
+    splits = ", ".join(f"{split} {info.rows}" for split, info in manifest.splits.items())
+    say(f"{config.dataset.path}: {splits} samples, {time.perf_counter() - started:.0f} s")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.main("prepare")

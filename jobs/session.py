@@ -1,13 +1,18 @@
 """The Spark session of a job."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import as_file, files
 
 from pyspark import SparkContext
+from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+
+from jobs.command import say
 
 _LOOPBACK_ONLY = {
     "spark.driver.host": "127.0.0.1",
@@ -26,6 +31,9 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     Args:
         name: Shown by Spark.
         master: Used where neither a running session nor spark-submit has chosen one.
+
+    Raises:
+        RuntimeError: Spark does not start.
     """
     if SparkContext._active_spark_context is not None:
         yield SparkSession.builder.getOrCreate()
@@ -42,8 +50,22 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
                 builder = builder.config(map=dict(_LOOPBACK_ONLY))
                 options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
                 builder = builder.config("spark.driver.extraJavaOptions", options)
-        spark = builder.getOrCreate()
+        say(f"starting Spark ({'as submitted' if submitted else master})")
+        spark = _start(builder)
     try:
         yield spark
     finally:
         spark.stop()
+
+
+def _start(builder: SparkSession.Builder) -> SparkSession:
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"Spark does not start: {reason} Java 17 is needed: is JAVA_HOME right?") from None
+    finally:
+        # Spark's own handler would talk to the JVM in the middle of another call.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)

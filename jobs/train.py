@@ -1,7 +1,6 @@
 """`groundswell train`: a Spark barrier stage trains on a prepared dataset."""
 
 import argparse
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,19 +11,23 @@ import yaml
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
-from jobs.command import config_arguments, read_config, run, say, with_absolute_paths
-from jobs.display import TrainingProgress
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.display import TrainingDisplay
+from jobs.paths import with_absolute_paths
+from jobs.ranks import barrier_runner
+from jobs.result import Result
 from jobs.session import spark_session
 from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.preflight import check_cluster
-from pipelines.launch.runner import Attempt, BarrierRunner
+from pipelines.launch.runner import Attempt
 from pipelines.locations import redacted
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking import RunWriter, TrackedRun
 from pipelines.training import entry
-from pipelines.training.checkpoint import newest_checkpoint
+from pipelines.training.checkpoint import list_checkpoints, newest_checkpoint
 from pipelines.training.results import TrainingSummary
 
 
@@ -38,12 +41,19 @@ class TrainedRun:
     """Checkpoints and logs."""
 
 
-def train(config: RunConfig) -> TrainedRun:
-    """Train as configured, in a session of its own where there is none."""
+def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
+    """Train as configured, in a new session where none is running.
+
+    Args:
+        config: Dataset, model, recipe and workers.
+        result: Filled in while the job runs; after a failure it says from where to continue.
+    """
+    result = result or Result("train")
     config = with_absolute_paths(config)
+    result.dataset = config.dataset.path
     manifest = check_dataset(config)
     with spark_session("groundswell train", config.launch.master) as spark:
-        return train_on(spark, config, manifest)
+        return train_on(spark, config, manifest, result)
 
 
 def check_dataset(config: RunConfig) -> Manifest:
@@ -73,8 +83,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     return manifest
 
 
-def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> TrainedRun:
-    """Train on a session that is there; one MLflow run, whatever the end."""
+def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result: Result) -> TrainedRun:
+    """Train on a running session; one MLflow run, however it ends."""
     check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
     check_resume(config, manifest)
     uri = tracking.tracking_uri()
@@ -86,30 +96,35 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest) -> Trai
     run = _tracked_run(config, manifest)
     folder = Path(config.training.output) / run.run_id
     say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
-    progress = TrainingProgress()
+    result.run_id = run.run_id
+    display = TrainingDisplay()
     with _closing(run):
-        runner = BarrierRunner(
+        runner = barrier_runner(
             spark,
-            config.launch.num_workers,
-            gpus_per_worker=config.launch.gpus_per_worker,
-            threads_per_worker=config.launch.threads_per_worker,
-            start_timeout=config.launch.start_timeout_seconds,
-            hang_timeout=config.launch.hang_timeout_seconds,
-            retries=config.launch.retries,
-            allowed_sizes=_smaller_sizes(config) if config.launch.allow_fewer_workers else (),
-            accept_unencrypted=config.launch.accept_unencrypted,
-            on_attempt=_tell_attempt(run),
-            env=tracking.worker_environment(),
-            log_to_driver="callback",
+            config.launch,
+            allowed_sizes=_smaller_sizes(config),
             log_folder=folder / "logs",
-            on_report=progress,
+            on_attempt=_record_attempt(run),
+            on_report=display,
         )
         try:
             summary = runner.run(entry.train, config, run, folder / "checkpoints")
+        except BaseException:
+            _remember_checkpoint(result, run, folder / "checkpoints")
+            raise
         finally:
-            progress.close()
+            display.close()
             RunWriter(run).folder(folder / "logs", "logs")
+    result.model_uri, result.checkpoint, result.metrics = summary.model_uri, summary.checkpoint, summary.history[-1]
     return TrainedRun(run, summary, folder)
+
+
+def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> None:
+    """Note from where a run that did not end can be continued, if it came so far."""
+    existing = list_checkpoints(checkpoints)
+    if existing:
+        result.checkpoint = str(existing[-1])
+        result.continue_with = ["--set", f"training.resume_run={run.run_id}"]
 
 
 def _smaller_sizes(config: RunConfig) -> list[int]:
@@ -117,16 +132,15 @@ def _smaller_sizes(config: RunConfig) -> list[int]:
     return [size for size in range(1, config.launch.num_workers) if config.global_batch_size % size == 0]
 
 
-def _tell_attempt(run: TrackedRun) -> Callable[[Attempt], None]:
+def _record_attempt(run: TrackedRun) -> Callable[[Attempt], None]:
     writer = RunWriter(run)
 
-    def tell(attempt: Attempt) -> None:
+    def record(attempt: Attempt) -> None:
         if attempt.number > 1:
-            say(f"attempt {attempt.number} with {attempt.num_workers} workers, after: {attempt.after}")
             writer.tags({f"attempt_{attempt.number}_after": attempt.after})
         writer.tags({"attempt": str(attempt.number)})
 
-    return tell
+    return record
 
 
 def check_resume(config: RunConfig, manifest: Manifest) -> None:
@@ -195,21 +209,13 @@ def _closing(run: TrackedRun) -> Iterator[None]:
     tracking.end_run(run, "FINISHED")
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Console entry."""
-    parser = argparse.ArgumentParser(prog="groundswell train", description=__doc__)
-    config_arguments(parser)
-    arguments = parser.parse_args(argv)
-
-    def body() -> int:
-        trained = train(read_config(arguments))
-        say(f"model       {trained.summary.model_uri}")
-        say(f"checkpoint  {trained.summary.checkpoint}")
-        say(f"look at it  {tracking.show_command(trained.run)}")
-        return 0
-
-    return run("train", body)
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Train as the command line says."""
+    trained = train(read_config(arguments), result)
+    say(f"model       {trained.summary.model_uri}")
+    say(f"checkpoint  {trained.summary.checkpoint}")
+    say(f"look at it  {tracking.show_command(trained.run)}")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    cli.main("train")

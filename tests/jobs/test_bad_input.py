@@ -1,4 +1,4 @@
-"""Each mistake of a user: one line on standard error, exit code 2, before any stage starts, nothing left behind."""
+"""Each mistake of a user: one line on standard error, an exit code, no stage started, nothing left behind."""
 
 import shutil
 from collections.abc import Callable
@@ -9,11 +9,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs import evaluate, prepare, train
+from jobs import cli
 
 pytestmark = pytest.mark.spark
-
-Job = Callable[[list[str]], int]
 
 
 @pytest.fixture
@@ -27,11 +25,11 @@ def error_of(
     """Run a job that must fail; the line that it prints."""
     monkeypatch.chdir(tmp_path)
 
-    def run(job: Job, *settings: str, extra: tuple[str, ...] = ()) -> str:
+    def run(verb: str, *settings: str, extra: tuple[str, ...] = (), code: int = 2) -> str:
         stages = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
         before = set(tmp_path.rglob("*"))
-        arguments = ["--config", "smoke", *(part for setting in settings for part in ("--set", setting)), *extra]
-        assert job(arguments) == 2
+        arguments = [verb, "--config", "smoke", *(part for setting in settings for part in ("--set", setting)), *extra]
+        assert cli.execute(arguments) == code
         assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == stages, "a stage was started"
         left = {path for path in tmp_path.rglob("*") if "mlruns" not in path.parts} - before
         assert not left
@@ -49,39 +47,39 @@ def archive_copy(small_archive: Path, tmp_path: Path) -> Path:
     return tmp_path / "BigEarthNet"
 
 
-@pytest.mark.parametrize("job", [prepare.main, train.main])
-def test_configuration(error_of: Callable[..., str], job: Job) -> None:
-    assert "optimizer.momentun: unknown key (did you mean momentum?)" in error_of(job, "optimizer.momentun=0.8")
-    assert "training.epochs='many': should be a valid integer" in error_of(job, "training.epochs=many")
-    assert "optimizer.momentum=1.5: should be less than 1" in error_of(job, "optimizer.momentum=1.5")
+@pytest.mark.parametrize("verb", ["prepare", "train"])
+def test_configuration(error_of: Callable[..., str], verb: str) -> None:
+    assert "optimizer.momentun: unknown key (did you mean momentum?)" in error_of(verb, "optimizer.momentun=0.8")
+    assert "training.epochs='many': should be a valid integer" in error_of(verb, "training.epochs=many")
+    assert "optimizer.momentum=1.5: should be less than 1" in error_of(verb, "optimizer.momentum=1.5")
 
 
 def test_settings_that_cannot_hold_together(error_of: Callable[..., str]) -> None:
-    refused = error_of(train.main, "reader.name=petastorm", "training.checkpoint_every_steps=5")
+    refused = error_of("train", "reader.name=petastorm", "training.checkpoint_every_steps=5")
     assert "Petastorm's reader cannot resume within an epoch" in refused
-    assert "training.output=s3://b/c is a URL" in error_of(train.main, "training.output=s3://b/c")
-    assert "reader.cache_folder=s3://b/c is a URL" in error_of(train.main, "reader.cache_folder=s3://b/c")
+    assert "training.output=s3://b/c is a URL" in error_of("train", "training.output=s3://b/c")
+    assert "reader.cache_folder=s3://b/c is a URL" in error_of("train", "reader.cache_folder=s3://b/c")
 
 
 def test_a_missing_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
-    assert str(tmp_path / "nowhere") in error_of(prepare.main, f"archive.root={tmp_path / 'nowhere'}")
+    assert str(tmp_path / "nowhere") in error_of("prepare", f"archive.root={tmp_path / 'nowhere'}")
 
 
 def test_an_empty_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "metadata.parquet" in error_of(prepare.main, f"archive.root={tmp_path / 'empty'}")
+    assert "metadata.parquet" in error_of("prepare", f"archive.root={tmp_path / 'empty'}")
 
 
 def test_metadata_without_rows(error_of: Callable[..., str], archive_copy: Path) -> None:
     path = archive_copy / "metadata.parquet"
     pq.write_table(pq.read_table(path).slice(0, 0), path)
-    assert "metadata.parquet" in error_of(prepare.main, f"archive.root={archive_copy}")
+    assert "metadata.parquet" in error_of("prepare", f"archive.root={archive_copy}")
 
 
 def test_metadata_that_names_what_is_not_there(error_of: Callable[..., str], archive_copy: Path) -> None:
     patch = next(archive_copy.glob("BigEarthNet-S2/*/*"))
     shutil.rmtree(patch)
-    assert patch.name in error_of(prepare.main, f"archive.root={archive_copy}")
+    assert patch.name in error_of("prepare", f"archive.root={archive_copy}")
 
 
 def test_a_training_split_is_needed(error_of: Callable[..., str], archive_copy: Path) -> None:
@@ -89,32 +87,32 @@ def test_a_training_split_is_needed(error_of: Callable[..., str], archive_copy: 
     table = pq.read_table(path)
     column = pa.array(["test"] * len(table))
     pq.write_table(table.set_column(table.schema.get_field_index("split"), "split", column), path)
-    line = error_of(prepare.main, f"archive.root={archive_copy}", "dataset.path=dataset")
+    line = error_of("prepare", f"archive.root={archive_copy}", "dataset.path=dataset")
     assert "no samples of the split 'train'" in line
 
 
 def test_a_folder_without_manifest(error_of: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
-    assert "no dataset.json" in error_of(train.main, f"dataset.path={tmp_path / 'data'}")
+    assert "no dataset.json" in error_of("train", f"dataset.path={tmp_path / 'data'}")
 
 
 def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
-    line = error_of(train.main, f"dataset.path={small_dataset}", "launch.num_workers=3")
+    line = error_of("train", f"dataset.path={small_dataset}", "launch.num_workers=3", code=4)
     assert "3 workers do not fit 2 slots" in line
 
 
 def test_fewer_rows_than_one_global_batch(error_of: Callable[..., str], small_dataset: Path) -> None:
-    line = error_of(train.main, f"dataset.path={small_dataset}", "training.batch_size_per_worker=17")
+    line = error_of("train", f"dataset.path={small_dataset}", "training.batch_size_per_worker=17")
     assert "32 training samples, fewer than one global batch of 34 (2 workers x 17)" in line
 
 
 def test_a_run_that_is_not_there_cannot_be_resumed(error_of: Callable[..., str], small_dataset: Path) -> None:
-    assert "nosuchrun" in error_of(train.main, f"dataset.path={small_dataset}", "training.resume_run=nosuchrun")
+    assert "nosuchrun" in error_of("train", f"dataset.path={small_dataset}", "training.resume_run=nosuchrun")
 
 
 def test_a_model_or_split_that_is_not_there(error_of: Callable[..., str], small_dataset: Path) -> None:
     dataset = f"dataset.path={small_dataset}"
     model = ("--model", "runs:/0123456789abcdef0123456789abcdef/model")
-    assert "0123456789abcdef" in error_of(evaluate.main, dataset, extra=model)
-    line = error_of(evaluate.main, dataset, extra=(*model, "--split", "tst"))
+    assert "0123456789abcdef" in error_of("evaluate", dataset, extra=model)
+    line = error_of("evaluate", dataset, extra=(*model, "--split", "tst"))
     assert "no split 'tst', only test, train, validation" in line

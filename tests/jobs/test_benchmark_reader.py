@@ -3,13 +3,18 @@ from pathlib import Path
 
 import pytest
 
-from jobs.benchmark_reader import main
+from jobs import cli
 
 pytestmark = pytest.mark.spark
 
 
 def test_it_prints_rates_and_the_wait(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--dataset", str(small_dataset), "--batch-size", "8", "--images-per-second", "100"]) == 0
+    assert (
+        cli.execute(
+            ["benchmark-reader", "--dataset", str(small_dataset), "--batch-size", "8", "--images-per-second", "100"]
+        )
+        == 0
+    )
     lines = capsys.readouterr().out.splitlines()
     assert "32 rows of 160,547 bytes" in lines[0]
     assert [line.split(":")[0] for line in lines[1:]] == [
@@ -35,5 +40,10 @@ def test_it_prints_rates_and_the_wait(small_dataset: Path, capsys: pytest.Captur
 def test_bad_input_is_one_message(
     small_dataset: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main([str(small_dataset) if argument == "SMALL" else argument for argument in arguments]) == 2
+    assert (
+        cli.execute(
+            ["benchmark-reader", *(str(small_dataset) if argument == "SMALL" else argument for argument in arguments)]
+        )
+        == 2
+    )
     assert message in capsys.readouterr().err

@@ -1,14 +1,14 @@
 """What a person sees of training where there is no terminal."""
 
-from jobs.display import TrainingProgress
+from jobs.display import TrainingDisplay
 
 
 def test_lines_of_a_run(capsys):
-    progress = TrainingProgress()
+    progress = TrainingDisplay()
     place = {"epoch": 1, "epochs": 2, "steps": 16}
     progress({"event": "compiling"})
     progress({"event": "step", "step": 1, "loss": 0.5, "images_per_second": 10.0, **place})
-    progress._last_line -= 15
+    progress._bar._last_line -= 15
     progress({"event": "step", "step": 2, "loss": 0.25, "images_per_second": 12.0, **place})
     metrics = {"train/loss": 0.25, "val/f1_micro": 0.5, "speed/images_per_second": 12.0}
     progress({"event": "epoch", **place, "metrics": metrics})

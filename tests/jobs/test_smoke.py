@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import demo
+from jobs import cli
 from jobs.evaluate import evaluate, per_class_lines
 from jobs.prepare import prepare
 from jobs.train import TrainedRun, check_resume, train
@@ -253,7 +253,7 @@ def test_the_demos_command_on_the_real_patches(
     arguments = ["--archive", str(shared_data / "bigearthnet_v2")]
     for setting in ("training.epochs=1", "schedule.recipe_epochs=4", "model.depth=18", "model.width_factor=0.25"):
         arguments += ["--set", setting]
-    assert demo.main(arguments) == 0
+    assert cli.execute(["demo", *arguments]) == 0
     output = capsys.readouterr().out
     run_id = next(line.split()[-1] for line in output.splitlines() if line.startswith("MLflow run  "))
     run = MlflowClient(store).get_run(run_id)

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from conf.load import load
-from jobs.command import with_absolute_paths
+from jobs.paths import with_absolute_paths
 from jobs.prepare import configured_archive
 
 

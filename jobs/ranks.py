@@ -1,0 +1,59 @@
+"""The launcher as the configuration asks for it: the same for every verb that runs ranks."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from conf.launch import LaunchConfig
+from jobs.command import say
+from pipelines import tracking
+from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
+
+
+def barrier_runner(
+    spark: SparkSession,
+    config: LaunchConfig,
+    *,
+    allowed_sizes: Sequence[int] = (),
+    log_to_driver: LogToDriver = "callback",
+    log_folder: Path | None = None,
+    on_attempt: Callable[[Attempt], None] = lambda attempt: None,
+    on_report: Callable[[dict[str, Any]], None] = lambda message: None,
+) -> BarrierRunner:
+    """Make the launcher of one job, whose workers write to the driver's MLflow store.
+
+    Args:
+        spark: A session.
+        config: Number and resources of the ranks, and what happens when one dies.
+        allowed_sizes: Numbers of ranks that a further attempt may have, used with `launch.allow_fewer_workers`.
+        log_to_driver: Which lines of the ranks are shown.
+        log_folder: Folder that gets the whole log of each rank.
+        on_attempt: Called before each attempt.
+        on_report: Called with what workers report.
+    """
+
+    def tell(attempt: Attempt) -> None:
+        after = f", after: {attempt.after}" if attempt.after else ""
+        number = f"attempt {attempt.number}: " if attempt.number > 1 else ""
+        workers = "1 worker" if attempt.num_workers == 1 else f"{attempt.num_workers} workers"
+        say(f"{number}starting {workers}{after}")
+        on_attempt(attempt)
+
+    return BarrierRunner(
+        spark,
+        config.num_workers,
+        gpus_per_worker=config.gpus_per_worker,
+        threads_per_worker=config.threads_per_worker,
+        start_timeout=config.start_timeout_seconds,
+        hang_timeout=config.hang_timeout_seconds,
+        retries=config.retries,
+        allowed_sizes=allowed_sizes if config.allow_fewer_workers else (),
+        accept_unencrypted=config.accept_unencrypted,
+        env=tracking.worker_environment(),
+        log_to_driver=log_to_driver,
+        log_folder=log_folder,
+        on_attempt=tell,
+        on_report=on_report,
+    )

@@ -1,0 +1,74 @@
+"""Every verb of `groundswell`: what it does and its arguments; known without importing what the verb needs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobs.arguments import Parser, positive, positive_number
+
+
+def _prepare(parser: Parser) -> None:
+    parser.add_config()
+
+
+def _train(parser: Parser) -> None:
+    parser.add_config()
+
+
+def _evaluate(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_argument(
+        "--model", required=True, metavar="URI", help="runs:/<run id>/model or models:/<name>/<version>"
+    )
+    parser.add_argument("--split", default="test", help="split to score (default: test)")
+
+
+def _benchmark_reader(parser: Parser) -> None:
+    parser.add_argument("--dataset", required=True, metavar="PATH|URL", help="a prepared dataset")
+    parser.add_argument("--split", default="train", help="split to read (default: train)")
+    parser.add_argument("--batch-size", type=positive, default=256, help="rows of a batch (default: 256)")
+    parser.add_argument("--threads", type=positive, default=2, help="threads that gather batches (default: 2)")
+    parser.add_argument("--cache-folder", help="local folder for a dataset that is remote or compressed")
+    parser.add_argument(
+        "--cache-limit-gib", type=positive_number, default=100.0, help="size of that cache (default: 100)"
+    )
+    parser.add_argument(
+        "--images-per-second",
+        type=positive_number,
+        default=1000.0,
+        help="what one worker trains, for its wait (default: 1000)",
+    )
+
+
+def _demo(parser: Parser) -> None:
+    parser.add_config(default="demo")
+    parser.add_argument(
+        "--archive", metavar="FOLDER", help="your own BigEarthNet v2.0 archive instead of a generated one"
+    )
+    parser.add_argument("--folder", help="where the dataset and the outputs go (default: demo, or demo-<archive>)")
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command."""
+
+    summary: str
+    """What it does, in a line without a full stop."""
+    module: str
+    """Module whose `main(arguments, result)` is the job."""
+    add_arguments: Callable[[Parser], None]
+
+
+VERBS = {
+    "prepare": Verb("write a raw archive as a dataset", "jobs.prepare", _prepare),
+    "train": Verb("train on a dataset, one worker per Spark task", "jobs.train", _train),
+    "evaluate": Verb("score a logged model on the test split", "jobs.evaluate", _evaluate),
+    "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),
+    "demo": Verb("generate a small archive, prepare it, train and evaluate", "jobs.demo", _demo),
+}
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a verb's arguments."""
+    parser = Parser(name, VERBS[name].summary)
+    VERBS[name].add_arguments(parser)
+    return parser
