@@ -1,7 +1,7 @@
 """The interface between a raw archive and the dataset: plan on the driver, read on the executors."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Protocol
 
@@ -17,9 +17,13 @@ INDEX_SCHEMA = pa.schema(
         pa.field("split", pa.string(), nullable=False),
         pa.field("labels", pa.list_(pa.field("item", pa.int16(), nullable=False)), nullable=False),
         pa.field("paths", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
+        pa.field("size", pa.int64()),
     ]
 )
-"""One row per sample: unique id, split name, class indices, its files or folders relative to the archive's root."""
+"""One row per sample: unique id, split name, class indices, and its files or folders relative to the archive's root.
+
+`size` is the bytes of the sample's file where the listing tells them, else null.
+"""
 
 REJECTED_SCHEMA = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("id", "file", "reason", "detail")]
@@ -29,12 +33,19 @@ REJECTED_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ArchiveIndex:
-    """Every sample that the archive's metadata names, once in one of the two tables."""
+    """Every sample that the archive's metadata names.
+
+    The ids and splits of `samples` depend on the metadata alone, not on which folders exist now. So the same samples
+    get the same places in the dataset, also when some are missing today and there tomorrow.
+    """
 
     samples: pa.Table
     """`INDEX_SCHEMA`, in a stable order."""
     rejected: pa.Table
-    """`REJECTED_SCHEMA`: an unknown label, a repeated id, a folder that is not there."""
+    """`REJECTED_SCHEMA`: what the metadata or the listing holds and is no sample: an unknown label, a repeated id."""
+    unusable: pa.Table = field(default_factory=REJECTED_SCHEMA.empty_table)
+    """`REJECTED_SCHEMA`, at most one row per sample: those of `samples` that cannot be read now, as their folder is
+    missing. What their files would tell, such as labels, is empty in `samples`."""
 
 
 class BadRecordError(ValueError):
@@ -87,8 +98,9 @@ class Archive(Protocol):
             ValueError: It is empty, or its metadata cannot be read.
         """
 
-    def fingerprint(self) -> str:
-        """Hex digest of what the samples are: changes when the archive's metadata does (driver only)."""
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """Settings that decide what `read` gives and that neither index nor description shows, by name."""
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Read one sample into `out`, by image group an array of the group's shape and dtype (executors).

@@ -13,13 +13,12 @@ here: never test a model on the other version.
 Source: Sumbul et al., "BigEarthNet: A Large-Scale Benchmark Archive for Remote Sensing Image Understanding", 2019.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
@@ -85,15 +84,10 @@ class BigEarthNetV1:
         """
         return self._index
 
-    def fingerprint(self) -> str:
-        """SHA-256 hex digest of the classes and of every patch's id, split and labels."""
-        index = self._index
-        digest = hashlib.sha256(json.dumps({"kind": KIND, "nomenclature": self.nomenclature}).encode())
-        for row in zip(*(index.samples[name].to_pylist() for name in ("id", "split", "labels")), strict=True):
-            digest.update(f"\n{row}".encode())
-        for row in zip(*(index.rejected[name].to_pylist() for name in ("id", "reason")), strict=True):
-            digest.update(f"\n{row}".encode())
-        return digest.hexdigest()
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """There are none: pixels are read as they are stored."""
+        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Read the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`.
@@ -110,18 +104,16 @@ class BigEarthNetV1:
         sieve = read_splits(self._splits())
         if not self.include_flagged:
             sieve.rows = sieve.rows.filter(pc.invert(pc.is_in(sieve.rows["id"], self._flagged())))
-        self._reject_missing(sieve)
-        labels, errors = read_labels(self._label_files(sieve.rows["id"]), self._class_indices())
-        sieve.rows = sieve.rows.append_column("labels", labels.cast(INDEX_SCHEMA.field("labels").type))
-        _reject_bad_labels(sieve, errors)
+        self._mark_missing(sieve)
+        self._add_labels(sieve)
         rows = sieve.rows.combine_chunks()
         ids = rows["id"].combine_chunks()
         folders = pc.binary_join_element_wise(self._images(), ids, "/") if self._images() else ids
         offsets = pa.array(range(len(ids) + 1), pa.int32())
         paths = pa.ListArray.from_arrays(offsets, folders, type=INDEX_SCHEMA.field("paths").type)
-        return ArchiveIndex(
-            pa.table([ids, rows["split"], rows["labels"], paths], schema=INDEX_SCHEMA), sieve.rejected()
-        )
+        sizes = pa.nulls(len(rows), pa.int64())
+        samples = pa.table([ids, rows["split"], rows["labels"], paths, sizes], schema=INDEX_SCHEMA)
+        return ArchiveIndex(samples, sieve.rejected(), sieve.unusable())
 
     def _images(self) -> str:
         """Folder of the patches, relative to the root; empty where it is the root."""
@@ -135,7 +127,7 @@ class BigEarthNetV1:
         files = [path for path in (list_file(self._splits(), name) for name in names) if path is not None]
         return pa.concat_arrays([pa.array([], pa.string()), *map(read_list, files)])
 
-    def _reject_missing(self, sieve: Sieve) -> None:
+    def _mark_missing(self, sieve: Sieve) -> None:
         top = join(self.root, self._images())
         if self._images() and leads_out(self.root, top):
             raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
@@ -144,12 +136,25 @@ class BigEarthNetV1:
         found, links = (pc.utf8_slice_codeunits(names, prefix).combine_chunks() for names in (inside, leading_out))
         if not pc.any(pc.is_in(sieve.rows["id"], pa.concat_arrays([found, links]))).as_py():
             raise ValueError(f"{top}: none of the {len(sieve.rows)} patches of {self._splits()} is there")
-        sieve.reject(pc.is_in(sieve.rows["id"], links), "symbolic link", file=self._folders(sieve.rows["id"]))
+        sieve.mark_unusable(pc.is_in(sieve.rows["id"], links), "symbolic link", file=self._folders(sieve.rows["id"]))
         missing = pc.invert(pc.is_in(sieve.rows["id"], found))
         if self.subset:
             sieve.rows = sieve.rows.filter(pc.invert(missing))
         else:
-            sieve.reject(missing, "missing folder", file=self._folders(sieve.rows["id"]))
+            sieve.mark_unusable(missing, "missing folder", file=self._folders(sieve.rows["id"]))
+
+    def _add_labels(self, sieve: Sieve) -> None:
+        """Read the labels of the patches whose folder exists; the others have none, as those of a bad file."""
+        ids = sieve.rows["id"]
+        there = pc.invert(pc.is_in(ids, sieve.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
+        labels, errors = read_labels(
+            self._label_files(ids.combine_chunks().filter(pa.array(there))), self._class_indices()
+        )
+        places = np.where(there, np.cumsum(there) - 1, len(labels))  # an empty list comes last
+        labels = pa.concat_arrays([labels, pa.array([[]], labels.type)]).take(pa.array(places))
+        sieve.rows = sieve.rows.append_column("labels", labels.cast(INDEX_SCHEMA.field("labels").type))
+        found = iter(errors)
+        _mark_bad_labels(sieve, [next(found) if here else None for here in there])
 
     def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.binary_join_element_wise(join(self.root, self._images()), ids, "/")
@@ -163,10 +168,10 @@ class BigEarthNetV1:
         return dict(zip(BIGEARTHNET_43, indices, strict=True))
 
 
-def _reject_bad_labels(sieve: Sieve, errors: list[BadRecordError | None]) -> None:
-    """Reject the rows that have an error, with the error's own file, reason and detail."""
+def _mark_bad_labels(sieve: Sieve, errors: list[BadRecordError | None]) -> None:
+    """Mark the rows that have an error, with the error's own file, reason and detail."""
     bad = pa.array([error is not None for error in errors], pa.bool_())
     file, reason, detail = (
         pa.array([getattr(error, part, "") for error in errors], pa.string()) for part in ("file", "reason", "detail")
     )
-    sieve.reject(bad, reason, file=file, detail=detail)
+    sieve.mark_unusable(bad, reason, file=file, detail=detail)

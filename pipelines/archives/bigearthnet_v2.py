@@ -13,8 +13,6 @@ uint16, reflectance x 10,000; Sentinel-1 is float32, dB.
 Source: Clasen et al., "reBEN: Refined BigEarthNet Dataset for Remote Sensing Image Analysis", 2024.
 """
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -29,7 +27,7 @@ from pipelines.archives.bigearthnet_patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet_patch import SENTINEL1, read_patch
 from pipelines.archives.bigearthnet_patch import SPLITS as SPLITS
 from pipelines.archives.bigearthnet_v2_metadata import class_indices, read_metadata
-from pipelines.archives.files import is_file, is_folder, join, read_whole
+from pipelines.archives.files import is_file, is_folder, join
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.paths import leads_out, list_subfolders
 from pipelines.archives.sieve import Sieve
@@ -64,7 +62,7 @@ class BigEarthNetV2:
         return ArchiveDescription(KIND, "multi_label", BIGEARTHNET_19, groups)
 
     def index(self) -> ArchiveIndex:
-        """List every patch of the metadata, sorted by id.
+        """List every patch of the metadata, sorted by id; those without a folder are unusable.
 
         `paths` are the Sentinel-2 folder and, where it is read, the Sentinel-1 folder.
 
@@ -77,26 +75,25 @@ class BigEarthNetV2:
         ids = sieve.rows["id"]
         folders = pc.binary_join_element_wise(IMAGES, pc.utf8_slice_codeunits(ids, 0, -_COLUMN_AND_ROW), ids, "/")
         sieve.rows = sieve.rows.append_column("s2_folder", folders)
-        self._reject_missing(sieve, IMAGES, "s2_folder")
+        self._mark_missing(sieve, IMAGES, "s2_folder")
         columns = ["s2_folder"]
         if sentinel1:
             names = sieve.rows["s1_name"]
             folders = pc.binary_join_element_wise(S1_IMAGES, pc.utf8_slice_codeunits(names, 0, _SCENE), names, "/")
             sieve.rows = sieve.rows.append_column("s1_folder", folders)
-            self._reject_missing(sieve, S1_IMAGES, "s1_folder")
+            self._mark_missing(sieve, S1_IMAGES, "s1_folder")
             columns.append("s1_folder")
         rows = sieve.rows.combine_chunks()
         labels = class_indices(rows["labels"].combine_chunks())
         paths = _paths([rows[column].combine_chunks() for column in columns])
-        return ArchiveIndex(pa.table([rows["id"], rows["split"], labels, paths], schema=INDEX_SCHEMA), sieve.rejected())
+        sizes = pa.nulls(len(rows), pa.int64())
+        samples = pa.table([rows["id"], rows["split"], labels, paths, sizes], schema=INDEX_SCHEMA)
+        return ArchiveIndex(samples, sieve.rejected(), sieve.unusable())
 
-    def fingerprint(self) -> str:
-        """SHA-256 hex digest of the settings and the bytes of the metadata files."""
-        settings = {"kind": KIND, "include_flagged": self.include_flagged, "sentinel1": self._reads_sentinel1()}
-        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-        for path in self._metadata_files():
-            digest.update(hashlib.sha256(read_whole(path)).digest())
-        return digest.hexdigest()
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """There are none: pixels are read as they are stored."""
+        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Read one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)`, `(20, 20, 2)`, Sentinel-1 float32 `(120, 120, 2)`.
@@ -119,8 +116,8 @@ class BigEarthNetV2:
             raise FileNotFoundError(f"{flagged}: not there, download it or leave the flagged patches out")
         return [path, flagged] if self.include_flagged else [path]
 
-    def _reject_missing(self, sieve: Sieve, images: str, column: str) -> None:
-        """Reject the rows whose folder is not below `images`, with one listing per tile or scene."""
+    def _mark_missing(self, sieve: Sieve, images: str, column: str) -> None:
+        """Mark the rows whose folder is not below `images`, with one listing per tile or scene."""
         top = join(self.root, images)
         if not is_folder(top):
             raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
@@ -131,7 +128,7 @@ class BigEarthNetV2:
         for found, value_set, reason in ((True, leading_out, "symbolic link"), (False, inside, "missing folder")):
             folders = sieve.rows[column]
             bad = pc.equal(pc.is_in(folders, value_set.combine_chunks()), found)
-            sieve.reject(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
+            sieve.mark_unusable(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
 
 
 def _paths(folders: list[pa.Array]) -> pa.ListArray:

@@ -1,7 +1,5 @@
-"""Archives with one folder per class: listing them safely, and telling whether they changed."""
+"""Archives with one folder per class: listing them safely."""
 
-import hashlib
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -136,8 +134,9 @@ def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> No
         )
 
 
-def samples_table(paths: pa.StringArray, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> pa.Table:
+def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> pa.Table:
     """A table of `INDEX_SCHEMA` where every sample is one file of one class, named by its path."""
+    paths = files.paths
     offsets = np.arange(len(paths) + 1, dtype=np.int32)
     classes = pa.array(labels.astype(np.int16))
     columns = [
@@ -145,6 +144,7 @@ def samples_table(paths: pa.StringArray, splits: NDArray[np.str_], labels: NDArr
         pa.array(splits, pa.string()),
         pa.ListArray.from_arrays(offsets, classes, type=INDEX_SCHEMA.field("labels").type),
         pa.ListArray.from_arrays(offsets, paths, type=INDEX_SCHEMA.field("paths").type),
+        pa.array(files.sizes),
     ]
     return pa.table(columns, schema=INDEX_SCHEMA)
 
@@ -152,14 +152,6 @@ def samples_table(paths: pa.StringArray, splits: NDArray[np.str_], labels: NDArr
 def rejected_table(rejected: list[dict[str, str]]) -> pa.Table:
     """The rows as a table of `REJECTED_SCHEMA`."""
     return pa.Table.from_pylist(rejected, REJECTED_SCHEMA)
-
-
-def hash_files(settings: dict[str, Any], files: ClassFiles) -> str:
-    """SHA-256 hex digest of the settings and of every file's path and size, in the listing's order."""
-    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
-    for path, size in zip(files.paths.to_pylist(), files.sizes.tolist(), strict=True):
-        digest.update(f"\n{path}\0{size}".encode())
-    return digest.hexdigest()
 
 
 def _is_utf8(name: str) -> bool:

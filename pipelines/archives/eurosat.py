@@ -28,7 +28,6 @@ from pipelines.archives.archive import ArchiveDescription, ArchiveIndex
 from pipelines.archives.class_folders import (
     ClassFiles,
     check_none_empty,
-    hash_files,
     list_class_files,
     list_folder,
     rejected_table,
@@ -105,13 +104,13 @@ class EuroSAT:
         labels = np.array([CLASSES.index(path.split("/")[0]) for path in files.paths.to_pylist()], np.int16)
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         splits = stratified_split(keys, labels, self.split_fractions, self.seed)
-        samples = samples_table(files.paths, np.array(SPLITS)[splits], labels)
+        samples = samples_table(files, np.array(SPLITS)[splits], labels)
         return ArchiveIndex(samples, rejected_table(files.rejected))
 
-    def fingerprint(self) -> str:
-        """SHA-256 hex digest of kind, settings and every file's path and size."""
-        settings = {"kind": self.kind, "seed": self.seed, "split_fractions": self.split_fractions}
-        return hash_files(settings, self._files)
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """There are none: pixels are read as they are stored."""
+        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Read one patch: `bands` uint16 `(64, 64, 13)`, or `rgb` uint8 `(64, 64, 3)`.

@@ -20,7 +20,6 @@ from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, BadReco
 from pipelines.archives.class_folders import (
     ClassFiles,
     check_none_empty,
-    hash_files,
     list_class_files,
     rejected_table,
     samples_table,
@@ -89,19 +88,13 @@ class ImageFolder:
         names = [folder.rpartition("/")[2] for folder in self._tree.folders]
         files = self._files
         labels = np.array([self.description.class_names.index(name) for name in names], np.int16)[files.folders]
-        samples = samples_table(files.paths, self._split(labels), labels)
+        samples = samples_table(files, self._split(labels), labels)
         return ArchiveIndex(samples, rejected_table(files.rejected))
 
-    def fingerprint(self) -> str:
-        """SHA-256 hex digest of kind, settings and every file's path and size."""
-        settings = {
-            "kind": KIND,
-            "image_size": self.image_size,
-            "seed": self.seed,
-            "split_fractions": self.split_fractions,
-            "validation_fraction": self.validation_fraction,
-        }
-        return hash_files(settings, self._files)
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """The side that images are scaled to, or None where they are taken as they are."""
+        return {"image_size": self.image_size}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Decode one image: `rgb`, uint8.

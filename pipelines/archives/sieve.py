@@ -18,6 +18,7 @@ class Sieve:
         self.rows = rows
         """Those that are still good."""
         self._rejected: list[pa.Table] = []
+        self._unusable: list[pa.Table] = []
 
     def reject(
         self,
@@ -38,15 +39,48 @@ class Sieve:
         bad = pc.fill_null(bad, True)
         if not pc.any(bad).as_py():
             return
-        ids, files = self.rows["id"].filter(bad), (self.rows["file"] if file is None else file).filter(bad)
-        texts = [pa.repeat(text, len(ids)) if isinstance(text, str) else text.filter(bad) for text in (reason, detail)]
-        columns = [ids, files, *texts]
-        self._rejected.append(
-            pa.table([pc.fill_null(column.cast(pa.string()), "") for column in columns], schema=REJECTED_SCHEMA)
-        )
+        self._rejected.append(self._report(bad, reason, detail, file))
         self.rows = self.rows.filter(pc.invert(bad))
+
+    def mark_unusable(
+        self,
+        bad: pa.Array | pa.ChunkedArray,
+        reason: pa.Array | str,
+        *,
+        detail: pa.Array | pa.ChunkedArray | str = "",
+        file: pa.Array | pa.ChunkedArray | None = None,
+    ) -> None:
+        """Keep rows, but note that their files cannot be used; the arguments are those of `reject`.
+
+        Of several reasons for one row the first counts.
+        """
+        marked = self.unusable()["id"].combine_chunks()
+        again = pc.is_in(self.rows["id"].combine_chunks(), marked)
+        bad = pc.and_(pc.fill_null(bad, True), pc.invert(again))
+        if pc.any(bad).as_py():
+            self._unusable.append(self._report(bad, reason, detail, file))
 
     def rejected(self) -> pa.Table:
         """The rows that were taken out, as `REJECTED_SCHEMA`, sorted by id."""
-        table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *self._rejected])
-        return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("id", "reason", "detail")]))
+        return _sorted(self._rejected)
+
+    def unusable(self) -> pa.Table:
+        """The rows that were marked, as `REJECTED_SCHEMA`, sorted by id."""
+        return _sorted(self._unusable)
+
+    def _report(
+        self,
+        bad: pa.Array | pa.ChunkedArray,
+        reason: pa.Array | str,
+        detail: pa.Array | pa.ChunkedArray | str,
+        file: pa.Array | pa.ChunkedArray | None,
+    ) -> pa.Table:
+        ids, files = self.rows["id"].filter(bad), (self.rows["file"] if file is None else file).filter(bad)
+        texts = [pa.repeat(text, len(ids)) if isinstance(text, str) else text.filter(bad) for text in (reason, detail)]
+        columns = [ids, files, *texts]
+        return pa.table([pc.fill_null(column.cast(pa.string()), "") for column in columns], schema=REJECTED_SCHEMA)
+
+
+def _sorted(tables: list[pa.Table]) -> pa.Table:
+    table = pa.concat_tables([REJECTED_SCHEMA.empty_table(), *tables])
+    return table.take(pc.sort_indices(table, [(name, "ascending") for name in ("id", "reason", "detail")]))

@@ -1,8 +1,6 @@
 """Invented BigEarthNet patches as an archive without files: each is drawn when it is read."""
 
 import functools
-import hashlib
-import json
 import multiprocessing
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -67,14 +65,15 @@ class SyntheticBigEarthNet:
             np.repeat(list(counts), list(counts.values())),
             self._labels(numbers),
             [[str(number)] for number in numbers],
+            [None] * len(numbers),
         ]
         arrays = [pa.array(values, field.type) for values, field in zip(columns, INDEX_SCHEMA, strict=True)]
         return ArchiveIndex(pa.table(arrays, schema=INDEX_SCHEMA), REJECTED_SCHEMA.empty_table())
 
-    def fingerprint(self) -> str:
-        """SHA-256 hex digest of the recipe."""
-        recipe = {"kind": KIND, "format": _FORMAT, "seed": self.seed, **self._counts()}
-        return hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """The seed of the pixels, and the version of the program that draws them."""
+        return {"synthetic_format": _FORMAT, "synthetic_seed": self.seed}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Draw the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`."""

@@ -38,6 +38,8 @@ class ShardPlan:
     """Rows of the archive's index, as an Arrow stream."""
     rows: int
     rows_per_group: int
+    unusable: tuple[dict[str, str], ...] = ()
+    """Rows of `REJECTED_SCHEMA`: samples that are known not to be readable, and are not read."""
 
     @property
     def record(self) -> str:
@@ -71,7 +73,9 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
         RuntimeError: A remote storage cannot be used.
     """
     folder = Folder.at(dataset)
-    samples = pa.ipc.open_stream(plan.samples).read_all().to_pylist()
+    unusable = {row["id"] for row in plan.unusable}
+    everything = pa.ipc.open_stream(plan.samples).read_all().to_pylist()
+    samples = [sample for sample in everything if sample["id"] not in unusable]
     # Not flushed to disk shard by shard: what a power cut takes is found by its size, or by its reader.
     with folder.new_file(plan.file, flush=False) as path:
         rows = _RowGroups(plan, archive.description, path)
@@ -121,7 +125,7 @@ class _RowGroups:
         self._class_counts = np.zeros(class_count, np.int64)
         self._sums: dict[str, BandSums] = {}
         self._row_groups: list[int] = []
-        self._rejected: list[dict[str, str]] = []
+        self._rejected = list(plan.unusable)
         self._ids: list[str] = []
         self._schema = arrow_schema(description.groups, class_count)
         self._writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription
+from pipelines.dataset.index import index_digest
 from pipelines.dataset.manifest import Manifest, Split
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
 from pipelines.dataset.plan import plan_shards
@@ -98,14 +99,15 @@ def prepare_dataset(
     if archive.root:
         Folder.at(archive.root).check()
     settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
-    identity = {**settings, "archive": archive.description.kind, "source": archive.fingerprint()}
+    index = archive.index()
+    identity = {**settings, "archive": archive.description.kind, "source": index_digest(index.samples)}
     if not overwrite and (existing := finished_dataset(dataset, identity)) is not None:
         say(f"{dataset} is finished already; left as it is")
         return existing
-    index = archive.index()
     total = len(index.samples) + len(index.rejected)
-    _check_rejected(index.rejected.to_pylist(), total, max_rejected_fraction, None)
-    plans = plan_shards(archive.description, index.samples, **settings)
+    known = index.rejected.to_pylist() + index.unusable.to_pylist()
+    _check_rejected(known, total, max_rejected_fraction, None)
+    plans = plan_shards(archive.description, index, **settings)
     if TRAINING_SPLIT not in plans:
         raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, only: {', '.join(plans)}")
     with staging_folder(dataset, identity, list(plans), overwrite) as staging:

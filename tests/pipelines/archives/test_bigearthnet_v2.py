@@ -59,6 +59,7 @@ def test_the_index_of_a_whole_archive(generated: Path) -> None:
             "split": row["split"],
             "labels": sorted(BIGEARTHNET_19.index(label) for label in row["labels"]),
             "paths": [f"BigEarthNet-S2/{row['patch_id'].rsplit('_', 2)[0]}/{row['patch_id']}"],
+            "size": None,
         }
         for row in published
     ]
@@ -69,8 +70,6 @@ def test_a_missing_archive_says_what_is_expected(tmp_path: Path, root: str) -> N
     archive = BigEarthNetV2(str(tmp_path / root))
     with pytest.raises(FileNotFoundError, match=r"no BigEarthNet v2\.0 archive, expected metadata\.parquet and"):
         archive.index()
-    with pytest.raises(FileNotFoundError, match=r"no BigEarthNet v2\.0 archive"):
-        archive.fingerprint()
 
 
 def test_metadata_without_images(archive: Path) -> None:
@@ -79,15 +78,16 @@ def test_metadata_without_images(archive: Path) -> None:
         BigEarthNetV2(str(archive)).index()
 
 
-def test_missing_patches_are_rejected(archive: Path) -> None:
+def test_missing_patches_keep_their_place_and_are_unusable(archive: Path) -> None:
     samples = BigEarthNetV2(str(archive)).index().samples.to_pylist()
     lost = [samples[3], *samples[10:12]]
     for sample in lost:
         shutil.rmtree(archive / sample["paths"][0])
     (archive / lost[0]["paths"][0]).touch()  # a file is no patch
     index = BigEarthNetV2(str(archive)).index()
-    assert index.samples.to_pylist() == [sample for sample in samples if sample not in lost]
-    assert index.rejected.to_pylist() == [
+    assert index.samples.to_pylist() == samples
+    assert len(index.rejected) == 0
+    assert index.unusable.to_pylist() == [
         {"id": row["id"], "file": f"{archive}/{row['paths'][0]}", "reason": "missing folder", "detail": ""}
         for row in lost
     ]
@@ -97,7 +97,7 @@ def test_a_missing_tile_is_missing_patches(archive: Path) -> None:
     tile = next((archive / "BigEarthNet-S2").iterdir())
     patches = len(list(tile.iterdir()))
     shutil.rmtree(tile)
-    assert BigEarthNetV2(str(archive)).index().rejected["reason"].to_pylist() == ["missing folder"] * patches
+    assert BigEarthNetV2(str(archive)).index().unusable["reason"].to_pylist() == ["missing folder"] * patches
 
 
 def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(archive: Path, tmp_path: Path) -> None:
@@ -108,8 +108,8 @@ def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(archi
     (archive / taken).rename(tmp_path / "outside")
     (archive / taken).symlink_to(tmp_path / "outside")
     index = BigEarthNetV2(str(archive)).index()
-    assert index.samples["id"].to_pylist() == [row["id"] for row in samples if row["id"] != taken.name]
-    assert index.rejected.to_pylist() == [
+    assert index.samples.to_pylist() == samples
+    assert index.unusable.to_pylist() == [
         {"id": taken.name, "file": str(archive / taken), "reason": "symbolic link", "detail": ""}
     ]
 
@@ -119,9 +119,9 @@ def test_a_tile_that_leads_out_of_the_archive_is_refused(archive: Path, tmp_path
     patches = sorted(path.name for path in tile.iterdir())
     tile.rename(tmp_path / "outside")
     tile.symlink_to(tmp_path / "outside")
-    rejected = BigEarthNetV2(str(archive)).index().rejected
-    assert rejected["id"].to_pylist() == patches
-    assert set(rejected["reason"].to_pylist()) == {"symbolic link"}
+    unusable = BigEarthNetV2(str(archive)).index().unusable
+    assert unusable["id"].to_pylist() == patches
+    assert set(unusable["reason"].to_pylist()) == {"symbolic link"}
 
 
 def test_images_that_lead_out_of_the_archive_are_refused(archive: Path, tmp_path: Path) -> None:
@@ -161,23 +161,6 @@ def test_flagged_patches_are_taken_when_asked_for(archive: Path) -> None:
     clean, _ = flag(archive, 7)
     assert BigEarthNetV2(str(archive)).index().samples["id"].to_pylist() == clean
     assert BigEarthNetV2(str(archive), include_flagged=True).index().samples.equals(everything.samples)
-
-
-def test_fingerprint_follows_the_metadata_and_the_settings(with_sentinel1: Path) -> None:
-    root = str(with_sentinel1)
-    flag(with_sentinel1, 7)
-    before = BigEarthNetV2(root, sentinel1=False).fingerprint()
-    assert before == BigEarthNetV2(f"{root}/", sentinel1=False).fingerprint()
-    assert len(bytes.fromhex(before)) == 32
-    assert BigEarthNetV2(root).fingerprint() == BigEarthNetV2(root, sentinel1=True).fingerprint()
-    flagged = BigEarthNetV2(root, sentinel1=False, include_flagged=True)
-    digests = {before, BigEarthNetV2(root).fingerprint(), flagged.fingerprint()}
-    assert len(digests) == 3
-    for name in (FLAGGED_METADATA, METADATA):
-        pq.write_table(pq.read_table(with_sentinel1 / name).slice(1), with_sentinel1 / name)
-        assert flagged.fingerprint() not in digests
-        digests.add(flagged.fingerprint())
-        assert (BigEarthNetV2(root, sentinel1=False).fingerprint() == before) == (name == FLAGGED_METADATA)
 
 
 def test_groups_hold_every_band_once_at_its_resolution() -> None:
@@ -249,13 +232,13 @@ def test_sentinel1_can_be_left_out_or_demanded(with_sentinel1: Path) -> None:
         BigEarthNetV2(str(with_sentinel1), sentinel1=True).index()
 
 
-def test_a_missing_sentinel1_patch_is_rejected(with_sentinel1: Path) -> None:
+def test_a_missing_sentinel1_patch_makes_a_sample_unusable(with_sentinel1: Path) -> None:
     source = BigEarthNetV2(str(with_sentinel1))
     lost = source.index().samples.to_pylist()[4]
     shutil.rmtree(with_sentinel1 / lost["paths"][1])
     index = source.index()
-    assert lost["id"] not in index.samples["id"].to_pylist()
-    assert index.rejected.to_pylist() == [
+    assert index.samples.to_pylist()[4] == lost
+    assert index.unusable.to_pylist() == [
         {"id": lost["id"], "file": f"{with_sentinel1}/{lost['paths'][1]}", "reason": "missing folder", "detail": ""}
     ]
 

@@ -9,7 +9,6 @@ import pytest
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
 from pipelines.archives.class_folders import (
     check_none_empty,
-    hash_files,
     list_class_files,
     list_folder,
     rejected_table,
@@ -99,27 +98,14 @@ def test_files_come_folder_after_folder(tmp_path: Path) -> None:
 def test_a_listing_becomes_an_index(tmp_path: Path) -> None:
     fill(tmp_path, "cat/é.jpg", "dog/1.jpg")
     files = list_class_files(str(tmp_path), ["cat", "dog"], everything)
-    table = samples_table(files.paths, np.array(["train", "validation"]), files.folders)
+    table = samples_table(files, np.array(["train", "validation"]), files.folders)
     table.validate(full=True)
     assert table.schema.equals(INDEX_SCHEMA)
     assert table.to_pylist() == [
-        {"id": "cat/é.jpg", "split": "train", "labels": [0], "paths": ["cat/é.jpg"]},
-        {"id": "dog/1.jpg", "split": "validation", "labels": [1], "paths": ["dog/1.jpg"]},
+        {"id": "cat/é.jpg", "split": "train", "labels": [0], "paths": ["cat/é.jpg"], "size": 1},
+        {"id": "dog/1.jpg", "split": "validation", "labels": [1], "paths": ["dog/1.jpg"], "size": 1},
     ]
     assert rejected_table(files.rejected).schema.equals(REJECTED_SCHEMA)
-
-
-def test_the_hash_is_of_paths_sizes_and_settings(tmp_path: Path) -> None:
-    def fingerprint(root: Path, seed: int = 0) -> str:
-        return hash_files({"seed": seed}, list_class_files(str(root), ["a"], everything))
-
-    first = fill(tmp_path / "first", "a/1", "a/2")
-    original = fingerprint(first)
-    assert fingerprint(fill(tmp_path / "copy", "a/2", "a/1")) == original
-    assert fingerprint(first, seed=1) != original
-    assert fingerprint(fill(tmp_path / "more", "a/1", "a/2", "a/3")) != original
-    assert fingerprint(fill(tmp_path / "renamed", "a/1", "a/3")) != original
-    assert fingerprint(fill(first, "a/2", content=b"longer")) != original
 
 
 def test_no_folders_no_files() -> None:

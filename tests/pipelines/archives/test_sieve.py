@@ -35,6 +35,18 @@ def test_a_reason_per_row() -> None:
     ]
 
 
+def test_unusable_rows_stay_and_the_first_reason_counts() -> None:
+    sieve = Sieve(rows())
+    sieve.mark_unusable(pa.array([True, False, False, False]), "missing folder", detail="first")
+    sieve.mark_unusable(pa.array([True, False, True, False]), "no labels")
+    assert sieve.rows.equals(rows())
+    assert sieve.rejected().equals(REJECTED_SCHEMA.empty_table())
+    assert [(row["id"], row["reason"], row["detail"]) for row in sieve.unusable().to_pylist()] == [
+        ("b", "no labels", ""),
+        ("d", "missing folder", "first"),
+    ]
+
+
 def test_nothing_rejected() -> None:
     sieve = Sieve(rows())
     assert sieve.rejected().equals(REJECTED_SCHEMA.empty_table())
