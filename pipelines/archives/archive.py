@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -46,6 +46,17 @@ class ArchiveIndex:
     unusable: pa.Table = field(default_factory=REJECTED_SCHEMA.empty_table)
     """`REJECTED_SCHEMA`, at most one row per sample: those of `samples` that cannot be read now, as their folder is
     missing. What their files would tell, such as labels, is empty in `samples`."""
+
+
+class Georeference(NamedTuple):
+    """Where an image lies on the ground."""
+
+    epsg: int
+    """Code of the coordinate reference system."""
+    x0: float
+    """Left edge of the image, in the units of the system (metres in UTM)."""
+    y0: float
+    """Upper edge of the image."""
 
 
 class BadRecordError(ValueError):
@@ -102,7 +113,7 @@ class Archive(Protocol):
     def read_settings(self) -> dict[str, int | None]:
         """Settings that decide what `read` gives and that neither index nor description shows, by name."""
 
-    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read one sample into `out`, by image group an array of the group's shape and dtype (executors).
 
         After an error `out` holds anything.
@@ -110,6 +121,9 @@ class Archive(Protocol):
         Args:
             paths: The sample's `paths` of the index.
             out: Every pixel of every group is written.
+
+        Returns:
+            Where the sample lies, if its image files say so.
 
         Raises:
             BadRecordError: A file is missing, damaged, of the wrong size or dtype.

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import BadRecordError
+from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.files import MISSING_FILE
 from pipelines.archives.geotiff import read_band_into
 from pipelines.sample import ImageGroup
@@ -22,7 +22,7 @@ SENTINEL1 = ImageGroup("sentinel1", (120, 120, 2), "float32", ("VV", "VH"))
 """Sentinel-1: backscatter in dB."""
 
 
-def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDArray[Any]]) -> None:
+def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
     """Read `<folder>/<name of the folder>_<band>.tif`, or `.tiff`, for every band of the groups.
 
     Args:
@@ -30,33 +30,37 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
         groups: Which bands.
         out: By group name; every pixel is written.
 
+    Returns:
+        Where the patch lies, by its first band.
+
     Raises:
         BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype, or has values
             that are no numbers.
     """
     stem = f"{folder}/{folder.rpartition('/')[2]}"
+    georeferences = []
     for group in groups:
         image = out[group.name]
         for position, band in enumerate(group.bands):
             pixels = image[..., position]
-            path = _read_either_suffix(f"{stem}_{band}.tif", pixels)
+            path, georeference = _read_either_suffix(f"{stem}_{band}.tif", pixels)
+            georeferences.append(georeference)
             if pixels.dtype.kind == "f":
                 _check_numbers(path, pixels)
+    return georeferences[0]
 
 
-def _read_either_suffix(path: str, pixels: NDArray[Any]) -> str:
+def _read_either_suffix(path: str, pixels: NDArray[Any]) -> tuple[str, Georeference | None]:
     try:
-        read_band_into(path, pixels)
+        return path, read_band_into(path, pixels)
     except BadRecordError as error:
         if error.reason != MISSING_FILE:
             raise
         copied = f"{path}f"  # the suffix in some redistributed copies
         try:
-            read_band_into(copied, pixels)
+            return copied, read_band_into(copied, pixels)
         except BadRecordError as second:
             raise (error if second.reason == MISSING_FILE else second) from None
-        return copied
-    return path
 
 
 def _check_numbers(path: str, pixels: NDArray[Any]) -> None:

@@ -23,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, Georeference
 from pipelines.archives.bigearthnet_patch import GROUPS, read_patch
 from pipelines.archives.bigearthnet_v1_metadata import (
     CLOUD_LIST,
@@ -89,13 +89,13 @@ class BigEarthNetV1:
         """There are none: pixels are read as they are stored."""
         return {}
 
-    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`.
 
         Raises:
             BadRecordError: A band file is missing, truncated, of the wrong size or dtype.
         """
-        read_patch(join(self.root, paths[0]), GROUPS, out)
+        return read_patch(join(self.root, paths[0]), GROUPS, out)
 
     @cached_property
     def _index(self) -> ArchiveIndex:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference
 from pipelines.archives.bigearthnet_patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet_patch import SENTINEL1, read_patch
 from pipelines.archives.bigearthnet_patch import SPLITS as SPLITS
@@ -95,15 +95,16 @@ class BigEarthNetV2:
         """There are none: pixels are read as they are stored."""
         return {}
 
-    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)`, `(20, 20, 2)`, Sentinel-1 float32 `(120, 120, 2)`.
 
         Raises:
             BadRecordError: A band file is missing, truncated, of the wrong size or dtype, or has NaN.
         """
-        read_patch(join(self.root, paths[0]), GROUPS, out)
+        georeference = read_patch(join(self.root, paths[0]), GROUPS, out)
         if len(paths) > 1:
             read_patch(join(self.root, paths[1]), (SENTINEL1,), out)
+        return georeference
 
     def _reads_sentinel1(self) -> bool:
         return is_folder(join(self.root, S1_IMAGES)) if self.sentinel1 is None else self.sentinel1

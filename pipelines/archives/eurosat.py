@@ -24,7 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, Georeference
 from pipelines.archives.class_folders import (
     ClassFiles,
     check_none_empty,
@@ -59,7 +59,7 @@ class _Variant(NamedTuple):
     group: ImageGroup
     suffixes: str
     """Regular expression."""
-    read: Callable[[str, NDArray[Any]], None]
+    read: Callable[[str, NDArray[Any]], Georeference | None]
 
 
 _VARIANTS = {
@@ -112,14 +112,14 @@ class EuroSAT:
         """There are none: pixels are read as they are stored."""
         return {}
 
-    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
         """Read one patch: `bands` uint16 `(64, 64, 13)`, or `rgb` uint8 `(64, 64, 3)`.
 
         Raises:
             BadRecordError: The file is missing, truncated, of the wrong size or dtype.
         """
         variant = _VARIANTS[self.kind]
-        variant.read(join(self.root, paths[0]), out[variant.group.name])
+        return variant.read(join(self.root, paths[0]), out[variant.group.name])
 
     @functools.cached_property
     def _files(self) -> ClassFiles:

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError
 from rasterio.errors import NotGeoreferencedWarning, RasterioError
 
-from pipelines.archives.archive import BadRecordError
+from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.files import DECODING, MISSING_FILE, is_local, read_remote, whole_remote
-from pipelines.archives.tiff_blocks import check_block_size, check_blocks
+from pipelines.archives.tiff_blocks import check_block_size, check_blocks, check_one_page
 from pipelines.archives.tiff_strips import copy_pixels, learn
 
 # A link would lead out of the archive, and a named pipe would block.
@@ -37,7 +37,7 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
     """Read the pixels of one band file, `(height, width)`, exactly as stored.
 
     Args:
-        path: A GeoTIFF file, or its URL; its georeference is not needed and not read.
+        path: A GeoTIFF file, or its URL.
         shape: Expected `(height, width)` in pixels.
         dtype: Expected numpy name of the stored dtype.
 
@@ -49,26 +49,30 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
     return out
 
 
-def read_band_into(path: str, out: NDArray[np.generic]) -> None:
+def read_band_into(path: str, out: NDArray[np.generic]) -> Georeference | None:
     """Read the pixels of one band file into `out`, which may be one band of an image: `image[..., band]`.
 
     Args:
-        path: A GeoTIFF file, or its URL; its georeference is not needed and not read.
+        path: A GeoTIFF file, or its URL.
         out: `(height, width)`, of the size and dtype that the file must have; after an error it holds anything.
 
+    Returns:
+        Where the image lies; None where the file does not say so by the code of a coordinate reference system.
+
     Raises:
-        BadRecordError: The file is missing, a symbolic link, truncated or no GeoTIFF, lacks blocks of pixels, or has
-            another size, dtype or number of bands.
+        BadRecordError: The file is missing, a symbolic link, truncated or no GeoTIFF, lacks blocks of pixels, has
+            several pages, or another size, dtype or number of bands.
     """
     limit = out.nbytes + _LARGEST_HEADER
     data = read_file(path, limit)
     complete = len(data) < limit
-    if complete and copy_pixels(data, out):
-        return
-    pixels = _read_with_gdal(path, out.shape, out.dtype.name, data if complete else None)
+    if complete and (header := copy_pixels(data, out)) is not None:
+        return header.georeference(data)
+    pixels, georeference = _read_with_gdal(path, out.shape, out.dtype.name, data if complete else None)
     if complete:
-        learn(data, pixels)
+        learn(data, pixels, georeference)
     out[...] = pixels
+    return georeference
 
 
 def read_file(path: str, limit: int) -> bytes:
@@ -90,13 +94,28 @@ def read_file(path: str, limit: int) -> bytes:
         raise BadRecordError(path, reason, error.strerror or "") from error
 
 
-def _read_with_gdal(path: str, shape: tuple[int, ...], dtype: str, data: bytes | None) -> NDArray[np.generic]:
+def _read_with_gdal(
+    path: str, shape: tuple[int, ...], dtype: str, data: bytes | None
+) -> tuple[NDArray[np.generic], Georeference | None]:
     remote = whole_remote(path, data)
     with open_with_gdal(path, remote) as source:
         _check_profile(path, source, shape, dtype)
         pixels: NDArray[np.generic] = source.read(1)
         check_blocks(path, source, remote)
-        return pixels
+        return pixels, georeference_of(source)
+
+
+def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
+    """Where an opened image lies; None without a coordinate reference system that has an EPSG code, or if it is turned.
+
+    Args:
+        source: Its affine transform maps the outer corner of the upper left pixel to `(x0, y0)`.
+    """
+    epsg = source.crs.to_epsg() if source.crs else None
+    transform = source.transform
+    if epsg is None or transform.b or transform.d:
+        return None
+    return Georeference(epsg, transform.c, transform.f)
 
 
 @contextmanager
@@ -143,6 +162,7 @@ def _opened(path: str, data: bytes | None) -> Iterator[rasterio.DatasetReader]:
 
 
 def _check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, ...], dtype: str) -> None:
+    check_one_page(path, source)
     if source.count != 1:
         raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected 1")
     if source.shape != shape:

@@ -7,22 +7,25 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import BadRecordError
+from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.files import whole_remote
-from pipelines.archives.geotiff import open_with_gdal
-from pipelines.archives.tiff_blocks import check_block_size, check_blocks
+from pipelines.archives.geotiff import georeference_of, open_with_gdal
+from pipelines.archives.tiff_blocks import check_block_size, check_blocks, check_one_page
 
 
-def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> None:
+def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> Georeference | None:
     """Read all bands of one file into `out`, `(height, width, bands)`, exactly as stored.
 
     Args:
-        path: A GeoTIFF file, or its URL; its georeference is not needed and not read.
+        path: A GeoTIFF file, or its URL.
         out: Of the size, number of bands and dtype that the file must have; after an error it holds anything.
 
+    Returns:
+        Where the image lies, as `geotiff.read_band_into`.
+
     Raises:
-        BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, or has another size, dtype
-            or number of bands.
+        BadRecordError: The file is missing, truncated or no GeoTIFF, lacks blocks of pixels, has several pages, or
+            another size, dtype or number of bands.
     """
     path = str(path)
     remote = whole_remote(path)
@@ -30,9 +33,11 @@ def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> None:
         _check_profile(path, source, out)
         out[...] = np.moveaxis(source.read(), 0, -1)
         check_blocks(path, source, remote)
+        return georeference_of(source)
 
 
 def _check_profile(path: str, source: rasterio.DatasetReader, out: NDArray[Any]) -> None:
+    check_one_page(path, source)
     if source.count != out.shape[2]:
         raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected {out.shape[2]}")
     if source.shape != out.shape[:2]:

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference
 from pipelines.archives.bigearthnet_v2 import GROUPS, SPLITS
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic_landscape import land_cover, render
@@ -75,11 +75,13 @@ class SyntheticBigEarthNet:
         """The seed of the pixels, and the version of the program that draws them."""
         return {"synthetic_format": _FORMAT, "synthetic_seed": self.seed}
 
-    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference:
         """Draw the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`."""
         images, _ = render(self.seed, int(paths[0]), GROUPS)
         for name, image in images.items():
             out[name][...] = image
+        place = patch(int(paths[0]))
+        return Georeference(place.scene.epsg, place.west, place.north)
 
     def _counts(self) -> dict[str, int]:
         return dict(zip(SPLITS, (self.train, self.validation, self.test), strict=True))

@@ -1,4 +1,4 @@
-"""What GDAL does not say about the blocks (strips or tiles) of a GeoTIFF: that one is absent or damaged."""
+"""What GDAL does not report: an absent or damaged block (strip or tile) of a GeoTIFF, and a second page."""
 
 import io
 import itertools
@@ -13,6 +13,15 @@ from rasterio.enums import Compression, Interleaving
 from pipelines.archives.archive import BadRecordError
 
 _LARGEST_BLOCK = 1 << 24  # pixels
+
+
+def check_one_page(path: str, source: rasterio.DatasetReader) -> None:
+    """Raise BadRecordError where a file has several pages (TIFF directories): GDAL reads the first without a word.
+
+    Overviews (pages of lower resolution) and masks belong to the first page, and are not counted.
+    """
+    if source.subdatasets:
+        raise BadRecordError(path, "several pages", f"{len(source.subdatasets)}, expected 1 with all bands in it")
 
 
 def check_block_size(path: str, source: rasterio.DatasetReader) -> None:

@@ -1,16 +1,19 @@
 """Which GeoTIFF files are a header followed by the pixels as they are in memory: those are copied without GDAL.
 
-GDAL needs about a millisecond to open a file, most of it for the georeference, which nobody here reads. But GDAL is
-what says how a file reads. So a file is copied only where two things hold: its directory is of the plain kind that
-`is_plain` describes, and GDAL has read, in this process, a file with the same header, byte by byte, and got the pixels
-that a copy gives. Only the corner's coordinates may differ: they are what differs from patch to patch in an archive.
+GDAL needs about a millisecond to open a file, most of it for the georeference. But GDAL decides how a file is read.
+So a file is copied only under two conditions. Its directory is of the plain kind that `is_plain` describes. And GDAL
+has read, in this process, a file with the same header, byte by byte, and got the pixels that a copy gives. Only the
+corner's coordinates may differ: they are what differs from patch to patch in an archive.
 """
 
 import itertools
 import struct
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipelines.archives.archive import Georeference
 
 _SHORT, _LONG, _DOUBLE = 3, 4, 12
 _VALUE_BYTES = {2: 1, _SHORT: 2, _LONG: 4, _DOUBLE: 8}  # 2 is ASCII
@@ -22,50 +25,78 @@ _BESIDE_THE_PIXELS = {270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 4
 # Tag 33922, the corner: one pair of pixel and map coordinates, so 6 doubles.
 _CORNER = struct.pack("<HHI", 33922, _DOUBLE, 6)
 _CORNER_BYTES = 48
+_MAP_COORDINATES = 24  # byte within the corner, behind the pixel's three doubles
 _DIRECTORY = 10  # after byte order, version, the directory's offset and the number of its entries
 _ENTRY_BYTES = 12
 
 _Key = tuple[int, int, bytes, tuple[int, ...], str]
-_read_by_gdal: set[_Key] = set()
+
+
+@dataclass(frozen=True)
+class Header:
+    """What is known of all files that have the same header, but for the corner's coordinates."""
+
+    first: Georeference | None
+    """What GDAL found in the first of them."""
+    corner: int | None
+    """Byte of the corner's map coordinates; None where the header has no corner."""
+
+    def georeference(self, data: bytes) -> Georeference | None:
+        """Where the image lies whose file holds `data`."""
+        if self.first is None or self.corner is None:
+            return self.first
+        return Georeference(self.first.epsg, *struct.unpack_from("<dd", data, self.corner))
+
+
+_read_by_gdal: dict[_Key, Header] = {}
 _MAXIMUM_HEADERS = 4096  # an archive has some tens; this bounds the memory where every header is another
 
 
-def copy_pixels(data: bytes, out: NDArray[np.generic]) -> bool:
+def copy_pixels(data: bytes, out: NDArray[np.generic]) -> Header | None:
     """Copy the pixels of a whole file into `out`, `(height, width)`, where GDAL has read another file of its kind.
 
     Args:
         data: All bytes of the file.
-        out: May be strided. Untouched where the result is false.
+        out: May be strided. Untouched where the result is None.
 
     Returns:
-        Whether the pixels were copied. If not, GDAL has to read the file.
+        What is known of the file's header. If None, nothing was copied, and GDAL has to read the file.
     """
     start = len(data) - out.nbytes
-    if start <= 0 or _key(data[:start], out) not in _read_by_gdal:
-        return False
-    out[...] = np.frombuffer(data, out.dtype, offset=start).reshape(out.shape)
-    return True
+    header = _read_by_gdal.get(_key(data[:start], out)) if start > 0 else None
+    if header is not None:
+        out[...] = np.frombuffer(data, out.dtype, offset=start).reshape(out.shape)
+    return header
 
 
-def learn(data: bytes, pixels: NDArray[np.generic]) -> None:
+def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference | None) -> None:
     """Let files like this one be copied from now on, where that is sound.
 
     Args:
         data: All bytes of a file.
         pixels: What GDAL read from it, `(height, width)`.
+        georeference: Where GDAL says that the image lies.
     """
     start = len(data) - pixels.nbytes
     if start <= 0 or len(_read_by_gdal) >= _MAXIMUM_HEADERS:
         return
-    if is_plain(data[:start], pixels) and data[start:] == pixels.tobytes():
-        _read_by_gdal.add(_key(data[:start], pixels))
+    if not is_plain(data[:start], pixels) or data[start:] != pixels.tobytes():
+        return
+    key = _key(data[:start], pixels)
+    corner = key[1] + _MAP_COORDINATES if key[1] < start else None
+    header = Header(georeference, corner)
+    # A corner inside the image, or the centre of a pixel, is left to GDAL: rounded as it does it.
+    if header.georeference(data) == georeference:
+        _read_by_gdal[key] = header
 
 
 def _key(header: bytes, pixels: NDArray[np.generic]) -> _Key:
-    """All of the header but the corner's coordinates, and where these are."""
+    """All of the header but the corner's map coordinates, and where the corner is."""
     entry = header.find(_CORNER)
     place = int.from_bytes(header[entry + 8 : entry + _ENTRY_BYTES], "little") if entry >= 0 else len(header)
-    return len(header), place, header[:place] + header[place + _CORNER_BYTES :], pixels.shape, pixels.dtype.str
+    # The corner's first three doubles are a pixel, which says how far the map coordinates are from the edge.
+    rest = header[: place + _MAP_COORDINATES] + header[place + _CORNER_BYTES :]
+    return len(header), place, rest, pixels.shape, pixels.dtype.str
 
 
 def is_plain(header: bytes, pixels: NDArray[np.generic]) -> bool:

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import rasterio
 from numpy.typing import NDArray
+from PIL import Image
 
-from pipelines.archives.archive import BadRecordError
+from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.geotiff import read_band, read_band_into
 
 TRANSFORM = rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000)
@@ -156,6 +157,35 @@ def test_several_bands(tmp_path: Path) -> None:
     path = write(tmp_path / "band.tif", np.ones((3, 20, 20), np.uint16))
     with pytest.raises(BadRecordError, match=r"band\.tif: wrong number of bands \(3, expected 1"):
         read_band(path, (20, 20), "uint16")
+
+
+@pytest.mark.parametrize("beside", [{}, {"compress": "deflate"}], ids=str)
+def test_a_second_page_is_a_bad_record(tmp_path: Path, beside: dict[str, Any]) -> None:
+    first, second = (
+        Image.fromarray(page[0].astype(np.int32).astype(np.uint16)) for page in (pixels(60, 60), pixels(60, 60))
+    )
+    path = tmp_path / "pages.tif"
+    compression = "tiff_deflate" if beside else "raw"
+    first.save(path, save_all=True, append_images=[second], compression=compression)
+    with pytest.raises(BadRecordError, match=r"several pages \(2, expected 1"):
+        read_band(path, (60, 60), "uint16")
+
+
+@pytest.mark.parametrize("options", [{}, {"compress": "deflate"}], ids=str)
+def test_where_the_image_lies(tmp_path: Path, options: dict[str, Any]) -> None:
+    path = write(tmp_path / "band.tif", pixels(60, 60), **options)
+    for _ in range(2):  # the second time without GDAL, where it can be
+        assert read_band_into(str(path), np.empty((60, 60), np.uint16)) == Georeference(32633, 300_000, 5_400_000)
+
+
+def test_an_image_without_a_known_place(tmp_path: Path) -> None:
+    path = tmp_path / "band.tif"
+    profile = {"driver": "GTiff", "count": 1, "height": 60, "width": 60, "dtype": "uint16"}
+    turned = TRANSFORM @ rasterio.Affine.rotation(30)
+    for crs, transform in ((None, TRANSFORM), ("EPSG:32633", turned), ("+proj=laea +lat_0=12 +lon_0=3", TRANSFORM)):
+        with rasterio.open(path, "w", **profile, crs=crs, transform=transform) as file:
+            file.write(pixels(60, 60))
+        assert read_band_into(str(path), np.empty((60, 60), np.uint16)) is None
 
 
 @pytest.mark.parametrize("nodata", [None, 0, 7])

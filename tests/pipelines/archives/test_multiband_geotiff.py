@@ -6,7 +6,7 @@ import pytest
 import rasterio
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import BadRecordError
+from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.multiband_geotiff import read_bands
 
 TRANSFORM = rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000)
@@ -54,6 +54,17 @@ def test_pixels_come_back_whatever_the_blocks(tmp_path: Path, options: dict[str,
 def test_files_of_another_shape(tmp_path: Path, written: NDArray[Any], message: str) -> None:
     with pytest.raises(BadRecordError, match=message):
         read(write(tmp_path / "patch.tif", written))
+
+
+def test_where_the_image_lies_and_a_second_page(tmp_path: Path) -> None:
+    path = write(tmp_path / "patch.tif", pixels())
+    assert read_bands(path, np.zeros((64, 64, 13), np.uint16)) == Georeference(32633, 300_000, 5_400_000)
+    with rasterio.open(path) as file:
+        profile = file.profile
+    with rasterio.open(path, "w", **(profile | {"APPEND_SUBDATASET": "YES"})) as file:
+        file.write(pixels())
+    with pytest.raises(BadRecordError, match="several pages"):
+        read(path)
 
 
 def test_missing_and_foreign_files(tmp_path: Path) -> None:

@@ -11,6 +11,8 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives import tiff_strips
+from pipelines.archives.archive import Georeference
+from pipelines.archives.geotiff import read_band_into
 from pipelines.archives.tiff_strips import copy_pixels, is_plain, learn
 
 SIZE = 60
@@ -20,7 +22,7 @@ OUT = np.empty((SIZE, SIZE), np.uint16)
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiff_strips, "_read_by_gdal", set())
+    monkeypatch.setattr(tiff_strips, "_read_by_gdal", {})
 
 
 def geotiff(path: Path, *, east: float = 3e5, dtype: str = "uint16", **options: Any) -> tuple[bytes, NDArray[Any]]:
@@ -66,7 +68,7 @@ def test_plain_files(tmp_path: Path, dtype: str, options: dict[str, Any]) -> Non
 def test_other_files_are_left_to_gdal(tmp_path: Path, options: dict[str, Any]) -> None:
     data, pixels = geotiff(tmp_path / "band.tif", **options)
     assert not plain(data)
-    learn(data, pixels)
+    learn(data, pixels, None)
     assert not copy_pixels(data, OUT)
 
 
@@ -84,7 +86,7 @@ def test_only_what_gdal_has_read_is_copied(tmp_path: Path) -> None:
     out = np.zeros((SIZE, SIZE, 2), np.uint16)
     assert not copy_pixels(data, out[..., 1])
     assert not out.any()
-    learn(data, pixels)
+    learn(data, pixels, None)
     elsewhere, other_pixels = geotiff(tmp_path / "elsewhere.tif", east=4e5)
     assert copy_pixels(elsewhere, out[..., 1])
     np.testing.assert_array_equal(out[..., 1], other_pixels)
@@ -94,15 +96,35 @@ def test_only_what_gdal_has_read_is_copied(tmp_path: Path) -> None:
     assert not copy_pixels(zone, OUT)
 
 
+def test_a_copied_file_lies_where_its_own_corner_says(tmp_path: Path) -> None:
+    for east in (3e5, 4e5, 500123.25):
+        path = tmp_path / f"{east}.tif"
+        data, _ = geotiff(path, east=east)
+        assert read_band_into(str(path), OUT) == Georeference(32633, east, 5e6)
+        header = copy_pixels(data, OUT)  # the first file was read by GDAL, the others were copied
+        assert header is not None
+        assert header.georeference(data) == Georeference(32633, east, 5e6)
+
+
+def test_a_corner_that_is_a_pixels_centre_is_left_to_gdal(tmp_path: Path) -> None:
+    path = tmp_path / "point.tif"
+    geotiff(path)
+    with rasterio.open(path, "r+") as file:
+        file.update_tags(AREA_OR_POINT="Point")
+    data = path.read_bytes()
+    assert read_band_into(str(path), OUT) == Georeference(32633, 3e5, 5e6)
+    assert copy_pixels(data, OUT) is None
+
+
 def test_nothing_is_learnt_where_gdal_reads_other_pixels(tmp_path: Path) -> None:
     data, pixels = geotiff(tmp_path / "band.tif")
-    learn(data, pixels + 1)
+    learn(data, pixels + 1, None)
     assert not copy_pixels(data, OUT)
 
 
 def test_the_same_bytes_are_not_another_size_or_dtype(tmp_path: Path) -> None:
     data, pixels = geotiff(tmp_path / "band.tif")
-    learn(data, pixels)
+    learn(data, pixels, None)
     for out in (np.empty((30, 120), np.uint16), np.empty((60, 60), np.int16), np.empty((120, 120), np.uint8)):
         assert not plain(data, out)
         assert not copy_pixels(data, out)
@@ -110,7 +132,7 @@ def test_the_same_bytes_are_not_another_size_or_dtype(tmp_path: Path) -> None:
 
 def test_longer_and_shorter_files_are_left_to_gdal(tmp_path: Path) -> None:
     data, pixels = geotiff(tmp_path / "band.tif")
-    learn(data, pixels)
+    learn(data, pixels, None)
     assert copy_pixels(data, OUT)
     for other in (data[:-1], data[:-48], data[:-BYTES], data + b"\0", data + bytes(48), b"", bytes(BYTES)):
         assert not plain(other)
@@ -128,7 +150,7 @@ def test_a_corner_at_the_end_of_the_header_does_not_hide_a_lost_tail(tmp_path: P
     struct.pack_into("<I", moved, entry(data, 273) + 8, start + 48)
     moved_data = bytes(moved)
     assert plain(moved_data)
-    learn(moved_data, pixels)
+    learn(moved_data, pixels, None)
     assert copy_pixels(moved_data, OUT)
     assert not copy_pixels(moved_data[:-8], OUT)
 
@@ -186,7 +208,7 @@ def test_the_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(tiff_strips, "_MAXIMUM_HEADERS", 1)
     first, pixels = geotiff(tmp_path / "first.tif")
     second, _ = geotiff(tmp_path / "second.tif", nodata=0)
-    learn(first, pixels)
-    learn(second, pixels)
+    learn(first, pixels, None)
+    learn(second, pixels, None)
     assert copy_pixels(first, OUT)
     assert not copy_pixels(second, OUT)
