@@ -1,18 +1,21 @@
-"""How each rank of a failed run ended, which of them is the cause, and how that is told."""
+"""How each rank of a failed job ended, which rank is the root cause, and the text of the error."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Literal
 
-Kind = Literal["finished", "exception", "died", "hung", "lost", "consequence", "stopped"]
+from pipelines.launch.messages import Exit, Failure
 
-# What Horovod and Gloo say in a rank whose peer is gone.
+Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
+"""`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
+
+# What Horovod and Gloo say in a rank when another rank has ended.
 _CONSEQUENCES = ("Horovod has been shut down", "gloo/transport", "Connection closed by peer", "HorovodInternalError")
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _HEADINGS = ("rank", "host", "outcome")
 _TABLE_WIDTH = 100
-_STOPPED = "stopped because another rank failed"
+STOPPED = "stopped because another rank failed"
 
 
 @dataclass(frozen=True)
@@ -24,9 +27,9 @@ class Outcome:
     kind: Kind
     summary: str
     exit_code: int | None = None
-    """Negative: the number of a signal; None: not known, or the process was ended by us."""
+    """Negative: the number of a signal. None: not known, or the launcher ended the process."""
     traceback: str = ""
-    """Python's, where there is one: of an exception, a crash or a hang."""
+    """Python's, of an exception, a crash or a hang; empty where there is none."""
     last_lines: tuple[str, ...] = ()
 
 
@@ -73,38 +76,55 @@ def _sorted(outcomes: Sequence[Outcome]) -> list[Outcome]:
 
 
 def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
-    """The first, in order of arrival, that is not explained by another rank's end."""
+    """Return the first outcome, in order of arrival, that the end of another rank does not explain."""
     by_weight = (
         [outcome for outcome in outcomes if outcome.kind in kinds]
-        for kinds in (("exception", "died", "hung", "lost"), ("consequence",), ("stopped", "finished"))
+        for kinds in (
+            ("exception", "died", "hung", "lost"),
+            ("requested",),
+            ("consequence",),
+            ("stopped", "finished"),
+        )
     )
     return next(group[0] for group in by_weight if group)
 
 
-def outcome_of_exit(rank: int, host: str, message: dict[str, Any]) -> Outcome:
-    """What a task tells about the end of its process, judged."""
-    failure, lines = message["failure"], tuple(message["last_lines"])
-    code: int | None = message["exit_code"]
-    if failure is not None:
-        summary = f"{failure['error']}: {failure['message']}" if failure["message"] else str(failure["error"])
-        said = next((text for text in _CONSEQUENCES if text in summary), None)
-        if said is not None:
-            return Outcome(rank, host, "consequence", f"{failure['error']}: {said}", code, failure["traceback"], lines)
-        return Outcome(rank, host, "exception", summary, code, failure["traceback"], lines)
-    if message["stopped"]:
-        return Outcome(rank, host, "stopped", _STOPPED, None, "", lines)
-    if message["finished"] and code == 0:
+def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
+    """Judge what a task says about the end of its process."""
+    lines = tuple(end.last_lines)
+    if end.failure is not None:
+        kind, summary = _judge(end.failure)
+        return Outcome(rank, host, kind, summary, end.exit_code, end.failure.traceback, lines)
+    if end.stopped:
+        return Outcome(rank, host, "stopped", STOPPED, None, "", lines)
+    if end.finished and end.exit_code == 0:
         return Outcome(rank, host, "finished", "finished", 0, "", lines)
-    aborted = message["death"] == "killed by SIGABRT" and any(
-        text in line for line in lines for text in _ABORTED_WITH_GLOO
-    )
-    kind: Kind = "consequence" if aborted else "died"
-    words = message["death"] + (" after the function had returned" if message["finished"] else "")
-    return Outcome(rank, host, kind, words, code, message["faults"], lines)
+    aborted = end.death == "killed by SIGABRT" and any(text in line for line in lines for text in _ABORTED_WITH_GLOO)
+    words = end.death + (" after the function had returned" if end.finished else "")
+    return Outcome(rank, host, "consequence" if aborted else "died", words, end.exit_code, end.faults, lines)
+
+
+def _judge(failure: Failure) -> tuple[Kind, str]:
+    if failure.on_request:
+        return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"
+    message = _useful_part(failure.message)
+    summary = f"{failure.error}: {message}" if message else failure.error
+    said = next((text for text in _CONSEQUENCES if text in failure.message), None)
+    if said is not None:
+        return "consequence", f"{failure.error}: {said}"
+    return "exception", summary
+
+
+def _useful_part(message: str) -> str:
+    """A message without TensorFlow's trace of the graph, which does not say what failed."""
+    if "[[{{node" not in message:
+        return message
+    *_, said = message.split("[[{{node")[0].strip().splitlines()
+    return said.strip()
 
 
 def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """The whole error: one line, the table, the root cause's traceback and last lines."""
+    """Return the whole error: one line, the table, and the traceback and last lines of the root cause."""
     parts = [f"rank {root.rank} on {root.host} failed: {root.summary}", outcome_table(root, outcomes)]
     if root.traceback:
         title = "Stacks" if root.kind in ("hung", "died") else "Traceback"
@@ -115,7 +135,7 @@ def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:
 
 
 def outcome_table(root: Outcome, outcomes: Sequence[Outcome]) -> str:
-    """Rank, host, outcome; neighbours with the same end share a line. Nothing for a single rank."""
+    """Return rank, host and outcome; neighbouring ranks with the same outcome share a line. Empty for a single rank."""
     if len(outcomes) < 2:
         return ""
     rows = [_HEADINGS]

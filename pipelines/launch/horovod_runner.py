@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pyspark.sql import SparkSession
 
+from pipelines.launch.listener import LogToDriver
+from pipelines.launch.local_tasks import local_gpus
 from pipelines.launch.preflight import count_slots
 from pipelines.launch.report import log_to_driver
-from pipelines.launch.runner import BarrierRunner, LogToDriver
-from pipelines.launch.stage import local_gpus
+from pipelines.launch.runner import BarrierRunner
 
 if TYPE_CHECKING:
     from pipelines.launch.log_callback import LogCallback

@@ -1,4 +1,4 @@
-"""Everything about the cluster that can be known to fail, said on the driver before any rank starts."""
+"""Checks of the cluster on the driver, before any function starts."""
 
 import logging
 import socket
@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
 
-from pipelines.launch.channel import Message
+from pipelines.launch.messages import Hello
 
 _REGISTRATION_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
@@ -27,7 +27,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
     """Refuse a run that Spark could not place.
 
     Raises:
-        RuntimeError: Too few slots, dynamic allocation, or no GPUs offered; says which setting to change.
+        RuntimeError: Too few slots, dynamic allocation, or no GPUs; the text says which setting to change.
     """
     conf = spark.sparkContext.getConf()
     if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -36,27 +36,27 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
         )
     if gpus_per_worker and float(conf.get("spark.task.resource.gpu.amount", "0") or 0) < gpus_per_worker:
         raise RuntimeError(
-            f"launch.gpus_per_worker={gpus_per_worker} but Spark gives a task "
+            f"gpus_per_worker={gpus_per_worker}, but Spark gives a task "
             f"{conf.get('spark.task.resource.gpu.amount', '0')} GPUs: set spark.task.resource.gpu.amount and "
             "spark.executor.resource.gpu.amount"
         )
     slots = count_slots(spark, num_workers)
     if slots < num_workers:
         raise RuntimeError(
-            f"{num_workers} workers do not fit {slots} slots of {spark.sparkContext.master}: lower "
-            "launch.num_workers or give Spark more cores"
+            f"{num_workers} workers do not fit {slots} slots of {spark.sparkContext.master}: lower num_workers or give "
+            "Spark more cores"
         )
 
 
 def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
-    """Tasks that can run at once; waits a while for executors that are still registering.
+    """Return how many tasks can run at once; wait a while for executors that are still registering.
 
     Args:
         spark: A session.
-        wanted: Enough to return at once; None: what is there now.
+        wanted: Number that is enough to return at once; None: do not wait.
     """
     context = spark.sparkContext._jsc.sc()
-    deadline = time.monotonic() + (0 if wanted is None or _is_local(spark) else _REGISTRATION_SECONDS)
+    deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else _REGISTRATION_SECONDS)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
         if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:
@@ -65,54 +65,66 @@ def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
 
 
 def drop_lost_executors(spark: SparkSession) -> None:
-    """Make Spark forget executors that do not answer: it would offer their slots until its own timeout of minutes."""
-    if _is_local(spark):
+    """Make Spark forget executors that do not answer: it offers their slots for minutes otherwise."""
+    if is_local(spark):
         return
     context = spark.sparkContext._jsc.sc()
     executors = context.statusStore().executorList(True)
     for number in range(executors.size()):
         executor = executors.apply(number)
         if executor.id() != "driver" and not answers(*executor.hostPort().rsplit(":", 1)):
-            _log.warning("executor %s at %s does not answer: dropped", executor.id(), executor.hostPort())
+            _log.warning("executor %s at %s does not answer: it is dropped", executor.id(), executor.hostPort())
             context.killExecutor(executor.id())
 
 
+def decommissioned_executor(spark: SparkSession) -> str | None:
+    """Say which executor that runs tasks will be taken away by Spark; None where there is none."""
+    context = spark.sparkContext._jsc.sc()
+    executors = context.statusStore().executorList(True)
+    for number in range(executors.size()):
+        executor = executors.apply(number)
+        if executor.id() == "driver" or not executor.activeTasks():
+            continue
+        if context.taskScheduler().getExecutorDecommissionState(executor.id()).isDefined():
+            return f"Spark decommissions executor {executor.id()} at {executor.hostPort()}"
+    return None
+
+
 def check_encryption(spark: SparkSession, accepted: bool) -> None:
-    """Refuse to send gradients in the clear over a cluster that was told to encrypt, unless that is accepted.
+    """Refuse to send gradients unencrypted in a cluster that is told to encrypt, unless the user accepts it.
 
     Raises:
-        RuntimeError: With what is covered, what is not, and the setting.
+        RuntimeError: The text says what Spark encrypts, what it does not, and which setting accepts that.
     """
     conf = spark.sparkContext.getConf()
     asked = [f"{name}=true covers {what}" for name, what in _PROTECTION.items() if conf.get(name, "false") == "true"]
     if asked and not accepted:
         raise RuntimeError(
             f"{'; '.join(asked)}; the ranks' own traffic is not covered: gradients and Horovod's rendezvous go in the "
-            "clear between this job's hosts, logs and reports go in the clear to the driver, proved by a secret of the "
-            "run. Accept that with launch.accept_unencrypted=true, for BarrierRunner accept_unencrypted=True, or run "
-            "on an encrypted network"
+            "clear between the hosts of this job; logs, reports and large return values go in the clear to the driver, "
+            "which proves a secret of the run. Accept that with accept_unencrypted=True, or run on an encrypted network"
         )
 
 
-def check_tasks(hellos: Sequence[Message]) -> None:
-    """Refuse ranks that would fail together: by what each task has said about itself.
+def check_tasks(hellos: Sequence[Hello]) -> None:
+    """Refuse ranks that would fail together, by what each task says about its host.
 
     Raises:
-        RuntimeError: GPUs that are missing or given twice, versions that differ, names that resolve to loopback.
+        RuntimeError: GPUs are missing or given twice, versions differ, or a host's name resolves to loopback.
     """
     for hello in hellos:
-        if hello["complaint"]:
-            raise RuntimeError(f"host {hello['host']}: {hello['complaint']}")
+        if hello.complaint:
+            raise RuntimeError(f"host {hello.host}: {hello.complaint}")
     _check_versions(hellos)
     _check_names(hellos)
     _check_gpus(hellos)
 
 
-def _check_versions(hellos: Sequence[Message]) -> None:
-    for package in hellos[0]["versions"]:
+def _check_versions(hellos: Sequence[Hello]) -> None:
+    for package in hellos[0].versions:
         hosts: dict[str, list[str]] = defaultdict(list)
         for hello in hellos:
-            hosts[hello["versions"].get(package, "none")].append(hello["host"])
+            hosts[hello.versions.get(package, "none")].append(hello.host)
         if len(hosts) > 1:
             found = ", ".join(f"{version} on {names[0]}" for version, names in hosts.items())
             raise RuntimeError(
@@ -121,32 +133,32 @@ def _check_versions(hellos: Sequence[Message]) -> None:
             )
 
 
-def _check_names(hellos: Sequence[Message]) -> None:
-    if len({hello["host"] for hello in hellos}) == 1:
+def _check_names(hellos: Sequence[Hello]) -> None:
+    if len({hello.host for hello in hellos}) == 1:
         return
     for hello in hellos:
-        name, address = hello["hostname"], hello["resolves_to"]
+        name, address = hello.hostname, hello.resolves_to
         if address.startswith("127.") or not address.replace(".", "").isdecimal():
             raise RuntimeError(
-                f"host {hello['host']} resolves its own name {name!r} to {address}, where other hosts cannot reach "
-                f"Gloo: map {name!r} to {hello['host']} in its /etc/hosts"
+                f"host {hello.host} resolves its own name {name!r} to {address}, where other hosts cannot reach "
+                f"Gloo: map {name!r} to {hello.host} in its /etc/hosts"
             )
 
 
-def _check_gpus(hellos: Sequence[Message]) -> None:
+def _check_gpus(hellos: Sequence[Hello]) -> None:
     owners: dict[tuple[str, str], int] = {}
     for hello in hellos:
-        for device in filter(lambda name: name not in ("", "-1"), hello["devices"].split(",")):
-            if (hello["host"], device) in owners:
+        for device in filter(lambda name: name not in ("", "-1"), hello.devices.split(",")):
+            if (hello.host, device) in owners:
                 raise RuntimeError(
-                    f"GPU {device} of host {hello['host']} was given to two tasks: look at the discovery script "
+                    f"GPU {device} of host {hello.host} was given to two tasks: look at the discovery script "
                     "(spark.worker.resource.gpu.discoveryScript), and give each worker of a host GPUs of its own"
                 )
-            owners[hello["host"], device] = hello["task"]
+            owners[hello.host, device] = hello.task
 
 
 def answers(host: str, port: int | str) -> bool:
-    """Whether somebody takes connections there."""
+    """Whether a port takes connections."""
     try:
         socket.create_connection((host, int(port)), _ANSWER_SECONDS).close()
     except OSError:
@@ -155,15 +167,15 @@ def answers(host: str, port: int | str) -> bool:
 
 
 def driver_addresses(spark: SparkSession) -> tuple[str, str]:
-    """Where executors reach the driver, and the address that it listens on: loopback for a local master."""
-    if _is_local(spark):
+    """Return where executors reach the driver, and the address to listen on; both are loopback for a local master."""
+    if is_local(spark):
         return "127.0.0.1", "127.0.0.1"
     conf = spark.sparkContext.getConf()
     host = socket.gethostbyname(str(conf.get("spark.driver.host", socket.gethostname())))
     return host, socket.gethostbyname(str(conf.get("spark.driver.bindAddress", host)))
 
 
-def _is_local(spark: SparkSession) -> bool:
+def is_local(spark: SparkSession) -> bool:
     """Whether the driver is the executor; `local-cluster` has executors of its own."""
     master = str(spark.sparkContext.master)
     return master == "local" or master.startswith("local[")

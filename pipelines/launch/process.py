@@ -1,4 +1,4 @@
-"""One rank's process: clean, limited to its cores, and gone with all that it started when its task is."""
+"""The process of one rank as its task holds it; it and all that it started end with the task."""
 
 import json
 import os
@@ -10,20 +10,21 @@ import sys
 import tempfile
 import time
 from contextlib import suppress
+from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
 
-from pipelines.launch.logs import Spool
-from pipelines.launch.rank_main import LENGTH_BYTES
+from pipelines.launch.rank_main import LENGTH_BYTES, Header
+from pipelines.launch.spool import SpoolFile
 
 _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
 _MAXIMUM_TEXT = 1 << 16
 _MARK = "GROUNDSWELL_WORKER"
 HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
-"""The temporary folder outside the rank's own, for what ranks of a host share and keep."""
+"""Names the host's temporary folder, for files that the ranks of a host share; each rank has a `TMPDIR` of its own."""
 
-# TensorFlow on a CPU pays for the first touch of every page of a large temporary: glibc must keep its memory.
+# TensorFlow on a CPU pays for the first touch of every page of a large temporary array: glibc must keep its memory.
 ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
@@ -31,8 +32,9 @@ ALLOCATOR = {
 }
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
 
-# Spark ends tasks without a word, and a worker that is stuck watches nothing: a shell waits for the end of its input,
-# which is the task's end, and kills the worker's group, whatever carries the worker's mark, and its temporary folder.
+# Spark may kill a task at any time, and a rank that is stuck watches nothing. So a shell waits for the end of its
+# input, which is the end of the task. It then kills the rank's process group and every process that has the rank's mark
+# in its environment, and removes the rank's temporary folder.
 _GUARD = r"""
 while read -r line; do group=$line; done
 [ -z "$group" ] || kill -9 -- "-$group"
@@ -46,17 +48,18 @@ rm -rf -- "$2"
 
 
 class RankProcess:
-    """A Python that waits for its function; imports and forks cost time, so it starts before its rank is known."""
+    """A Python process that waits for its function: starting costs time, so it starts before its rank is known."""
 
     def __init__(self, environment: dict[str, str], threads: int) -> None:
         """Start the process and its guard.
 
         Args:
-            environment: Added to this process's own.
-            threads: For TensorFlow and OpenMP, where `environment` says nothing.
+            environment: Variables that are added to those of this process.
+            threads: Number of threads for TensorFlow and OpenMP, where `environment` does not set it.
         """
-        self.log = Spool()
-        self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as the process is
+        self.log = SpoolFile()
+        self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
+        self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  likewise
         self._memory = _Memory()
         self._folder = tempfile.mkdtemp(prefix="groundswell-")
         mark = f"{_MARK}={secrets.token_hex(16)}"
@@ -69,22 +72,17 @@ class RankProcess:
             start_new_session=True,
         )
         self.reader, writer = Pipe(duplex=False)
+        descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno()]
         name, value = mark.split("=")
         self.process = subprocess.Popen(
-            [
-                sys.executable,
-                "-P",
-                "-m",
-                "pipelines.launch.rank_main",
-                str(writer.fileno()),
-                str(self._faults.fileno()),
-            ],
+            [sys.executable, "-P", "-m", "pipelines.launch.rank_main", *map(str, descriptors)],
             stdin=subprocess.PIPE,
             stdout=self.log.file,
             stderr=subprocess.STDOUT,
             env={
                 **os.environ,
                 **ALLOCATOR,
+                "MPLBACKEND": _plot_backend(),
                 "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
                 "PYTHONUNBUFFERED": "1",
                 "TF_CPP_MIN_LOG_LEVEL": "2",
@@ -94,7 +92,7 @@ class RankProcess:
                 **environment,
                 name: value,
             },
-            pass_fds=[writer.fileno(), self._faults.fileno()],
+            pass_fds=descriptors,
             start_new_session=True,
         )
         writer.close()
@@ -102,25 +100,28 @@ class RankProcess:
         self._guard.stdin.write(f"{self.process.pid}\n".encode())
         self._guard.stdin.flush()
 
-    def begin(self, environment: dict[str, str], payload: bytes) -> None:
-        """Hand over the function, with variables that are set before it is unpickled."""
+    def begin(self, header: Header, payload: bytes) -> None:
+        """Hand over the pickled function."""
         self.running()
         assert self.process.stdin is not None
-        header = json.dumps(environment).encode()
-        with suppress(BrokenPipeError):  # it died already: its exit code tells
-            for part in (header, payload):
+        with suppress(BrokenPipeError):  # it died already: its exit code says how
+            for part in (json.dumps(asdict(header)).encode(), payload):
                 self.process.stdin.write(len(part).to_bytes(LENGTH_BYTES, "little") + part)
             self.process.stdin.close()
 
     def running(self) -> bool:
-        """Whether the process itself is there; remembers its memory while it is."""
+        """Whether the process itself runs; notes how much memory it uses."""
         if self.process.poll() is not None:
             return False
         self._memory.look(self.process.pid)
         return True
 
+    def request_stop(self) -> None:
+        """Ask the function to end soon: `report.stop_requested` becomes true."""
+        self.process.terminate()
+
     def stacks(self) -> str:
-        """What every Python thread of a process that may be stuck is doing now."""
+        """Return what every Python thread of a process that may be stuck is doing now."""
         self.process.send_signal(signal.SIGUSR1)
         deadline = time.monotonic() + _STACKS_SECONDS
         written = -1
@@ -131,12 +132,12 @@ class RankProcess:
         return self.faults() or "(no stack: the process did not answer)"
 
     def faults(self) -> str:
-        """The stacks that the process wrote when it was asked or when it crashed."""
+        """Return the stacks that the process wrote when it was asked to or when it crashed."""
         start = max(0, self._faults_size() - _MAXIMUM_TEXT)
         return os.pread(self._faults.fileno(), _MAXIMUM_TEXT, start).decode(errors="replace").strip()
 
     def death(self) -> str:
-        """How the process ended."""
+        """Say how the process ended."""
         code = self.process.returncode
         if code >= 0:
             return f"exited with code {code}"
@@ -144,7 +145,7 @@ class RankProcess:
         return words + self._memory.words() if -code == signal.SIGKILL else words
 
     def end(self) -> None:
-        """Leave nothing behind, whatever state the process is in."""
+        """Kill the process and all that it started, and remove its temporary folder."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -159,8 +160,8 @@ class RankProcess:
         self.log.finish()
 
     def close(self) -> None:
-        """Let files and pipes go, after `end`."""
-        for end in (self.reader, self._faults, self.log):
+        """Close files and pipes, after `end`."""
+        for end in (self.reader, self._faults, self.result, self.log):
             end.close()
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):
@@ -170,8 +171,14 @@ class RankProcess:
         return os.fstat(self._faults.fileno()).st_size
 
 
+def _plot_backend() -> str:
+    """Matplotlib's backend: none with windows, and none that belongs to the notebook that started the job."""
+    backend = os.environ.get("MPLBACKEND", "")
+    return "Agg" if not backend or backend.startswith("module://") else backend
+
+
 class _Memory:
-    """What a process used, and whether its control group's out-of-memory killer has struck since."""
+    """How much memory a process used, and whether the out-of-memory killer of its control group has killed since."""
 
     def __init__(self) -> None:
         self._group: str | None = None
@@ -196,7 +203,7 @@ class _Memory:
 
 
 def _memory_group(pid: int) -> str:
-    """Folder of the control group that limits a process's memory; empty where there is none to be seen."""
+    """Folder of the control group that limits a process's memory; empty where none is visible."""
     with suppress(OSError):
         for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
             number, controllers, path = line.split(":", 2)

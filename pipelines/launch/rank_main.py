@@ -1,7 +1,7 @@
-"""The worker process: one rank, started clean by its barrier task, gone when the task is.
+"""The process of one rank: its task starts it, and it ends when the task does.
 
-Reads variables and the pickled function from standard input. Writes messages and the result to the pipe, and stacks
-of a crash or a hang to the file, whose descriptors are the two arguments.
+It reads variables and the pickled function from standard input. Its three arguments are descriptors: the pipe for
+messages, the file for stacks of a crash or a hang, and the file for the pickled return value.
 """
 
 import faulthandler
@@ -10,54 +10,82 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import traceback
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
 
 import cloudpickle
 
-from pipelines.launch.report import connect, request_stop, send_message
+from pipelines.launch.messages import Begun, Failure, Returned
+from pipelines.launch.report import StoppedOnRequest, connect, request_stop, send_message
 
-USER_ERROR_EXIT_CODE = 1
+FUNCTION_RAISED_EXIT_CODE = 1
 ORPHAN_EXIT_CODE = 113
 LENGTH_BYTES = 8
 
 
+@dataclass(frozen=True)
+class Header:
+    """What a task hands to the process together with the function."""
+
+    environment: dict[str, str]
+    """Set before the function is unpickled."""
+    wants_result: bool
+
+
 def main() -> int:
-    """Run the function; 0, or 1 where it raised."""
-    faults = int(sys.argv[2])
+    """Run the function; return 0, or 1 where it raised."""
+    pipe, faults, results = map(int, sys.argv[1:])
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
     signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
-    connection = Connection(int(sys.argv[1]), readable=False)
-    os.environ.update(json.loads(_read()))
-    # From our own barrier task, which got it from our own driver.
-    payload = _read()
+    connection = Connection(pipe, readable=False)
+    header = Header(**json.loads(_read()))
+    os.environ.update(header.environment)
+    payload = _read()  # from this rank's own task, which has it from the driver
     connect(connection)
     try:
         function, args, kwargs = cloudpickle.loads(payload)
-        send_message(connection, {"kind": "begun"})
+        send_message(connection, Begun())
         result = function(*args, **kwargs)
-        connection.send_bytes(b"R" + cloudpickle.dumps(result))
+        if header.wants_result:
+            _write_result(result, results)
+        send_message(connection, Returned())
     except BaseException as error:
         send_message(connection, _failure(error))
-        return USER_ERROR_EXIT_CODE
+        return FUNCTION_RAISED_EXIT_CODE
     return 0
 
 
-def _failure(error: BaseException) -> dict[str, Any]:
-    return {
-        "kind": "failure",
-        "error": type(error).__name__,
-        "message": str(error),
-        "traceback": "".join(traceback.format_exception(error)),
-    }
+def _write_result(result: object, descriptor: int) -> None:
+    """Pickle the return value into a file: it may be larger than any message.
+
+    Raises:
+        TypeError: It cannot be pickled.
+        OSError: It does not fit the disk.
+    """
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        try:
+            cloudpickle.dump(result, file)
+            file.flush()
+        except OSError as error:
+            message = f"the return value of the function cannot be written to {tempfile.gettempdir()}: {error.strerror}"
+            raise OSError(error.errno, message) from error
+        except Exception as error:  # whatever a __reduce__ raises
+            raise TypeError(
+                f"the return value of the function, of type {type(result).__name__}, cannot be pickled: {error}"
+            ) from error
+
+
+def _failure(error: BaseException) -> Failure:
+    lines = "".join(traceback.format_exception(error))
+    return Failure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest))
 
 
 def _read() -> bytes:
-    size = int.from_bytes(_exactly(LENGTH_BYTES), "little")
-    return _exactly(size)
+    return _exactly(int.from_bytes(_exactly(LENGTH_BYTES), "little"))
 
 
 def _exactly(size: int) -> bytes:

@@ -1,10 +1,11 @@
-"""The way from the user's function in a worker process to the driver."""
+"""What a function can tell the driver from inside a rank, and what it can ask."""
 
-import json
 import os
 import threading
 from multiprocessing.connection import Connection
 from typing import Any
+
+from pipelines.launch.messages import MAXIMUM_REPORT_BYTES, RankMessage, Report, ShownLine, StepDone, encode
 
 ATTEMPT_VARIABLE = "GROUNDSWELL_ATTEMPT"
 _connection: Connection | None = None
@@ -12,64 +13,82 @@ _lock = threading.Lock()
 _stop_requested = threading.Event()
 
 
-class StoppedOnRequest(Exception):  # noqa: N818  no error of the function
-    """Raise this where `stop_requested()` has ended the work early: what has to be kept has been saved.
+class StoppedOnRequest(Exception):  # noqa: N818  this is no error
+    """Raise this after `stop_requested()` was true and everything that must be kept has been saved.
 
-    The driver then does not hold the exception for a mistake of the function: it ends with the signal that it
-    received, or tries again where `retries` allows it.
+    The driver does not treat it as a mistake of the function. It ends as SIGTERM demands, or makes another attempt
+    where `retries` allows one.
     """
 
 
-def connect(connection: Connection) -> None:
-    """Called once by the worker process before the user's function."""
-    global _connection
-    _connection = connection
+def report(**fields: Any) -> None:
+    """Send a small message to the driver's `on_report`; outside a rank this does nothing.
 
+    The driver adds the sender's `rank`. Every report is a sign of life for `hang_timeout`.
 
-def report(**message: Any) -> None:
-    """Send a small JSON-able message to the driver's `on_report`; outside a worker it goes nowhere.
-
-    The sender's rank is added on the way. Every report is a sign of life for the runner's `hang_timeout`.
+    Raises:
+        ValueError: The message is longer than 4 MiB.
+        TypeError: A value is nothing that JSON can hold.
     """
     if _connection is not None:
-        send_message(_connection, {"kind": "report", "fields": message})
+        send_message(_connection, Report(fields))
 
 
 def log_to_driver(message: str) -> None:
-    """Show a line on the driver, whatever else its `log_to_driver` hides."""
+    """Show a line on the driver, also where `log_to_driver="callback"` hides the ranks' output.
+
+    Raises:
+        ValueError: The line is longer than 4 MiB.
+    """
     if _connection is None:
-        print(message, flush=True)  # noqa: T201  outside a worker this process's console is the driver's
+        print(message, flush=True)  # noqa: T201  outside a rank this process's console is the driver's
     else:
-        send_message(_connection, {"kind": "callback", "line": str(message)})
+        send_message(_connection, ShownLine(str(message)))
 
 
 def step_done() -> None:
-    """Give a sign of life and nothing else, for the runner's `hang_timeout`."""
+    """Give a sign of life for `hang_timeout`, and nothing else."""
     if _connection is not None:
-        send_message(_connection, {"kind": "step"})
+        send_message(_connection, StepDone())
 
 
 def attempt() -> int:
-    """Which attempt of the job this is, from 1."""
+    """Return the number of this attempt, from 1."""
     return int(os.environ.get(ATTEMPT_VARIABLE, "1"))
 
 
 def stop_requested() -> bool:
-    """Whether this rank was asked to end soon: save what has to be kept, then raise `StoppedOnRequest`.
+    """Whether this rank was asked to end soon: save what must be kept, then raise `StoppedOnRequest`.
 
-    The request is a SIGTERM to the driver or to a task's process, or an executor that Spark decommissions. It reaches
-    all ranks, but not in the same step: agree on it before a rank leaves collective operations. A rank that still runs
-    after `stop_grace` seconds is killed. Asking costs nothing. Outside a worker the answer is always False.
+    The cause is a SIGTERM to the driver or to a task's process, or an executor that Spark decommissions. The request
+    reaches every rank, but not in the same step: ranks have to agree before one of them leaves a collective operation.
+    A rank that still runs after `stop_grace` seconds is killed. The call is cheap; outside a rank it returns False.
     """
     return _stop_requested.is_set()
 
 
+def connect(connection: Connection) -> None:
+    """Send messages through this connection from now on; the rank's process calls this."""
+    global _connection
+    _connection = connection
+
+
 def request_stop() -> None:
-    """Called in the worker process when its task asks it to stop."""
+    """Make `stop_requested` true; the rank's process calls this."""
     _stop_requested.set()
 
 
-def send_message(connection: Connection, message: dict[str, Any]) -> None:
-    """Write one message frame to the task that started this process."""
+def send_message(connection: Connection, message: RankMessage) -> None:
+    """Write one message to the task that started this process.
+
+    Raises:
+        ValueError: A report or line is longer than 4 MiB.
+    """
+    line = encode(message)
+    if isinstance(message, Report | ShownLine) and len(line) > MAXIMUM_REPORT_BYTES:
+        raise ValueError(
+            f"a message of {len(line):,} bytes does not fit the {MAXIMUM_REPORT_BYTES:,} bytes that report() and "
+            "log_to_driver() can send: write it to storage that the driver can read, and report its path"
+        )
     with _lock:
-        connection.send_bytes(b"M" + json.dumps(message).encode())
+        connection.send_bytes(line)

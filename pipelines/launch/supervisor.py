@@ -1,4 +1,4 @@
-"""The driver's view of a running job: who is there, who has ended how, who is lost, who hangs."""
+"""The driver's view of one attempt: which tasks have connected, how each rank ended, which is lost and which hangs."""
 
 import logging
 import math
@@ -6,59 +6,89 @@ import queue
 import re
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
-from pipelines.launch.channel import DriverChannel, Message
-from pipelines.launch.failure import Outcome, StartError, failure_of, outcome_of_exit
-from pipelines.launch.logs import LAST_LINES
+from pipelines.launch.channel import DriverChannel
+from pipelines.launch.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
+from pipelines.launch.listener import Listener
+from pipelines.launch.messages import (
+    Back,
+    Begun,
+    Dropped,
+    Event,
+    Exit,
+    Go,
+    Gone,
+    Hello,
+    Log,
+    Replaced,
+    Report,
+    SendStacks,
+    ShownLine,
+    Sign,
+    Stacks,
+    StepDone,
+    Stop,
+    StopAsked,
+    StopSoon,
+)
 from pipelines.launch.preflight import answers
+from pipelines.launch.spool import LAST_LINES
 
 _LOOK_SECONDS = 0.1
 _GONE_SECONDS = 3.0
 _SILENT_SECONDS = 5.0
-# Survivors notice within a tenth of a second that a peer is gone; the rank that caused it may take longer to say so.
+_PAUSED_SECONDS = 2.0
+# Survivors notice within a tenth of a second that a rank has ended; the rank that caused it may take longer to say so.
 _CONSEQUENCES_SECONDS = 1.0
 _CAUSE_SECONDS = 5.0
 _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
+_PROBE_SECONDS = 10.0
+_PROBES_AT_ONCE = 64
 _MAXIMUM_REASON = 300
+_CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
+_LOST = "lost: neither its Spark task nor its host answers"
 _log = logging.getLogger(__name__)
 
 
-class Stage(Protocol):
+class Tasks(Protocol):
     """The tasks that hold the ranks' processes."""
 
     def failure(self) -> str | None:
-        """Why the stage has failed; None while it has not."""
+        """Why the tasks have failed; None while they have not."""
+
+    def stop_reason(self) -> str | None:
+        """Why the ranks should stop soon; None while there is no reason."""
 
     def finished(self) -> bool:
         """Whether all tasks have ended."""
 
 
-class Listener(Protocol):
-    """Where a run's messages go."""
+@dataclass(frozen=True)
+class Limits:
+    """How long the driver waits, in seconds."""
 
-    def lines(self, rank: int, lines: list[str]) -> None:
-        """Of a rank's output."""
-
-    def callback(self, rank: int, line: str) -> None:
-        """From `log_to_driver`."""
-
-    def report(self, message: Message) -> None:
-        """From `report`."""
+    start: float
+    """For all ranks to begin."""
+    hang: float | None
+    """For a sign of life; None: for ever."""
+    stop_grace: float
+    """For ranks that were asked to stop."""
 
 
 @dataclass
 class Member:
-    """One task and, once all have said hello, its rank."""
+    """One task and, once all have connected, its rank."""
 
-    task: int
-    hello: Message
+    hello: Hello
     rank: int = -1
     outcome: Outcome | None = None
     gone_since: float | None = None
+    probe: Future[bool] | None = None
     last_probe: float = 0.0
     begun: bool = False
     signs: int = 0
@@ -68,90 +98,100 @@ class Member:
 
     @property
     def host(self) -> str:
-        """Where it runs."""
-        return str(self.hello["host"])
+        """The host of the task."""
+        return self.hello.host
 
 
 class Supervisor:
-    """Gathers the tasks of one attempt, lets them go, and watches until all have finished or one has failed."""
+    """Gathers the tasks of one attempt, starts their ranks, and watches until all have finished or one has failed."""
 
-    def __init__(
-        self,
-        channel: DriverChannel,
-        stage: Stage,
-        size: int,
-        listener: Listener,
-        *,
-        start_timeout: float,
-        hang_timeout: float | None,
-    ) -> None:
-        """Nothing happens yet."""
-        self._channel, self._stage, self._size, self._listener = channel, stage, size, listener
-        self._start_timeout, self._hang_timeout = start_timeout, hang_timeout
+    def __init__(self, channel: DriverChannel, tasks: Tasks, size: int, listener: Listener, limits: Limits) -> None:
+        """Do nothing yet."""
+        self._channel, self._tasks, self._size, self._listener, self._limits = channel, tasks, size, listener, limits
         self._members: dict[int, Member] = {}
         self._outcomes: list[Outcome] = []
-        self._started_anew = False
+        self._started_twice = False
+        self._stop_reason: str | None = None
+        self._stop_deadline: float | None = None
+        self._awake_since = self._last_look = time.monotonic()
+        self._probes = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="groundswell-probe")
 
-    def gather(self) -> list[Message]:
-        """Every task's hello, by task.
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to stop soon; may be called by a signal handler."""
+        self._stop_reason = self._stop_reason or reason
+
+    def gather(self) -> list[Hello]:
+        """Wait for all tasks, and return what each says about itself, by task.
 
         Raises:
-            StartError: Not all have come in time, or Spark has given up.
+            StartError: Not all have connected in time, one cannot, or the job was asked to stop.
         """
-        deadline = time.monotonic() + self._start_timeout
+        deadline = time.monotonic() + self._limits.start
         while len(self._members) < self._size:
             self._take(_LOOK_SECONDS)
             missing = f"{self._size - len(self._members)} of {self._size} tasks have not reached the driver"
-            if (reason := self._stage_failure()) is not None:
+            if (reason := self._failure()) is not None:
                 raise StartError(f"{missing}: {_short(reason)}")
+            if self._stop_reason is not None:
+                raise StartError(f"{missing}: {self._stop_reason}")
             if time.monotonic() > deadline:
                 address = self._channel.address
                 raise StartError(
-                    f"{missing} at {address.host}:{address.port} after start_timeout={self._start_timeout:g} s: do "
+                    f"{missing} at {address.host}:{address.port} after start_timeout={self._limits.start:g} s: do "
                     "executors reach that address (spark.driver.host)? Do their tasks start?"
                 )
         return [self._members[task].hello for task in range(self._size)]
 
-    def go(self, ranks: list[int], environments: list[dict[str, str]]) -> None:
-        """Give each task its rank and the variables of its process."""
+    def go(self, orders: Sequence[Go]) -> None:
+        """Send each task its order to run its rank."""
         for task, member in self._members.items():
-            member.rank, member.last_sign = ranks[task], time.monotonic()
-            self._channel.send(task, {"kind": "go", "rank": ranks[task], "environment": environments[task]})
+            member.rank, member.last_sign = orders[task].rank, time.monotonic()
+            self._channel.send(task, orders[task])
 
     def stop(self) -> None:
-        """Tell all tasks to end their processes."""
+        """Tell all tasks to end their processes now."""
         for task in self._members:
-            self._channel.send(task, {"kind": "stop"})
+            self._channel.send(task, Stop())
+
+    def close(self) -> None:
+        """Let the threads that probe hosts end."""
+        self._probes.shutdown(wait=False, cancel_futures=True)
 
     def watch(self) -> None:
         """Return when all ranks have finished.
 
         Raises:
-            WorkerError: The function raised in a rank; all others have been stopped.
-            RankLostError: A rank ended otherwise; all others have been stopped.
+            WorkerError: The function raised an exception in a rank; all other ranks have been stopped.
+            RankLostError: A rank ended in another way; all other ranks have been stopped.
         """
+        self._awake_since = self._last_look = time.monotonic()
         while self._open():
-            finished = self._stage.finished()
+            finished = self._tasks.finished()
+            self._forgive_own_pause()
             self._take(_LOOK_SECONDS)
-            self._look_at_stage()
+            self._look_at_tasks()
             self._look_for_lost()
             self._look_for_hang()
-            if any(outcome.kind != "finished" for outcome in self._outcomes):
+            self._pass_stop_on()
+            if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
                 self._settle()
                 raise failure_of(self._outcomes)
-            if finished:  # without the last word of a rank whose channel broke: its result came by way of Spark
+            if finished:  # a rank whose channel broke has not said so itself: its result came by way of Spark
                 return
+        if any(outcome.kind == "requested" for outcome in self._outcomes):
+            raise failure_of(self._outcomes)
 
     def _open(self) -> list[Member]:
+        """Members whose end is not known."""
         return [member for member in self._members.values() if member.outcome is None]
 
     def _take(self, seconds: float) -> None:
-        """Handle what has come, or wait a while for something."""
+        """Handle the events that have come, or wait a while for one."""
         try:
-            task, message = self._channel.events.get(timeout=seconds)
+            task, event = self._channel.events.get(timeout=seconds)
             while True:
-                self._handle(task, message)
-                task, message = self._channel.events.get_nowait()
+                self._handle(task, event)
+                task, event = self._channel.events.get_nowait()
         except queue.Empty:
             return
 
@@ -160,38 +200,47 @@ class Supervisor:
         while not enough() and time.monotonic() < deadline:
             self._take(_LOOK_SECONDS)
 
-    def _handle(self, task: int, message: Message) -> None:
-        if message["kind"] == "hello":
-            self._members[task] = Member(task, message)
+    def _handle(self, task: int, event: Event) -> None:
+        if isinstance(event, Hello):
+            self._members[task] = Member(event)
             return
         member = self._members[task]
-        match message["kind"]:
-            case "gone":
+        match event:
+            case Gone():
                 member.gone_since = time.monotonic()
-            case "back":
+            case Back():
                 member.gone_since = None
-            case "replaced":
-                self._started_anew = True
-            case "log":
-                member.last_lines.extend(message["lines"])
-                self._tell(self._listener.lines, member.rank, message["lines"])
-            case "stacks":
-                member.stacks = message["text"]
-            case "exit":
-                self._end(member, outcome_of_exit(member.rank, member.host, message))
-            case kind:
-                member.begun, member.last_sign = True, time.monotonic()
-                member.signs += kind != "begun"
-                if kind == "callback":
-                    self._tell(self._listener.callback, member.rank, message["line"])
-                elif kind == "report":
-                    self._tell(self._listener.report, {**message["fields"], "rank": member.rank})
+            case Replaced():
+                self._started_twice = True
+            case Log(lines=lines):
+                member.last_lines.extend(lines)
+                self._listener.lines(member.rank, lines)
+            case Stacks(text=text):
+                member.stacks = text
+            case StopAsked():
+                self.request_stop(f"the task of rank {member.rank} on {member.host} received SIGTERM")
+            case Dropped(count=count):
+                _log.warning(
+                    "%d reports and lines of rank %d are lost: it sent them faster than the driver took them",
+                    count,
+                    member.rank,
+                )
+            case Exit():
+                outcome = outcome_of_exit(member.rank, member.host, event)
+                if outcome.kind == "stopped" and self._stop_reason is not None:
+                    outcome = self._outlasted_grace(member)
+                self._end(member, outcome)
+            case Begun() | StepDone() | Report() | ShownLine():
+                self._sign(member, event)
 
-    def _tell(self, function: Callable[..., None], *arguments: Any) -> None:
-        try:
-            function(*arguments)
-        except Exception:
-            _log.exception("a callback of the launcher failed")
+    def _sign(self, member: Member, event: Sign) -> None:
+        member.begun, member.last_sign = True, time.monotonic()
+        member.signs += not isinstance(event, Begun)
+        match event:
+            case ShownLine(line=line):
+                self._listener.shown_line(member.rank, line)
+            case Report(fields=fields):
+                self._listener.report(member.rank, fields)
 
     def _end(self, member: Member, outcome: Outcome) -> None:
         if member.outcome is None:
@@ -201,13 +250,25 @@ class Supervisor:
     def _lose(self, member: Member, words: str, evidence: str = "") -> None:
         self._end(member, Outcome(member.rank, member.host, "lost", words, None, evidence, tuple(member.last_lines)))
 
-    def _stage_failure(self) -> str | None:
-        # Spark does so where it took an executor back; whether there is a further attempt is the runner's to say.
-        return "Spark has started the stage anew" if self._started_anew else self._stage.failure()
+    def _failure(self) -> str | None:
+        # Spark starts tasks twice where it took an executor back; only the runner makes further attempts.
+        return "Spark has started the stage a second time" if self._started_twice else self._tasks.failure()
 
-    def _look_at_stage(self) -> None:
-        """Spark has ended the tasks: the first that is gone is the cause, the others were swept along."""
-        reason = self._stage_failure()
+    def _forgive_own_pause(self) -> None:
+        """A driver that was stopped and continued, or whose callback took long, has heard nobody in that time."""
+        now = time.monotonic()
+        pause, self._last_look = now - self._last_look, now
+        if pause < _PAUSED_SECONDS:
+            return
+        self._awake_since = now
+        for member in self._members.values():
+            member.last_sign += pause
+            if member.gone_since is not None:
+                member.gone_since += pause
+
+    def _look_at_tasks(self) -> None:
+        """Where Spark has ended the tasks, the first that is gone is the cause, and Spark ended the others with it."""
+        reason = self._failure()
         if reason is None:
             return
         self._take_until(_CONSEQUENCES_SECONDS, lambda: not self._open())
@@ -215,56 +276,93 @@ class Supervisor:
         if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
             return
         first = min(open_members, key=lambda member: member.gone_since or math.inf)
-        # The task of a rank whose channel broke has told Spark alone.
+        # The task of a rank whose channel broke can tell Spark alone.
         evidence = reason if "Traceback" in reason else ""
         self._lose(first, f"lost: its Spark task is gone ({_short(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
+        """Ask the hosts of silent tasks whether they answer: all at once, while messages are handled."""
         now = time.monotonic()
-        for member in self._open():
-            gone = member.gone_since is not None and now - member.gone_since > _GONE_SECONDS
-            if not gone and self._channel.seconds_silent(member.task) < _SILENT_SECONDS:
+        for task, member in self._members.items():
+            if member.outcome is not None:
                 continue
-            if now - member.last_probe < _SILENT_SECONDS:
-                continue
-            if _reachable(member.hello["probe"]):
-                _log.warning("rank %d is silent but its task is there: the run goes on", member.rank)
+            if member.probe is None:
+                if self._is_silent(task, member, now) and now - member.last_probe > _SILENT_SECONDS:
+                    member.probe = self._ask(member)
+            elif member.probe.done():
+                answered, member.probe, member.last_probe = member.probe.result(), None, now
+                if answered:
+                    _log.warning("rank %d is silent but its task is alive: the run continues", member.rank)
+                elif self._is_silent(task, member, now):
+                    self._lose(member, _LOST)
+
+    def _is_silent(self, task: int, member: Member, now: float) -> bool:
+        gone = member.gone_since is not None and now - member.gone_since > _GONE_SECONDS
+        return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= _SILENT_SECONDS
+
+    def _ask(self, member: Member) -> Future[bool]:
+        """Whether a task's own port answers: it does as long as its process lives and its host has a network."""
+        port = member.hello.probe_port
+        return self._probes.submit(lambda: port is None or answers(member.host, port))
+
+    def _hanging(self, members: Iterable[Member]) -> bool:
+        """Whether one of these members has given no sign of life for too long."""
+        now, latest = time.monotonic(), max(member.last_sign for member in self._members.values())
+        for member in members:
+            if not member.begun:
+                limit, since = self._limits.start, member.last_sign
+            elif self._limits.hang is not None:
+                # A rank that never reports is judged by those that do.
+                limit, since = self._limits.hang, member.last_sign if member.signs else latest
             else:
-                self._lose(member, "lost: neither its Spark task nor its host answers")
-            member.last_probe = time.monotonic()
+                continue
+            if now - since > limit:
+                return True
+        return False
 
     def _look_for_hang(self) -> None:
-        open_members = self._open()
-        if not open_members:
+        members = self._open()
+        if not members or not self._hanging(members):
             return
-        now, latest = time.monotonic(), max(member.last_sign for member in self._members.values())
-        hung = False
-        for member in open_members:
-            if not member.begun:
-                limit, since = self._start_timeout, member.last_sign
-            elif self._hang_timeout is not None:
-                # A rank that never reports is judged by those that do.
-                limit, since = self._hang_timeout, member.last_sign if member.signs else latest
-            else:
-                continue
-            hung = hung or now - since > limit
-        if not hung:
+        for task, member in self._members.items():
+            member.stacks = None
+            self._channel.send(task, SendStacks())
+        self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
+        # Signs of life that were on their way have been handled by now.
+        if not self._hanging(self._open()):
             return
-        for member in open_members:
-            self._channel.send(member.task, {"kind": "stacks"})
-        self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in open_members))
-        # The others wait for it inside a collective operation.
+        # The others wait for the suspect inside a collective operation.
         suspects = [m for m in self._open() if not _waits_in_collective(m.stacks or "")] or self._open()
         if suspects:
             member = min(suspects, key=lambda m: (m.begun, m.signs, m.last_sign))
             seconds = time.monotonic() - member.last_sign
             words = f"hung: no sign of life for {seconds:.0f} s, after {member.signs} steps or reports"
-            stacks = member.stacks or ""
             lines = tuple(member.last_lines)
-            self._end(member, Outcome(member.rank, member.host, "hung", words, None, stacks, lines))
+            self._end(member, Outcome(member.rank, member.host, "hung", words, None, member.stacks or "", lines))
+
+    def _pass_stop_on(self) -> None:
+        """Ask the ranks to stop where there is a reason, and end those that still run after the grace."""
+        if self._stop_reason is None:
+            self._stop_reason = self._tasks.stop_reason()
+        if self._stop_reason is None:
+            return
+        grace = self._limits.stop_grace
+        if self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + grace
+            _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
+            for task in self._members:
+                self._channel.send(task, StopSoon())
+        elif time.monotonic() > self._stop_deadline:
+            for member in self._open():
+                self._end(member, self._outlasted_grace(member))
+            self.stop()
+
+    def _outlasted_grace(self, member: Member) -> Outcome:
+        words = f"still ran {self._limits.stop_grace:g} s after it was asked to stop ({self._stop_reason})"
+        return Outcome(member.rank, member.host, "requested", words, last_lines=tuple(member.last_lines))
 
     def _settle(self) -> None:
-        """After the first failure: let the cause and its consequences be told, then stop what is left."""
+        """After the first failure: wait for its cause and its consequences, then stop what is left."""
         caused = any(outcome.kind not in ("finished", "consequence") for outcome in self._outcomes)
         hung = any(outcome.kind == "hung" for outcome in self._outcomes)
         if not caused:
@@ -272,26 +370,26 @@ class Supervisor:
         if not hung:
             self._take_until(_CONSEQUENCES_SECONDS, lambda: not self._open())
         self.stop()
-        self._take_until(_STOP_SECONDS, lambda: all(m.gone_since is not None for m in self._open()))
+        self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._open()))
+        # A host that is cut off is found here where its peers were faster than the limit of silence.
+        probes = [] if self._caused() else [(member, self._ask(member)) for member in self._open()]
+        self._take_until(_PROBE_SECONDS, lambda: all(probe.done() for _, probe in probes))
+        for member, probe in probes:
+            if probe.done() and not probe.result():
+                self._lose(member, _LOST)
         for member in self._open():
-            # A cut-off host is found out here where its peers were faster than the silence.
-            if self._caused() or _reachable(member.hello["probe"]):
-                self._end(member, Outcome(member.rank, member.host, "stopped", "stopped because another rank failed"))
-            else:
-                self._lose(member, "lost: neither its Spark task nor its host answers")
+            self._end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
 
     def _caused(self) -> bool:
-        return any(outcome.kind in ("exception", "died", "hung", "lost") for outcome in self._outcomes)
-
-
-def _reachable(probe: list[Any] | None) -> bool:
-    """Whether a task's own port answers: it does as long as its process lives and its host has a network."""
-    return probe is None or answers(*probe)
+        return any(outcome.kind in _CAUSES for outcome in self._outcomes)
 
 
 def _short(reason: str) -> str:
-    match = re.search(r"(rank \d+ failed: |ExecutorLostFailure|Python worker exited|TaskKilled)[^\n]*", reason)
-    return (match[0] if match else reason.splitlines()[0])[:_MAXIMUM_REASON]
+    """The part of Spark's reason that says what happened."""
+    known = re.search(r"(rank \d+ failed: |ExecutorLostFailure|Python worker exited|TaskKilled)[^\n]*", reason)
+    raised = re.search(r"^(?:\w+\.)*\w*(?:Error|Exception): [^\n]*", reason[reason.find("Traceback") :], re.MULTILINE)
+    found = known or (raised if "Traceback" in reason else None)
+    return (found[0] if found else reason.splitlines()[0])[:_MAXIMUM_REASON]
 
 
 def _waits_in_collective(stacks: str) -> bool:

@@ -1,27 +1,47 @@
-"""What runs inside one barrier task: a process for the rank, and obedience to the driver."""
+"""What runs inside one task: it holds the rank's process, passes messages on and follows the driver's orders."""
 
-import json
 import os
 import platform
 import queue
+import signal
 import socket
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import wait
-from typing import Any
 
-from pipelines.launch.channel import ChannelAddress, Link, Message
+from pipelines.launch.channel import ChannelAddress
+from pipelines.launch.link import Link
+from pipelines.launch.messages import (
+    Exit,
+    Failure,
+    Go,
+    Hello,
+    Returned,
+    SendStacks,
+    Sign,
+    Stacks,
+    Stop,
+    StopAsked,
+    StopSoon,
+    decode,
+)
 from pipelines.launch.placement import visible_devices
 from pipelines.launch.process import RankProcess
+from pipelines.launch.rank_main import Header
 
 _LOOK_SECONDS = 0.1
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
 _LAST_WORD_SECONDS = 20.0
+_RESULT_SECONDS = 60.0
 _MAXIMUM_TEXT = 1 << 16
+# Spark holds what tasks return several times over in its JVM, whose heap is 1 GiB by default.
+_SPARK_RESULT_BYTES = 1 << 20
 _PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "groundswell")
 
 
@@ -33,7 +53,7 @@ class Site:
     host: str
     cores: int
     gpus: Sequence[str] = ()
-    """Spark's addresses."""
+    """Addresses of GPUs, from Spark."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +63,49 @@ class Launch:
     channel: ChannelAddress
     gpus_per_worker: int
     start_timeout: float
+    stop_grace: float
     payload: bytes = field(repr=False)
     """Pickled `(function, args, kwargs)`."""
     environment: dict[str, str] = field(default_factory=dict, repr=False)
 
 
-def run_task(launch: Launch, site: Site) -> tuple[int, bytes] | None:
-    """Run this task's rank to its end: `(rank, pickled result)`, or None where the driver called it off.
+@dataclass(frozen=True)
+class RankResult:
+    """What a task returns when its rank has finished."""
+
+    rank: int
+    value: bytes | None
+    """Pickled; None where it was too large for Spark and has travelled on the channel."""
+
+
+class RankFailedError(RuntimeError):
+    """A task's rank has failed."""
+
+    def __init__(self, message: str, driver_knows: bool) -> None:
+        """`driver_knows`: the driver has been told how, and ends the job."""
+        super().__init__(message)
+        self.driver_knows = driver_knows
+
+
+def run_task(launch: Launch, site: Site) -> RankResult | None:
+    """Run this task's rank to its end; None where the driver has stopped it.
 
     Raises:
-        RuntimeError: The worker failed; the driver has been told how, if it could be reached.
+        RankFailedError: The rank failed.
+        RuntimeError: Its return value did not reach the driver.
     """
     devices, complaint = _devices(launch, site)
     environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
     process = RankProcess(environment, threads=site.cores)
     try:
         probe = _probe(site.host)
-        address = probe.getsockname() if probe is not None else None
-        link = Link(launch.channel, _hello(site, address, devices, complaint), process.log)
+        link = Link(launch.channel, _hello(site, probe, devices, complaint), process.log)
         try:
-            order = _first_order(link, process, launch.start_timeout)
-            if order is None or order["kind"] != "go":
+            go = _first_order(link, launch.start_timeout)
+            if go is None:
                 return None
-            process.begin(order["environment"], launch.payload)
-            return _run(process, link, order["rank"])
+            process.begin(Header(go.environment, go.wants_result), launch.payload)
+            return _RunningRank(process, link, go.rank, launch.stop_grace).run()
         finally:
             process.end()
             link.close()
@@ -78,15 +117,15 @@ def run_task(launch: Launch, site: Site) -> tuple[int, bytes] | None:
 
 
 def _probe(host: str) -> socket.socket | None:
-    """A port that is never read: that it takes connections tells the driver that the task and its network are there."""
+    """A port that is never read: that it takes connections shows the driver that the task and its network work."""
     try:
         return socket.create_server((host, 0))
-    except OSError:  # an address that only others know this host by
+    except OSError:  # an address that only other hosts know this host by
         return None
 
 
 def _devices(launch: Launch, site: Site) -> tuple[str, str]:
-    """`CUDA_VISIBLE_DEVICES`, and what is wrong with it: the driver is the one to say so."""
+    """`CUDA_VISIBLE_DEVICES`, and what is wrong with it, which the driver reports."""
     if not launch.gpus_per_worker:
         return "-1", ""
     if len(site.gpus) < launch.gpus_per_worker:
@@ -98,23 +137,14 @@ def _devices(launch: Launch, site: Site) -> tuple[str, str]:
         return "-1", str(error)
 
 
-def _hello(site: Site, probe: tuple[str, int] | None, devices: str, complaint: str) -> Message:
+def _hello(site: Site, probe: socket.socket | None, devices: str, complaint: str) -> Hello:
     name = socket.gethostname()
-    return {
-        "kind": "hello",
-        "task": site.task,
-        "host": site.host,
-        "probe": probe,
-        "devices": devices,
-        "complaint": complaint,
-        "hostname": name,
-        "resolves_to": _resolved(name),
-        "versions": _versions(),
-    }
+    port = None if probe is None else probe.getsockname()[1]
+    return Hello(site.task, site.host, port, devices, complaint, name, _resolved(name), _versions())
 
 
 def _resolved(name: str) -> str:
-    """What Gloo will bind to: the address of the host's own name, or why that cannot be."""
+    """The address that Gloo will bind to, which is that of the host's own name, or why there is none."""
     try:
         address = socket.gethostbyname(name)
     except OSError as error:
@@ -138,87 +168,129 @@ def _versions() -> dict[str, str]:
     return found
 
 
-def _first_order(link: Link, process: RankProcess, seconds: float) -> Message | None:
-    """The driver's word once all tasks are there; None where none comes."""
+def _first_order(link: Link, seconds: float) -> Go | None:
+    """The driver's order once all tasks have connected; None where it is another one or none comes."""
     try:
-        return link.orders.get(timeout=seconds)
+        order = link.orders.get(timeout=seconds)
     except queue.Empty:
         return None
+    return order if isinstance(order, Go) else None
 
 
-def _run(process: RankProcess, link: Link, rank: int) -> tuple[int, bytes] | None:
-    """Pass messages on until the process has ended or the driver wants it to, then tell how."""
-    result: bytes | None = None
-    failure: dict[str, str] | None = None
-    stopped = False
-    while not stopped:
-        ready = wait([process.reader], _LOOK_SECONDS)
-        # A child that the worker left behind may hold the pipe open: the process's own end counts too.
-        running = process.running()
-        try:
-            while process.reader.poll():
-                frame = process.reader.recv_bytes()
-                if frame[:1] == b"R":
-                    result = frame[1:]
-                    continue
-                message: Message = json.loads(frame[1:])
-                if message["kind"] == "failure":
-                    failure = {name: text[-_MAXIMUM_TEXT:] for name, text in message.items()}
-                else:
-                    link.send(message)
-        except (EOFError, OSError):
-            if running and ready:
-                time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
-        if not running:
-            break
-        stopped = _obey(process, link)
-    process.end()
-    faults, last_lines = process.faults(), process.log.last_lines()
-    if faults and not stopped:
-        process.log.write(f"\n{faults}\n")
-    good = result is not None and process.process.returncode == 0
-    link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
-    link.send(
-        {
-            "kind": "exit",
-            "stopped": stopped,
-            "finished": result is not None,
-            "exit_code": process.process.returncode,
-            "death": process.death(),
-            "faults": faults,
-            "failure": failure,
-            "last_lines": last_lines,
-        }
-    )
-    link.flush(_FAILURE_FLUSH_SECONDS)
-    if good and not stopped:
-        assert result is not None
-        return rank, result
-    if stopped:
-        return None
-    # The first task that fails ends the stage, and Spark then kills the others where they stand: they speak first.
-    _wait_for_stop(link)
-    said = failure["traceback"] if failure else "\n".join(last_lines)
-    raise RuntimeError(f"rank {rank} failed: {process.death()}\n{said}")
+class _RunningRank:
+    """A rank from the call of its function to the end of its process."""
+
+    def __init__(self, process: RankProcess, link: Link, rank: int, stop_grace: float) -> None:
+        self._process, self._link, self._rank, self._stop_grace = process, link, rank, stop_grace
+        self._returned = self._stopped = False
+        self._failure: Failure | None = None
+        self._stop_deadline: float | None = None
+        self._terminated = threading.Event()
+
+    def run(self) -> RankResult | None:
+        """Pass messages on until the process has ended or must end, then say how.
+
+        Raises:
+            RankFailedError: The rank failed.
+            RuntimeError: Its return value did not reach the driver.
+        """
+        with _on_sigterm(self._terminated.set):
+            while not self._stopped:
+                ready = wait([self._process.reader], _LOOK_SECONDS)
+                # A child that the rank left behind may hold the pipe open: the end of the process itself counts too.
+                running = self._process.running()
+                try:
+                    while self._process.reader.poll():
+                        self._take(self._process.reader.recv_bytes())
+                except (EOFError, OSError):
+                    if running and ready:
+                        time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
+                if not running:
+                    break
+                self._obey()
+        return self._end()
+
+    def _take(self, frame: bytes) -> None:
+        message, _ = decode(frame)
+        if isinstance(message, Failure):
+            self._failure = replace(
+                message, message=message.message[-_MAXIMUM_TEXT:], traceback=message.traceback[-_MAXIMUM_TEXT:]
+            )
+        elif isinstance(message, Returned):
+            self._returned = True
+        elif isinstance(message, Sign):
+            self._link.send(message)
+
+    def _obey(self) -> None:
+        """Follow the driver's orders, and end a rank that was asked to stop and has not."""
+        if self._terminated.is_set() and self._stop_deadline is None:
+            self._link.send(StopAsked())
+            self._request_stop()
+        while not self._link.orders.empty():
+            match self._link.orders.get():
+                case Stop():
+                    self._stopped = True
+                case StopSoon():
+                    self._request_stop()
+                case SendStacks():
+                    self._link.send(Stacks(self._process.stacks()))
+        if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
+            self._stopped = True
+
+    def _request_stop(self) -> None:
+        if self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + self._stop_grace
+            self._process.request_stop()
+
+    def _end(self) -> RankResult | None:
+        process, link = self._process, self._link
+        process.end()
+        faults, last_lines = process.faults(), process.log.last_lines()
+        if faults and not self._stopped:
+            process.log.write(f"\n{faults}\n")
+        code = process.process.returncode
+        good = self._returned and code == 0 and not self._stopped
+        result = self._send_result() if good else None
+        link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
+        link.send(Exit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
+        link.flush(_FAILURE_FLUSH_SECONDS)
+        if good or self._stopped:
+            return result
+        # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first.
+        driver_knows = _wait_for_stop(link)
+        said = self._failure.traceback if self._failure else "\n".join(last_lines)
+        raise RankFailedError(f"rank {self._rank} failed: {process.death()}\n{said}", driver_knows)
+
+    def _send_result(self) -> RankResult:
+        file = self._process.result
+        size = os.fstat(file.fileno()).st_size
+        if size <= _SPARK_RESULT_BYTES:
+            return RankResult(self._rank, os.pread(file.fileno(), size, 0))
+        if not self._link.send_result(file, _RESULT_SECONDS):
+            raise RuntimeError(
+                f"rank {self._rank} has finished, but its return value of {size:,} bytes did not reach the driver"
+            )
+        return RankResult(self._rank, None)
 
 
-def _obey(process: RankProcess, link: Link) -> bool:
-    """Whether the driver wants the process to end."""
-    while not link.orders.empty():
-        match link.orders.get()["kind"]:
-            case "stop":
-                return True
-            case "stacks":
-                link.send({"kind": "stacks", "text": process.stacks()})
-    return False
+@contextmanager
+def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
+    """Call this at SIGTERM; ranks of the driver's own machine run in threads, where the driver handles the signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: call())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
 
 
-def _wait_for_stop(link: Link) -> None:
+def _wait_for_stop(link: Link) -> bool:
+    """Wait until the driver knows everything that it wants to know; False where it cannot be reached."""
     deadline = time.monotonic() + _LAST_WORD_SECONDS
     while link.connected and time.monotonic() < deadline:
-        try:
-            order: dict[str, Any] = link.orders.get(timeout=_LOOK_SECONDS)
-        except queue.Empty:
-            continue
-        if order["kind"] == "stop":
-            return
+        with suppress(queue.Empty):
+            if isinstance(link.orders.get(timeout=_LOOK_SECONDS), Stop):
+                return True
+    return False

@@ -1,21 +1,46 @@
 import dataclasses
-import json
 import queue
 import secrets
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
-from pipelines.launch.channel import ChannelAddress, DriverChannel, Link, Message
-from pipelines.launch.logs import Spool
+from pipelines.launch.channel import ChannelAddress, DriverChannel, ResultLostError
+from pipelines.launch.link import Link
+from pipelines.launch.messages import (
+    Alive,
+    Back,
+    Dropped,
+    Event,
+    Exit,
+    Go,
+    Gone,
+    Hello,
+    Log,
+    Replaced,
+    Report,
+    Stop,
+    Welcome,
+    encode,
+)
+from pipelines.launch.spool import SpoolFile
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(120)
 
-HELLO = {"kind": "hello", "task": 0}
+
+def hello(task: int = 0) -> Hello:
+    return Hello(task, "127.0.0.1", None, "-1", "", "node", "127.0.0.1", {})
+
+
+HELLO = hello()
+EXIT = Exit(False, True, 0, "exited with code 0", "", None, [])
+GO = Go(0, {}, wants_result=True)
 
 
 @pytest.fixture
@@ -26,9 +51,9 @@ def channel() -> Iterator[DriverChannel]:
 
 
 @contextmanager
-def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, Spool]]:
-    log = Spool()
-    link = Link(address, {"kind": "hello", "task": task}, log)
+def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, SpoolFile]]:
+    log = SpoolFile()
+    link = Link(address, hello(task), log)
     try:
         yield link, log
     finally:
@@ -37,46 +62,46 @@ def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, Spoo
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 50
     while not condition():
-        assert time.monotonic() < deadline, "waited for 10 s"
+        assert time.monotonic() < deadline, "waited for 50 s"
         time.sleep(0.01)
 
 
-def collect(channel: DriverChannel, enough: Callable[[list[Message]], bool]) -> list[Message]:
-    received: list[Message] = []
+def collect(channel: DriverChannel, enough: Callable[[list[Event]], bool]) -> list[Event]:
+    received: list[Event] = []
     while not enough(received):
-        received.append(channel.events.get(timeout=10)[1])
+        received.append(channel.events.get(timeout=50)[1])
     return received
 
 
-def first_message(channel: DriverChannel, link: Link) -> Message:
+def first_message(channel: DriverChannel, link: Link) -> Event:
     """What the driver hears first, once both ends know of the connection."""
-    _, message = channel.events.get(timeout=10)
+    _, message = channel.events.get(timeout=50)
     wait_until(lambda: link.connected)
     return message
 
 
-def lines_of(received: list[Message]) -> list[str]:
-    return [line for message in received if message["kind"] == "log" for line in message["lines"]]
+def lines_of(received: list[Event]) -> list[str]:
+    return [line for event in received if isinstance(event, Log) for line in event.lines]
 
 
 def test_messages_arrive_whole_and_in_order(channel: DriverChannel) -> None:
     with link_to(channel.address) as (link, _):
         first_message(channel, link)
-        sent = [{"kind": "report", "text": f'{i} äöü\n\t"{"x" * (i * 50)}'} for i in range(200)]
+        sent = [Report({"text": f'{i} äöü\n\t"{"x" * (i * 50)}'}) for i in range(200)]
         for message in sent:
             link.send(message)
         received = collect(channel, lambda received: len(received) == len(sent))
-        assert [message["text"] for message in received] == [message["text"] for message in sent]
+        assert received == sent
 
 
 def test_orders_reach_the_task(channel: DriverChannel) -> None:
     with link_to(channel.address, task=7) as (link, _):
         first_message(channel, link)
-        channel.send(7, {"kind": "go"})
-        assert link.orders.get(timeout=10) == {"kind": "go"}
-        channel.send(8, {"kind": "go"})  # nobody there
+        channel.send(7, GO)
+        assert link.orders.get(timeout=50) == GO
+        channel.send(8, GO)  # nobody there
 
 
 def test_the_log_arrives_before_what_was_said_after_it(channel: DriverChannel) -> None:
@@ -84,27 +109,27 @@ def test_the_log_arrives_before_what_was_said_after_it(channel: DriverChannel) -
         first_message(channel, link)
         log.write("".join(f"line {number}\n" for number in range(50_000)))
         link.flush(10)
-        link.send({"kind": "exit"})
-        received = collect(channel, lambda received: received[-1:] != [] and received[-1]["kind"] == "exit")
+        link.send(EXIT)
+        received = collect(channel, lambda received: received[-1:] == [EXIT])
         assert lines_of(received) == [f"line {number}" for number in range(50_000)]
 
 
 def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
     channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.launch.channel._LOG_BYTES_PER_PERIOD", 4096)
-    monkeypatch.setattr("pipelines.launch.channel._LOG_PERIOD_SECONDS", 600.0)
+    monkeypatch.setattr("pipelines.launch.link._LOG_BYTES_PER_PERIOD", 4096)
+    monkeypatch.setattr("pipelines.launch.link._LOG_PERIOD_SECONDS", 600.0)
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
         log.write(("z" * 99 + "\n") * 400)
         for number in range(200):
-            link.send({"kind": "report", "number_of_mine": number})
+            link.send(Report({"number": number}))
             time.sleep(0.001)
         received = []
         with suppress(queue.Empty):
             while True:
                 received.append(channel.events.get(timeout=0.5)[1])
-        sent = [message["end"] - message["offset"] for message in received if message["kind"] == "log"]
+        sent = [event.end - event.offset for event in received if isinstance(event, Log)]
         assert 0 < sum(sent) <= 4096
 
 
@@ -114,14 +139,14 @@ def test_it_listens_on_its_address_only(channel: DriverChannel) -> None:
 
 def test_a_wrong_secret_is_refused(channel: DriverChannel, caplog: pytest.LogCaptureFixture) -> None:
     with link_to(dataclasses.replace(channel.address, secret=secrets.token_bytes(32))) as (stranger, _):
-        stranger.send({"kind": "report"})
+        stranger.send(Report({}))
         wait_until(lambda: channel._refused > 0)
         assert not stranger.connected
     with pytest.raises(queue.Empty):
         channel.events.get(timeout=0.1)
     assert channel.peers == set()
     channel.close()
-    assert "did not know this run's secret" in caplog.text
+    assert "did not know the secret of this run" in caplog.text
 
 
 def test_a_driver_without_the_secret_is_not_believed() -> None:
@@ -134,15 +159,13 @@ def test_a_driver_without_the_secret_is_not_believed() -> None:
                 connection.settimeout(5)
                 connection.sendall(bytes(32))
                 heard = connection.recv(1 << 16)
-                connection.sendall(
-                    bytes(32) + json.dumps({"received": 0, "log_offset": 0}).encode() + b'\n{"kind":"go"}\n'
-                )
+                connection.sendall(bytes(32) + encode(Welcome(0, 0, 0)) + encode(GO))
                 assert address.secret not in heard
                 assert connection.recv(1 << 16) == b""
             assert link.orders.empty()
 
 
-@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), json.dumps({"kind": "log"}).encode()])
+@pytest.mark.parametrize("noise", [b"", b"GET / HTTP/1.1\r\n\r\n", bytes(4096), encode(Alive())])
 def test_strangers_without_the_secret_reach_nothing(channel: DriverChannel, noise: bytes) -> None:
     for _ in range(50):
         with socket.create_connection((channel.address.host, channel.address.port)) as stranger:
@@ -177,17 +200,17 @@ def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChann
         floods = [threading.Thread(target=flood) for _ in range(4)]
         for thread in floods:
             thread.start()
-        received: list[Message] = []
+        received: list[Event] = []
         for number in range(100):
-            link.send({"kind": "report", "value": number})
+            link.send(Report({"value": number}))
             log.write(f"line {number}\n")
-            received += collect(channel, lambda received: received[-1:] != [] and received[-1]["kind"] == "report")
+            received += collect(channel, lambda received: bool(received) and isinstance(received[-1], Report))
         for thread in floods:
             thread.join()
         link.flush(10)
         while not channel.events.empty():
             received.append(channel.events.get()[1])
-        assert [message["value"] for message in received if message["kind"] == "report"] == list(range(100))
+        assert [event.fields["value"] for event in received if isinstance(event, Report)] == list(range(100))
         assert lines_of(received) == [f"line {number}" for number in range(100)]
     wait_until(lambda: channel._refused >= 1_950)
     wait_until(lambda: threading.active_count() < 50)
@@ -196,53 +219,53 @@ def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChann
 def test_a_broken_connection_is_made_again_and_nothing_is_lost(
     channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.launch.channel._RECONNECT_SECONDS", 0.1)
-    received: list[Message] = []
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 0.1)
+    received: list[Event] = []
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
         for number in range(300):
-            link.send({"kind": "report", "value": number})
+            link.send(Report({"value": number}))
             log.write(f"line {number}\n")
             if number in (100, 200):
                 link.flush(10)
-                channel._connections[0].shutdown(socket.SHUT_RDWR)
+                channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
                 wait_until(lambda: not link.connected)
                 wait_until(lambda: link.connected)
         link.flush(10)
-        link.send({"kind": "exit"})
-        received = collect(channel, lambda received: received[-1:] != [] and received[-1]["kind"] == "exit")
-    assert [message["value"] for message in received if message["kind"] == "report"] == list(range(300))
+        link.send(EXIT)
+        received = collect(channel, lambda received: received[-1:] == [EXIT])
+    assert [event.fields["value"] for event in received if isinstance(event, Report)] == list(range(300))
     assert lines_of(received) == [f"line {number}" for number in range(300)]
-    assert [message["kind"] for message in received if message["kind"] in ("gone", "back")] == ["gone", "back"] * 2
+    assert [event for event in received if isinstance(event, Gone | Back)] == [Gone(), Back()] * 2
 
 
 def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel) -> None:
     with link_to(channel.address) as (first, _):
         first_message(channel, first)
         with link_to(channel.address) as (second, _):
-            assert second.orders.get(timeout=10) == {"kind": "stop"}
-        assert channel.events.get(timeout=10) == (0, {"kind": "replaced"})
-        channel.send(0, {"kind": "go"})
-        assert first.orders.get(timeout=10) == {"kind": "go"}
+            assert second.orders.get(timeout=50) == Stop()
+        assert channel.events.get(timeout=50) == (0, Replaced())
+        channel.send(0, GO)
+        assert first.orders.get(timeout=50) == GO
 
 
 def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("pipelines.launch.channel._RECONNECT_SECONDS", 0.01)
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 0.01)
 
     def warnings() -> list[str]:
-        return [record.message for record in caplog.records if "goes on without it" in record.message]
+        return [record.message for record in caplog.records if "continues without it" in record.message]
 
     channel = DriverChannel("127.0.0.1")
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
-        link.send({"kind": "report"})
+        link.send(Report({}))
         link.flush(5)
         channel.close()
         wait_until(lambda: not link.connected)
         for _ in range(3):
-            link.send({"kind": "report"})
+            link.send(Report({}))
             log.write("into the void\n")
         link.flush(3600)  # longer than this test may take
         wait_until(lambda: warnings() != [])
@@ -250,17 +273,69 @@ def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
     assert len(warnings()) == 1
 
 
-def test_a_driver_that_does_not_listen_holds_no_worker_up(channel: DriverChannel) -> None:
+def test_a_driver_that_does_not_listen_holds_no_rank_up_and_gets_everything_later(channel: DriverChannel) -> None:
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
         # All is sent, 60 MB, before the driver takes the first.
         for number in range(3000):
-            link.send({"kind": "report", "text": f"{number} " + "x" * 10_000})
+            link.send(Report({"number": number, "text": "x" * 10_000}))
             log.write("y" * 10_000 + "\n")
-        received = collect(
-            channel, lambda received: received[-1].get("text", "").startswith("2999 ") if received else False
-        )
-        assert len(received) > 1000
+        link.send(EXIT)
+        received = collect(channel, lambda received: received[-1:] == [EXIT])
+        numbers = [event.fields["number"] for event in received if isinstance(event, Report)]
+        assert numbers == list(range(3000))
+        wait_until(lambda: link._held_bytes < 1 << 20)  # what has been received is forgotten
+
+
+def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.launch.link._MAXIMUM_HELD_BYTES", 10_000)
+    log = SpoolFile()
+    with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes connections and answers none
+        address = ChannelAddress("127.0.0.1", nobody.getsockname()[1], channel.address.secret)
+        link = Link(address, HELLO, log)
+        for number in range(5000):
+            link.send(Report({"number": number}))
+        link.send(EXIT)
+        link._address = channel.address  # the driver can be reached again
+    received = collect(channel, lambda received: received[-1:] == [EXIT])
+    link.close()
+    log.close()
+    numbers = [event.fields["number"] for event in received if isinstance(event, Report)]
+    assert 0 < len(numbers) < 5000
+    assert numbers == list(range(len(numbers)))
+    assert received[-2:] == [Dropped(5000 - len(numbers)), EXIT]
+
+
+def test_a_large_return_value_survives_a_broken_connection(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 0.1)
+    value = secrets.token_bytes(1 << 16) * 300  # 19 MiB in 19 parts
+    with link_to(channel.address) as (link, _), tempfile.TemporaryFile() as file:
+        first_message(channel, link)
+        file.write(value)
+        file.flush()
+        sender = threading.Thread(target=link.send_result, args=(file, 50))
+        sender.start()
+        wait_until(lambda: channel._tasks[0].result_bytes > 0)
+        channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
+        sender.join(50)
+        assert channel.result(0).read() == value
+
+
+def test_a_return_value_that_the_driver_cannot_keep_is_named(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with link_to(channel.address) as (link, _), tempfile.TemporaryFile() as file:
+        first_message(channel, link)
+        file.write(bytes(100))
+        file.flush()
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
+        assert link.send_result(file, 50)
+        with pytest.raises(ResultLostError, match=r"the driver cannot keep it in .*missing \(TMPDIR\)"):
+            channel.result(0)
 
 
 def test_the_secret_is_not_shown() -> None:

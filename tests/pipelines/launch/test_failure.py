@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from pipelines.launch.failure import (
@@ -9,43 +11,67 @@ from pipelines.launch.failure import (
     failure_of,
     outcome_of_exit,
 )
+from pipelines.launch.messages import Exit, Failure
 
-SHUT_DOWN = {
-    "error": "UnknownError",
-    "message": "Horovod has been shut down. This was caused by an exception on one of the ranks",
-    "traceback": "t0",
-}
+SHUT_DOWN = Failure(
+    "UnknownError", "Horovod has been shut down. This was caused by an exception on one of the ranks", "t0"
+)
+PLAIN = Exit(
+    stopped=False,
+    finished=False,
+    exit_code=1,
+    death="exited with code 1",
+    faults="",
+    failure=None,
+    last_lines=[],
+)
+GRAPH_ERROR = """Graph execution error:
 
+Detected at node gradients/CheckNumerics defined at (most recent call last):
+  File "train.py", line 3, in <module>
 
-def exit_message(**changes: object) -> dict[str, object]:
-    plain = {"stopped": False, "finished": False, "exit_code": 1, "death": "exited with code 1", "faults": ""}
-    return {**plain, "failure": None, "last_lines": [], **changes}
+gradients are not finite : Tensor had NaN values
+\t [[{{node gradients/CheckNumerics}}]] [Op:__inference_step_12]"""
 
 
 @pytest.mark.parametrize(
-    ("message", "kind", "summary"),
+    ("end", "kind", "summary"),
     [
-        (exit_message(failure=SHUT_DOWN), "consequence", "UnknownError: Horovod has been shut down"),
-        (exit_message(failure={**SHUT_DOWN, "message": "boom"}), "exception", "UnknownError: boom"),
-        (exit_message(finished=True, exit_code=0), "finished", "finished"),
-        (exit_message(finished=True, exit_code=3, death="exited with code 3"), "died", "exited with code 3 after the"),
-        (exit_message(stopped=True), "stopped", "stopped because"),
-        (exit_message(exit_code=-6, death="killed by SIGABRT"), "died", "killed by SIGABRT"),
+        (replace(PLAIN, failure=SHUT_DOWN), "consequence", "UnknownError: Horovod has been shut down"),
+        (replace(PLAIN, failure=replace(SHUT_DOWN, message="boom")), "exception", "UnknownError: boom"),
         (
-            exit_message(exit_code=-6, death="killed by SIGABRT", last_lines=["what(): [gloo/transport/tcp/pair.cc"]),
+            replace(PLAIN, failure=Failure("InvalidArgumentError", GRAPH_ERROR, "t")),
+            "exception",
+            "InvalidArgumentError: gradients are not finite : Tensor had NaN values",
+        ),
+        (
+            replace(PLAIN, failure=Failure("StoppedOnRequest", "step 7 is saved", "t", on_request=True)),
+            "requested",
+            "stopped on request: step 7 is saved",
+        ),
+        (replace(PLAIN, finished=True, exit_code=0), "finished", "finished"),
+        (
+            replace(PLAIN, finished=True, exit_code=3, death="exited with code 3"),
+            "died",
+            "exited with code 3 after the",
+        ),
+        (replace(PLAIN, stopped=True), "stopped", "stopped because"),
+        (replace(PLAIN, exit_code=-6, death="killed by SIGABRT"), "died", "killed by SIGABRT"),
+        (
+            replace(PLAIN, exit_code=-6, death="killed by SIGABRT", last_lines=["what(): [gloo/transport/tcp/pair.cc"]),
             "consequence",
             "killed by SIGABRT",
         ),
     ],
 )
-def test_an_exit_is_judged(message: dict[str, object], kind: Kind, summary: str) -> None:
-    outcome = outcome_of_exit(3, "a", message)
+def test_an_exit_is_judged(end: Exit, kind: Kind, summary: str) -> None:
+    outcome = outcome_of_exit(3, "a", end)
     assert (outcome.rank, outcome.kind) == (3, kind)
     assert outcome.summary.startswith(summary)
 
 
 def test_consequences_are_not_the_cause() -> None:
-    consequence = outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))
+    consequence = outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN))
     cause = Outcome(1, "b", "exception", "ValueError: boom\nand more", 1, "t1", ("one", "two"))
     others = [Outcome(rank, "b", "stopped", "stopped because another rank failed") for rank in (2, 3)]
     error = failure_of([consequence, cause, *others])
@@ -69,7 +95,14 @@ def test_the_first_cause_counts() -> None:
 
 
 def test_a_consequence_without_a_cause_is_the_networks() -> None:
-    error = failure_of([outcome_of_exit(0, "a", exit_message(failure=SHUT_DOWN))])
+    error = failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN))])
     assert error.root.rank == 0
     assert isinstance(error, RankLostError)
     assert isinstance(error, InfrastructureError)
+
+
+def test_a_request_explains_the_ranks_that_missed_it() -> None:
+    requested = Outcome(1, "a", "requested", "stopped on request")
+    error = failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN)), requested])
+    assert isinstance(error, InfrastructureError)
+    assert error.root is requested

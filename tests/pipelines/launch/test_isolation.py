@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.launch.logs import Spool
 from pipelines.launch.process import RankProcess
 from pipelines.launch.runner import BarrierRunner
 
@@ -90,11 +89,3 @@ def test_a_process_that_gets_no_function_ends_with_its_task() -> None:
     process.end()
     assert process.process.returncode == -signal.SIGKILL
     process.close()
-
-
-def test_a_spool_has_no_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    spool = Spool()
-    spool.write("text\n")
-    assert list(tmp_path.iterdir()) == []
-    spool.close()

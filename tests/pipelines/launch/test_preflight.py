@@ -1,22 +1,26 @@
 """What each task says about itself, judged; the checks before that are in test_runner and test_gpus."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from pipelines.launch.messages import Hello
 from pipelines.launch.preflight import check_tasks
 
 
-def hello(task: int = 0, **changes: Any) -> dict[str, Any]:
-    plain = {
-        "task": task,
-        "host": "10.0.0.1",
-        "devices": "-1",
-        "complaint": "",
-        "hostname": "node",
-        "resolves_to": "10.0.0.1",
-    }
-    return {**plain, "versions": {"python": "3.11.7", "horovod": "0.28.1"}, **changes}
+def hello(task: int = 0, **changes: Any) -> Hello:
+    plain = Hello(
+        task=task,
+        host="10.0.0.1",
+        probe_port=None,
+        devices="-1",
+        complaint="",
+        hostname="node",
+        resolves_to="10.0.0.1",
+        versions={"python": "3.11.7", "horovod": "0.28.1"},
+    )
+    return replace(plain, **changes)
 
 
 def test_equal_tasks_pass() -> None:

@@ -1,0 +1,245 @@
+"""Every message between a rank's process, its task and the driver; each travels as one JSON object on one line."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+JsonObject = dict[str, Any]
+"""What a user's function reports: keyword arguments that `json` can write."""
+
+MAXIMUM_REPORT_BYTES = 1 << 22
+MAXIMUM_LINE_BYTES = MAXIMUM_REPORT_BYTES + (1 << 12)
+"""A report and what the launcher adds to it."""
+
+
+@dataclass(frozen=True)
+class Begun:
+    """Rank to driver: the process has read its function and calls it now."""
+
+
+@dataclass(frozen=True)
+class StepDone:
+    """Rank to driver: a sign of life and nothing else."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """Rank to driver: what the function passed to `report`."""
+
+    fields: JsonObject
+
+
+@dataclass(frozen=True)
+class ShownLine:
+    """Rank to driver: what the function passed to `log_to_driver`."""
+
+    line: str
+
+
+@dataclass(frozen=True)
+class Returned:
+    """Rank to task: the function has returned, and its value is written where the driver wants it."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Rank to task, and to the driver inside `Exit`: the exception that the function raised."""
+
+    error: str
+    """Name of its class."""
+    message: str
+    traceback: str
+    on_request: bool = False
+    """Whether it is `StoppedOnRequest`."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """Task to driver, first: where the task runs and what it was given there."""
+
+    task: int
+    host: str
+    probe_port: int | None
+    """A port that takes connections as long as the task lives; None where the task could open none."""
+    devices: str
+    """Its `CUDA_VISIBLE_DEVICES`."""
+    complaint: str
+    """Why the rank cannot run; empty where nothing is wrong."""
+    hostname: str
+    resolves_to: str
+    """The address of the host's own name, or why there is none."""
+    versions: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Opening:
+    """Task to driver, first on each connection."""
+
+    link: str
+    """Random name of the task's attempt: Spark may start a task twice."""
+    hello: Hello
+
+
+@dataclass(frozen=True)
+class Log:
+    """Task to driver: a part of the rank's output, from byte `offset` to byte `end`."""
+
+    offset: int
+    end: int
+    lines: list[str]
+
+
+@dataclass(frozen=True)
+class ResultPart:
+    """Task to driver: a part of the rank's pickled return value."""
+
+    offset: int
+    data: str
+    """Base64."""
+
+
+@dataclass(frozen=True)
+class Stacks:
+    """Task to driver: what every Python thread of the rank is doing."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class StopAsked:
+    """Task to driver: the task's process has received SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Dropped:
+    """Task to driver: messages of the rank that did not fit the task's memory and are lost."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Exit:
+    """Task to driver, last: how the rank's process ended."""
+
+    stopped: bool
+    """Whether the task ended it because the driver said so."""
+    finished: bool
+    """Whether the function had returned."""
+    exit_code: int
+    death: str
+    """The exit code or signal in words."""
+    faults: str
+    """Stacks that the process wrote when it crashed."""
+    failure: Failure | None
+    last_lines: list[str]
+
+
+@dataclass(frozen=True)
+class Alive:
+    """Task to driver, when there was nothing else to say for two seconds."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """Driver to task, first on each connection: what has arrived on connections before."""
+
+    number: int
+    """Of the last message."""
+    log_bytes: int
+    result_bytes: int
+
+
+@dataclass(frozen=True)
+class Received:
+    """Driver to task: what has arrived, so that the task can forget it."""
+
+    number: int
+    result_bytes: int
+
+
+@dataclass(frozen=True)
+class Go:
+    """Driver to task: run the function as this rank."""
+
+    rank: int
+    environment: dict[str, str]
+    wants_result: bool
+
+
+@dataclass(frozen=True)
+class SendStacks:
+    """Driver to task: the rank may hang; send its stacks."""
+
+
+@dataclass(frozen=True)
+class StopSoon:
+    """Driver to task: ask the rank to stop, with SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Driver to task: end the rank's process now."""
+
+
+@dataclass(frozen=True)
+class Gone:
+    """The driver's own: a task's connection has ended."""
+
+
+@dataclass(frozen=True)
+class Back:
+    """The driver's own: a task has connected again."""
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """The driver's own: Spark has started a task a second time."""
+
+
+Sign = Begun | StepDone | Report | ShownLine
+"""What shows that the function makes progress."""
+RankMessage = Sign | Returned | Failure
+Numbered = Sign | Stacks | StopAsked | Dropped | Exit
+"""What a link keeps until the driver has received it."""
+TaskMessage = Numbered | Hello | Opening | Log | ResultPart | Alive
+Order = Go | SendStacks | StopSoon | Stop
+DriverMessage = Order | Welcome | Received
+Event = Hello | Numbered | Log | Gone | Back | Replaced
+"""What the driver's queue holds."""
+Message = RankMessage | TaskMessage | DriverMessage
+
+_KINDS: dict[str, type[Message]] = {
+    kind.__name__: kind
+    for kind in (
+        *(Begun, StepDone, Report, ShownLine, Returned, Failure),
+        *(Hello, Opening, Log, ResultPart, Stacks, StopAsked, Dropped, Exit, Alive),
+        *(Welcome, Received, Go, SendStacks, StopSoon, Stop),
+    )
+}
+_NESTED: dict[type[Message], tuple[str, type[Message]]] = {Opening: ("hello", Hello), Exit: ("failure", Failure)}
+
+
+def encode(message: Message, number: int = 0) -> bytes:
+    """One line; `number` is the position of a `Numbered` message among those of its task, from 1.
+
+    Raises:
+        TypeError: A report holds what JSON cannot.
+    """
+    return json.dumps([type(message).__name__, number, asdict(message)]).encode() + b"\n"
+
+
+def decode(line: bytes) -> tuple[Message, int]:
+    """A message and its number.
+
+    Raises:
+        ValueError: The line is no message.
+    """
+    try:
+        name, number, fields = json.loads(line)
+        kind = _KINDS[name]
+        if kind in _NESTED:
+            field, inner = _NESTED[kind]
+            fields[field] = fields[field] and inner(**fields[field])
+        return kind(**fields), int(number)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{line[:80]!r} is no message of the launcher") from error

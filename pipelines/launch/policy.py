@@ -1,0 +1,45 @@
+"""When the runner makes another attempt, after which wait and with how many ranks."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from pipelines.launch.failure import InfrastructureError
+from pipelines.launch.jvm import SparkGoneError
+
+_MAXIMUM_WAIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a job."""
+
+    number: int
+    """From 1; the function gets it from `pipelines.launch.report.attempt`."""
+    num_workers: int
+    after: str = ""
+    """Why the previous attempt failed, in one line."""
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """Only infrastructure failures are retried; exceptions of the function are not."""
+
+    retries: int
+    first_wait: float
+    """Seconds; doubled for each further attempt."""
+    allowed_sizes: Sequence[int]
+    """Numbers of ranks that a further attempt may have when slots are lost."""
+
+    def retries_after(self, attempt: Attempt, error: InfrastructureError) -> bool:
+        """Whether another attempt follows."""
+        return attempt.number <= self.retries and not isinstance(error, SparkGoneError)
+
+    def wait_seconds(self, attempt: Attempt) -> float:
+        """How long to wait after a failed attempt."""
+        return min(self.first_wait * 2.0 ** (attempt.number - 1), _MAXIMUM_WAIT_SECONDS)
+
+    def size(self, wanted: int, slots: int) -> int | None:
+        """Return the number of ranks that fits these slots: the wanted one or the largest allowed; None: none fits."""
+        if slots >= wanted:
+            return wanted
+        return max((size for size in self.allowed_sizes if size <= slots), default=None)

@@ -1,0 +1,44 @@
+"""SIGTERM to the driver while ranks run: they get time to save their state before the signal takes effect."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Termination:
+    """Whether the driver has received SIGTERM during an attempt."""
+
+    def __init__(self) -> None:
+        """Nothing has been received."""
+        self.received = False
+        self.request: Callable[[str], None] = lambda reason: None
+        """Called with the reason when the signal arrives."""
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        """Take the signal; a second one takes effect at once."""
+        if self.received:
+            raise KeyboardInterrupt("SIGTERM came twice")
+        self.received = True
+        self.request("the driver received SIGTERM")
+
+
+@contextmanager
+def delayed_sigterm() -> Iterator[Termination]:
+    """Turn SIGTERM into a request inside this block; at its end the signal takes the effect that it had before.
+
+    Only the main thread of a process handles signals: elsewhere this changes nothing.
+    """
+    termination = Termination()
+    previous = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or previous in (None, signal.SIG_IGN):
+        yield termination
+        return
+    signal.signal(signal.SIGTERM, termination.handle)
+    try:
+        yield termination
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+        if termination.received:
+            signal.raise_signal(signal.SIGTERM)
