@@ -42,7 +42,7 @@ class EuroSATConfig(FolderArchive):
     """EuroSAT: 10 classes, multispectral GeoTIFF (eurosat_ms) or RGB JPEG (eurosat_rgb)."""
 
     kind: Literal["eurosat_ms", "eurosat_rgb"]
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the stratified splits."""
     split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
     """Fractions of train, validation and test; they add up to 1."""
@@ -54,7 +54,7 @@ class ImageFolderConfig(FolderArchive):
     kind: Literal["image_folder"]
     image_size: int | None = Field(default=None, gt=0)
     """Side in pixels of the squares that images are resized and cropped to; null: all images have one size."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the stratified splits."""
     split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
     """Fractions of train, validation and test, used where the folders are classes."""
@@ -72,7 +72,7 @@ class SyntheticConfig(Section):
     """Number of validation patches."""
     test: int = Field(ge=0)
     """Number of test patches."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the patches."""
 
 

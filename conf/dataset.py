@@ -21,7 +21,7 @@ class PrepareConfig(Section):
     """Uncompressed size of one Parquet row group, in MiB."""
     row_groups_per_shard: int = Field(default=4, gt=0)
     """Number of row groups in one Parquet file."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed by which the rows of a split are shuffled, once."""
     max_rejected_fraction: float = Field(default=0.01, ge=0, le=1)
     """The job fails when a larger fraction of the samples is rejected."""

@@ -1,6 +1,6 @@
 """The settings of the gradient exchange."""
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from conf.codecs import CodecConfig, NoneConfig
 from conf.section import Section
@@ -19,8 +19,3 @@ class ExchangeConfig(Section):
     """Number of first optimizer steps in which everything travels in float32."""
     rescale_residual: bool = True
     """Whether the residual keeps its weight when the learning rate changes."""
-
-    @field_validator("codec", mode="before")
-    @classmethod
-    def _name_alone(cls, value: object) -> object:
-        return {"name": value} if isinstance(value, str) else value

@@ -17,7 +17,8 @@ from conf.training import TrainingConfig
 class RunConfig(Section):
     """Everything one run depends on."""
 
-    archive: ArchiveConfig
+    archive: ArchiveConfig | None = None
+    """The raw archive; only `prepare` needs it."""
     dataset: DatasetConfig
     prepare: PrepareConfig = PrepareConfig()
     reader: ReaderConfig = ReaderConfig()

@@ -12,7 +12,7 @@ class TrainingConfig(Section):
     """Number of passes over the training split."""
     batch_size_per_worker: int = Field(default=32, gt=0)
     """Samples per step of one worker; times launch.num_workers it is the global batch."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights, the order of samples, augmentation and the codecs' random choices."""
     output: str = Field(default="outputs", min_length=1)
     """Folder of the checkpoints; with several hosts, on storage that all of them mount."""

@@ -19,7 +19,12 @@ class Parser(argparse.ArgumentParser):
     """A parser of one verb's arguments: no abbreviations, and a mistake is a `ValueError`."""
 
     def __init__(self, verb: str, summary: str) -> None:
-        """Make a parser that knows `--result` alone."""
+        """Make a parser that knows `--result` alone.
+
+        Args:
+            verb: Name of the verb.
+            summary: What it does, in a line without a full stop.
+        """
         super().__init__(
             prog=f"groundswell {verb}",
             description=f"{summary[0].upper()}{summary[1:]}.",

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from conf.load import load
+from conf.effect import refuse_without_effect
+from conf.load import keys_of, load
 from conf.schema import RunConfig
 from jobs.result import Result
 from pipelines.launch.failure import WorkerError
@@ -22,8 +23,15 @@ _USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryErr
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
-    """The configuration that the arguments ask for."""
-    return load(arguments.config, arguments.set)
+    """The configuration that the arguments ask for.
+
+    Raises:
+        FileNotFoundError, ValueError: As `conf.load.load`; or a setting has no effect.
+    """
+    config = load(arguments.config, arguments.set)
+    keys = keys_of(arguments.set)
+    refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
+    return config
 
 
 def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:

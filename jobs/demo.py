@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from tqdm.auto import tqdm
 
+from conf.load import load
 from conf.schema import RunConfig
 from jobs import cli
-from jobs.command import read_config, say
+from jobs.command import say
 from jobs.evaluate import evaluate
 from jobs.prepare import prepare
 from jobs.result import Result
@@ -116,14 +117,14 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     own = arguments.archive
     folder = Path(arguments.folder or ("demo" if own is None else f"demo-{Path(own).name}"))
     generated = None if own is not None else folder / "BigEarthNet-generated"
-    arguments.set = [
+    settings = [
         # Quoted: a path is text, whatever YAML would make of it.
         f"archive.root={json.dumps(str(own or generated))}",
         f"dataset.path={json.dumps(str(folder / 'dataset'))}",
         f"training.output={json.dumps(str(folder / 'outputs'))}",
         *arguments.set,
     ]
-    config = read_config(arguments)
+    config = load(arguments.config, settings)
     shown = demo(config, generated, result)
     for line in table(config, shown):
         say(line)

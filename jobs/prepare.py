@@ -42,8 +42,10 @@ def configured_archive(config: RunConfig) -> Archive:
     """The archive of the configuration; its folders are absolute paths or URLs, for the executors.
 
     Raises:
-        ValueError: A path is misspelt (`locations.absolute_location`); names the setting.
+        ValueError: There is none, or a path is misspelt (`locations.absolute_location`); names the setting.
     """
+    if config.archive is None:
+        raise ValueError("archive is missing: set archive=bigearthnet_v2 and archive.root, or see `groundswell list`")
     settings = config.archive.model_dump(exclude={"kind"})
     for name in ("root", "splits"):
         if settings.get(name) is not None:

@@ -56,19 +56,43 @@ class Verb:
     module: str
     """Module whose `main(arguments, result)` is the job."""
     add_arguments: Callable[[Parser], None]
+    reads: tuple[str, ...] = ()
+    """Sections and keys of the configuration that it reads; other keys given by `--set` are a mistake."""
+    ignores: tuple[str, ...] = ()
+    """Keys of these sections that it does not read."""
 
 
+_TRAINED = ("dataset", "reader", "model", "optimizer", "schedule", "exchange", "training", "launch", "tracking")
 VERBS = {
-    "prepare": Verb("write a raw archive as a dataset", "jobs.prepare", _prepare),
-    "train": Verb("train on a dataset, one worker per Spark task", "jobs.train", _train),
-    "evaluate": Verb("score a logged model on the test split", "jobs.evaluate", _evaluate),
+    "prepare": Verb(
+        "write a raw archive as a dataset",
+        "jobs.prepare",
+        _prepare,
+        reads=("archive", "dataset", "prepare", "launch.master"),
+    ),
+    "train": Verb("train on a dataset, one worker per Spark task", "jobs.train", _train, reads=_TRAINED),
+    "evaluate": Verb(
+        "score a logged model on the test split",
+        "jobs.evaluate",
+        _evaluate,
+        reads=("dataset", "reader", "training.batch_size_per_worker", "launch"),
+        ignores=("reader.name", "launch.allow_fewer_workers"),
+    ),
     "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),
-    "demo": Verb("generate a small archive, prepare it, train and evaluate", "jobs.demo", _demo),
+    "demo": Verb(
+        "generate a small archive, prepare it, train and evaluate",
+        "jobs.demo",
+        _demo,
+        reads=("archive", "prepare", *_TRAINED),
+        ignores=("archive.root", "dataset.path", "training.resume_run"),  # --archive and --folder say where all is
+    ),
 }
 
 
 def parser_of(name: str) -> Parser:
     """The parser of a verb's arguments."""
-    parser = Parser(name, VERBS[name].summary)
-    VERBS[name].add_arguments(parser)
+    verb = VERBS[name]
+    parser = Parser(name, verb.summary)
+    parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores)
+    verb.add_arguments(parser)
     return parser

@@ -1,10 +1,13 @@
 import pickle
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import yaml
 
-from conf.codecs import TopKConfig
-from conf.load import load, shipped_names
+from conf.codecs import PowerSGDConfig, TopKConfig
+from conf.keys import choices
+from conf.load import load, shipped_names, shipped_text, to_yaml
 from conf.schema import RunConfig
 
 
@@ -13,59 +16,189 @@ def test_every_shipped_config_is_valid(name: str) -> None:
     assert isinstance(load(name), RunConfig)
 
 
-def test_override_changes_one_value() -> None:
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_config_says_only_what_differs_from_the_defaults(name: str) -> None:
+    full = load(name)
+
+    def leaves(values: dict[str, object], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        for key, value in values.items():
+            if isinstance(value, dict):
+                yield from leaves(value, (*path, key))
+            else:
+                yield (*path, key)
+
+    text = shipped_text(name)
+    for path in leaves(yaml.safe_load(text)):
+        if path[-1] in ("name", "kind"):
+            continue  # says whose keys follow
+        values = yaml.safe_load(text)
+        section = values
+        for key in path[:-1]:
+            section = section[key]
+        del section[path[-1]]
+        try:
+            without = RunConfig.model_validate(values)
+        except ValueError:
+            continue  # has no default, or does not fit the others
+        assert without != full, f"{'.'.join(path)} in {name}.yaml is the default"
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_config_begins_with_its_command_and_the_expected_result(name: str) -> None:
+    comment = [line for line in shipped_text(name).splitlines() if line.startswith("#")]
+    assert any(line.startswith("#   groundswell ") for line in comment)
+    assert any(line.startswith("# Expected result: ") for line in comment)
+
+
+def test_a_setting_changes_one_value() -> None:
     assert load("smoke", ["schedule.warmup_epochs=0.5"]).schedule.warmup_epochs == 0.5
+
+
+def test_the_last_setting_of_a_key_counts() -> None:
+    assert load("smoke", ["training.epochs=5", "training.epochs=7"]).training.epochs == 7
 
 
 def test_scientific_notation_without_a_point_is_a_number() -> None:
     assert load("smoke", ["optimizer.weight_decay=1e-5"]).optimizer.weight_decay == 1e-5
 
 
+@pytest.mark.parametrize("text", ["001", "2024-01-31", "1e5", "yes", "0x10", "a: b"])
+def test_a_key_of_texts_takes_what_yaml_would_make_something_else_of(text: str) -> None:
+    assert load("smoke", [f"tracking.run_name={text}"]).tracking.run_name == text
+
+
+def test_null_is_null_where_a_key_takes_it() -> None:
+    assert load("smoke", ["tracking.run_name=null"]).tracking.run_name is None
+    assert load("smoke", ["training.checkpoint_every_steps=null"]).training.checkpoint_every_steps is None
+
+
 def test_a_path_is_read_like_a_name(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text((Path(__file__).parents[2] / "conf" / "smoke.yaml").read_text())
+    path.write_text(shipped_text("smoke"))
     assert load(str(path)) == load("smoke")
 
 
 @pytest.mark.parametrize(
-    ("override", "message"),
+    "settings",
     [
-        ("optimizer.warmup_epoch=2", r"optimizer\.warmup_epoch: unknown key"),
-        ("optimizer.weight_dekay=0", r"unknown key \(did you mean weight_decay\?\)"),
-        ("training.epochs='3'", r"training\.epochs='3': should be a valid integer"),
-        ("training.epochs=0", r"training\.epochs=0: should be greater than 0"),
-        ("model.depth=49", r"model\.depth=49: should be 18, 34, 50, 101 or 152"),
-        ("model.augmentation=rotate", r"model\.augmentation='rotate': should be 'none', 'flips' or 'dihedral'"),
-        ("schedule.warmup_epochs=99", r"schedule\.warmup_epochs=99\.0 is longer than training\.epochs=2"),
-        ("schedule.milestones=[{epoch: 2, factor: 0.1}, {epoch: 1, factor: 0.01}]", r"milestones must rise"),
-        ("training.epochs", r"not of the form section\.key=value"),
-        ("exchange.codec.name=gzip", r"exchange\.codec\.name: should be one of none, fp16, bf16, onebit"),
-        (
-            "exchange.codec={name: topk, densty: 0.1}",
-            r"densty: unknown key \(did you mean density\?\)",
-        ),
-        ("exchange.codec={name: qsgd, bits: 9}", r"exchange\.codec\.bits=9: should be less than or equal to 8"),
-        ("exchange.codec=threshold", r"exchange\.codec\.tau: missing"),
-        (
-            "exchange.codec=dgc",
-            r"dgc hands accumulated velocities .* for which lars has no known recipe",
-        ),
-        ("exchange.codec=onebit_adam", r"two halves of one method, got codec onebit_adam and optimizer lars"),
-        ("optimizer.name=onebit_adam", r"two halves of one method, got codec none and optimizer onebit_adam"),
-        ("training.epochs.x=1", r"'epochs' is a value, not a section"),
-        ("training.epochs=[1", r"not YAML"),
+        ["exchange.codec=powersgd", "exchange.codec.rank=2"],
+        ["exchange.codec.rank=2", "exchange.codec=powersgd"],
+        ["exchange.codec.name=powersgd", "exchange.codec.rank=2"],
+        ["exchange.codec.rank=2", "exchange.codec.name=powersgd"],
+        ["exchange.codec={name: powersgd, rank: 2}"],
+        ["exchange.codec={name: powersgd}", "exchange.codec.rank=2"],
+        ["exchange={codec: powersgd}", "exchange.codec.rank=2"],
+        ["exchange.codec=topk", "exchange.codec=powersgd", "exchange.codec.rank=2"],
     ],
 )
-def test_a_bad_override_is_one_readable_line(override: str, message: str) -> None:
+def test_a_name_and_its_keys_in_any_order(settings: list[str]) -> None:
+    assert load("smoke", settings).exchange.codec == PowerSGDConfig(name="powersgd", rank=2)
+
+
+def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text(shipped_text("smoke") + "exchange: {codec: {name: topk, density: 0.5}}\n")
+    assert load(str(path), ["exchange.codec=powersgd"]).exchange.codec == PowerSGDConfig(name="powersgd")
+    kept = load(str(path), ["exchange.codec=topk", "exchange.codec.owner_factor=3.0"]).exchange.codec
+    assert kept == TopKConfig(name="topk", density=0.5, owner_factor=3.0)
+    archive = load("smoke", ["archive.root=/x", "archive.image_size=8", "archive=image_folder"]).archive
+    assert archive is not None
+    assert (archive.kind, archive.model_dump()["image_size"]) == ("image_folder", 8)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("optimzer.name=sgd", r"^optimzer: unknown section \(did you mean optimizer\?\)$"),
+        ("learning_rate=0.1", r"^learning_rate: unknown section \(did you mean optimizer\.learning_rate_per_256\?\)$"),
+        ("foo=1", r"^foo: unknown section; expected one of archive, dataset, prepare, reader, model, optimizer, "),
+        ("training.epoch=2", r"^training\.epoch: unknown key \(did you mean epochs\?\)$"),
+        ("training.foo=2", r"^training\.foo: unknown key; expected one of epochs, batch_size_per_worker, seed, "),
+        ("training.epochs='3'", r"training\.epochs='3': should be a valid integer"),
+        ("training.epochs=0", r"training\.epochs=0: should be greater than 0"),
+        ("training.seed=4294967296", r"training\.seed=4294967296: should be less than 4294967296"),
+        ("model.depth=49", r"model\.depth=49: should be 18, 34, 50, 101 or 152"),
+        ("model.augmentation=rotate", r"model\.augmentation='rotate': should be 'none', 'flips' or 'dihedral'"),
+        ("model.augmentation=No", r"model\.augmentation='No': should be 'none', 'flips' or 'dihedral'"),
+        ("launch.master=", r"launch\.master='': should have at least 1 character"),
+        ("dataset=/x", r"dataset='/x': dataset is a section: set dataset\.path$"),
+        ("schedule.warmup_epochs=99", r"schedule\.warmup_epochs=99\.0 is longer than training\.epochs=2"),
+        ("schedule.milestones=[30]", r"schedule\.milestones\[0\]=30: should be \{epoch: \.\.\., factor: \.\.\.\}"),
+        ("schedule.milestones=[{epoch: 2, factor: 0.1}, {epoch: 1, factor: 0.01}]", r"milestones must rise"),
+        ("training.epochs", r"not of the form section\.key=value"),
+        (".epochs=3", r"not of the form section\.key=value"),
+        ("training.epochs.x=1", r"^training\.epochs\.x: training\.epochs is a value, not a section"),
+        ("training.epochs=[1", r"--set training\.epochs=\[1: not YAML at line 1, column 3: expected"),
+        ("exchange.codec=null", r"exchange\.codec\.name: should be one of none, fp16, bf16"),
+        ("exchange.codec=gzip", r"exchange\.codec\.name='gzip': should be one of none, fp16, bf16, onebit, "),
+        ("exchange.codec.name=gzip", r"exchange\.codec\.name='gzip': should be one of none"),
+        ("exchange.codec=power_sgd", r"\(did you mean powersgd\?\)"),
+        ("exchange.codec=TopK", r"\(did you mean topk\?\)"),
+        ("archive.kind=imagefolder", r"archive\.kind='imagefolder': .*\(did you mean image_folder\?\)"),
+        ("archive=eurosat_ms", r"archive\.root is missing: Folder of the archive"),
+        (
+            "exchange.codec.rank=2",
+            r"^exchange\.codec\.rank: exchange\.codec is none, which has no such key; powersgd has: choose with "
+            r"exchange\.codec=powersgd$",
+        ),
+        ("exchange.codec.density=2", r"; adaptive and dgc and randomk and topk have: choose with "),
+        ("exchange.codec.foo=2", r"^exchange\.codec\.foo: unknown key, exchange\.codec=none has none$"),
+        (
+            "exchange.codec={name: topk, densty: 0.1}",
+            r"exchange\.codec\.densty: unknown key of exchange\.codec=topk \(did you mean density\?\)",
+        ),
+        (
+            "exchange.codec={name: topk, foo: 0.1}",
+            r"exchange\.codec\.foo: unknown key of exchange\.codec=topk; expected one of density, stages, owner_factor",
+        ),
+        ("exchange.codec={name: qsgd, bits: 9}", r"exchange\.codec\.bits=9: should be less than or equal to 8"),
+        ("exchange.codec=threshold", r"exchange\.codec\.tau is missing: Threshold in units of the gradient"),
+        (
+            "exchange.codec={name: topk, stages: [{before_step: 5, density: 0.5}, {before_step: 3, density: 0.2}]}",
+            r"exchange\.codec\.stages must have rising bounds, got before_step \[5, 3\]",
+        ),
+        (
+            "exchange.codec={name: powersgd, stages: [{before_step: 5, rank: 1}, {before_step: 5, rank: 2}]}",
+            r"exchange\.codec\.stages must have rising bounds, got before_step \[5, 5\]",
+        ),
+        ("exchange.codec=dgc", r"dgc hands accumulated velocities .* for which lars has no known recipe"),
+        ("exchange.codec=onebit_adam", r"two halves of one method, got codec onebit_adam and optimizer lars"),
+    ],
+)
+def test_a_bad_setting_is_one_readable_line(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        load("smoke", [override])
+        load("smoke", [setting])
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_key_is_named(tmp_path: Path) -> None:
+def test_every_problem_is_a_line() -> None:
+    with pytest.raises(ValueError, match=r"^config smoke: 2 problems\n  training.epochs='ten': .*\n  training.seed=-1"):
+        load("smoke", ["training.epochs=ten", "training.seed=-1"])
+
+
+def test_a_missing_key_is_named_with_its_meaning(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("archive: {kind: bigearthnet_v2, root: x}\n")
-    with pytest.raises(ValueError, match="dataset: missing"):
+    with pytest.raises(ValueError, match=r"dataset\.path is missing: Folder of the dataset: a path, or a URL"):
+        load(str(path))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"archive: [1,2\n", r"mine\.yaml: not YAML at line 2, column 1: expected ',' or '\]'"),
+        (b"training:\n\tepochs: 1\n", r"mine\.yaml: not YAML at line 2, column 1: found character '\\t'"),
+        (b"- a\n", r"mine\.yaml: expected sections of keys, got list"),
+        (b"", r"mine\.yaml: expected sections of keys, got NoneType"),
+        (b"\xff\xfe\x00", r"mine\.yaml: not a text file"),
+        (b"training: 5\n", r"training=5: training is a section: set training\.epochs"),
+        (b"optimzer: {}\n", r"optimzer: unknown section \(did you mean optimizer\?\)"),
+    ],
+)
+def test_a_file_that_is_no_configuration(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=message):
         load(str(path))
 
 
@@ -79,9 +212,46 @@ def test_survives_pickling_to_executors() -> None:
     assert pickle.loads(pickle.dumps(config)) == config
 
 
-def test_a_codec_is_a_name_or_a_section() -> None:
+def test_a_codec_is_a_name_or_a_section(tmp_path: Path) -> None:
     for value in ("topk", "{name: topk}", "{name: topk, density: 0.01}"):
         assert load("smoke", [f"exchange.codec={value}"]).exchange.codec == TopKConfig(name="topk")
+        path = tmp_path / "mine.yaml"
+        path.write_text(f"{shipped_text('smoke')}exchange: {{codec: {value}}}\n")
+        assert load(str(path)).exchange.codec == TopKConfig(name="topk")
+
+
+_NEEDED = {
+    "archive": {"root": "/data", "train": 8, "validation": 4, "test": 2},
+    "exchange.codec": {"tau": 0.5},
+}
+
+
+def _members() -> list[tuple[str, str]]:
+    return [(path, name) for path, choice in choices().items() for name in choice.members]
+
+
+@pytest.mark.parametrize(("path", "name"), _members())
+def test_what_config_prints_is_read_back_unchanged(tmp_path: Path, path: str, name: str) -> None:
+    member = choices()[path].members[name]
+    needed = {key: value for key, value in _NEEDED.get(path, {}).items() if key in member.model_fields}
+    settings = [f"{path}={name}", *(f"{path}.{key}={value}" for key, value in needed.items())]
+    if name == "dgc":
+        settings += ["optimizer.name=sgd", "optimizer.momentum=0.0", "optimizer.nesterov=false"]
+    if name == "onebit_adam":
+        settings += ["exchange.codec=onebit_adam", "optimizer.name=onebit_adam"]
+        settings += ["exchange.warmup_steps=5", "optimizer.warmup_steps=5"]
+    config = load("smoke", settings)
+    file = tmp_path / "printed.yaml"
+    file.write_text(to_yaml(config))
+    assert load(str(file)) == config
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_a_shipped_config_is_printed_and_read_back_unchanged(tmp_path: Path, name: str) -> None:
+    file = tmp_path / "printed.yaml"
+    settings = ["optimizer.weight_decay=1e-7", "tracking.run_name='null'", "launch.hang_timeout_seconds=1e20"]
+    file.write_text(to_yaml(load(name, settings)))
+    assert load(str(file)) == load(name, settings)
 
 
 def test_deep_gradient_compression_needs_an_optimizer_without_momentum() -> None:
@@ -95,7 +265,7 @@ def test_one_bit_adam_warms_up_in_both_halves() -> None:
     pair = ["exchange.codec=onebit_adam", "optimizer.name=onebit_adam", "exchange.warmup_steps=5"]
     with pytest.raises(ValueError, match=r"exchange\.warmup_steps=5 and optimizer\.warmup_steps=0"):
         load("smoke", pair)
-    assert load("smoke", [*pair, "optimizer.warmup_steps=5"]).optimizer.warmup_steps == 5
+    assert load("smoke", [*pair, "optimizer.warmup_steps=5"]).exchange.warmup_steps == 5
 
 
 def test_global_batch_size() -> None:

@@ -1,0 +1,98 @@
+"""The keys that the configuration has, and which of them a chosen codec, archive, optimizer or network has."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from conf.schema import RunConfig
+from conf.section import Section
+
+TAGS = ("name", "kind")
+"""Keys that choose a member of a union."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A section whose keys depend on one of them, the tag: `exchange.codec`, `archive`."""
+
+    tag: str
+    members: dict[str, type[Section]]
+    """Section of every value of the tag."""
+    default: str | None
+    """Value of the tag where none is given; None: one must be given."""
+
+    @property
+    def is_union(self) -> bool:
+        """Whether pydantic tells the member apart, and so names it in the places of its errors."""
+        return len(set(self.members.values())) > 1
+
+
+def choice_of(field: FieldInfo) -> Choice | None:
+    """The choice that a key is, if it is one."""
+    sections = list(_sections(field.annotation))
+    for tag in TAGS:
+        values = [_literals(section, tag) for section in sections]
+        # One section with several names is no choice: all of them have the same keys.
+        if not all(values) or not values or (len(values) == 1 and len(values[0]) > 1):
+            continue
+        members = {value: section for section, names in zip(sections, values, strict=True) for value in names}
+        default = field.get_default(call_default_factory=True)
+        return Choice(tag, members, getattr(default, tag, None))
+    return None
+
+
+def section_of(field: FieldInfo, value: object) -> type[Section] | None:
+    """The section that a key is, as its value chooses it; None for a plain value, or where nothing valid is chosen."""
+    choice = choice_of(field)
+    if choice is None:
+        return next(_sections(field.annotation), None)
+    name = value.get(choice.tag, choice.default) if isinstance(value, Mapping) else choice.default
+    return choice.members.get(name) if isinstance(name, str) else None
+
+
+def find(path: list[str], values: Mapping[str, Any]) -> FieldInfo | None:
+    """The key at a path, or None where the sections that `values` choose have no such key."""
+    section: type[Section] | None = RunConfig
+    field = None
+    for key in path:
+        if section is None or key not in section.model_fields:
+            return None
+        field = section.model_fields[key]
+        value = values.get(key)
+        section = section_of(field, value)
+        values = value if isinstance(value, Mapping) else {}
+    return field
+
+
+def paths() -> list[str]:
+    """Every key that some configuration may have, as `section.key`."""
+    return sorted(set(_paths(RunConfig, "")))
+
+
+def choices() -> dict[str, Choice]:
+    """Every choice by its path."""
+    found = {path: choice_of(field) for path in paths() if (field := find(path.split("."), {})) is not None}
+    return {path: choice for path, choice in found.items() if choice is not None}
+
+
+def _paths(section: type[Section], prefix: str) -> Iterator[str]:
+    for key, field in section.model_fields.items():
+        yield f"{prefix}{key}"
+        for inner in _sections(field.annotation):
+            yield from _paths(inner, f"{prefix}{key}.")
+
+
+def _sections(annotation: Any) -> Iterator[type[Section]]:
+    """The sections in an annotation; those inside lists are values."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        yield annotation
+    elif get_origin(annotation) is not list:
+        for argument in get_args(annotation):
+            yield from _sections(argument)
+
+
+def _literals(section: type[Section], tag: str) -> tuple[str, ...]:
+    field = section.model_fields.get(tag)
+    return get_args(field.annotation) if field is not None and get_origin(field.annotation) is Literal else ()

@@ -1,0 +1,152 @@
+"""What is wrong with a configuration, a line for each problem: the key, its value, what is expected."""
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic_core import ErrorDetails
+
+from conf.keys import choice_of, choices, find, paths, section_of
+from conf.schema import RunConfig
+from conf.section import Section
+
+
+def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> list[str]:
+    """One of pydantic's problems as a line; a missing section as a line for each key that it must have."""
+    path = [str(part) for part in _path(problem["loc"], values)]
+    return _missing(path, values) if problem["type"] == "missing" else [_line(problem, values)]
+
+
+def _line(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
+    path = _path(problem["loc"], values)
+    name = _name(path)
+    match problem["type"]:
+        case "extra_forbidden":
+            return unknown_key([str(part) for part in path], values)
+        case "union_tag_invalid" | "union_tag_not_found":
+            return _no_such_member([str(part) for part in path], problem["input"])
+        case "model_type" | "model_attributes_type" | "dict_type":
+            if name in choices():
+                return _no_such_member([str(part) for part in path], problem["input"])
+            return f"{name}={problem['input']!r}: {_expected_keys(path, values)}"
+        case "value_error":
+            return str(problem["ctx"]["error"])
+        case _:
+            reason = re.sub(r"^(Input|String|List) should", "should", problem["msg"])
+            return f"{name}={problem['input']!r}: {reason}"
+
+
+def unknown_key(path: list[str], values: Mapping[str, Any]) -> str:
+    """What to say of a key that the configuration does not have, or not as its sections are chosen."""
+    known = len(path) - 1
+    while known and find(path[:known], values) is None:
+        known -= 1
+    name = ".".join(path[: known + 1])
+    if not known:
+        return f"{name}: unknown section{_hint(path[0], list(RunConfig.model_fields), path)}"
+    parent = ".".join(path[:known])
+    field = find(path[:known], values)
+    assert field is not None
+    value = _at(path[:known], values)
+    choice, section = choice_of(field), section_of(field, value)
+    if section is None and choice is None:
+        return f"{'.'.join(path)}: {parent} is a value, not a section"
+    if section is None:
+        return _no_such_member(path[:known], value)
+    keys = list(section.model_fields)
+    if choice is None:
+        return f"{name}: unknown key{_hint(path[known], keys, path)}"
+    chosen = str(getattr(value, "get", lambda key, default: default)(choice.tag, choice.default))
+    keys.remove(choice.tag)
+    others = sorted(kind for kind, other in choice.members.items() if path[known] in other.model_fields)
+    if others:
+        return (
+            f"{name}: {parent} is {chosen}, which has no such key; {' and '.join(others)} "
+            f"{'has' if len(others) == 1 else 'have'}: choose with {parent}={others[0]}"
+        )
+    if not keys:
+        return f"{name}: unknown key, {parent}={chosen} has none"
+    return f"{name}: unknown key of {parent}={chosen}{_hint(path[known], keys, path)}"
+
+
+def _hint(key: str, known: list[str], path: list[str]) -> str:
+    """A key that may be meant, else all that there are."""
+    close = difflib.get_close_matches(key, known, n=1)
+    if close:
+        return f" (did you mean {close[0]}?)"
+    if len(path) == 1:
+        # A key without its section.
+        full = {name.rpartition(".")[2]: name for name in reversed(paths()) if "." in name}
+        close = difflib.get_close_matches(key, full, n=1)
+        if close:
+            return f" (did you mean {full[close[0]]}?)"
+    return f"; expected one of {', '.join(known)}"
+
+
+def _missing(path: list[str], values: Mapping[str, Any]) -> list[str]:
+    """A line for the key; for a section, one for each of its keys that have no default."""
+    field = find(path, values)
+    assert field is not None
+    name = ".".join(path)
+    choice = choice_of(field)
+    if choice is not None:
+        return [f"{name} is missing: expected {name}={' or '.join(choice.members)}, and its keys"]
+    section = section_of(field, None)
+    if section is None:
+        return [f"{name} is missing{': ' + field.description if field.description else ''}".rstrip(".")]
+    required = [key for key, inner in section.model_fields.items() if inner.is_required()]
+    return [line for key in required for line in _missing([*path, key], values)]
+
+
+def _no_such_member(path: list[str], value: object) -> str:
+    name = ".".join(path)
+    choice = choices()[name]
+    given = value.get(choice.tag) if isinstance(value, Mapping) else value
+    expected = f"should be one of {', '.join(choice.members)}"
+    if given is None:
+        return f"{name}.{choice.tag}: {expected}"
+    folded = {kind.replace("_", ""): kind for kind in choice.members}
+    close = difflib.get_close_matches(str(given).lower().replace("_", ""), folded, n=1)
+    return f"{name}.{choice.tag}={given!r}: {expected}" + (f" (did you mean {folded[close[0]]}?)" if close else "")
+
+
+def _expected_keys(path: list[str | int], values: Mapping[str, Any]) -> str:
+    """What a section, or an element of a list, consists of."""
+    if path and isinstance(path[-1], int):
+        field = find([str(part) for part in path[:-1]], values)
+        element = getattr(field.annotation, "__args__", [None])[0] if field is not None else None
+        keys = list(element.model_fields) if isinstance(element, type) and issubclass(element, Section) else []
+        return f"should be {{{', '.join(f'{key}: ...' for key in keys)}}}"
+    field = find([str(part) for part in path], values)
+    section = section_of(field, None) if field is not None else None
+    if section is None:
+        return "should be a section with keys"
+    name = _name(path)
+    return f"{name} is a section: set {', '.join(f'{name}.{key}' for key in section.model_fields)}"
+
+
+def _path(location: tuple[str | int, ...], values: Mapping[str, Any]) -> list[str | int]:
+    """The keys on the way to a problem; pydantic also names the chosen member of each union."""
+    path: list[str | int] = []
+    skip = False
+    for part in location:
+        if skip:
+            skip = False
+            continue
+        path.append(part)
+        field = find([str(key) for key in path], values) if all(isinstance(key, str) for key in path) else None
+        choice = choice_of(field) if field is not None else None
+        skip = choice is not None and choice.is_union
+    return path
+
+
+def _at(path: list[str], values: Mapping[str, Any]) -> object:
+    value: object = values
+    for key in path:
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+def _name(path: list[str | int]) -> str:
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).removeprefix(".")
