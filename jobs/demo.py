@@ -20,9 +20,9 @@ from jobs.result import Result
 from jobs.train import TrainedRun, train
 from models.baselines import constant_counts, frequent_classes
 from models.metrics import f1_micro
-from pipelines import tracking
 from pipelines.archives.synthetic import generate_bigearthnet_v2
 from pipelines.dataset.manifest import Manifest
+from pipelines.tracking.store import show_command
 from pipelines.training.results import Evaluation
 
 _TRAIN, _VALIDATION, _TEST = 256, 64, 96
@@ -89,7 +89,7 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
         f"checkpoint  {os.path.relpath(result.trained.summary.checkpoint)}",
         f"MLflow run  {result.trained.run.run_id}",
         f"time        {result.seconds:.0f} s",
-        f"look        {tracking.show_command(result.trained.run)}",
+        f"look        {show_command(result.trained.run)}",
     ]
 
 

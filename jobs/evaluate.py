@@ -9,11 +9,12 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.preflight import check_cluster
 from pipelines.storage import Folder
-from pipelines.tracking import RunWriter, TrackedRun
+from pipelines.tracking import models, store
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
 from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
@@ -35,13 +36,14 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     manifest = read_manifest(dataset)
     if split not in manifest.splits:
         raise ValueError(f"{dataset} has no split {split!r}, only {', '.join(sorted(manifest.splits))}")
-    description = tracking.model_metadata(model_uri)
+    description = models.model_metadata(model_uri)
     _check_classes(model_uri, description.get("class_names"), manifest)
     with spark_session("groundswell evaluate", config.launch.master) as spark:
+        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
         runner = barrier_runner(spark, config.launch, log_to_driver="none")
         result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
-    writer = RunWriter(TrackedRun(tracking.tracking_uri(), description["run_id"]))
+    writer = RunWriter(TrackedRun(store.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
     writer.table(result.per_class, f"per_class_{split}.json")
     writer.figure(per_class_bars(result.per_class, split), f"per_class_{split}.png")

@@ -8,8 +8,8 @@ from pyspark.sql import SparkSession
 
 from conf.launch import LaunchConfig
 from jobs.command import say
-from pipelines import tracking
 from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
+from pipelines.tracking.store import worker_environment
 
 
 def barrier_runner(
@@ -51,7 +51,7 @@ def barrier_runner(
         retries=config.retries,
         allowed_sizes=allowed_sizes if config.allow_fewer_workers else (),
         accept_unencrypted=config.accept_unencrypted,
-        env=tracking.worker_environment(),
+        env=worker_environment(),
         log_to_driver=log_to_driver,
         log_folder=log_folder,
         on_attempt=tell,

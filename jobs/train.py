@@ -18,14 +18,15 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines import tracking
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt
 from pipelines.locations import redacted
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.tracking import RunWriter, TrackedRun
+from pipelines.tracking import revision, runs, store
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
 from pipelines.training.checkpoint import list_checkpoints, newest_checkpoint
 from pipelines.training.results import TrainingSummary
@@ -87,12 +88,7 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
     """Train on a running session; one MLflow run, however it ends."""
     check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
     check_resume(config, manifest)
-    uri = tracking.tracking_uri()
-    if tracking.is_file_store(uri) and not str(spark.sparkContext.master).startswith("local"):
-        raise RuntimeError(
-            f"MLflow's store {uri} is a file of the driver's machine, and the workers run on others: set "
-            "MLFLOW_TRACKING_URI to a tracking server"
-        )
+    store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
     run = _tracked_run(config, manifest)
     folder = Path(config.training.output) / run.run_id
     say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
@@ -170,17 +166,17 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
 
 def _tracked_run(config: RunConfig, manifest: Manifest) -> TrackedRun:
     if config.training.resume_run is not None:
-        return tracking.continue_run(config.training.resume_run)
+        return runs.continue_run(config.training.resume_run)
     values = config.model_dump(mode="json")
-    run = tracking.start_run(
+    run = runs.start_run(
         config.tracking.experiment,
         config.tracking.run_name,
         _flat(values) | {"global_batch_size": config.global_batch_size, "dataset_fingerprint": manifest.fingerprint},
         {
             "mlflow.source.name": "groundswell train",
             "mlflow.source.type": "JOB",
-            "mlflow.source.git.commit": tracking.git_revision(Path(__file__).parent),
             "dataset_fingerprint": manifest.fingerprint,
+            **revision.tags(),
         },
     )
     writer = RunWriter(run)
@@ -201,12 +197,12 @@ def _closing(run: TrackedRun) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        tracking.end_run(run, "KILLED")
+        runs.end_run(run, "KILLED")
         raise
     except BaseException:
-        tracking.end_run(run, "FAILED")
+        runs.end_run(run, "FAILED")
         raise
-    tracking.end_run(run, "FINISHED")
+    runs.end_run(run, "FINISHED")
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
@@ -214,7 +210,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     trained = train(read_config(arguments), result)
     say(f"model       {trained.summary.model_uri}")
     say(f"checkpoint  {trained.summary.checkpoint}")
-    say(f"look at it  {tracking.show_command(trained.run)}")
+    say(f"look at it  {store.show_command(trained.run)}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,9 @@ _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 # A password begins at a colon before the first slash, and may hold slashes and further @ itself. A name alone before
 # the first @ is a token, but of Azure's URLs it is the container.
 _CREDENTIALS = re.compile(r"//(?:[^\s/:@]*:\S*|(?<!abfs://)(?<!abfss://)(?<!wasbs://)[^\s/]*)@")
+_SECRET_IN_QUERY = re.compile(
+    r"([?&;][^=&;\s]*(?:token|passw|pwd|secret|key|signature|sig|credential|auth)[^=&;\s]*=)[^&;\s'\"]+", re.IGNORECASE
+)
 _PACKAGES = {
     "abfs": "adlfs",
     "abfss": "adlfs",
@@ -89,8 +92,8 @@ def is_url(location: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """A text with the user name, password or token of every URL in it replaced by `***`."""
-    return _CREDENTIALS.sub("//***@", text)
+    """A text with the user name, password or token of every URL in it, also in its query, replaced by `***`."""
+    return _SECRET_IN_QUERY.sub(r"\1***", _CREDENTIALS.sub("//***@", text))
 
 
 def _expanded(text: str) -> str:

@@ -6,7 +6,7 @@ The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's
 from pathlib import Path
 
 from conf.schema import RunConfig
-from pipelines.tracking import TrackedRun
+from pipelines.tracking.store import TrackedRun
 from pipelines.training.results import Evaluation, TrainingSummary
 
 

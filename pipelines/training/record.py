@@ -13,7 +13,9 @@ from models.networks.resnet import with_probabilities
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report
-from pipelines.tracking import RunWriter, TrackedRun
+from pipelines.tracking.models import log_model
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.writer import RunWriter
 from pipelines.training.loop import EpochResult
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.results import Evaluation
@@ -24,6 +26,7 @@ class Record:
 
     def __init__(self, run: TrackedRun, schedule: Schedule, exchange: GradientExchange) -> None:
         """Connect."""
+        self._run = run
         self._writer = RunWriter(run)
         self._schedule = schedule
         self._exchange = exchange
@@ -59,10 +62,12 @@ class Record:
         """What is known at the end, after so many optimizer steps; the URI of the model."""
         self._writer.figure(learning_rate_curve([self._schedule(step) for step in range(steps)]), "learning_rate.png")
         report(event="saving")
-        return self._writer.model(
+        return log_model(
+            self._run,
             with_probabilities(model, manifest.task),
             _model_description(manifest, config),
             config.tracking.registered_model,
+            step=steps,
         )
 
 

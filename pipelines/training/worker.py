@@ -20,7 +20,8 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.launch.report import report, step_done
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.tracking import TrackedRun, load_model
+from pipelines.tracking.models import load_model
+from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate

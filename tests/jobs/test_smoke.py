@@ -65,7 +65,7 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
     assert run.data.params["model.depth"] == "18"
     assert run.data.params["global_batch_size"] == "8"
     assert len(run.data.params["dataset_fingerprint"]) == 64
-    assert run.data.tags["mlflow.source.git.commit"]
+    assert run.data.tags["groundswell.version"]
     artifacts = {item.path for item in client.list_artifacts(result.run.run_id)}
     assert artifacts >= {
         "config.yaml",
@@ -226,7 +226,7 @@ def test_spark_submit_trains(trained: tuple[TrainedRun, RunConfig], project: Pat
 
 
 def evaluate_metadata(uri: str) -> dict[str, object]:
-    from pipelines.tracking import model_metadata
+    from pipelines.tracking.models import model_metadata
 
     return model_metadata(uri)
 

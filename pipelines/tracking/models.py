@@ -1,0 +1,132 @@
+"""Keras models: logged to a run with their signature, and loaded back."""
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.models import Model, ModelSignature
+from mlflow.types import Schema, TensorSpec
+
+from pipelines.tracking.store import TrackedRun, readable_errors, tracking_uri
+
+if TYPE_CHECKING:
+    import keras
+
+_NAME = "model"
+_STEP = "optimizer_steps"
+
+
+def log_model(
+    run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], registered_name: str | None, *, step: int
+) -> str:
+    """Log a Keras model with its signature, once for each step; return the URI to load it by.
+
+    Args:
+        run: The run that made the model.
+        model: Saved with its preprocessing layers.
+        metadata: What `load_model` returns beside the model.
+        registered_name: Name in the registry; None: the model is not registered.
+        step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
+
+    Raises:
+        MlflowException, OSError: The store did not take the model.
+    """
+    with _using(run.uri):
+        model_id = _logged_before(run, step) or _log(run, model, metadata, step)
+        if registered_name is not None:
+            _register(run, model_id, registered_name)
+    return f"runs:/{run.run_id}/{_NAME}"
+
+
+def _log(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], step: int) -> str:
+    import keras
+
+    client = MlflowClient(run.uri)
+    made_by = client.get_run(run.run_id)
+    logged = client.create_logged_model(
+        made_by.info.experiment_id, name=_NAME, source_run_id=run.run_id, params=made_by.data.params
+    )
+    # Not `mlflow.keras.log_model`: it wants an active run, whose end would set the run to finished.
+    Model.log(
+        artifact_path=None,
+        flavor=mlflow.keras,
+        model_id=logged.model_id,
+        run_id=run.run_id,
+        step=step,
+        model=model,
+        signature=_signature(model),
+        metadata={**metadata, _STEP: step},
+        # Stated, not inferred: inference would load the model in another process.
+        pip_requirements=[f"keras=={keras.__version__}", "tensorflow"],
+    )
+    return str(logged.model_id)
+
+
+def _logged_before(run: TrackedRun, step: int) -> str | None:
+    """Identifier of a complete model that an earlier attempt logged after the same steps."""
+    client = MlflowClient(run.uri)
+    outputs = client.get_run(run.run_id).outputs
+    for output in outputs.model_outputs if outputs else []:
+        if output.step == step and client.get_logged_model(output.model_id).status == "READY":
+            return str(output.model_id)
+    return None
+
+
+def _register(run: TrackedRun, model_id: str, name: str) -> None:
+    source = f"models:/{model_id}"
+    versions = MlflowClient(run.uri).search_model_versions(f"name = '{name}'")
+    if source not in {version.source for version in versions}:
+        mlflow.register_model(source, name)
+
+
+def load_model(uri: str) -> tuple["keras.Model", dict[str, Any]]:
+    """Load a logged model (`runs:/...` or `models:/...`) and its metadata.
+
+    Raises:
+        ValueError: The store has no such model.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    with _using(tracking_uri()), readable_errors(uri):
+        return mlflow.keras.load_model(uri), dict(model_metadata(uri))
+
+
+def model_metadata(uri: str) -> dict[str, Any]:
+    """Return what was logged beside the model: classes, task, dataset fingerprint, run.
+
+    Raises:
+        ValueError: The store has no such model.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    with _using(tracking_uri()), readable_errors(uri):
+        info = mlflow.models.get_model_info(uri)
+        return {**(info.metadata or {}), "run_id": info.run_id}
+
+
+@contextmanager
+def _using(uri: str) -> Iterator[None]:
+    """Set MLflow's own store, which MLflow keeps in the environment too, and leave both as they were."""
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(uri)
+    try:
+        yield
+    finally:
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # from now on MLflow asks the environment again
+        if before is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+        else:
+            os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+def _signature(model: "keras.Model") -> ModelSignature:
+    def specification(tensor: Any) -> TensorSpec:
+        import numpy as np
+
+        return TensorSpec(np.dtype(tensor.dtype), (-1, *tensor.shape[1:]), tensor.name)
+
+    return ModelSignature(
+        inputs=Schema([specification(tensor) for tensor in model.inputs]),
+        outputs=Schema([TensorSpec(specification(model.outputs[0]).type, (-1, *model.outputs[0].shape[1:]))]),
+    )

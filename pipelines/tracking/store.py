@@ -1,0 +1,104 @@
+"""Where MLflow's store is, who can reach it, and how long a call waits for it."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlflow.exceptions import MlflowException, RestException
+
+from pipelines.locations import redacted
+
+_DEFAULT_FOLDER = "mlruns"
+# MLflow shows a progress bar for each small file that it loads, between the lines of a job.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+_SHORT_WAITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run and the store that holds it; small, travels to the workers."""
+
+    uri: str = field(repr=False)
+    """Address of the store, which may hold a password."""
+    run_id: str
+
+
+def tracking_uri() -> str:
+    """Return `MLFLOW_TRACKING_URI`, or a sqlite file under `mlruns/` in the working directory.
+
+    A relative sqlite path is made absolute: workers have another working directory.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
+    scheme, separator, path = uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and path and not path.startswith(("/", ":memory:")):
+        return f"{scheme}:///{Path(path).absolute()}"
+    return uri
+
+
+def _default_uri() -> str:
+    return f"sqlite:///{Path(_DEFAULT_FOLDER).absolute()}/mlflow.db"
+
+
+def worker_environment() -> dict[str, str]:
+    """Return what a worker needs to write to the driver's store: its address and credentials."""
+    settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    return {**settings, "MLFLOW_TRACKING_URI": tracking_uri()}
+
+
+def is_file_store(uri: str) -> bool:
+    """Whether only this machine can write to a store."""
+    return not uri.startswith("databricks") and ("://" not in uri or uri.startswith(("sqlite", "file:")))
+
+
+def check_workers_reach(uri: str, spark_master: str | None) -> None:
+    """Refuse a store that only the driver's machine can use, where workers run on others.
+
+    Raises:
+        RuntimeError: The store is a file and the Spark master is not a local one.
+    """
+    if is_file_store(uri) and not str(spark_master).startswith("local"):
+        raise RuntimeError(
+            f"MLflow's store {redacted(uri)} is a file of the driver's machine, and the workers run on others: set "
+            "MLFLOW_TRACKING_URI to a tracking server"
+        )
+
+
+def show_command(run: TrackedRun) -> str:
+    """Return what to type to look at a run."""
+    if run.uri.startswith(("http://", "https://")):
+        return f"open {redacted(run.uri)}"
+    if run.uri == _default_uri() and Path("Makefile").is_file():
+        return "make ui"
+    return f"mlflow ui --host 127.0.0.1 --backend-store-uri {redacted(run.uri)}"
+
+
+@contextmanager
+def short_waits() -> Iterator[None]:
+    """Let MLflow's calls give up within seconds, where the environment does not say otherwise; restores it after."""
+    before = {name: os.environ.get(name) for name in _SHORT_WAITS}
+    os.environ.update({name: value for name, value in _SHORT_WAITS.items() if before[name] is None})
+    try:
+        yield
+    finally:
+        for name in _SHORT_WAITS:
+            if before[name] is None:
+                os.environ.pop(name, None)
+
+
+@contextmanager
+def readable_errors(what: str) -> Iterator[None]:
+    """Turn MLflow's errors into one line: RuntimeError where nobody answers, else ValueError about `what`."""
+    try:
+        yield
+    except MlflowException as error:
+        reason = reason_of(error)
+        if not isinstance(error, RestException) and reason.startswith("API request to"):
+            raise RuntimeError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
+        raise ValueError(f"{redacted(what)}: {reason}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error's first line, without secrets."""
+    return redacted((str(error).splitlines() or [type(error).__name__])[0])[:300]

@@ -1,0 +1,63 @@
+import os
+
+import keras
+import mlflow
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from pipelines.tracking.models import load_model, log_model, model_metadata
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.writer import RunWriter
+
+
+@pytest.fixture
+def model() -> keras.Model:
+    inputs = {"a": keras.Input((4, 4, 2), dtype="uint16", name="a")}
+    hidden = keras.layers.Flatten()(keras.ops.cast(inputs["a"], "float32"))
+    return keras.Model(inputs, keras.layers.Dense(3, activation="sigmoid")(hidden))
+
+
+def test_a_model_comes_back_with_signature_metadata_and_equal_outputs(run: TrackedRun, model: keras.Model) -> None:
+    uri = log_model(run, model, {"class_names": ["x", "y", "z"]}, "registered", step=8)
+    images = {"a": np.arange(64, dtype=np.uint16).reshape(2, 4, 4, 2)}
+    for address in (uri, "models:/registered/1"):
+        loaded, metadata = load_model(address)
+        assert metadata["class_names"] == ["x", "y", "z"]
+        assert metadata["run_id"] == run.run_id
+        np.testing.assert_array_equal(loaded(images), model(images))
+    signature = mlflow.models.get_model_info(uri).signature
+    assert signature.inputs.to_dict()[0]["name"] == "a"
+    assert signature.inputs.to_dict()[0]["tensor-spec"] == {"dtype": "uint16", "shape": (-1, 4, 4, 2)}
+    served = mlflow.pyfunc.load_model(uri).predict(images)
+    outputs = next(iter(served.values())) if isinstance(served, dict) else served
+    np.testing.assert_allclose(outputs, model(images), rtol=1e-5)
+
+
+def test_a_model_is_logged_once_for_each_step(run: TrackedRun, model: keras.Model, mlflow_store: str) -> None:
+    client = MlflowClient(mlflow_store)
+    RunWriter(run).metrics({"val/loss": 0.5}, step=8)
+    environment = dict(os.environ)
+    log_model(run, model, {}, None, step=8)
+    # As after a training that ended before the model was registered.
+    log_model(run, model, {}, "once", step=8)
+    log_model(run, model, {}, "once", step=8)
+    outputs = client.get_run(run.run_id).outputs.model_outputs
+    assert [output.step for output in outputs] == [8]
+    assert [version.source for version in client.search_model_versions("name = 'once'")] == [
+        f"models:/{outputs[0].model_id}"
+    ]
+    assert [metric.value for metric in client.get_logged_model(outputs[0].model_id).metrics] == [0.5]
+    assert len(client.get_metric_history(run.run_id, "val/loss")) == 1
+    # The run goes on, and the notebook that trains keeps its settings.
+    assert client.get_run(run.run_id).info.status == "RUNNING"
+    assert dict(os.environ) == environment
+    log_model(run, model, {}, "once", step=16)
+    assert [output.step for output in client.get_run(run.run_id).outputs.model_outputs] == [8, 16]
+
+
+@pytest.mark.parametrize("uri", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/absent/1", "models:/x/y/z"])
+def test_an_unknown_model_is_one_line(mlflow_store: str, uri: str) -> None:
+    with pytest.raises(ValueError, match=uri.split("/")[1]) as caught:
+        model_metadata(uri)
+    assert "\n" not in str(caught.value)

@@ -1,0 +1,44 @@
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from pipelines.tracking import revision
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A repository that tracks one file, `package.py`."""
+    (tmp_path / "package.py").write_text("1")
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    for command in (["init", "-q"], ["add", "package.py"], ["commit", "-qm", "one"]):
+        subprocess.run([*git, *command], check=True)
+    return tmp_path
+
+
+def test_the_commit_of_a_tracked_file(repository: Path) -> None:
+    commit = revision.git_revision(repository / "package.py")
+    assert commit is not None
+    assert len(commit) == 40
+    (repository / "package.py").write_text("2")
+    assert revision.git_revision(repository / "package.py") == commit + "-dirty"
+
+
+def test_a_package_installed_inside_somebodys_checkout_has_no_commit(repository: Path) -> None:
+    installed = repository / ".venv" / "site-packages"
+    installed.mkdir(parents=True)
+    (installed / "package.py").write_text("1")
+    assert revision.git_revision(installed / "package.py") is None
+
+
+def test_outside_a_repository_there_is_no_commit(tmp_path: Path) -> None:
+    (tmp_path / "package.py").write_text("1")
+    assert revision.git_revision(tmp_path / "package.py") is None
+
+
+def test_tags_name_the_package_and_leave_out_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(revision, "git_revision", lambda file: None)
+    assert revision.tags() == {"groundswell.version": version("groundswell")}
+    monkeypatch.setattr(revision, "git_revision", lambda file: "abc")
+    assert revision.tags()["mlflow.source.git.commit"] == "abc"

@@ -1,0 +1,85 @@
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.locations import redacted
+from pipelines.tracking import store
+
+
+def test_the_default_store_is_sqlite_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert store.tracking_uri() == f"sqlite:///{tmp_path}/mlruns/mlflow.db"
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("sqlite:///mlflow.db", "sqlite:///{here}/mlflow.db"),
+        ("sqlite:////data/mlflow.db", "sqlite:////data/mlflow.db"),
+        ("https://host:8080", "https://host:8080"),
+    ],
+)
+def test_a_relative_store_is_the_drivers(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, uri: str, expected: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.chdir(tmp_path)
+    assert store.tracking_uri() == store.worker_environment()["MLFLOW_TRACKING_URI"] == expected.format(here=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://user:pw@host/db", "postgresql://***@host/db"),
+        ("mysql+pymysql://u:p@ss@host:3306/db", "mysql+pymysql://***@host:3306/db"),
+        ("postgresql://user:p/ss@host/db", "postgresql://***@host/db"),
+        ("postgresql://user:p@s/s@host/db?sslmode=require", "postgresql://***@host/db?sslmode=require"),
+        ("//user:p@ss@host", "//***@host"),
+        ("https://token@host:8080", "https://***@host:8080"),
+        ("https://host/api?access_token=abc&page=2", "https://host/api?access_token=***&page=2"),
+        ("postgresql://host/db?user=u&password=p@ss", "postgresql://host/db?user=u&password=***"),
+        ("no answer from https://u:p@ss@host/x (timeout)", "no answer from https://***@host/x (timeout)"),
+        ("sqlite:////data/mlflow@home.db", "sqlite:////data/mlflow@home.db"),
+        ("http://127.0.0.1:5000/api/2.0/mlflow/runs/get?run_id=1", "http://127.0.0.1:5000/api/2.0/mlflow/runs/get?run_id=1"),
+    ],
+)  # fmt: skip
+def test_secrets_are_not_shown(address: str, shown: str) -> None:
+    assert redacted(address) == shown
+
+
+def test_a_run_does_not_show_the_address_of_its_store() -> None:
+    assert "secret" not in repr(store.TrackedRun("https://user:secret@host", "1"))
+
+
+@pytest.mark.parametrize(
+    ("uri", "file"),
+    [
+        ("sqlite:////data/mlflow.db", True),
+        ("mlruns", True),
+        ("file:///data", True),
+        ("https://host", False),
+        ("postgresql://host/db", False),
+        ("databricks", False),
+        ("databricks://profile", False),
+    ],
+)
+def test_remote_workers_need_a_store_that_they_reach(uri: str, file: bool) -> None:
+    assert store.is_file_store(uri) is file
+    store.check_workers_reach(uri, "local[2]")
+    if file:
+        with pytest.raises(RuntimeError, match="set MLFLOW_TRACKING_URI to a tracking server"):
+            store.check_workers_reach(uri, "spark://host:7077")
+    else:
+        store.check_workers_reach(uri, "spark://host:7077")
+
+
+def test_short_waits_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", raising=False)
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "77")
+    before = dict(os.environ)
+    with store.short_waits():
+        assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
+        assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
+    assert dict(os.environ) == before
