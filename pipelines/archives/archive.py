@@ -18,11 +18,18 @@ INDEX_SCHEMA = pa.schema(
         pa.field("labels", pa.list_(pa.field("item", pa.int16(), nullable=False)), nullable=False),
         pa.field("paths", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
         pa.field("size", pa.int64()),
+        pa.field("country", pa.string()),
+        pa.field("season", pa.string()),
+        pa.field("tile", pa.string()),
+        pa.field("acquisition_date", pa.date32()),
+        pa.field("flags", pa.list_(pa.field("item", pa.string(), nullable=False))),
     ]
 )
 """One row per sample: unique id, split name, class indices, and its files or folders relative to the archive's root.
 
-`size` is the bytes of the sample's file where the listing tells them, else null.
+`size` is the bytes of the sample's file where the listing tells them. The further columns are what the archive's
+metadata knows of the image: `tile` of the Sentinel-2 grid (`33UWP`), `season` (`winter`, `spring`, `summer`, `autumn`),
+`flags` (`snow`, `cloud_or_shadow`; an empty list says that there is neither). What is unknown is null.
 """
 
 REJECTED_SCHEMA = pa.schema(
@@ -46,6 +53,26 @@ class ArchiveIndex:
     unusable: pa.Table = field(default_factory=REJECTED_SCHEMA.empty_table)
     """`REJECTED_SCHEMA`, at most one row per sample: those of `samples` that cannot be read now, as their folder is
     missing. What their files would tell, such as labels, is empty in `samples`."""
+
+
+def index_table(columns: Mapping[str, Any]) -> pa.Table:
+    """A table of `INDEX_SCHEMA`.
+
+    Args:
+        columns: By name: an array, or a sequence of Python values. A nullable column that is left out is null.
+
+    Raises:
+        KeyError: A column that is required is left out.
+    """
+    rows = len(columns["id"])
+    arrays = []
+    for field_ in INDEX_SCHEMA:
+        values = columns.get(field_.name) if field_.nullable else columns[field_.name]
+        if isinstance(values, pa.Array | pa.ChunkedArray):
+            arrays.append(values.cast(field_.type))
+        else:
+            arrays.append(pa.nulls(rows, field_.type) if values is None else pa.array(values, field_.type))
+    return pa.table(arrays, schema=INDEX_SCHEMA)
 
 
 class Georeference(NamedTuple):

@@ -1,12 +1,14 @@
-"""What the versions of BigEarthNet share: image groups, and a patch as a folder with one GeoTIFF per band."""
+"""What the versions of BigEarthNet share: image groups, names, and a patch as a folder with one GeoTIFF per band."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import BadRecordError, Georeference
+from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, Georeference
 from pipelines.archives.files import MISSING_FILE
 from pipelines.archives.geotiff import read_band_into
 from pipelines.sample import ImageGroup
@@ -20,6 +22,44 @@ GROUPS = (
 """Sentinel-2: reflectance x 10,000, at each band's own resolution."""
 SENTINEL1 = ImageGroup("sentinel1", (120, 120, 2), "float32", ("VV", "VH"))
 """Sentinel-1: backscatter in dB."""
+
+
+_SEASONS = ("winter", "spring", "summer", "autumn")
+_DATE_IN_ID = (len("S2A_MSIL2A_"), len("S2A_MSIL2A_20170613"))
+
+
+def dates_and_seasons(ids: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array | pa.ChunkedArray]:
+    """The columns `acquisition_date` and `season` of patches, by the sensing time in their ids.
+
+    Seasons are the meteorological ones of the northern hemisphere, where all patches are: winter is December to
+    February, spring March to May, summer June to August, autumn September to November.
+
+    Args:
+        ids: `S2A_MSIL2A_20170613T101031_...`; an impossible date gives nulls.
+    """
+    days = pc.utf8_slice_codeunits(ids, *_DATE_IN_ID)
+    dates = pc.strptime(days, format="%Y%m%d", unit="s", error_is_null=True).cast(pa.date32())
+    months = pc.month(dates)
+    quarters = pc.divide(pc.if_else(pc.equal(months, 12), 0, months), 3)
+    return {"acquisition_date": dates, "season": pc.take(pa.array(_SEASONS), quarters)}
+
+
+def flag_lists(snow: pa.Array, cloud_or_shadow: pa.Array) -> pa.ListArray:
+    """The column `flags` of patches; null where one of the two is unknown.
+
+    Args:
+        snow: Booleans, one per patch.
+        cloud_or_shadow: Likewise.
+    """
+    known = pc.and_(pc.is_valid(snow), pc.is_valid(cloud_or_shadow)).to_numpy(zero_copy_only=False)
+    columns = [pc.fill_null(flag, False).to_numpy(zero_copy_only=False) for flag in (snow, cloud_or_shadow)]
+    marked = np.stack(columns, axis=1) & known[:, None]
+    offsets = np.concatenate([[0], np.cumsum(marked.sum(axis=1))])
+    names = np.broadcast_to(np.array(["snow", "cloud_or_shadow"], object), marked.shape)[marked]
+    absent = np.append(~known, False)  # an offset that is null makes its list null
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32(), mask=absent), pa.array(names, pa.string()), type=INDEX_SCHEMA.field("flags").type
+    )
 
 
 def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDArray[Any]]) -> Georeference | None:

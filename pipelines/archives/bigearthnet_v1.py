@@ -23,8 +23,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, Georeference
-from pipelines.archives.bigearthnet_patch import GROUPS, read_patch
+from pipelines.archives.archive import (
+    INDEX_SCHEMA,
+    ArchiveDescription,
+    ArchiveIndex,
+    BadRecordError,
+    Georeference,
+    index_table,
+)
+from pipelines.archives.bigearthnet_patch import GROUPS, dates_and_seasons, flag_lists, read_patch
 from pipelines.archives.bigearthnet_v1_metadata import (
     CLOUD_LIST,
     NO_19_LIST,
@@ -111,8 +118,8 @@ class BigEarthNetV1:
         folders = pc.binary_join_element_wise(self._images(), ids, "/") if self._images() else ids
         offsets = pa.array(range(len(ids) + 1), pa.int32())
         paths = pa.ListArray.from_arrays(offsets, folders, type=INDEX_SCHEMA.field("paths").type)
-        sizes = pa.nulls(len(rows), pa.int64())
-        samples = pa.table([ids, rows["split"], rows["labels"], paths, sizes], schema=INDEX_SCHEMA)
+        known = {"tile": rows["tile"], "flags": self._flags(ids), **dates_and_seasons(ids)}
+        samples = index_table({"id": ids, "split": rows["split"], "labels": rows["labels"], "paths": paths, **known})
         return ArchiveIndex(samples, sieve.rejected(), sieve.unusable())
 
     def _images(self) -> str:
@@ -123,9 +130,20 @@ class BigEarthNetV1:
         return join(self.root, "splits") if self.splits is None else self.splits
 
     def _flagged(self) -> pa.Array:
+        """Patches that are left out unless `include_flagged`."""
         names = [CLOUD_LIST, SNOW_LIST, *([NO_19_LIST] if self.nomenclature == 19 else [])]
-        files = [path for path in (list_file(self._splits(), name) for name in names) if path is not None]
-        return pa.concat_arrays([pa.array([], pa.string()), *map(read_list, files)])
+        lists = [found for name in names if (found := self._list(name)) is not None]
+        return pa.concat_arrays([pa.array([], pa.string()), *lists])
+
+    def _flags(self, ids: pa.Array) -> pa.ListArray:
+        lists = [self._list(name) for name in (SNOW_LIST, CLOUD_LIST)]
+        return flag_lists(
+            *(pa.nulls(len(ids), pa.bool_()) if names is None else pc.is_in(ids, names) for names in lists)
+        )
+
+    def _list(self, name: str) -> pa.Array | None:
+        path = list_file(self._splits(), name)
+        return None if path is None else read_list(path)
 
     def _mark_missing(self, sieve: Sieve) -> None:
         top = join(self.root, self._images())
@@ -147,12 +165,13 @@ class BigEarthNetV1:
         """Read the labels of the patches whose folder exists; the others have none, as those of a bad file."""
         ids = sieve.rows["id"]
         there = pc.invert(pc.is_in(ids, sieve.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
-        labels, errors = read_labels(
+        labels, tiles, errors = read_labels(
             self._label_files(ids.combine_chunks().filter(pa.array(there))), self._class_indices()
         )
-        places = np.where(there, np.cumsum(there) - 1, len(labels))  # an empty list comes last
-        labels = pa.concat_arrays([labels, pa.array([[]], labels.type)]).take(pa.array(places))
-        sieve.rows = sieve.rows.append_column("labels", labels.cast(INDEX_SCHEMA.field("labels").type))
+        places = pa.array(np.where(there, np.cumsum(there) - 1, len(labels)))  # an empty list comes last
+        labels = pa.concat_arrays([labels, pa.array([[]], labels.type)]).take(places)
+        tiles = pa.concat_arrays([tiles, pa.nulls(1, tiles.type)]).take(places)
+        sieve.rows = sieve.rows.append_column("labels", labels).append_column("tile", tiles)
         found = iter(errors)
         _mark_bad_labels(sieve, [next(found) if here else None for here in there])
 

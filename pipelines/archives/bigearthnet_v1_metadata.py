@@ -3,6 +3,7 @@
 import gzip
 import itertools
 import json
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,6 +27,7 @@ NO_19_LIST = "patches_with_no_19_class_targets"
 
 # Mission, level, sensing time (which may have lost a zero), column and row; no tile. A name becomes a path.
 _PATCH = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{5,6}_[0-9]{1,2}_[0-9]{1,2}\z"
+_TILE = re.compile(r"_T([0-9]{2}[A-Z]{3})_")
 _LARGEST_JSON = 1 << 20  # bytes; real ones have about 1,200
 # One thread parses about as fast as many; more of them wait for a slow or distant disk at the same time.
 _THREADS = 8
@@ -85,49 +87,64 @@ def read_list(path: str | PathLike[str]) -> pa.Array:
 
 def read_labels(
     paths: Sequence[str], indices: Mapping[str, int | None]
-) -> tuple[pa.ListArray, list[BadRecordError | None]]:
-    """Read the labels of many patches.
+) -> tuple[pa.ListArray, pa.StringArray, list[BadRecordError | None]]:
+    """Read the labels and tiles of many patches.
 
     Args:
         paths: JSON files.
         indices: Class index of every known label, None for one without.
 
     Returns:
-        Per file the class indices, ascending and each once, int16, and what is wrong with it, if anything. The indices
-        of a bad file are empty.
+        Per file the class indices, ascending and each once, int16; the tile of the Sentinel-2 grid, or null; and what
+        is wrong with it, if anything. A bad file has no indices and no tile.
     """
     local = not paths or is_local(paths[0])
     at_once = _FILES_PER_TASK if local else _REMOTE_FILES_PER_TASK
     with ThreadPoolExecutor(_THREADS if local else _REMOTE_THREADS) as pool:
         tasks = [paths[start : start + at_once] for start in range(0, len(paths), at_once)]
         results = list(pool.map(partial(_read_some, indices=indices), tasks))
-    labels = [pa.array([], pa.list_(pa.int16())), *(array for array, _ in results)]
-    return pa.concat_arrays(labels), list(itertools.chain.from_iterable(errors for _, errors in results))
+    labels = pa.concat_arrays([pa.array([], pa.list_(pa.int16())), *(result[0] for result in results)])
+    tiles = pa.concat_arrays([pa.array([], pa.string()), *(result[1] for result in results)])
+    return labels, tiles, list(itertools.chain.from_iterable(result[2] for result in results))
 
 
 def _read_some(
     paths: Sequence[str], indices: Mapping[str, int | None]
-) -> tuple[pa.ListArray, list[BadRecordError | None]]:
+) -> tuple[pa.ListArray, pa.StringArray, list[BadRecordError | None]]:
     labels: list[list[int]] = []
+    tiles: list[str | None] = []
     errors: list[BadRecordError | None] = []
     for path in paths:
         try:
-            labels.append(_read_one(path, indices))
+            values = _read_json(path)
+            labels.append(_labels(path, values, indices))
+            tiles.append(_tile(values))
             errors.append(None)
         except BadRecordError as error:
             labels.append([])
+            tiles.append(None)
             errors.append(error)
-    return pa.array(labels, pa.list_(pa.int16())), errors
+    return pa.array(labels, pa.list_(pa.int16())), pa.array(tiles, pa.string()), errors
 
 
-def _read_one(path: str, indices: Mapping[str, int | None]) -> list[int]:
+def _read_json(path: str) -> dict[str, object]:
     try:
         values = json.loads(read_file(path, _LARGEST_JSON))
     except BadRecordError:
         raise
     except (ValueError, RecursionError) as error:
         raise BadRecordError(path, "malformed JSON", str(error)) from error
-    names = values.get("labels") if isinstance(values, dict) else None
+    return values if isinstance(values, dict) else {}
+
+
+def _tile(values: dict[str, object]) -> str | None:
+    """The tile in the name of the product that the patch was cut from, e.g. `..._R022_T33UUP_20170613T101608.SAFE`."""
+    match = _TILE.search(str(values.get("tile_source")))
+    return match[1] if match else None
+
+
+def _labels(path: str, values: dict[str, object], indices: Mapping[str, int | None]) -> list[int]:
+    names = values.get("labels")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRecordError(path, "malformed labels", "expected a list of class names under the key labels")
     unknown = next((name for name in names if name not in indices), None)

@@ -22,11 +22,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
 from pipelines.archives.bigearthnet_patch import GROUPS as GROUPS
-from pipelines.archives.bigearthnet_patch import SENTINEL1, read_patch
+from pipelines.archives.bigearthnet_patch import SENTINEL1, dates_and_seasons, flag_lists, read_patch
 from pipelines.archives.bigearthnet_patch import SPLITS as SPLITS
-from pipelines.archives.bigearthnet_v2_metadata import class_indices, read_metadata
+from pipelines.archives.bigearthnet_v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
 from pipelines.archives.files import is_file, is_folder, join
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.paths import leads_out, list_subfolders
@@ -40,6 +40,7 @@ S1_IMAGES = "BigEarthNet-S1"
 
 _LAYOUT = f"expected {METADATA} and {IMAGES}/<tile>/<patch>/<patch>_B01.tif in it"
 _COLUMN_AND_ROW = len("_00_00")
+_TILE_IN_ID = (len("S2A_MSIL2A_20170613T101031_N9999_R022_T"), len("S2A_MSIL2A_20170613T101031_N9999_R022_T33UUP"))
 _SCENE = len("S1A_IW_GRDH_1SDV_20170613T165043")
 
 
@@ -86,8 +87,13 @@ class BigEarthNetV2:
         rows = sieve.rows.combine_chunks()
         labels = class_indices(rows["labels"].combine_chunks())
         paths = _paths([rows[column].combine_chunks() for column in columns])
-        sizes = pa.nulls(len(rows), pa.int64())
-        samples = pa.table([rows["id"], rows["split"], labels, paths, sizes], schema=INDEX_SCHEMA)
+        known = {
+            "country": rows["country"],
+            "tile": tiles(rows["id"]),
+            "flags": flag_lists(*(rows[name].combine_chunks() for name in FLAG_COLUMNS)),
+            **dates_and_seasons(rows["id"]),
+        }
+        samples = index_table({"id": rows["id"], "split": rows["split"], "labels": labels, "paths": paths, **known})
         return ArchiveIndex(samples, sieve.rejected(), sieve.unusable())
 
     @property
@@ -130,6 +136,11 @@ class BigEarthNetV2:
             folders = sieve.rows[column]
             bad = pc.equal(pc.is_in(folders, value_set.combine_chunks()), found)
             sieve.mark_unusable(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
+
+
+def tiles(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The tile of the Sentinel-2 grid in every patch's id, e.g. `33UUP`."""
+    return pc.utf8_slice_codeunits(ids, *_TILE_IN_ID)
 
 
 def _paths(folders: list[pa.Array]) -> pa.ListArray:

@@ -21,6 +21,8 @@ _PATCH_ID = r"\AS2[AB]_MSIL2A_[0-9]{8}T[0-9]{6}_N[0-9]{4}_R[0-9]{3}_T[0-9]{2}[A-
 _S1_NAME = r"\AS1[AB]_IW_GRDH_1SDV_[0-9]{8}T[0-9]{6}_[0-9]{2}[A-Z]{3}_[0-9]{1,2}_[0-9]{1,2}\z"
 _COLUMNS = {"patch_id": pa.string(), "labels": pa.list_(pa.string()), "split": pa.string()}
 _S1_COLUMN = {"s1_name": pa.string()}
+FLAG_COLUMNS = ("contains_seasonal_snow", "contains_cloud_or_shadow")
+_OPTIONAL_COLUMNS = {"country": pa.string(), **dict.fromkeys(FLAG_COLUMNS, pa.bool_())}
 
 
 def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = False) -> Sieve:
@@ -31,8 +33,9 @@ def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = Fal
         sentinel1: Whether the patches of Sentinel-1 are needed.
 
     Returns:
-        Rows with `id`, `labels` (names), `split`, `file` and with `sentinel1` `s1_name`, sorted by id. Rejected are
-        malformed and repeated ids, unknown splits, unknown labels, patches without labels, malformed `s1_name`.
+        Rows with `id`, `labels` (names), `split`, with `sentinel1` `s1_name`, `country`, the two columns of flags and
+        `file`, sorted by id. Rejected are malformed and repeated ids, unknown splits, unknown labels, patches without
+        labels, malformed `s1_name`. Country and flags are null where a file lacks their columns.
 
     Raises:
         ValueError: A file is no Parquet file, lacks a column or has no rows.
@@ -58,10 +61,16 @@ def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = Fal
 def _read_columns(path: str | PathLike[str], columns: pa.Schema) -> pa.Table:
     try:
         source = path if is_local(path) else pa.BufferReader(read_whole(path))
-        missing = [name for name in columns.names if name not in pq.read_schema(source).names]
+        there = pq.read_schema(source).names
+        missing = [name for name in columns.names if name not in there]
         if missing:
             raise ValueError(f"{path}: column {', '.join(missing)} is missing, take the file of BigEarthNet v2.0")
-        table = pq.read_table(source, columns=columns.names).select(columns.names).cast(columns)
+        schema = pa.schema([*columns, *pa.schema(_OPTIONAL_COLUMNS)])
+        table = pq.read_table(source, columns=[name for name in schema.names if name in there])
+        for name in schema.names:
+            if name not in there:
+                table = table.append_column(name, pa.nulls(len(table), schema.field(name).type))
+        table = table.select(schema.names).cast(schema)
         table.validate(full=True)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not BigEarthNet v2.0 metadata, download it again ({error})") from error

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, index_table
 from pipelines.archives.files import ODD_NAME, is_folder, is_local, is_plain_name, join, list_remote
 
 
@@ -136,17 +136,17 @@ def check_none_empty(root: str, folders: Sequence[str], files: ClassFiles) -> No
 
 def samples_table(files: ClassFiles, splits: NDArray[np.str_], labels: NDArray[np.integer[Any]]) -> pa.Table:
     """A table of `INDEX_SCHEMA` where every sample is one file of one class, named by its path."""
-    paths = files.paths
-    offsets = np.arange(len(paths) + 1, dtype=np.int32)
+    offsets = np.arange(len(files.paths) + 1, dtype=np.int32)
     classes = pa.array(labels.astype(np.int16))
-    columns = [
-        paths,
-        pa.array(splits, pa.string()),
-        pa.ListArray.from_arrays(offsets, classes, type=INDEX_SCHEMA.field("labels").type),
-        pa.ListArray.from_arrays(offsets, paths, type=INDEX_SCHEMA.field("paths").type),
-        pa.array(files.sizes),
-    ]
-    return pa.table(columns, schema=INDEX_SCHEMA)
+    return index_table(
+        {
+            "id": files.paths,
+            "split": pa.array(splits, pa.string()),
+            "labels": pa.ListArray.from_arrays(offsets, classes, type=INDEX_SCHEMA.field("labels").type),
+            "paths": pa.ListArray.from_arrays(offsets, files.paths, type=INDEX_SCHEMA.field("paths").type),
+            "size": pa.array(files.sizes),
+        }
+    )
 
 
 def rejected_table(rejected: list[dict[str, str]]) -> pa.Table:

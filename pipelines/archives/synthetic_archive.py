@@ -11,8 +11,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference
-from pipelines.archives.bigearthnet_v2 import GROUPS, SPLITS
+from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
+from pipelines.archives.bigearthnet_patch import GROUPS, SPLITS, dates_and_seasons
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic_landscape import land_cover, render
 from pipelines.archives.synthetic_scenes import CAPACITY, patch
@@ -60,15 +60,19 @@ class SyntheticBigEarthNet:
         """
         counts = self._counts()
         numbers = range(sum(counts.values()))
-        columns = [
-            [patch(number).id for number in numbers],
-            np.repeat(list(counts), list(counts.values())),
-            self._labels(numbers),
-            [[str(number)] for number in numbers],
-            [None] * len(numbers),
-        ]
-        arrays = [pa.array(values, field.type) for values, field in zip(columns, INDEX_SCHEMA, strict=True)]
-        return ArchiveIndex(pa.table(arrays, schema=INDEX_SCHEMA), REJECTED_SCHEMA.empty_table())
+        patches = [patch(number) for number in numbers]
+        ids = pa.array([place.id for place in patches], pa.string())
+        columns = {
+            "id": ids,
+            "split": np.repeat(list(counts), list(counts.values())),
+            "labels": self._labels(numbers),
+            "paths": [[str(number)] for number in numbers],
+            "country": [place.scene.country for place in patches],
+            "tile": [place.scene.tile for place in patches],
+            "flags": [[] for _ in numbers],
+            **dates_and_seasons(ids),
+        }
+        return ArchiveIndex(index_table(columns), REJECTED_SCHEMA.empty_table())
 
     @property
     def read_settings(self) -> dict[str, int | None]:

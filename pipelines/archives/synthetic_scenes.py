@@ -20,6 +20,11 @@ class Scene:
     """Upper edge of the tile, metres."""
     country: str
 
+    @property
+    def tile(self) -> str:
+        """Name of the tile in the Sentinel-2 grid, e.g. `29SNB`."""
+        return self.name.rpartition("_T")[2]
+
 
 @dataclass(frozen=True)
 class Patch:
@@ -43,8 +48,8 @@ class Patch:
     @property
     def s1_name(self) -> str:
         """Name that its radar patch would have: the same day at 06:00."""
-        _, _, sensing, _, _, tile = self.scene.name.split("_")
-        return f"S1A_IW_GRDH_1SDV_{sensing[:8]}T060000_{tile[1:]}_{self.column}_{self.row}"
+        sensing = self.scene.name.split("_")[2]
+        return f"S1A_IW_GRDH_1SDV_{sensing[:8]}T060000_{self.scene.tile}_{self.column}_{self.row}"
 
     @property
     def west(self) -> int:

@@ -1,3 +1,4 @@
+import datetime
 import json
 import pickle
 import shutil
@@ -13,6 +14,7 @@ from pipelines.archives.bigearthnet_v1 import BigEarthNetV1
 from pipelines.archives.bigearthnet_v1_metadata import CLOUD_LIST, NO_19_LIST, SNOW_LIST
 from pipelines.archives.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43
 
+PRODUCT = "S2A_MSIL1C_20170613T093020_N0205_R022_T33UUP_20170613T101608.SAFE"
 SCENE = "S2A_MSIL2A_20170613T93020"
 LABELS = {
     f"{SCENE}_0_1": ["Non-irrigated arable land", "Rice fields", "Pastures"],
@@ -42,7 +44,7 @@ def v1(generated: Path, tmp_path: Path) -> Path:
 
 
 def write_labels(root: Path, name: str, labels: list[str]) -> None:
-    values = {"labels": labels, "acquisition_date": "2017-06-13 09:30:20"}
+    values = {"labels": labels, "acquisition_date": "2017-06-13 09:30:20", "tile_source": PRODUCT}
     (root / "BigEarthNet-v1.0" / name / f"{name}_labels_metadata.json").write_text(json.dumps(values))
 
 
@@ -73,6 +75,11 @@ def test_the_index_of_nineteen_classes(v1: Path) -> None:
             "labels": indices,
             "paths": [f"BigEarthNet-v1.0/{name}"],
             "size": None,
+            "country": None,
+            "season": "summer",
+            "tile": None if name == f"{SCENE}_10_3" else "33UUP",
+            "acquisition_date": datetime.date(2017, 6, 13),
+            "flags": None,
         }
         for name, indices in zip(LABELS, labels, strict=True)
     ]

@@ -143,7 +143,7 @@ def test_bad_label_files(tmp_path: Path, text: str, reason: str, detail: str | N
     good, bad = tmp_path / "good.json", tmp_path / "bad.json"
     good.write_text(json.dumps({"labels": ["Pastures", "Sea and ocean", "Airports", "Pastures"]}))
     bad.write_text(text)
-    labels, errors = read_labels([str(good), str(bad), str(good)], INDICES)
+    labels, _, errors = read_labels([str(good), str(bad), str(good)], INDICES)
     assert labels.to_pylist() == [[3, 7], [], [3, 7]]
     assert errors[0] is errors[2] is None
     assert errors[1] is not None
@@ -157,7 +157,7 @@ def test_label_files_that_are_none(tmp_path: Path) -> None:
     (tmp_path / "link.json").symlink_to("good.json")
     (tmp_path / "folder.json").mkdir()
     paths = [str(tmp_path / f"{name}.json") for name in ("absent", "folder", "link", "latin")]
-    _, errors = read_labels(paths, INDICES)
+    *_, errors = read_labels(paths, INDICES)
     assert [error and error.reason for error in errors] == [
         "missing file",
         "missing file",
@@ -171,7 +171,19 @@ def test_many_label_files_come_back_in_order(tmp_path: Path) -> None:
     for number, name in enumerate(names):
         (tmp_path / f"{number}.json").write_text(json.dumps({"labels": [name]}))
     order = [number * number % 3 % 2 for number in range(3000)]
-    labels, errors = read_labels([str(tmp_path / f"{number}.json") for number in order], INDICES)
+    labels, _, errors = read_labels([str(tmp_path / f"{number}.json") for number in order], INDICES)
     assert labels.to_pylist() == [[INDICES[names[number]]] for number in order]
     assert not any(errors)
     assert read_labels([], INDICES)[0].to_pylist() == []
+
+
+def test_tiles_by_the_name_of_the_product(tmp_path: Path) -> None:
+    paths = []
+    sources = ["S2A_MSIL1C_20170613T101031_N0205_R022_T33UUP_20170613T101608.SAFE", "", None, 7]
+    for number, source in enumerate(sources):
+        paths.append(str(tmp_path / f"{number}.json"))
+        Path(paths[-1]).write_text(json.dumps({"labels": ["Pastures"], "tile_source": source}))
+    paths.append(str(tmp_path / "absent.json"))
+    _, tiles, errors = read_labels(paths, {"Pastures": 0})
+    assert tiles.to_pylist() == ["33UUP", None, None, None, None]
+    assert [error is not None for error in errors] == [False, False, False, False, True]

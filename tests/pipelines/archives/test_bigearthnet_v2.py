@@ -1,18 +1,25 @@
+import datetime
 import pickle
 import shutil
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, BadRecordError, read_sample
-from pipelines.archives.bigearthnet_v2 import FLAGGED_METADATA, GROUPS, METADATA, BigEarthNetV2
+from pipelines.archives.bigearthnet_patch import dates_and_seasons, flag_lists
+from pipelines.archives.bigearthnet_v2 import FLAGGED_METADATA, GROUPS, METADATA, BigEarthNetV2, tiles
+from pipelines.archives.bigearthnet_v2_metadata import FLAG_COLUMNS, read_metadata
 from pipelines.archives.nomenclature import BIGEARTHNET_19
+
+SEASONS = [""] + ["winter"] * 2 + ["spring"] * 3 + ["summer"] * 3 + ["autumn"] * 3 + ["winter"]
 
 
 def write_float32(path: Path, pixels: NDArray[np.float32]) -> None:
@@ -60,9 +67,56 @@ def test_the_index_of_a_whole_archive(generated: Path) -> None:
             "labels": sorted(BIGEARTHNET_19.index(label) for label in row["labels"]),
             "paths": [f"BigEarthNet-S2/{row['patch_id'].rsplit('_', 2)[0]}/{row['patch_id']}"],
             "size": None,
+            "country": row["country"],
+            "season": SEASONS[int(row["patch_id"][15:17])],
+            "tile": row["patch_id"].split("_")[5].removeprefix("T"),
+            "acquisition_date": datetime.date.fromisoformat(row["patch_id"][11:19]),
+            "flags": [],
         }
         for row in published
     ]
+
+
+def test_flags_and_metadata_without_the_optional_columns(archive: Path) -> None:
+    table = pq.read_table(archive / METADATA)
+    for position, column in enumerate(("contains_seasonal_snow", "contains_cloud_or_shadow")):
+        flags = pa.array([row == position for row in range(len(table))])
+        table = table.set_column(table.column_names.index(column), column, flags)
+    pq.write_table(table, archive / METADATA)
+    samples = BigEarthNetV2(str(archive)).index().samples
+    assert samples["flags"].to_pylist()[:3] == [["snow"], ["cloud_or_shadow"], []]
+    pq.write_table(table.drop_columns(["country", "contains_seasonal_snow"]), archive / METADATA)
+    samples = BigEarthNetV2(str(archive)).index().samples
+    assert samples["flags"].null_count == samples["country"].null_count == len(samples)
+    assert samples["tile"].null_count == 0
+
+
+def test_the_columns_of_the_official_metadata(shared_data: Path, tmp_path: Path) -> None:
+    files = [path for path in (shared_data / "bigearthnet_v2_full_metadata").iterdir() if path.suffix == ".parquet"]
+    rows = read_metadata(sorted(files)).rows
+    ids = rows["id"]
+    assert len(rows) == 480_038 + 69_450
+    assert rows["country"].null_count == 0
+    flags = flag_lists(*(rows[name].combine_chunks() for name in FLAG_COLUMNS))
+    counts = Counter(tuple(row) for row in flags.to_pylist())
+    assert counts == {(): 480_038, ("snow",): 60_773, ("cloud_or_shadow",): 8_677}
+    columns = dates_and_seasons(ids)
+    assert columns["acquisition_date"].null_count == 0
+    assert set(pc.unique(columns["season"]).to_pylist()) == {"winter", "spring", "summer", "autumn"}
+    assert pc.all(pc.match_substring_regex(tiles(ids), "^[0-9]{2}[A-Z]{3}$")).as_py()
+
+
+def test_where_real_patches_lie(shared_data: Path) -> None:
+    archive = BigEarthNetV2(str(shared_data / "bigearthnet_v2"))
+    for row in archive.index().samples.to_pylist()[:3]:
+        out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
+        georeference = archive.read(row["paths"], out)
+        column, line = (int(part) for part in row["id"].split("_")[-2:])
+        assert georeference is not None
+        assert georeference.epsg == 32600 + int(row["tile"][:2])
+        # A tile starts at a multiple of 60 m, 20 m less than one of 100 km; its patches follow at 1,200 m.
+        assert (georeference.x0 - 1200 * column) % 100_000 in (0, 99_960, 99_980, 60_000 + 39_960)
+        assert (georeference.y0 + 1200 * line) % 100_000 in (0, 20, 40)
 
 
 @pytest.mark.parametrize("root", ["absent", "."])
