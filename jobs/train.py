@@ -18,7 +18,7 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.manifest import Manifest, manifest_json, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt
@@ -181,7 +181,7 @@ def _tracked_run(config: RunConfig, manifest: Manifest) -> TrackedRun:
     )
     writer = RunWriter(run)
     writer.text(yaml.safe_dump(values, sort_keys=False), "config.yaml")
-    writer.text(manifest.model_dump_json(indent=1), "dataset.json")
+    writer.text(manifest_json(manifest), "dataset.json")
     return run
 
 

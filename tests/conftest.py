@@ -1,5 +1,6 @@
 """What all tests share: the sample data, one Spark session, one small prepared dataset."""
 
+import json
 import os
 import pickle
 import socket
@@ -141,6 +142,20 @@ def small_dataset(spark: SparkSession, small_archive: Path, tmp_path_factory: py
     archive = open_archive("bigearthnet_v2", root=str(small_archive))
     prepare_dataset(spark, archive, path, row_group_mib=1, row_groups_per_shard=2, seed=3)
     return path
+
+
+@pytest.fixture(scope="session")
+def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
+    """Changes the values of a `dataset.json` as its writer would have written them, with a fitting digest."""
+    from pipelines.dataset.manifest import FILE_NAME, Manifest, write_manifest
+
+    def edit(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
+        values = json.loads((dataset / FILE_NAME).read_text())
+        del values["digest"]
+        change(values)
+        write_manifest(Manifest.model_validate_json(json.dumps(values)), dataset)
+
+    return edit
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from numpy.typing import NDArray
 
 ID_FIELD = "id"
 LABEL_FIELD = "labels"
+CHECKSUM_FIELD = "crc32c"
 
 
 def label_vector(indices: list[int], class_count: int) -> NDArray[np.uint8]:

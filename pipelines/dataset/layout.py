@@ -1,21 +1,23 @@
-"""Where the rows of a Parquet file are, so that one is read by its place and nothing is decoded.
+"""Where the rows of a Parquet file are, so that a row is read by its place and nothing is decoded.
 
 A column chunk that is one uncompressed plain data page of required binary values of one width takes
-`rows * (4 + width)` bytes, each value behind its little-endian 4-byte length. Our writer makes such files; of others'
-none of this is assumed: it is checked when a file is opened, and again for every row that is read.
+`rows * (4 + width)` bytes: each value follows its length in 4 little-endian bytes. The column of checksums takes
+`rows * 4` bytes. Our writer makes such files. Of other files nothing is assumed: the layout is checked when a file is
+opened, and the start of each value again when a row is read.
 """
 
 import os
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from pipelines.dataset.rows import array_header
+from pipelines.dataset.columns import CHECKSUM_FIELD
+from pipelines.dataset.rows import Fields, array_header
 
 PARQUET_OPTIONS: dict[str, Any] = {
     "compression": "none",
@@ -23,13 +25,11 @@ PARQUET_OPTIONS: dict[str, Any] = {
     "write_statistics": False,
     "data_page_size": 1 << 30,
 }
-"""Of `pyarrow.parquet.ParquetWriter`: these make every column chunk one plain page."""
+"""Options of `pyarrow.parquet.ParquetWriter` that make every column chunk one plain page."""
 
 _LENGTH_BYTES = 4
+_CHECKSUM_BYTES = 4
 _MAXIMUM_PAGE_HEADER_BYTES = 1024
-
-Fields = Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
-"""Shape and dtype of every column of fixed width."""
 
 
 class LayoutError(ValueError):
@@ -39,8 +39,8 @@ class LayoutError(ValueError):
 class OpenFile:
     """A file descriptor that is closed with the last reference to it.
 
-    Rows are read from it (`pread`) and not from a memory map: a file that shrinks under a map kills the process
-    (SIGBUS), here it is a short read. Both run at the same speed.
+    Rows are read by `pread`, not through a memory map. A file that shrinks under a map kills the process (SIGBUS);
+    here it is a short read. Both have the same speed.
     """
 
     def __init__(self, path: Path) -> None:
@@ -59,31 +59,40 @@ class RowGroup:
     rows: int
     starts: tuple[int, ...]
     """Byte of the first row's length prefix, by column in the order of the fields."""
+    checksums: NDArray[np.uint32] | None = field(default=None, compare=False)
+    """`(rows,)`, as stored; None where they were not asked for."""
+    unchecked: NDArray[np.bool_] | None = field(default=None, compare=False)
+    """`(rows,)`, whether a row has not been read since the file was opened; with the checksums."""
 
     def __str__(self) -> str:
-        """File and row group, for messages."""
+        """Name file and row group, for messages."""
         return f"{self.file.path}, row group {self.number}"
 
 
 def value_prefix(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """What every value of a column starts with: its length, and the header of the array in it."""
+    """Give the bytes that every value of a column starts with: its length, and the header of its array."""
     header = array_header(shape, dtype)
     width = len(header) + int(np.prod(shape)) * dtype.itemsize
     return width.to_bytes(_LENGTH_BYTES, "little") + header
 
 
 def value_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
-    """Bytes of one value with its prefix: the distance from row to row."""
+    """Count the bytes of one value with its prefix: the distance from row to row."""
     return len(value_prefix(shape, dtype)) + int(np.prod(shape)) * dtype.itemsize
 
 
-def open_row_groups(path: Path, fields: Fields) -> list[RowGroup]:
+def open_row_groups(path: Path, fields: Fields, *, checksums: bool) -> list[RowGroup]:
     """Open a Parquet file and find its rows.
+
+    Args:
+        path: The file.
+        fields: Columns of fixed width.
+        checksums: Whether to read the column of checksums, which the file must have then.
 
     Raises:
         OSError: It cannot be opened.
         LayoutError: Its rows have no fixed places; any other reader can still read it.
-        ValueError: It is no Parquet, or lacks a column; names the file.
+        ValueError: It is not Parquet, or lacks a column; names the file.
     """
     file = OpenFile(path)
     try:
@@ -94,15 +103,18 @@ def open_row_groups(path: Path, fields: Fields) -> list[RowGroup]:
     groups = []
     for number in range(metadata.num_row_groups):
         row_group = metadata.row_group(number)
+        where = f"shard {path}, row group {number}"
         chunks = {row_group.column(i).path_in_schema: row_group.column(i) for i in range(row_group.num_columns)}
-        missing = [name for name in fields if name not in chunks]
+        missing = [name for name in (*fields, *[CHECKSUM_FIELD] * checksums) if name not in chunks]
         if missing:
-            raise ValueError(f"shard {path}, row group {number}: no column {missing[0]!r}")
+            raise ValueError(f"{where}: no column {missing[0]!r}")
         starts = tuple(
-            _start(chunks[name], row_group.num_rows, value_bytes(*field), size, f"shard {path}, row group {number}")
-            for name, field in fields.items()
+            _start(chunks[name], row_group.num_rows, value_bytes(*column), size, where)
+            for name, column in fields.items()
         )
-        groups.append(RowGroup(file, number, row_group.num_rows, starts))
+        stored = _stored_checksums(file, chunks[CHECKSUM_FIELD], row_group.num_rows, size, where) if checksums else None
+        unchecked = np.ones(row_group.num_rows, bool) if checksums else None
+        groups.append(RowGroup(file, number, row_group.num_rows, starts, stored, unchecked))
         _check_first_row(groups[-1], fields)
     return groups
 
@@ -113,6 +125,7 @@ def _start(chunk: pq.ColumnChunkMetaData, rows: int, stride: int, size: int, whe
     if (
         chunk.compression != "UNCOMPRESSED"
         or chunk.dictionary_page_offset is not None
+        or "PLAIN" not in chunk.encodings
         or not 0 < page_header < _MAXIMUM_PAGE_HEADER_BYTES
         or start + rows * stride > size
     ):
@@ -120,8 +133,17 @@ def _start(chunk: pq.ColumnChunkMetaData, rows: int, stride: int, size: int, whe
     return start
 
 
+def _stored_checksums(
+    file: OpenFile, chunk: pq.ColumnChunkMetaData, rows: int, size: int, where: str
+) -> NDArray[np.uint32]:
+    if chunk.physical_type != "INT32":
+        raise LayoutError(f"{where}: column {CHECKSUM_FIELD!r} is {chunk.physical_type}, not INT32")
+    start = _start(chunk, rows, _CHECKSUM_BYTES, size, where)
+    return np.frombuffer(os.pread(file.descriptor, rows * _CHECKSUM_BYTES, start), np.dtype("<u4"))
+
+
 def _check_first_row(group: RowGroup, fields: Fields) -> None:
-    for (name, field), start in zip(fields.items(), group.starts, strict=True):
-        prefix = value_prefix(*field)
+    for (name, column), start in zip(fields.items(), group.starts, strict=True):
+        prefix = value_prefix(*column)
         if os.pread(group.file.descriptor, len(prefix), start) != prefix:
-            raise LayoutError(f"shard {group}: column {name!r} does not hold {field[1]} arrays of shape {field[0]}")
+            raise LayoutError(f"shard {group}: column {name!r} does not hold {column[1]} arrays of shape {column[0]}")

@@ -1,16 +1,25 @@
-"""`dataset.json`: what a dataset holds, written last, so that a dataset without it is not one."""
+"""`dataset.json`: what a dataset holds. It is written last, so that a folder without it is not a dataset.
+
+Format version 2 promises, beside version 1: a digest of the file itself, a digest of each shard's plain columns, and a
+checksum for each row (`rows.row_checksum`). A dataset of version 1 is read, but nothing in it can be verified.
+"""
 
 import hashlib
 import json
-from pathlib import Path
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipelines.sample import ImageGroup, Task
 from pipelines.storage import Folder
 
 FILE_NAME = "dataset.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+READABLE_VERSIONS = (1, 2)
+_DIGEST_KEY = "digest"
 
 
 class _Part(BaseModel):
@@ -26,6 +35,16 @@ class Shard(_Part):
     """Rows of each row group, in file order."""
     size: int
     """File size in bytes."""
+    content_digest: str | None = None
+    """SHA-256 of the plain columns, which include every row's checksum (`rows.plain_rows`); None in version 1."""
+
+    @field_validator("file")
+    @classmethod
+    def _is_inside(cls, file: str) -> str:
+        path = PurePosixPath(file)
+        if path.is_absolute() or ".." in path.parts or "://" in file or not path.parts:
+            raise ValueError(f"shard {file!r} must be a path inside the dataset")
+        return file
 
     @property
     def rows(self) -> int:
@@ -69,17 +88,54 @@ class Manifest(_Part):
     source_fingerprint: str
     """Digest of the archive's metadata."""
     skipped: dict[str, int] = Field(default_factory=dict)
-    """Samples of the archive that are not in the dataset, by reason."""
+    """Number of the archive's samples that are not in the dataset, by reason."""
+
+    @model_validator(mode="after")
+    def _shards_are_listed_once(self) -> "Manifest":
+        counts = Counter(shard.file for split in self.splits.values() for shard in split.shards)
+        file, count = counts.most_common(1)[0] if counts else ("", 0)
+        if count > 1:
+            raise ValueError(f"shard {file!r} is listed {count} times")
+        return self
+
+    @property
+    def has_checksums(self) -> bool:
+        """Whether rows and shards can be verified."""
+        return self.format_version >= 2
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the whole manifest: names this dataset in tracked runs."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()
+        """Hex digest of the whole manifest, which names this dataset in tracked runs.
+
+        In format version 2 it is the digest in `dataset.json`. It covers the shards' content digests, hence every
+        label and pixel: two datasets with one fingerprint hold the same samples in the same order.
+        """
+        if self.format_version == 1:  # as version 1 of this program computed it
+            return hashlib.sha256(self.model_dump_json(exclude_none=True).encode()).hexdigest()
+        return _digest(self.model_dump(mode="json", exclude_none=True))
+
+
+def _digest(values: Mapping[str, Any]) -> str:
+    """Compute SHA-256 over canonical JSON: keys sorted, no spaces, ASCII, without the digest itself."""
+    content = {key: value for key, value in values.items() if key != _DIGEST_KEY}
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
+
+
+def manifest_json(manifest: Manifest) -> str:
+    """Give the text of `dataset.json`: the manifest with its digest."""
+    values = manifest.model_dump(mode="json", exclude_none=True)
+    return json.dumps(values if manifest.format_version == 1 else {**values, _DIGEST_KEY: _digest(values)}, indent=1)
 
 
 def write_manifest(manifest: Manifest, dataset: Folder | Path | str) -> None:
-    """Write `dataset.json` atomically: it is whole or absent."""
-    Folder.at(dataset).write(FILE_NAME, json.dumps(manifest.model_dump(mode="json"), indent=1).encode())
+    """Write `dataset.json` atomically: it is whole or absent.
+
+    Raises:
+        ValueError: The manifest has another format version than this program writes.
+    """
+    if manifest.format_version != FORMAT_VERSION:
+        raise ValueError(f"a dataset of format version {manifest.format_version} is read only, not written")
+    Folder.at(dataset).write(FILE_NAME, manifest_json(manifest).encode())
 
 
 def read_manifest(dataset: Folder | Path | str) -> Manifest:
@@ -87,7 +143,7 @@ def read_manifest(dataset: Folder | Path | str) -> Manifest:
 
     Raises:
         FileNotFoundError: `dataset` has no `dataset.json`.
-        ValueError: The manifest is damaged or of another format version.
+        ValueError: The manifest is damaged, was changed after it was written, or has another format version.
         RuntimeError: The storage cannot be used.
     """
     folder = Folder.at(dataset)
@@ -100,9 +156,27 @@ def read_manifest(dataset: Folder | Path | str) -> Manifest:
             "or point dataset.path at one"
         ) from None
     try:
-        manifest = Manifest.model_validate_json(data)
+        values = json.loads(data)
+        version = values["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged: no JSON object with a format_version ({error!r})") from None
+    if version not in READABLE_VERSIONS:
+        raise ValueError(
+            f"{path} has format version {version}, this program reads {' and '.join(map(str, READABLE_VERSIONS))}: "
+            "use the version of Groundswell that wrote it, or a newer one"
+        )
+    if version >= 2:
+        _check_digest(path, values)
+    try:
+        return Manifest.model_validate_json(json.dumps(values))
     except ValidationError as error:
         raise ValueError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from None
-    if manifest.format_version != FORMAT_VERSION:
-        raise ValueError(f"{path} has format version {manifest.format_version}, this program reads {FORMAT_VERSION}")
-    return manifest
+
+
+def _check_digest(path: str, values: dict[str, Any]) -> None:
+    stated, found = values.pop(_DIGEST_KEY, None), _digest(values)
+    if stated != found:
+        raise ValueError(
+            f"{path} was changed after it was written: it states the digest {stated}, its content has {found}; restore "
+            "the file, or remove the dataset and run `groundswell prepare` again"
+        )

@@ -1,31 +1,32 @@
 """Samples of one split, gathered from their places in Parquet into recycled memory, in an order known in advance."""
 
+import logging
 import os
 import resource
-import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.dataset.buffers import BufferPool, Memory
-from pipelines.dataset.cache import DEFAULT_LIMIT_BYTES, RowGroupCache, default_cache_folder
-from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
-from pipelines.dataset.layout import Fields, LayoutError, RowGroup, open_row_groups, value_bytes, value_prefix
-from pipelines.dataset.manifest import Manifest, Shard, read_manifest
+from pipelines.dataset.cache import DEFAULT_LIMIT_BYTES, default_cache_folder
+from pipelines.dataset.columns import LABEL_FIELD
+from pipelines.dataset.layout import RowGroup, value_bytes, value_prefix
+from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
-from pipelines.dataset.rows import fixed_fields
+from pipelines.dataset.rows import row_checksum
+from pipelines.dataset.split_files import REPAIR, REPAIR_VERIFIED, SplitFiles
 from pipelines.storage import Folder
 
-OPENING_THREADS = 16
+Verify = Literal["first_epoch", "always", "never"]
 _PROBED_ROWS = 8
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -33,14 +34,16 @@ class ReaderSettings:
     """How rows are read; `window_rows` of the order follows from the cache's limit where the split exceeds it."""
 
     threads: int = 2
-    """That gather batches."""
+    """Number of threads that gather batches."""
     batches_in_flight: int = 3
-    """Gathered or being gathered ahead of the one that is asked for."""
+    """Number of batches that are gathered, or being gathered, ahead of the one that is asked for."""
     batches_advised: int = 8
-    """Further batches whose rows the operating system is told to read from disk."""
+    """Number of further batches whose rows the operating system is told to read from disk."""
     cache_folder: Path = field(default_factory=default_cache_folder)
-    """On a local disk; for row groups that are remote or whose rows have no fixed places."""
+    """Folder on a local disk, for row groups that are remote or whose rows have no fixed places."""
     cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
+    verify: Verify = "first_epoch"
+    """When a row's checksum is computed: `first_epoch` when this process reads the row for the first time."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,21 @@ class Batch:
     """`(batch,)`, position of each sample in the split: with `SplitReader.ids`, its id."""
 
 
+class DamageError(ValueError):
+    """Bytes of a row group are not what was written."""
+
+    def __init__(self, place: int, group: RowGroup, message: str) -> None:
+        """Say what is damaged.
+
+        Args:
+            place: Of the row group, in reading order.
+            group: The row group as it is open.
+            message: Names shard, row group and row, and says what to do.
+        """
+        super().__init__(message)
+        self.place, self.group = place, group
+
+
 class SplitReader:
     """Random access to the rows of one split."""
 
@@ -69,36 +87,25 @@ class SplitReader:
             RuntimeError: No folder for the cache, where one is needed.
         """
         self.settings = settings or ReaderSettings()
-        self._folder = Folder.at(dataset)
-        self.manifest: Manifest = read_manifest(self._folder)
-        if split not in self.manifest.splits:
-            raise ValueError(f"{dataset} has no split {split!r}, only {', '.join(sorted(self.manifest.splits))}")
-        self._shards = self.manifest.splits[split].shards
-        self._fields: Fields = fixed_fields(self.manifest.groups, len(self.manifest.class_names))
+        folder = Folder.at(dataset)
+        self.manifest: Manifest = read_manifest(folder)
+        _allow_open_files()
+        self._files = SplitFiles(folder, self.manifest, split, checksums=self.settings.verify != "never")
+        self.row_bytes, self.group_rows = self._files.row_bytes, self._files.group_rows
+        self._fields = self._files.fields
         self._prefixes = {name: np.frombuffer(value_prefix(*column), np.uint8) for name, column in self._fields.items()}
         self._strides = [value_bytes(*column) for column in self._fields.values()]
-        self.row_bytes = sum(self._strides)
-        """Of one sample in its file, without its id."""
-        self._places = [(shard, group) for shard in self._shards for group in range(len(shard.row_groups))]
-        self.group_rows = [shard.row_groups[group] for shard, group in self._places]
-        """Rows of every row group, in reading order."""
         self._first_rows = np.cumsum([0, *self.group_rows])
-        _allow_open_files()
-        with ThreadPoolExecutor(OPENING_THREADS) as pool:
-            opened = list(pool.map(self._open, self._shards))
-        self._row_groups: list[RowGroup | None] = [group for groups in opened for group in groups]
-        self._cached: OrderedDict[int, RowGroup] = OrderedDict()
-        self._lock = threading.Lock()
-        self._cache: RowGroupCache | None = None
-        self.window_rows = self._prepare_cache()
+        self.window_rows = self._files.window_rows(self.settings.cache_limit_bytes)
         """None: a true shuffle of all rows; else rows among which one is shuffled (see `epoch_order`)."""
+        self._files.use_cache(self.settings.cache_folder, self.settings.cache_limit_bytes)
 
     def __len__(self) -> int:
         """Rows of the split."""
         return int(self._first_rows[-1])
 
     def pool(self, batch_size: int) -> BufferPool:
-        """Memory for batches of one size."""
+        """Make memory for batches of one size."""
         columns = {
             name: (len(self._prefixes[name]), stride - len(self._prefixes[name]))
             for name, stride in zip(self._fields, self._strides, strict=True)
@@ -115,134 +122,96 @@ class SplitReader:
 
         Raises:
             OSError: A file cannot be read.
-            ValueError: A file was truncated or changed; names file and row group.
+            ValueError: A file was truncated, changed or damaged; names file, row group, row and sample.
         """
         size = size or len(rows)
         padded = np.concatenate([rows, np.full(size - len(rows), rows[0])])
         memory, values = (pool or self.pool(size)).lend()
         self._read(padded, memory)
         arrays = {name: values[name].view(dtype).reshape(size, *shape) for name, (shape, dtype) in self._fields.items()}
-        # A copy: who keeps the targets shall not keep the images.
+        # A copy: whoever keeps the targets must not keep the images.
         targets = arrays.pop(LABEL_FIELD).view(np.uint8).copy()
         return Batch(arrays, targets, (np.arange(size) < len(rows)).astype(np.float32), padded)
 
     def advise(self, rows: NDArray[np.int64]) -> None:
         """Tell the operating system to read rows from disk, and fetch row groups that are not in the cache.
 
-        Rows that are in memory already are left alone: some of them are asked for, as all would cost as much as
-        reading them.
+        Some of the rows are probed. If all of these are in memory, nothing is advised, because advice for rows in
+        memory costs as much as reading them.
         """
         places, groups = self._row_groups_of(rows)
-        descriptors = [group.file.descriptor for group in groups]
+        starts = self._starts(rows, places, groups)
+        probed = range(0, len(rows), max(1, len(rows) // _PROBED_ROWS))
+        if all(_is_in_memory(groups[row].file.descriptor, starts[-1][row]) for row in probed):
+            return
+        for stride, column in zip(self._strides, starts, strict=True):
+            for group, start in zip(groups, column, strict=True):
+                os.posix_fadvise(group.file.descriptor, start, stride, os.POSIX_FADV_WILLNEED)
+
+    def ids(self) -> list[str]:
+        """Read the ids of all rows, in row order."""
+        return self._files.ids()
+
+    def _read(self, rows: NDArray[np.int64], memory: Memory) -> None:
+        """Read rows into memory; a row group that is damaged in the cache is fetched again, once."""
+        fetched_again: set[int] = set()
+        while True:
+            try:
+                self._read_once(rows, memory)
+                return
+            except DamageError as error:
+                if error.place in fetched_again or not self._files.is_cached(error.place):
+                    raise
+                _log.warning("%s is damaged in the cache (%s): reading it again", error.group.file.path, error)
+                fetched_again.add(error.place)
+                self._files.replace(error.place, error.group)
+
+    def _read_once(self, rows: NDArray[np.int64], memory: Memory) -> None:
+        places, groups = self._row_groups_of(rows)
+        positions = (rows - self._first_rows[places]).tolist()
+        starts = zip(*self._starts(rows, places, groups), strict=True)
+        parts = zip(*(memory.rows[name] for name in self._fields), strict=True)
+        for row, (group, columns, targets) in enumerate(zip(groups, starts, parts, strict=True)):
+            # A row is checked while it is in the processor's cache.
+            for start, target, stride in zip(columns, targets, self._strides, strict=True):
+                if os.preadv(group.file.descriptor, target, start) != stride:
+                    raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
+            if group.checksums is not None and group.unchecked is not None:
+                position = positions[row]
+                if group.unchecked[position] or self.settings.verify == "always":
+                    found, stored = row_checksum(value for _, value in targets), int(group.checksums[position])
+                    if found != stored:
+                        what = f"the row's checksum is {found:08x}, stored is {stored:08x}"
+                        raise self._damage(places[row], group, position, what, REPAIR_VERIFIED)
+                    group.unchecked[position] = False
+        for name, prefix in self._prefixes.items():
+            wrong = (memory.prefixes[name] != prefix).any(axis=1)
+            if wrong.any():
+                row = int(np.argmax(wrong))
+                what = f"column {name!r} does not start as an array of its dtype and shape"
+                raise self._damage(places[row], groups[row], positions[row], what, REPAIR_VERIFIED)
+
+    def _damage(self, place: int, group: RowGroup, row: int, what: str, repair: str) -> DamageError:
+        sample = self._files.sample_id(place, row)
+        named = f"{self._files.where(place)}, row {row} ({f'sample {sample}' if sample else 'its id is unreadable'})"
+        return DamageError(place, group, f"{named} is damaged: {what}; {repair}")
+
+    def _starts(
+        self, rows: NDArray[np.int64], places: NDArray[np.int64], groups: Sequence[RowGroup]
+    ) -> list[list[int]]:
+        """Byte of every row's length prefix, by column."""
         positions = rows - self._first_rows[places]
-        starts = [
+        return [
             (np.array([group.starts[column] for group in groups]) + positions * stride).tolist()
             for column, stride in enumerate(self._strides)
         ]
-        probed = range(0, len(rows), max(1, len(rows) // _PROBED_ROWS))
-        if all(_is_in_memory(descriptors[row], starts[-1][row]) for row in probed):
-            return
-        for stride, column in zip(self._strides, starts, strict=True):
-            for descriptor, start in zip(descriptors, column, strict=True):
-                os.posix_fadvise(descriptor, start, stride, os.POSIX_FADV_WILLNEED)
-
-    def ids(self) -> list[str]:
-        """Ids of all rows, in row order; reads that column of every shard."""
-        found: list[str] = []
-        for shard in self._shards:
-            with self._folder.open(shard.file) as file:
-                found += pq.read_table(file, columns=[ID_FIELD])[ID_FIELD].to_pylist()
-        return found
-
-    def _open(self, shard: Shard) -> Sequence[RowGroup | None]:
-        size = self._folder.size(shard.file)
-        where = f"shard {self._folder / shard.file}"
-        if size is None:
-            raise FileNotFoundError(f"{where} is missing: prepare the dataset again")
-        if size != shard.size:
-            raise ValueError(f"{where} has {size} bytes, its manifest says {shard.size}")
-        if not self._folder.is_local:
-            return [None] * len(shard.row_groups)
-        try:
-            groups = open_row_groups(self._folder.path / shard.file, self._fields)
-        except LayoutError:
-            return [None] * len(shard.row_groups)
-        rows = tuple(group.rows for group in groups)
-        if rows != shard.row_groups:
-            raise ValueError(f"{where} has row groups of {rows} rows, its manifest says {shard.row_groups}")
-        return groups
-
-    def _prepare_cache(self) -> int | None:
-        elsewhere = [rows for rows, group in zip(self.group_rows, self._row_groups, strict=True) if group is None]
-        if not elsewhere:
-            return None
-        limit = self.settings.cache_limit_bytes
-        self._cache = RowGroupCache(self.settings.cache_folder, limit)
-        # At a border between windows the rows of two are asked for, and prefetching is at the next one's.
-        if sum(elsewhere) * self.row_bytes <= limit:
-            return None
-        window_rows = limit // (3 * self.row_bytes)
-        if max(elsewhere) > window_rows:
-            raise ValueError(
-                f"reader.cache_limit_gib={limit / 2**30:.3g} is less than three row groups of {self._folder} "
-                f"({max(elsewhere) * self.row_bytes / 2**30:.3g} GiB each)"
-            )
-        return window_rows
-
-    def _read(self, rows: NDArray[np.int64], memory: Memory) -> None:
-        places, groups = self._row_groups_of(rows)
-        descriptors = [group.file.descriptor for group in groups]
-        positions = rows - self._first_rows[places]
-        for column, (name, stride) in enumerate(zip(self._fields, self._strides, strict=True)):
-            starts = (np.array([group.starts[column] for group in groups]) + positions * stride).tolist()
-            for row, (descriptor, start, parts) in enumerate(zip(descriptors, starts, memory.rows[name], strict=True)):
-                if os.preadv(descriptor, parts, start) != stride:
-                    raise ValueError(f"shard {groups[row]} was truncated while it was read: prepare the dataset again")
-            wrong = (memory.prefixes[name] != self._prefixes[name]).any(axis=1)
-            if wrong.any():
-                row = int(np.argmax(wrong))
-                raise ValueError(
-                    f"shard {groups[row]} was damaged or changed: column {name!r} at row {positions[row]} of the row "
-                    "group does not start as an array of its dtype and shape"
-                )
 
     def _row_groups_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[RowGroup]]:
         """Position and open row group of every row."""
         places = np.searchsorted(self._first_rows, rows, side="right") - 1
         needed, inverse = np.unique(places, return_inverse=True)
-        groups = [self._row_groups[place] or self._fetch(place) for place in needed.tolist()]
+        groups = [self._files.row_group(place) for place in needed.tolist()]
         return places, [groups[number] for number in inverse.tolist()]
-
-    def _fetch(self, place: int) -> RowGroup:
-        """A row group from the cache; the least recently used ones are closed, so that their disk space is freed."""
-        assert self._cache is not None
-        with self._lock:
-            if place in self._cached:
-                self._cached.move_to_end(place)
-                return self._cached[place]
-        shard, number = self._places[place]
-
-        where = f"shard {self._folder / shard.file}, row group {number}"
-
-        def read() -> pa.Table:
-            try:
-                with self._folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
-                    return parquet.read_row_group(number, columns=list(self._fields))
-            except Exception as error:  # whatever the storage's library raises
-                raise ValueError(f"{where} cannot be read: {error}") from error
-
-        key = f"{self.manifest.fingerprint} {self._folder} {shard.file} {number}"
-        try:
-            group = self._cache.get(key, self._fields, read, self.group_rows[place])
-        except (OSError, ValueError) as error:
-            if str(error).startswith(where):
-                raise
-            raise ValueError(f"{where} cannot be read: {error}") from error
-        with self._lock:
-            self._cached[place] = group
-            while sum(self.group_rows[open_] for open_ in self._cached) * self.row_bytes > self._cache.limit_bytes:
-                self._cached.popitem(last=False)
-        return group
 
 
 def training_batches(
@@ -266,7 +235,7 @@ def training_batches(
         rank: This one.
         size: All ranks.
         start_step: Steps of the epoch to leave out; they are not read.
-        pool: Memory to go on with from epoch to epoch.
+        pool: Memory that is reused from epoch to epoch.
 
     Raises:
         ValueError: `size` does not divide `global_batch_size`.
@@ -311,7 +280,7 @@ def _prefetched(
 def _is_in_memory(descriptor: int, offset: int) -> bool:
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
-    except OSError:  # not there yet, or a filesystem that cannot tell
+    except OSError:  # not in memory, or a filesystem that cannot tell
         return False
 
 

@@ -1,24 +1,29 @@
-"""Rows as Arrow columns: values of one width, so that a row of the Parquet file can be mapped."""
+"""Rows as Arrow columns: values of one width, so that each row has a fixed place in the Parquet file."""
 
 import io
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+from crc32c import crc32c
 from numpy.typing import NDArray
 from petastorm.codecs import NdarrayCodec, ScalarCodec
 from petastorm.unischema import Unischema, UnischemaField
 from pyspark.sql.types import StringType
 
-from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
+from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD
 from pipelines.sample import ImageGroup
+
+Fields = Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
+"""Shape and dtype of every column of fixed width."""
 
 
 def fixed_fields(
     groups: Sequence[ImageGroup], class_count: int
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[np.generic]]]:
-    """Shape and dtype of every column of fixed width, in column order."""
+    """Give shape and dtype of every column of fixed width, in column order."""
     return {
         LABEL_FIELD: ((class_count,), np.dtype(np.uint8)),
         **{group.name: (group.shape, np.dtype(group.dtype)) for group in groups},
@@ -26,7 +31,7 @@ def fixed_fields(
 
 
 def petastorm_schema(groups: Sequence[ImageGroup], class_count: int) -> Unischema:
-    """The same columns in Petastorm's words."""
+    """Build Petastorm's schema of the id and the arrays; its readers leave out columns that the schema lacks."""
     fields = [UnischemaField(ID_FIELD, np.str_, (), ScalarCodec(StringType()), False)]
     for name, (shape, dtype) in fixed_fields(groups, class_count).items():
         fields.append(UnischemaField(name, dtype.type, shape, NdarrayCodec(), False))
@@ -34,14 +39,45 @@ def petastorm_schema(groups: Sequence[ImageGroup], class_count: int) -> Unischem
 
 
 def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
-    """Columns of a shard: the id, then one required binary column per array."""
+    """Build the columns of a shard: the id, one required binary column per array, and the row's checksum."""
     fields = [pa.field(ID_FIELD, pa.string(), nullable=False)]
     fields += [pa.field(name, pa.binary(), nullable=False) for name in fixed_fields(groups, class_count)]
+    fields.append(pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False))
     return pa.schema(fields)
 
 
+def row_checksum(values: Iterable[memoryview]) -> int:
+    """Compute the CRC-32C of one row: what the column `crc32c` holds in format version 2.
+
+    It covers the labels and then every image group in the order of `dataset.json`. Each array counts with its values
+    alone, in C order and little-endian, without the `.npy` header. The id is not covered: see `plain_rows`.
+
+    Args:
+        values: The contiguous arrays of one row, the labels first.
+
+    Source: Castagnoli, Braeuer, Herrmann (1993), the CRC of iSCSI (RFC 3720): reflected polynomial 0x82F63B78, initial
+    value and final XOR 0xFFFFFFFF. The CRC of `b"123456789"` is 0xE3069283.
+    """
+    checksum = 0
+    for value in values:
+        checksum = crc32c(value, checksum)
+    return checksum
+
+
+def plain_rows(table: pa.Table, fields: Fields) -> bytes:
+    """Write every column but the arrays as JSON, one line per row, keys sorted: what a shard's digest is taken of.
+
+    Args:
+        table: Rows of a shard, in file order.
+        fields: The arrays, whose values the column `crc32c` covers.
+    """
+    plain = table.select([name for name in table.column_names if name not in fields])
+    rows = (json.dumps(row, sort_keys=True, separators=(",", ":"), default=str) for row in plain.to_pylist())
+    return "".join(f"{row}\n" for row in rows).encode()
+
+
 def array_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
-    """The `.npy` header that Petastorm's NdarrayCodec stores before the C-ordered values."""
+    """Build the `.npy` header that Petastorm's NdarrayCodec stores before the C-ordered values."""
     stream = io.BytesIO()
     layout = {"descr": dtype.str, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, layout)  # type: ignore[no-untyped-call]
@@ -49,7 +85,7 @@ def array_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:
 
 
 class ColumnBuffer:
-    """Encoded values of one column for up to `capacity` rows, one buffer, written in place and reused."""
+    """One buffer that holds the encoded values of one column for up to `capacity` rows; it is reused."""
 
     def __init__(self, shape: tuple[int, ...], dtype: np.dtype[np.generic], capacity: int) -> None:
         header = np.frombuffer(array_header(shape, dtype), np.uint8)
@@ -59,16 +95,16 @@ class ColumnBuffer:
         self._values = self._bytes[:, len(header) :]
 
     def row(self, row: int) -> NDArray[Any]:
-        """The value of `row`, to be written in place."""
+        """Return the value of `row`, to be written in place."""
         value: NDArray[Any] = self._values[row].view(self._dtype).reshape(self._shape)
         return value
 
     def values(self, rows: int) -> NDArray[np.generic]:
-        """The first `rows` values as `(rows, *shape)`, in place."""
+        """Return the first `rows` values as `(rows, *shape)`, without a copy."""
         return self._values[:rows].view(self._dtype).reshape(rows, *self._shape)
 
     def arrow(self, rows: int) -> pa.Array:
-        """The first `rows` encoded values as a binary array over the same memory."""
+        """Return the first `rows` encoded values as a binary array over the same memory."""
         width = self._bytes.shape[1]
         offsets = np.arange(0, (rows + 1) * width, width, dtype=np.int64)
         if offsets[-1] > np.iinfo(np.int32).max:

@@ -1,5 +1,6 @@
 """One shard: planned on the driver, written by one Spark task, whole or not there."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,7 @@ from pipelines.archives.files import is_local
 from pipelines.dataset.columns import LABEL_FIELD, label_vector
 from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard
-from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
+from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, plain_rows, row_checksum
 from pipelines.dataset.statistics import BandSums
 from pipelines.storage import Folder
 
@@ -116,10 +117,10 @@ class _RowGroups:
     def __init__(self, plan: ShardPlan, description: ArchiveDescription, path: Path) -> None:
         class_count = len(description.class_names)
         self._file, self._capacity = plan.file, min(plan.rows_per_group, plan.rows)
-        self._columns = {
-            name: ColumnBuffer(shape, dtype, self._capacity)
-            for name, (shape, dtype) in fixed_fields(description.groups, class_count).items()
-        }
+        self._fields = fixed_fields(description.groups, class_count)
+        self._columns = {name: ColumnBuffer(*field, self._capacity) for name, field in self._fields.items()}
+        self._checksums = np.zeros(self._capacity, np.uint32)
+        self._digest = hashlib.sha256()
         names = [group.name for group in description.groups]
         self._images = [{name: self._columns[name].row(place) for name in names} for place in range(self._capacity)]
         self._class_counts = np.zeros(class_count, np.int64)
@@ -161,6 +162,8 @@ class _RowGroups:
             labels = label_vector(sample["labels"], len(self._class_counts))
             self._class_counts += labels
             self._columns[LABEL_FIELD].row(len(self._ids))[:] = labels
+            # Here the pixels are still in the processor's cache.
+            self._checksums[len(self._ids)] = row_checksum([labels.data, *(pixels.data for pixels in row.values())])
             self._ids.append(sample["id"])
         if len(self._ids) == self._capacity:
             self._flush()
@@ -170,14 +173,19 @@ class _RowGroups:
         for name in self._images[0]:
             added = BandSums.of(self._columns[name].values(rows))
             self._sums[name] = self._sums[name] + added if name in self._sums else added
-        arrays = [pa.array(self._ids, pa.string()), *(column.arrow(rows) for column in self._columns.values())]
-        self._writer.write_table(pa.table(arrays, schema=self._schema), row_group_size=rows)
+        columns = [column.arrow(rows) for column in self._columns.values()]
+        arrays = [pa.array(self._ids, pa.string()), *columns, pa.array(self._checksums[:rows])]
+        table = pa.table(arrays, schema=self._schema)
+        self._writer.write_table(table, row_group_size=rows)
+        self._digest.update(plain_rows(table, self._fields))
         self._row_groups.append(rows)
         self._ids.clear()
 
     def written(self, size: int) -> WrittenShard:
         """What became of the rows, in a file of this many bytes."""
-        shard = Shard(file=self._file, row_groups=tuple(self._row_groups), size=size)
+        shard = Shard(
+            file=self._file, row_groups=tuple(self._row_groups), size=size, content_digest=self._digest.hexdigest()
+        )
         return WrittenShard(shard, self._class_counts.tolist(), self._sums, self._rejected)
 
 

@@ -24,6 +24,7 @@ def reader_settings(config: ReaderConfig) -> ReaderSettings:
         batches_in_flight=config.batches_in_flight,
         cache_folder=Path(config.cache_folder) if config.cache_folder else default_cache_folder(),
         cache_limit_bytes=int(config.cache_limit_gib * 2**30),
+        verify=config.verify,
     )
 
 

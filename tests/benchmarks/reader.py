@@ -44,6 +44,7 @@ def write_dataset(folder: Path) -> None:
     from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
     from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
     from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
+    from pipelines.storage import Folder
 
     (folder / "train").mkdir(parents=True)
     fields = fixed_fields(GROUPS, CLASSES)
@@ -74,7 +75,7 @@ def write_dataset(folder: Path) -> None:
                 row += count
         records.close()
         shards.append(Shard(file=file, row_groups=tuple(row_groups), size=(folder / file).stat().st_size))
-    write_petastorm_metadata(folder / "train", shards, GROUPS, CLASSES)
+    write_petastorm_metadata(Folder.at(folder / "train"), shards, GROUPS, CLASSES)
     statistics_ = {
         group.name: BandStatistics(mean=(5000.0,) * group.shape[2], std=(2900.0,) * group.shape[2]) for group in GROUPS
     }

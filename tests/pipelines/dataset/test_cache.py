@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.dataset.cache import RowGroupCache, encoded
+from pipelines.dataset.cache import RowGroupCache
+from pipelines.dataset.encoding import encoded
 from pipelines.dataset.layout import value_bytes
 from pipelines.dataset.rows import ColumnBuffer
 

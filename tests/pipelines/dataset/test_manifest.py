@@ -1,9 +1,18 @@
+import hashlib
 import json
 from pathlib import Path
 
 import pytest
 
-from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, read_manifest, write_manifest
+from pipelines.dataset.manifest import (
+    BandStatistics,
+    Manifest,
+    Shard,
+    Split,
+    manifest_json,
+    read_manifest,
+    write_manifest,
+)
 from pipelines.sample import ImageGroup
 
 MANIFEST = Manifest(
@@ -46,10 +55,72 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
 
 
 def test_another_format_version_is_refused(tmp_path: Path) -> None:
-    values = MANIFEST.model_dump(mode="json") | {"format_version": 2}
+    values = MANIFEST.model_dump(mode="json") | {"format_version": 3}
     (tmp_path / "dataset.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="format version 2"):
+    with pytest.raises(ValueError, match="format version 3, this program reads 1 and 2"):
         read_manifest(tmp_path)
+
+
+def test_the_digest_is_one_that_others_can_compute(tmp_path: Path) -> None:
+    write_manifest(MANIFEST, tmp_path)
+    values = json.loads((tmp_path / "dataset.json").read_text())
+    digest = values.pop("digest")
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    assert digest == hashlib.sha256(canonical.encode()).hexdigest() == MANIFEST.fingerprint
+
+
+def test_layout_of_the_text_does_not_matter(tmp_path: Path) -> None:
+    values = json.loads(manifest_json(MANIFEST))
+    (tmp_path / "dataset.json").write_text(json.dumps(dict(reversed(values.items())), indent=7))
+    assert read_manifest(tmp_path) == MANIFEST
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("class_names", ["land", "water"]), ("digest", "0" * 64), ("digest", None), ("note", "hello")],
+)
+def test_a_manifest_that_was_changed_by_hand_is_refused(tmp_path: Path, name: str, value: object) -> None:
+    values = json.loads(manifest_json(MANIFEST)) | {name: value}
+    (tmp_path / "dataset.json").write_text(json.dumps(values))
+    with pytest.raises(
+        ValueError, match=r"dataset\.json was changed after it was written.*restore the file, or remove"
+    ):
+        read_manifest(tmp_path)
+
+
+VERSION_1 = """{"format_version": 1, "archive": "bigearthnet_v2", "task": "multi_label",
+"class_names": ["water", "land"],
+"groups": [{"name": "bands_10m", "shape": [2, 2, 1], "dtype": "uint16", "bands": ["B02"]}],
+"splits": {"train": {"shards": [{"file": "train/part-00000.parquet", "row_groups": [3, 2], "size": 99}],
+"class_counts": [4, 1]}}, "statistics": {"bands_10m": {"mean": [1.5], "std": [0.1]}}, "settings": {"seed": 0},
+"source_fingerprint": "abc", "skipped": {}}"""
+
+
+def test_version_1_is_read_under_the_name_that_runs_recorded(tmp_path: Path) -> None:
+    (tmp_path / "dataset.json").write_text(VERSION_1)
+    manifest = read_manifest(tmp_path)
+    assert manifest == MANIFEST.model_copy(update={"format_version": 1})
+    assert not manifest.has_checksums
+    # SHA-256 of version 1's compact JSON in the order of its fields.
+    compact = json.dumps(json.loads(VERSION_1), separators=(",", ":"))
+    assert manifest.fingerprint == hashlib.sha256(compact.encode()).hexdigest()
+    assert json.loads(manifest_json(manifest)) == json.loads(VERSION_1)
+    with pytest.raises(ValueError, match="format version 1 is read only"):
+        write_manifest(manifest, tmp_path)
+
+
+@pytest.mark.parametrize("file", ["/etc/passwd", "../other/part-0.parquet", "train/../../x", "s3://other/x", ""])
+def test_shards_stay_inside_the_dataset(tmp_path: Path, file: str) -> None:
+    (tmp_path / "dataset.json").write_text(VERSION_1.replace("train/part-00000.parquet", file))
+    with pytest.raises(ValueError, match=r"must be a path inside the dataset"):
+        read_manifest(tmp_path)
+
+
+def test_a_shard_is_listed_once() -> None:
+    values = json.loads(VERSION_1)
+    values["splits"]["train"]["shards"] *= 2
+    with pytest.raises(ValueError, match=r"'train/part-00000.parquet' is listed 2 times"):
+        Manifest.model_validate_json(json.dumps(values))
 
 
 def test_band_names_must_match_the_shape() -> None:

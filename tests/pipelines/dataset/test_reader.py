@@ -1,9 +1,11 @@
-import json
 import os
 import shutil
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -14,11 +16,12 @@ from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, evaluation_batches, training_batches
+from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, Verify, evaluation_batches, training_batches
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
 
 pytestmark = pytest.mark.spark
+EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
 
 
 @pytest.fixture(scope="module")
@@ -168,10 +171,11 @@ def test_a_shard_that_is_not_parquet_is_named(damaged: Path) -> None:
         SplitReader(damaged, "train")
 
 
-def test_a_manifest_of_other_rows_is_named(damaged: Path) -> None:
-    manifest = json.loads((damaged / "dataset.json").read_text())
-    manifest["splits"]["train"]["shards"][0]["row_groups"][0] += 1
-    (damaged / "dataset.json").write_text(json.dumps(manifest))
+def test_a_manifest_of_other_rows_is_named(damaged: Path, edit_manifest: EditManifest) -> None:
+    def add_row(manifest: dict[str, Any]) -> None:
+        manifest["splits"]["train"]["shards"][0]["row_groups"][0] += 1
+
+    edit_manifest(damaged, add_row)
     with pytest.raises(ValueError, match=r"part-00000.*its manifest says"):
         SplitReader(damaged, "train")
 
@@ -179,7 +183,7 @@ def test_a_manifest_of_other_rows_is_named(damaged: Path) -> None:
 def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(damaged: Path) -> None:
     reader = SplitReader(damaged, "train")
     os.truncate(first_shard(damaged), 4096)
-    with pytest.raises(ValueError, match=r"part-00000.parquet, row group [01] was truncated"):
+    with pytest.raises(ValueError, match=r"part-00000.parquet, row group [01], row \d+ .* was truncated"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
     assert threads_left() == []
 
@@ -203,29 +207,125 @@ def test_a_row_that_was_overwritten_is_an_error_not_pixels(damaged: Path) -> Non
     data[start + stride] ^= 0xFF  # the 4-byte length before the second value
     shard.write_bytes(data)
     reader = SplitReader(damaged, "train")
-    with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0 was damaged.*bands_10m.* row 1 "):
+    with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0, row 1 .*bands_10m.*"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
 
 
-def rewrite(dataset: Path, **options: object) -> None:
+def flip_pixel(shard: Path, row: int = 1) -> None:
+    """Change one bit of one pixel of the first row group."""
+    start, stride = column_start(shard, "bands_20m")
+    with shard.open("r+b") as file:
+        file.seek(start + (row + 1) * stride - 7)
+        byte = file.read(1)[0]
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([byte ^ 4]))
+
+
+DAMAGED_ROW = (
+    r"train/part-00000.parquet, row group 0, row 1 \(sample {}\) is damaged: the row's checksum is \w+, stored is "
+)
+
+
+@pytest.mark.parametrize("verify", ["first_epoch", "always"])
+def test_a_flipped_bit_is_an_error_that_names_the_sample(damaged: Path, reader: SplitReader, verify: Verify) -> None:
+    flip_pixel(first_shard(damaged))
+    checking = SplitReader(damaged, "train", ReaderSettings(verify=verify))
+    message = DAMAGED_ROW.format(reader.ids()[1]) + r".*prepare.verify=true.*`groundswell prepare`"
+    with pytest.raises(ValueError, match=message):
+        list(training_batches(checking, seed=0, epoch=0, global_batch_size=2))
+    assert threads_left() == []
+    with pytest.raises(ValueError, match=message):  # a failed row counts as unchecked
+        checking.gather(np.array([1]))
+
+
+def test_without_verification_a_flipped_bit_is_read(damaged: Path, reader: SplitReader) -> None:
+    flip_pixel(first_shard(damaged))
+    trusting = SplitReader(damaged, "train", ReaderSettings(verify="never"))
+    found, expected = (r.gather(np.array([1])).images["bands_20m"] for r in (trusting, reader))
+    assert np.unpackbits((found ^ expected).view(np.uint8)).sum() == 1
+
+
+@pytest.mark.parametrize(("verify", "noticed"), [("first_epoch", False), ("always", True)])
+def test_a_row_is_checked_the_first_time_or_always(damaged: Path, verify: Verify, noticed: bool) -> None:
+    checking = SplitReader(damaged, "train", ReaderSettings(verify=verify))
+    rows = np.array([0, 1])
+    checking.gather(rows)
+    flip_pixel(first_shard(damaged))
+    if noticed:
+        with pytest.raises(ValueError, match=DAMAGED_ROW.format(r"\w+")):
+            checking.gather(rows)
+    else:
+        checking.gather(rows)
+
+
+def test_resuming_checks_the_rows_that_come(damaged: Path) -> None:
+    """Which rows were checked is not counted in epochs: a new process checks what it reads, wherever it begins."""
+    flip_pixel(first_shard(damaged))
+    checking = SplitReader(damaged, "train")
+    order = [
+        batch.rows.tolist() for batch in training_batches(reader_of(damaged), seed=0, epoch=0, global_batch_size=4)
+    ]
+    step = next(number for number, rows in enumerate(order) if 1 in rows)
+    after = list(training_batches(checking, seed=0, epoch=0, global_batch_size=4, start_step=step + 1))
+    assert len(after) == 7 - step
+    with pytest.raises(ValueError, match="row 1 "):
+        list(training_batches(checking, seed=0, epoch=0, global_batch_size=4, start_step=step))
+
+
+def reader_of(dataset: Path) -> SplitReader:
+    return SplitReader(dataset, "train", ReaderSettings(verify="never"))
+
+
+@pytest.mark.parametrize("size", [1, 3])
+def test_of_an_evaluation_the_rank_that_has_the_row_fails(damaged: Path, size: int) -> None:
+    flip_pixel(first_shard(damaged))
+    parts = [
+        evaluation_batches(SplitReader(damaged, "train"), batch_size=7, rank=rank, size=size) for rank in range(size)
+    ]
+    with pytest.raises(ValueError, match="row 1 "):
+        list(parts[0])
+    for part in parts[1:]:
+        assert sum(int(batch.weights.sum()) for batch in part) in (10, 11)
+
+
+def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(damaged: Path) -> None:
+    flip_pixel(first_shard(damaged))
+    batches = training_batches(SplitReader(damaged, "train"), seed=0, epoch=0, global_batch_size=2)
+    order = [
+        batch.rows.tolist() for batch in training_batches(reader_of(damaged), seed=0, epoch=0, global_batch_size=2)
+    ]
+    for rows in order[: next(number for number, rows in enumerate(order) if 1 in rows)]:
+        assert next(batches).rows.tolist() == rows
+    with pytest.raises(ValueError, match="row 1 "):
+        next(batches)
+    assert threads_left() == []
+
+
+def rewrite(dataset: Path, edit_manifest: EditManifest, **options: object) -> None:
     """The training shards as another program would write them, and a manifest that says so."""
-    manifest = json.loads((dataset / "dataset.json").read_text())
-    for shard in manifest["splits"]["train"]["shards"]:
-        path = dataset / shard["file"]
-        table = pq.read_table(path)
-        nullable = pa.schema([pa.field(field.name, field.type, nullable=True) for field in table.schema])
-        pq.write_table(table.cast(nullable), path, row_group_size=shard["row_groups"][0], **options)
-        metadata = pq.read_metadata(path)
-        shard["row_groups"] = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        shard["size"] = path.stat().st_size
-    (dataset / "dataset.json").write_text(json.dumps(manifest))
+
+    def change(manifest: dict[str, Any]) -> None:
+        for shard in manifest["splits"]["train"]["shards"]:
+            path = dataset / shard["file"]
+            table = pq.read_table(path)
+            nullable = pa.schema([pa.field(field.name, field.type, nullable=True) for field in table.schema])
+            pq.write_table(table.cast(nullable), path, row_group_size=shard["row_groups"][0], **options)
+            metadata = pq.read_metadata(path)
+            shard["row_groups"] = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            shard["size"] = path.stat().st_size
+
+    edit_manifest(dataset, change)
 
 
 @pytest.mark.parametrize("options", [{"compression": "snappy"}, {"compression": "none", "use_dictionary": True}])
 def test_another_layout_is_rewritten_once(
-    damaged: Path, reader: SplitReader, tmp_path: Path, options: dict[str, object]
+    damaged: Path,
+    reader: SplitReader,
+    tmp_path: Path,
+    edit_manifest: EditManifest,
+    options: dict[str, object],
 ) -> None:
-    rewrite(damaged, **options)
+    rewrite(damaged, edit_manifest, **options)
     settings = ReaderSettings(cache_folder=tmp_path / "cache")
     again = SplitReader(damaged, "train", settings)
     assert again.window_rows is None
@@ -239,26 +339,27 @@ def test_another_layout_is_rewritten_once(
 
 
 def test_files_that_spark_wrote_are_read(
-    spark: SparkSession, damaged: Path, reader: SplitReader, tmp_path: Path
+    spark: SparkSession, damaged: Path, reader: SplitReader, tmp_path: Path, edit_manifest: EditManifest
 ) -> None:
-    manifest = json.loads((damaged / "dataset.json").read_text())
-    shards = []
-    for shard in manifest["splits"]["train"]["shards"]:
-        folder = tmp_path / "spark" / Path(shard["file"]).stem
-        spark.read.parquet(str(damaged / shard["file"])).coalesce(1).write.parquet(str(folder))
-        (written,) = folder.glob("part-*.parquet")
-        shutil.copy(written, damaged / shard["file"])
-        metadata = pq.read_metadata(written)
-        row_groups = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        shards.append({"file": shard["file"], "row_groups": row_groups, "size": written.stat().st_size})
-    manifest["splits"]["train"]["shards"] = shards
-    (damaged / "dataset.json").write_text(json.dumps(manifest))
+    def change(manifest: dict[str, Any]) -> None:
+        for shard in manifest["splits"]["train"]["shards"]:
+            folder = tmp_path / "spark" / Path(shard["file"]).stem
+            spark.read.parquet(str(damaged / shard["file"])).coalesce(1).write.parquet(str(folder))
+            (written,) = folder.glob("part-*.parquet")
+            shutil.copy(written, damaged / shard["file"])
+            metadata = pq.read_metadata(written)
+            shard["row_groups"] = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+            shard["size"] = written.stat().st_size
+
+    edit_manifest(damaged, change)
     again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
     assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
 
 
-def test_a_dataset_larger_than_the_cache_is_read_in_windows(damaged: Path, tmp_path: Path) -> None:
-    rewrite(damaged, compression="snappy")
+def test_a_dataset_larger_than_the_cache_is_read_in_windows(
+    damaged: Path, tmp_path: Path, edit_manifest: EditManifest
+) -> None:
+    rewrite(damaged, edit_manifest, compression="snappy")
     whole = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "whole"))
     limit = 3 * max(whole.group_rows) * whole.row_bytes
     assert limit < len(whole) * whole.row_bytes
@@ -274,14 +375,18 @@ def test_a_dataset_larger_than_the_cache_is_read_in_windows(damaged: Path, tmp_p
     assert set(seen) == set(key(whole.gather(np.arange(32))))
 
 
-def test_a_cache_smaller_than_three_row_groups_is_refused(damaged: Path, tmp_path: Path) -> None:
-    rewrite(damaged, compression="snappy")
+def test_a_cache_smaller_than_three_row_groups_is_refused(
+    damaged: Path, tmp_path: Path, edit_manifest: EditManifest
+) -> None:
+    rewrite(damaged, edit_manifest, compression="snappy")
     with pytest.raises(ValueError, match=r"reader.cache_limit_gib.* less than three row groups"):
         SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path, cache_limit_bytes=1 << 20))
 
 
-def test_a_compressed_shard_that_is_damaged_is_named(damaged: Path, tmp_path: Path) -> None:
-    rewrite(damaged, compression="snappy")
+def test_a_compressed_shard_that_is_damaged_is_named(
+    damaged: Path, tmp_path: Path, edit_manifest: EditManifest
+) -> None:
+    rewrite(damaged, edit_manifest, compression="snappy")
     shard = first_shard(damaged)
     data = bytearray(shard.read_bytes())
     data[100:5000] = bytes(4900)
@@ -290,6 +395,59 @@ def test_a_compressed_shard_that_is_damaged_is_named(damaged: Path, tmp_path: Pa
     with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0 cannot be read"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
+
+
+@pytest.fixture
+def cached(damaged: Path, tmp_path: Path, edit_manifest: EditManifest) -> tuple[Path, ReaderSettings]:
+    """A compressed copy of the dataset, read once through a cache."""
+    rewrite(damaged, edit_manifest, compression="snappy")
+    settings = ReaderSettings(cache_folder=tmp_path / "cache")
+    SplitReader(damaged, "train", settings).gather(np.arange(32))
+    return damaged, settings
+
+
+def entry_of_row(settings: ReaderSettings, pixels: np.ndarray) -> Path:
+    """The cache's file that holds an image."""
+    (path,) = [path for path in settings.cache_folder.glob("*.parquet") if pixels.tobytes() in path.read_bytes()]
+    return path
+
+
+def test_a_flipped_bit_in_the_cache_is_found_and_the_entry_fetched_again(
+    cached: tuple[Path, ReaderSettings], reader: SplitReader, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset, settings = cached
+    again = SplitReader(dataset, "train", settings)
+    good = reader.gather(np.arange(32))
+    entry = entry_of_row(settings, good.images["bands_20m"][1])
+    flip_pixel(entry)
+    assert key(again.gather(np.arange(32))) == key(good)
+    assert f"{entry} is damaged in the cache" in caplog.text
+    whole = again.gather(np.arange(32)).images["bands_20m"]
+    np.testing.assert_array_equal(whole, good.images["bands_20m"])
+    # What another process finds is whole again.
+    trusting = SplitReader(dataset, "train", replace(settings, verify="never"))
+    np.testing.assert_array_equal(trusting.gather(np.arange(32)).images["bands_20m"], whole)
+
+
+def test_an_entry_that_is_truncated_under_the_reader_is_fetched_again(
+    cached: tuple[Path, ReaderSettings], reader: SplitReader
+) -> None:
+    dataset, settings = cached
+    again = SplitReader(dataset, "train", settings)
+    again.gather(np.arange(32))
+    for entry in settings.cache_folder.glob("*.parquet"):
+        os.truncate(entry, 1000)
+    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+
+
+def test_a_row_that_is_damaged_in_the_compressed_file_is_an_error(
+    damaged: Path, reader: SplitReader, tmp_path: Path, edit_manifest: EditManifest
+) -> None:
+    flip_pixel(first_shard(damaged))
+    rewrite(damaged, edit_manifest, compression="snappy")
+    again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    with pytest.raises(ValueError, match=DAMAGED_ROW.format(reader.ids()[1])):
+        again.gather(np.arange(32))
 
 
 def prepare_on_store(spark: SparkSession, archive: Path, url: str) -> None:

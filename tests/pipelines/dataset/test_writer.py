@@ -54,7 +54,7 @@ def test_petastorms_own_reader_sees_every_pixel_as_rasterio_does(
 def test_spark_and_pyarrow_open_a_split(spark: SparkSession, small_dataset: Path) -> None:
     frame = spark.read.parquet(str(small_dataset / "train"))
     assert frame.count() == 32
-    assert set(frame.columns) == {"id", "labels", "bands_10m", "bands_20m", "bands_60m"}
+    assert set(frame.columns) == {"id", "labels", "bands_10m", "bands_20m", "bands_60m", "crc32c"}
     assert pq.read_table(small_dataset / "train" / "part-00000.parquet").num_rows > 0
 
 
