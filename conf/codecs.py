@@ -1,184 +1,224 @@
-"""The settings of every codec, by name."""
+"""The settings of every codec, by name; their defaults are stated here only."""
 
-from typing import Annotated, Literal, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, Field
+from pydantic import Field, field_validator, model_validator
 
-from conf.section import Section
-
-
-class NoneConfig(Section):
-    """Gradients travel as float32: 4 bytes per element, nothing is lost."""
-
-    name: Literal["none"]
+from conf.section import Member, Section, member_names
 
 
-class Fp16Config(Section):
-    """Gradients travel as half floats: 2 bytes per element."""
+class NoneConfig(Member):
+    """Float32, 4 bytes per element."""
 
-    name: Literal["fp16"]
+    name: Literal["none"] = "none"
+
+
+class Fp16Config(Member):
+    """Half floats."""
+
+    name: Literal["fp16"] = "fp16"
     prescale: float = Field(default=1.0, gt=0)
-    """Factor before the rounding, divided out after it; it shifts the range of 6e-8 to 65504."""
+    """Multiplies before the rounding and is divided out after it: shifts the window from 6e-8 to 65504."""
     sum_in_float32: bool = False
-    """Whether halves are sent as bytes and summed in float32: faster on CPUs, one more rounding."""
+    """Send half floats as bytes and sum them in float32: faster on CPUs, one more rounding."""
 
 
-class Bf16Config(Section):
-    """Gradients travel as bfloat16, 2 bytes per element, and are summed in float32."""
+class Bf16Config(Member):
+    """Brain floats, summed in float32."""
 
-    name: Literal["bf16"]
+    name: Literal["bf16"] = "bf16"
     prescale: float = Field(default=1.0, gt=0)
-    """Factor before the rounding, divided out after it."""
+    """Multiplies before the rounding and is divided out after it."""
     error_feedback: bool = False
-    """Whether what the rounding loses is added to the next gradient."""
+    """Whether what the rounding lost is added to the next gradient."""
 
 
-class OneBitConfig(Section):
-    """One bit per element and two means per column (Seide et al. 2014)."""
+class OneBitConfig(Member):
+    """One bit per element, two means per column (Seide et al. 2014)."""
 
-    name: Literal["onebit"]
+    name: Literal["onebit"] = "onebit"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; false is for comparison only."""
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
 
 
-class ScaledSignConfig(Section):
-    """One bit per element and one scale per tensor (Karimireddy et al. 2019)."""
+class ScaledSignConfig(Member):
+    """One bit per element, one scale per tensor (Karimireddy et al. 2019)."""
 
-    name: Literal["scaled_sign"]
+    name: Literal["scaled_sign"] = "scaled_sign"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; false is for comparison only."""
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
 
 
-class QSGDConfig(Section):
-    """Elements are rounded at random to a few levels (Alistarh et al. 2017)."""
+class QSGDConfig(Member):
+    """Stochastic rounding to a few levels (Alistarh et al. 2017)."""
 
-    name: Literal["qsgd"]
+    name: Literal["qsgd"] = "qsgd"
     bits: int = Field(default=4, ge=2, le=8)
-    """Bits per element; there are 2**(bits - 1) - 1 levels on each side of 0."""
+    """Bits per element, for 2**(bits - 1) - 1 levels on each side of 0."""
     bucket_size: int = Field(default=512, ge=8, multiple_of=8)
     """Number of elements that share a norm."""
     norm: Literal["l2", "max"] = "max"
-    """The norm of the theorem (l2), or the one with the smaller error in large buckets (max)."""
+    """`l2` is the theorem's norm; `max` has the smaller error in large buckets."""
     error_feedback: bool = False
-    """Whether what was not sent is added to the next gradient."""
+    """Whether what the rounding lost is added to the next gradient."""
 
 
-class NormSparsifierConfig(Section):
-    """Elements are sent with a probability that grows with their magnitude (QSGD with one level, as a list)."""
+class NormSparsifierConfig(Member):
+    """Each element is sent with a probability in proportion to its magnitude (QSGD with one level, as a list)."""
 
-    name: Literal["norm_sparsifier"]
+    name: Literal["norm_sparsifier"] = "norm_sparsifier"
 
 
-class ThresholdConfig(Section):
-    """Elements beyond a threshold are sent as plus or minus tau (Strom 2015)."""
+class ThresholdConfig(Member):
+    """Plus or minus tau for every element whose residual reached tau (Strom 2015)."""
 
-    name: Literal["threshold"]
+    name: Literal["threshold"] = "threshold"
     tau: float = Field(gt=0)
-    """Threshold in units of the gradient, near the magnitude of its large elements."""
+    """Threshold in units of the gradient; near the magnitude of large ones."""
 
 
-class DensityStage(Section):
-    """Another density for the first steps of a run."""
+class DensityUntil(Section):
+    """A density that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
-    """Optimizer step at which the stage ends."""
+    """First step at which it no longer holds."""
     density: float = Field(gt=0, le=1)
-    """Fraction of the elements that is sent per step."""
+    """Part of the elements that is sent at a step."""
 
 
-class RankStage(Section):
-    """Another rank for the first steps of a run."""
+class RankUntil(Section):
+    """A rank that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
-    """Optimizer step at which the stage ends."""
+    """First step at which it no longer holds."""
     rank: int = Field(ge=1)
-    """Rank of the approximation."""
+    """Number of columns of each factor."""
 
 
-Stage = TypeVar("Stage", DensityStage, RankStage)
+class _Entry(Protocol):
+    @property
+    def before_step(self) -> int: ...
 
 
-def _rising(stages: list[Stage]) -> list[Stage]:
-    bounds = [stage.before_step for stage in stages]
+def _check_rising(key: str, entries: Sequence[_Entry]) -> None:
+    bounds = [entry.before_step for entry in entries]
     if bounds != sorted(set(bounds)):
-        raise ValueError(f"exchange.codec.stages must have rising bounds, got before_step {bounds}")
-    return stages
+        raise ValueError(f"exchange.codec.{key} must have rising values of before_step, got {bounds}")
 
 
-class SparseConfig(Section):
-    """Codecs that send a part of the elements."""
+def _refuse_stages(values: object, key: str) -> object:
+    if isinstance(values, dict) and "stages" in values:
+        raise ValueError(f"exchange.codec.stages has a new name: write exchange.codec.{key}")
+    return values
+
+
+class SparseConfig(Member):
+    """What codecs share that send a part of the elements."""
 
     density: float = Field(default=0.01, gt=0, le=1)
-    """Fraction of the elements that is sent per step."""
-    stages: Annotated[list[DensityStage], AfterValidator(_rising)] = Field(default=[])
-    """Other densities for the first steps; their bounds rise."""
+    """Part of the elements that is sent at a step."""
+    density_schedule: list[DensityUntil] = Field(default=[])
+    """Other densities for the first steps, by rising `before_step`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_spelling(cls, values: object) -> object:
+        return _refuse_stages(values, "density_schedule")
+
+    @field_validator("density_schedule")
+    @classmethod
+    def _steps_rise(cls, entries: list[DensityUntil]) -> list[DensityUntil]:
+        _check_rising("density_schedule", entries)
+        return entries
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor; the schedule as pairs."""
+        pairs = [(entry.before_step, entry.density) for entry in self.density_schedule]
+        return {**super().arguments(), "density_schedule": pairs}
 
 
 class AdaptiveConfig(SparseConfig):
-    """The largest positive and the largest negative elements, each side sent as its mean (Dryden et al. 2016)."""
+    """The largest positive and negative elements, each sent as the mean of its sign (Dryden et al. 2016)."""
 
-    name: Literal["adaptive"]
+    name: Literal["adaptive"] = "adaptive"
 
 
 class LargestConfig(SparseConfig):
-    """Codecs that send the largest elements."""
+    """What codecs share that send the largest elements."""
 
     owner_factor: float = Field(default=2.0, ge=1)
-    """A rank that sums a part for all ranks passes on this many times the elements that each rank sends."""
+    """Each rank sums one part for all; of the sum it sends so many times as many elements as of its own gradient."""
 
 
 class TopKConfig(LargestConfig):
-    """The largest elements, sent with their places (Aji and Heafield 2017)."""
+    """The largest elements (Aji and Heafield 2017)."""
 
-    name: Literal["topk"]
+    name: Literal["topk"] = "topk"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; false is for comparison only."""
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
 
 
 class RandomKConfig(SparseConfig):
     """Random elements, the same on every rank."""
 
-    name: Literal["randomk"]
+    name: Literal["randomk"] = "randomk"
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; false is for comparison only."""
+    """Whether what was not sent is added to the next gradient; without it the elements are scaled to be unbiased."""
 
 
 class DGCConfig(LargestConfig):
     """Deep Gradient Compression (Lin et al. 2018); the optimizer must have no momentum."""
 
-    name: Literal["dgc"]
+    name: Literal["dgc"] = "dgc"
     density: float = Field(default=0.001, gt=0, le=1)
-    """Fraction of the elements that is sent per step."""
+    """Part of the elements that is sent at a step."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
-    """Momentum of the velocities that each rank accumulates."""
+    """Decay of the velocities that are accumulated before the selection."""
     nesterov: bool = True
-    """Whether that momentum is Nesterov's."""
+    """Whether to look one momentum step ahead."""
     masking: bool = True
-    """Whether the momentum of elements that were just sent is stopped."""
+    """Whether the momentum of an element stops when the element is sent."""
     clip_norm: float | None = Field(default=None, gt=0)
-    """Norm to which each rank clips its gradients, divided by the square root of the number of ranks; null: none."""
+    """Each rank clips its gradients to this norm over the square root of the number of ranks; null: no clipping."""
 
 
-class PowerSGDConfig(Section):
-    """Each matrix is approximated by a product of two thin ones (Vogels et al. 2019)."""
+class PowerSGDConfig(Member):
+    """Products of two thin matrices (Vogels et al. 2019)."""
 
-    name: Literal["powersgd"]
+    name: Literal["powersgd"] = "powersgd"
     rank: int = Field(default=4, ge=1)
-    """Rank of the approximation."""
-    stages: Annotated[list[RankStage], AfterValidator(_rising)] = Field(default=[])
-    """Other ranks for the first steps; their bounds rise."""
+    """Number of columns of each factor."""
+    rank_schedule: list[RankUntil] = Field(default=[])
+    """Other ranks for the first steps, by rising `before_step`."""
     min_compression: float = Field(default=2.0, ge=1)
-    """Tensors that would become smaller by a lower factor travel in float32."""
+    """Tensors that become smaller by less than this factor travel in float32."""
     warm_start: bool = True
-    """Whether each step starts from the result of the last."""
+    """Whether each step starts from the last step's result."""
     error_feedback: bool = True
-    """Whether what was not sent is added to the next gradient; false is for comparison only."""
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _old_spelling(cls, values: object) -> object:
+        return _refuse_stages(values, "rank_schedule")
+
+    @field_validator("rank_schedule")
+    @classmethod
+    def _steps_rise(cls, entries: list[RankUntil]) -> list[RankUntil]:
+        _check_rising("rank_schedule", entries)
+        return entries
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor; the schedule as pairs."""
+        pairs = [(entry.before_step, entry.rank) for entry in self.rank_schedule]
+        return {**super().arguments(), "rank_schedule": pairs}
 
 
-class OneBitAdamConfig(Section):
-    """Adam's first moment in one bit per element (Tang et al. 2021); needs optimizer.name=onebit_adam."""
+class OneBitAdamConfig(Member):
+    """Adam's first moment in one bit per element (Tang et al. 2021); with optimizer.name=onebit_adam."""
 
-    name: Literal["onebit_adam"]
+    name: Literal["onebit_adam"] = "onebit_adam"
 
 
 CodecConfig = Annotated[
@@ -199,19 +239,4 @@ CodecConfig = Annotated[
     Field(discriminator="name"),
 ]
 
-CODEC_NAMES = (
-    "none",
-    "fp16",
-    "bf16",
-    "onebit",
-    "scaled_sign",
-    "qsgd",
-    "norm_sparsifier",
-    "threshold",
-    "adaptive",
-    "topk",
-    "dgc",
-    "randomk",
-    "powersgd",
-    "onebit_adam",
-)
+CODEC_NAMES = member_names(CodecConfig)

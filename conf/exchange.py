@@ -1,5 +1,7 @@
 """The settings of the gradient exchange."""
 
+from typing import Any
+
 from pydantic import Field
 
 from conf.codecs import CodecConfig, NoneConfig
@@ -9,7 +11,7 @@ from conf.section import Section
 class ExchangeConfig(Section):
     """What travels between the ranks."""
 
-    codec: CodecConfig = NoneConfig(name="none")
+    codec: CodecConfig = NoneConfig()
     """The codec's name with its settings; a name alone takes the defaults."""
     dense_below: int = Field(default=1024, ge=0)
     """Tensors with fewer elements travel in float32, as all biases and gains do."""
@@ -19,3 +21,7 @@ class ExchangeConfig(Section):
     """Number of first optimizer steps in which everything travels in float32."""
     rescale_residual: bool = True
     """Whether the residual keeps its weight when the learning rate changes."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the exchange, all but the codec."""
+        return self.model_dump(exclude={"codec"})

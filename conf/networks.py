@@ -1,20 +1,32 @@
-"""The settings of the network."""
+"""The settings of every network, by name; their defaults are stated here only."""
 
 from typing import Literal
 
 from pydantic import Field
 
-from conf.section import Section
+from conf.section import Member, member_names
 
 
-class ModelConfig(Section):
-    """ResNet v1.5 on all bands."""
+class NetworkConfig(Member):
+    """What all networks share: how images reach them."""
 
-    depth: Literal[18, 34, 50, 101, 152]
-    """Number of layers with weights."""
-    width_factor: float = Field(gt=0, le=4)
-    """Scales every channel count; 1.0 is the published network."""
-    upsampling: Literal["nearest", "bilinear", "bicubic"]
+    upsampling: Literal["nearest", "bilinear", "bicubic"] = "nearest"
     """How coarser image groups reach the finest one's resolution."""
-    augmentation: Literal["none", "flips", "dihedral"]
+    augmentation: Literal["none", "flips", "dihedral"] = "none"
     """Training images are flipped, or flipped and turned by quarters (squares only); drawn anew every epoch."""
+
+
+class ResNetConfig(NetworkConfig):
+    """ResNet v1.5 on all bands (He et al. 2015, Goyal et al. 2017)."""
+
+    name: Literal["resnet"] = "resnet"
+    depth: Literal[18, 34, 50, 101, 152] = 50
+    """Number of layers with weights."""
+    width_factor: float = Field(default=1.0, gt=0, le=4)
+    """Scales every channel count; 1.0 is the published network."""
+
+
+# From the second network on: Annotated[ResNetConfig | ..., Field(discriminator="name")].
+ModelConfig = ResNetConfig
+
+MODEL_NAMES = member_names(ModelConfig)

@@ -6,8 +6,8 @@ from conf.archives import ArchiveConfig
 from conf.dataset import DatasetConfig, PrepareConfig, ReaderConfig
 from conf.exchange import ExchangeConfig
 from conf.launch import LaunchConfig
-from conf.networks import ModelConfig
-from conf.optimizers import OptimizerConfig
+from conf.networks import ModelConfig, ResNetConfig
+from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
 from conf.schedules import ScheduleConfig
 from conf.section import Section
 from conf.tracking import TrackingConfig
@@ -22,8 +22,8 @@ class RunConfig(Section):
     dataset: DatasetConfig
     prepare: PrepareConfig = PrepareConfig()
     reader: ReaderConfig = ReaderConfig()
-    model: ModelConfig
-    optimizer: OptimizerConfig
+    model: ModelConfig = ResNetConfig()
+    optimizer: OptimizerConfig = LARSConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     exchange: ExchangeConfig = ExchangeConfig()
     training: TrainingConfig = TrainingConfig()
@@ -67,23 +67,23 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _codec_fits_the_optimizer(self) -> "RunConfig":
         codec, optimizer = self.exchange.codec.name, self.optimizer
-        if codec == "dgc" and optimizer.name != "sgd":
+        if codec == "dgc" and not isinstance(optimizer, SGDConfig):
             raise ValueError(
                 f"exchange.codec=dgc hands accumulated velocities to the optimizer, for which {optimizer.name} has no "
-                "known recipe: set optimizer.name=sgd"
+                "known recipe: set optimizer={name: sgd, momentum: 0, nesterov: false}"
             )
-        if codec == "dgc" and optimizer.momentum > 0:
+        if codec == "dgc" and isinstance(optimizer, SGDConfig) and optimizer.momentum > 0:
             raise ValueError(
                 f"exchange.codec=dgc has its own momentum, and optimizer.momentum={optimizer.momentum} would apply a "
                 "second one: set optimizer.momentum=0 and optimizer.nesterov=false"
             )
-        if (codec == "onebit_adam") != (optimizer.name == "onebit_adam"):
+        if (codec == "onebit_adam") != isinstance(optimizer, OneBitAdamConfig):
             raise ValueError(
                 f"exchange.codec=onebit_adam and optimizer.name=onebit_adam are two halves of one method, got codec "
                 f"{codec} and optimizer {optimizer.name}: one without the other would apply the first moment twice or "
                 "never"
             )
-        if codec == "onebit_adam" and not 0 < self.exchange.warmup_steps == optimizer.warmup_steps:
+        if isinstance(optimizer, OneBitAdamConfig) and not 0 < self.exchange.warmup_steps == optimizer.warmup_steps:
             raise ValueError(
                 "exchange.codec=onebit_adam needs some steps of plain Adam, which both halves must know, got "
                 f"exchange.warmup_steps={self.exchange.warmup_steps} and optimizer.warmup_steps="

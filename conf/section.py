@@ -1,5 +1,7 @@
 """What every section of the configuration is."""
 
+from typing import Any, get_args
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -8,3 +10,23 @@ class Section(BaseModel):
 
     # A key's docstring is its description: `groundswell config --comments` and errors show it.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+
+
+class Member(Section):
+    """A section of which there are several kinds, such as a codec or an optimizer; `name` says which one.
+
+    Its other keys are the keyword arguments of the constructor that has this name in a table of `models`. The defaults
+    are stated here only: the constructors require every argument.
+    """
+
+    name: str
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor of that name."""
+        return self.model_dump(exclude={"name"})
+
+
+def member_names(union: Any) -> tuple[str, ...]:
+    """The names of all members of a union, in its order; of a single member, its own."""
+    members = get_args(get_args(union)[0]) if get_args(union) else (union,)
+    return tuple(name for member in members for name in get_args(member.model_fields["name"].annotation))

@@ -54,7 +54,7 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
     missing = {"train", "validation", "test"} - set(manifest.splits)
     if missing:
         raise ValueError(f"the demo needs train, validation and test; the archive lacks {', '.join(sorted(missing))}")
-    say(f"3/4 train: ResNet-{config.model.depth}, {config.launch.num_workers} workers")
+    say(f"3/4 train: {config.model.name}, {config.launch.num_workers} workers")
     trained = train(config, result)
     say("4/4 evaluate")
     test = evaluate(config, trained.summary.model_uri)

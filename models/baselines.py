@@ -1,4 +1,4 @@
-"""What a model must beat: predictions that look at no image."""
+"""Baselines that a model must beat: predictions that use no image."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -7,14 +7,14 @@ from models.metrics import Counts, f1_micro
 
 
 def frequent_classes(class_counts: NDArray[np.int64], samples: int) -> NDArray[np.bool_]:
-    """The set of most frequent classes that, predicted for every sample, has the best micro F1 on these samples.
+    """Return the set of most frequent classes with the best micro F1, if it is predicted for every sample.
 
     Args:
-        class_counts: Samples that carry each class, `(classes,)`.
-        samples: Samples in all.
+        class_counts: Number of samples that carry each class, `(classes,)`.
+        samples: Number of all samples.
 
     Returns:
-        `(classes,)`, true for the classes to predict.
+        A mask `(classes,)`, true for the classes to predict.
     """
     order = np.argsort(-class_counts, kind="stable")
     choices = [np.isin(np.arange(len(order)), order[:count]) for count in range(1, len(order) + 1)]
@@ -22,7 +22,7 @@ def frequent_classes(class_counts: NDArray[np.int64], samples: int) -> NDArray[n
 
 
 def constant_counts(predicted: NDArray[np.bool_], class_counts: NDArray[np.int64], samples: int) -> Counts:
-    """Rows TP, FP, FN, `(3, classes)`, where every sample is given the same `predicted` classes."""
+    """Return rows TP, FP, FN, `(3, classes)`, if the same `predicted` classes are predicted for every sample."""
     positives = np.asarray(class_counts, np.int64)
     return np.stack(
         [

@@ -1,4 +1,4 @@
-"""Losses from logits, one value a sample: the caller decides over which samples to average."""
+"""Losses from logits, one value per sample: the caller decides over which samples to average."""
 
 from collections.abc import Callable
 

@@ -17,7 +17,7 @@ def multi_label_counts(probabilities: Array, targets: Array, threshold: float = 
     Args:
         probabilities: `(samples, classes)`; a class is predicted where it is >= threshold.
         targets: 0 or 1, `(samples, classes)`.
-        threshold: In (0, 1].
+        threshold: Least probability of a predicted class, in (0, 1].
 
     Returns:
         `(3, classes)`: rows TP, FP, FN. Sums over parts of the samples are the counts of the whole.
@@ -30,7 +30,7 @@ def multi_label_counts(probabilities: Array, targets: Array, threshold: float = 
 
 
 def single_label_counts(probabilities: Array, targets: Array) -> Counts:
-    """Count as `multi_label_counts` does, where the likeliest class (of equals, the first) is the prediction.
+    """Count as `multi_label_counts` does, with the likeliest class (of equals, the first) as the prediction.
 
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`.
@@ -41,25 +41,25 @@ def single_label_counts(probabilities: Array, targets: Array) -> Counts:
 
 
 def f1_per_class(counts: Counts) -> NDArray[np.float64]:
-    """F1 = 2 TP / (2 TP + FP + FN) of each class, `(classes,)`; 0 for a class neither present nor predicted."""
+    """Return F1 = 2 TP / (2 TP + FP + FN) of each class, `(classes,)`; 0 for a class neither present nor predicted."""
     true_positives, false_positives, false_negatives = counts
     return _ratio(2 * true_positives, 2 * true_positives + false_positives + false_negatives)
 
 
 def f1_micro(counts: Counts) -> float:
-    """F1 of the counts summed over classes: every decision weighs the same. 0 / 0 is 0."""
+    """Return F1 of the counts summed over classes: every decision has the same weight. 0 / 0 is 0."""
     return float(f1_per_class(counts.sum(axis=1, keepdims=True))[0])
 
 
 def f1_macro(counts: Counts) -> float:
-    """Mean F1 over all classes, absent ones (which count 0) included: every class weighs the same."""
+    """Return the mean F1 over all classes, with 0 for absent ones: every class has the same weight."""
     return float(f1_per_class(counts).mean())
 
 
 def average_precision_per_class(probabilities: Array, targets: Array) -> NDArray[np.float64]:
-    """Average precision of each class, `(classes,)`: sum over thresholds of (recall step) * precision.
+    """Return the average precision of each class, `(classes,)`: sum over thresholds of (recall step) * precision.
 
-    NaN for a class without positives, where it is not defined. Needs all samples at once, unlike the counts.
+    It is NaN for a class without positives. It needs all samples at once, unlike the counts.
 
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`, or probabilities that are not finite.
@@ -76,13 +76,13 @@ def average_precision_per_class(probabilities: Array, targets: Array) -> NDArray
 
 
 def mean_average_precision(per_class: NDArray[np.float64]) -> float:
-    """Mean over the classes that have one; NaN if none has."""
+    """Return the mean over the classes that have an average precision; NaN if none has one."""
     defined = per_class[~np.isnan(per_class)]
     return float(defined.mean()) if defined.size else float("nan")
 
 
 def top_k_correct(probabilities: Array, targets_one_hot: Array, k: int) -> int:
-    """Number of samples whose class is among the k likeliest; of equal probabilities, the first class goes first.
+    """Return the number of samples whose class is among the k likeliest; of equal ones the first class counts.
 
     Raises:
         ValueError: shapes that differ or are not `(samples, classes)`, or k outside 1..classes.
@@ -98,7 +98,7 @@ def top_k_correct(probabilities: Array, targets_one_hot: Array, k: int) -> int:
 def per_class_table(
     class_names: Sequence[str], counts: Counts, average_precisions: NDArray[np.float64]
 ) -> list[dict[str, float | int | str]]:
-    """One row a class: class, support (positives), precision, recall, f1, average_precision; 0 / 0 is 0.
+    """Return one row per class: class, support (positives), precision, recall, f1, average_precision; 0 / 0 is 0.
 
     Raises:
         ValueError: lengths that differ.

@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 Schedule = Callable[[int], float]
 
 SCALINGS = ("linear", "sqrt")
-GOYAL_MILESTONES = ((30 / 90, 0.1), (60 / 90, 0.01), (80 / 90, 0.001))
 _REFERENCE_BATCH_SIZE = 256
 
 
-def scaled_learning_rate(rate_per_256: float, global_batch_size: int, scaling: str = "linear") -> float:
-    """Scale a rate that was tuned for 256 images a step: with k = global_batch_size / 256, rate * k or rate * sqrt(k).
+def scaled_learning_rate(rate_per_256: float, global_batch_size: int, scaling: str) -> float:
+    """Scale a rate for 256 images per step: with k = global_batch_size / 256, return rate * k or rate * sqrt(k).
 
     Raises:
         ValueError: a rate or batch size that is not positive, or an unknown scaling.
@@ -28,21 +27,11 @@ def scaled_learning_rate(rate_per_256: float, global_batch_size: int, scaling: s
     return rate_per_256 * (ratio if scaling == "linear" else math.sqrt(ratio))
 
 
-def constant(peak: float) -> Schedule:
-    """Keep the peak rate.
+def multi_step(peak: float, total_steps: int, milestones: Sequence[tuple[float, float]]) -> Schedule:
+    """Return the peak times the factor of the last milestone that was passed.
 
-    Raises:
-        ValueError: a peak that is not positive.
-    """
-    _check_positive("peak", peak)
-    return lambda step: peak
-
-
-def multi_step(peak: float, total_steps: int, milestones: Sequence[tuple[float, float]] = GOYAL_MILESTONES) -> Schedule:
-    """Multiply the peak by the factor of the last milestone passed.
-
-    A milestone `(fraction, factor)` holds from the first step >= fraction * total_steps. The factors are of the peak,
-    not of each other.
+    A milestone `(fraction, factor)` holds from the first step >= fraction * total_steps. Factors multiply the peak, not
+    each other.
 
     Raises:
         ValueError: a peak, number of steps or factor that is not positive, or fractions that do not rise within [0, 1].
@@ -56,7 +45,7 @@ def multi_step(peak: float, total_steps: int, milestones: Sequence[tuple[float, 
         raise ValueError(f"milestone fractions must rise within [0, 1], got {fractions}")
     for _, factor in milestones:
         _check_positive("milestone factor", factor)
-    # 0.55 * 100 is 55.00000000000001 in floats: the tolerance keeps a boundary that is whole where it belongs.
+    # 0.55 * 100 is 55.00000000000001 in floating point: without the tolerance that boundary would be step 56.
     boundaries = [(math.ceil(fraction * total_steps - 1e-6), factor) for fraction, factor in milestones]
 
     def rate(step: int) -> float:
@@ -70,16 +59,18 @@ def multi_step(peak: float, total_steps: int, milestones: Sequence[tuple[float, 
 
 
 def gradual_warmup(schedule: Schedule, warmup_steps: int) -> Schedule:
-    """Ramp up to a schedule: rate(s) = schedule(s) * (s + 1) / warmup_steps for s < warmup_steps, schedule(s) after.
+    """Return a schedule that rises over the first steps to the given one.
 
-    0 steps are no warm-up.
+        rate(s) = schedule(s) * (s + 1) / warmup_steps for s < warmup_steps,  schedule(s) afterwards
+
+    0 steps mean no warm-up.
 
     Raises:
         ValueError: a negative number of steps.
 
     Source: Goyal et al. 2017, section 2.2.
-    Differs: they ramp from the rate of one worker to that of all; here the first rate is peak / warmup_steps whatever
-    the number of workers, so the same global batch trains alike on any number of them.
+    Differs: in the source the rate rises from that of one worker to that of all workers. Here the first rate is
+    peak / warmup_steps for any number of workers, so that the same global batch trains alike on any number of them.
     """
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")

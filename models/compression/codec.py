@@ -1,8 +1,8 @@
-"""The interface of a codec: what travels in place of a gradient, and what stays behind."""
+"""The interface of a codec: which message replaces a gradient, and which state a rank keeps."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import tensorflow as tf
 
@@ -10,25 +10,26 @@ from models.compression.arithmetic.randomness import fold_in, make_key
 
 Shape = tuple[int, ...]
 Memory = dict[str, tf.Tensor]
-# tf.Tensor, tuple[tf.Tensor, ...] or tf.RaggedTensor: see Codec. TensorFlow has no types to tell them apart.
-Message: TypeAlias = Any
+"""State of one tensor by name, and what one phase hands to the next."""
+Message: TypeAlias = tf.Tensor | tuple[tf.Tensor, ...] | tf.RaggedTensor
+"""What a phase hands to a collective; see `Codec`."""
 CollectiveName = Literal["allreduce", "alltoall", "allgather"]
 Scope = Literal["worker", "owner", "shared"]
 
 
 @dataclass(frozen=True)
-class Slot:
-    """A state variable that a codec keeps for one tensor.
+class StateSpec:
+    """Describes a state variable that a codec keeps for one tensor.
 
-    The scope is what becomes of it when the number of ranks changes: "worker" slots differ between ranks and only their
-    mean over ranks counts; "owner" slots belong to the part of the tensor that a rank sums for all; "shared" ones are
-    equal everywhere.
+    The scope decides what happens when the number of ranks changes. "worker" state differs between ranks, and only its
+    mean over ranks matters. "owner" state belongs to the part of the tensor that a rank sums for all. "shared" state is
+    equal on every rank.
     """
 
     shape: Shape
     scope: Scope
     initial: Callable[[Shape, tf.Tensor], tf.Tensor] | None = None
-    """From shape and key (two int32, equal on every rank); None starts with zeros."""
+    """Makes the first value from the shape and a key (two int32, equal on every rank); None starts with zeros."""
 
 
 @dataclass(frozen=True)
@@ -36,31 +37,33 @@ class Context:
     """What a codec may know about one exchange of one tensor."""
 
     shape: Shape
-    """Of the gradient."""
+    """Shape of the gradient."""
     rank: int
+    """This process, 0 to size - 1."""
     size: int
     """Number of ranks."""
     step: tf.Tensor
-    """int32, exchanges done before this one."""
+    """Number of exchanges before this one, int32."""
     seed: int
+    """Seed of all random numbers."""
     tensor: int
-    """Place of the gradient in the list."""
+    """Position of the gradient in the list."""
     residual_scale: tf.Tensor
-    """Learning rate of the step before over this one's, or 1: residuals are in units of the gradient."""
+    """Learning rate of the last step over that of this step, or 1: residuals are in units of the gradient."""
 
     @property
     def key(self) -> tf.Tensor:
-        """Two int32, different for every step and tensor, equal on every rank."""
+        """A key of two int32: different for every step and tensor, equal on every rank."""
         return make_key(self.seed, 1, self.step, self.tensor)
 
     @property
     def rank_key(self) -> tf.Tensor:
-        """A key that differs between ranks too."""
+        """A key of two int32 that differs between ranks too."""
         return fold_in(self.key, self.rank + 1)
 
 
 class Codec(Protocol):
-    """An exchange of one tensor as a chain of phases with a collective between each two.
+    """The exchange of one tensor as a chain of phases, with a collective between each two.
 
         value = gradient
         for number in range(len(collectives)):
@@ -68,43 +71,43 @@ class Codec(Protocol):
             value = collectives[number](message)
         mean, memory = phase(len(collectives), value, memory)
 
-    What a phase hands to a collective:
+    A phase hands to a collective:
 
     - "allreduce": a tensor of any shape; every rank gets the sum. Codecs with these only are called linear.
-    - "alltoall": a tuple of tensors of any types, `(size, ...)`, row r for rank r; rank r gets the rows r of all, in
-      rank order.
+    - "alltoall": a tuple of tensors of any types, `(size, ...)`, with row r for rank r; rank r gets the rows r of all
+      ranks, in rank order.
     - "allgather": a tuple of tensors of any types, `(1, ...)`; every rank gets all rows, in rank order.
 
-    Rows whose length depends on the data are one `tf.RaggedTensor` of bytes. Phases are pure functions of tensors; a
+    Rows whose length depends on the data are one `tf.RaggedTensor` of bytes. Phases are pure functions of tensors. A
     memory may hold further entries from one phase to the next.
     """
 
     name: str
     collectives: tuple[CollectiveName, ...]
-    """Empty: every tensor travels dense."""
+    """Empty if every tensor travels dense."""
     compiled: bool
-    """Whether the phases may be compiled with XLA: their shapes depend on no data."""
+    """Whether XLA may compile the phases: their shapes do not depend on the data."""
     checks_finite: bool
-    """Whether phase 0 leaves in the memory, as "finite", a bool: no gradient and no sum with it is infinite or NaN."""
+    """Whether phase 0 adds the bool "finite" to the memory: false if the corrected gradient has an infinity or NaN."""
     local_clip_norm: float | None
-    """Clip the gradients of each rank to a global norm of this over the square root of the number of ranks."""
+    """Each rank clips its gradients to this global norm over the square root of the number of ranks."""
 
     def accepts(self, shape: Shape) -> bool:
         """Whether the codec makes a tensor of this shape, of rank 2 or more, smaller; otherwise it travels dense."""
         ...
 
-    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
-        """The state of one tensor among `size` ranks; `dense` where it never travels compressed."""
+    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
+        """Return the state of one tensor among `size` ranks; `dense` if it never travels compressed."""
         ...
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
-        """One link of the chain; see the class."""
+        """Compute one link of the chain; see the class."""
         ...
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """What becomes of a mean that travelled dense, because the tensor is small or during `warming_up` (bool)."""
+        """Return what replaces a mean that travelled dense: the tensor is small, or the exchange is `warming_up`."""
         ...
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """The whole tensor from the "owner" slots of all ranks."""
+        """Return the whole tensor from the "owner" state of all ranks."""
         ...

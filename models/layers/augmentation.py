@@ -1,4 +1,4 @@
-"""Flips and quarter turns of whole samples, drawn without state: the same on any number of ranks and after a resume."""
+"""Flips and quarter turns of samples, drawn without state: the same on any number of ranks and after a resume."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
 ELEMENTS = {"flips": 4, "dihedral": 8}
-"""How many of the square's symmetries each augmentation draws from, all equally likely."""
+"""Number of the square's symmetries that each augmentation draws from, all with the same probability."""
 AUGMENTATIONS = ("none", *ELEMENTS)
 
 _FLIP_COLUMNS, _FLIP_ROWS, _TRANSPOSE = 1, 2, 4
@@ -16,20 +16,20 @@ _WORD_BITS = 64
 
 
 def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int32]:
-    """Draw one seed a sample, a pure function of the training's seed, the epoch and the sample's row.
+    """Draw one seed per sample, a pure function of the training's seed, the epoch and the sample's row.
 
         top 32 bits of mix(mix(mix(seed) + epoch) + row),  mix the SplitMix64 generator's output function
 
     Args:
-        seed: Of the training, in [0, 2**64).
-        epoch: In [0, 2**64).
-        rows: Row of each sample in the dataset's split, whichever rank reads it: integers of any shape.
+        seed: Seed of the training, in [0, 2**64).
+        epoch: Number of the epoch, in [0, 2**64).
+        rows: Row of each sample in the dataset's split, on whichever rank reads it: integers of any shape.
 
     Returns:
-        Of the shape of `rows`, every bit as good as random.
+        Seeds of the shape of `rows`; every bit is as good as random.
 
     Raises:
-        ValueError: a seed or epoch out of range, or rows that are no integers.
+        ValueError: a seed or epoch out of range, or rows that are not integers.
 
     Source: Steele, Lea, Flood 2014 (SplittableRandom); Stafford 2011, variant 13, for the constants.
     """
@@ -39,7 +39,7 @@ def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int
     numbers = np.asarray(rows)
     if not np.issubdtype(numbers.dtype, np.integer):
         raise ValueError(f"rows must be integers, got {numbers.dtype}")
-    # Arrays all the way: numpy lets arrays wrap around silently, and warns about numbers.
+    # Arrays throughout: numpy lets arrays overflow silently, and warns for scalars.
     key = _mix(_mix(np.array([seed], np.uint64)) + np.array([epoch], np.uint64))
     words = _mix(key + numbers.astype(np.uint64).reshape(-1))
     return (words >> np.uint64(32)).astype(np.uint32).view(np.int32).reshape(numbers.shape)
@@ -47,31 +47,32 @@ def augmentation_seeds(seed: int, epoch: int, rows: ArrayLike) -> NDArray[np.int
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class Augmentation(keras.layers.Layer):  # type: ignore[misc]
-    """Flip and turn every sample by an element of the symmetries of the square, all its image groups by the same one.
+    """Flips and turns every sample by one of the symmetries of the square, all its image groups by the same one.
 
         element = seed mod (4 for "flips", 8 for "dihedral")
         transpose if element & 4, then reverse the rows if element & 2, then the columns if element & 1
 
-    so 1 mirrors left and right, 2 top and bottom, 3 is the half turn, 5 the quarter turn clockwise, 6 the one
-    counter-clockwise, 4 and 7 mirror at the two diagonals. Images keep dtype and shape, under any dtype policy.
+    So 1 mirrors left and right, 2 mirrors top and bottom, 3 is the half turn, 5 the quarter turn clockwise, 6 the
+    quarter turn counter-clockwise, and 4 and 7 mirror at the two diagonals. Images keep dtype and shape, under any
+    dtype policy.
 
     Args:
         kind: "flips" or "dihedral".
 
     Raises:
-        ValueError: another kind; when built, images that are no squares, which "dihedral" cannot turn; when called in
-            training, no seeds.
+        ValueError: another kind; when built, images that are not square, for "dihedral"; when called in training,
+            missing seeds.
     """
 
     def __init__(self, kind: str, **kwargs: Any) -> None:
-        # Without autocast, as a half float holds neither the range nor the precision of stored pixels.
+        # No autocast: half floats have neither the range nor the precision of stored pixels.
         super().__init__(autocast=False, **kwargs)
         if kind not in ELEMENTS:
             raise ValueError(f"augmentation must be one of {tuple(ELEMENTS)}, got {kind!r}")
         self.kind = kind
 
     def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
-        """Check that what is to be turned is square."""
+        """Check that images to be turned are square."""
         for name, (_, height, width, _) in images_shape.items():
             if self.kind == "dihedral" and height != width:
                 raise ValueError(
@@ -81,23 +82,23 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
         self.built = True
 
     def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
-        """Return the images, in training flipped and turned.
+        """Return the images; in training they are flipped and turned.
 
         Args:
             images: For each group name `(batch, height, width, bands)`, of any dtype.
-            seeds: One a sample, int32 `(batch,)`; needed in training only.
+            seeds: One per sample, int32 `(batch,)`; only needed in training.
             training: Whether to augment.
         """
         if not training:
             return images
         if seeds is None:
-            raise ValueError(f"augmentation {self.kind!r} needs seeds, one a sample, when training: got none")
-        # In the seeds' lowest bits, whatever their sign.
+            raise ValueError(f"augmentation {self.kind!r} needs seeds, one per sample, when training: got none")
+        # The lowest bits of the seeds, for either sign.
         elements = tf.bitwise.bitwise_and(tf.convert_to_tensor(seeds), ELEMENTS[self.kind] - 1)
         return {name: _move_pixels(group, elements, ELEMENTS[self.kind]) for name, group in images.items()}
 
     def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
-        """Return shapes and dtypes of the images, which stay."""
+        """Return the shapes and dtypes of the images, which do not change."""
         return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
 
     def get_config(self) -> dict[str, Any]:
@@ -107,10 +108,10 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class AugmentedModel(keras.Model):  # type: ignore[misc]
-    """A model that augments the images before they reach `network` in training, and is `network` otherwise.
+    """Augments the images in training before `network` is applied; otherwise it only applies `network`.
 
     Called as `model(images, training=True, seeds=seeds)` or `model(images)`. Its variables are those of `network`, in
-    the same order, so checkpoints fit both; `network` alone is what serves predictions.
+    the same order, so a checkpoint fits both. Predictions are served by `network` alone.
 
     Args:
         network: A built model of a dict of image groups.
@@ -125,7 +126,7 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
         self.built = True
 
     def call(self, images: dict[str, Any], training: bool | None = None, seeds: Any = None) -> Any:
-        """Apply the network to the images, in training to the augmented ones."""
+        """Apply the network to the images; in training, to the augmented images."""
         images = self.augmentation(images, seeds, training=training)
         return self.network(images, training=training)
 
@@ -146,14 +147,14 @@ def _move_pixels(images: tf.Tensor, elements: tf.Tensor, count: int) -> tf.Tenso
     sources = tf.gather(_source_pixels(height, width, count), elements)
     pixels = tf.reshape(images, (-1, height * width, bands))
     if images.dtype.is_integer and images.dtype.size < tf.int32.size:
-        # On a GPU TensorFlow gathers no integers shorter than int32, and would copy the images to the host and back.
+        # On a GPU TensorFlow cannot gather integers shorter than int32: it would copy the images to the host and back.
         pixels = tf.cast(pixels, tf.int32)
     moved = tf.gather(pixels, sources, batch_dims=1)
     return tf.reshape(tf.cast(moved, images.dtype), (-1, height, width, bands))
 
 
 def _source_pixels(height: int, width: int, count: int) -> NDArray[np.int32]:
-    """Where each pixel comes from under each element, `(count, height * width)`; pixels counted row by row."""
+    """Return the source of each pixel for each symmetry, `(count, height * width)`; pixels are counted row by row."""
     sources = []
     for element in range(count):
         pixels = np.arange(height * width, dtype=np.int32).reshape(height, width)

@@ -1,4 +1,4 @@
-"""meProp: back-propagation through the largest elements of a layer's output gradient only."""
+"""meProp: back-propagation through only the largest elements of a layer's output gradient."""
 
 from typing import Any
 
@@ -8,20 +8,20 @@ import tensorflow as tf
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
-    """A layer whose backward pass sees only the `k` largest elements of its output's gradient.
+    """Wraps a layer: its backward pass uses only the `k` largest elements of its output's gradient.
 
         y = layer(x)
         dy' = dy where |dy| is among the k largest over the last axis, 0 elsewhere
         dW = x^T dy',  dx = dy' W^T
 
-    The forward pass is unchanged. For a dense layer, dW then has at most k non-zero columns for each example, or, when
-    the choice is unified over the minibatch, k in all; with k the number of units nothing changes. The gradient is
-    biased, and nothing is fed back.
+    The forward pass is unchanged. For a dense layer, dW then has at most k non-zero columns for each example, or k for
+    the whole minibatch if the choice is unified. If k is the number of units, nothing changes. The gradient is biased,
+    and there is no error feedback.
 
     Args:
         layer: Usually dense; `k` counts along the last axis of its output.
-        k: Elements kept.
-        unified: Choose the same units for the whole minibatch, by the sum of |dy| over everything but the last axis.
+        k: Number of elements to keep, at least 1.
+        unified: Whether the whole minibatch shares the chosen units, by the sum of |dy| over all but the last axis.
         **kwargs: What any Keras layer takes.
 
     Raises:
@@ -31,7 +31,7 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
     """
 
     def __init__(self, layer: keras.Layer, k: int, unified: bool = False, **kwargs: Any) -> None:
-        """Keep the settings; see the class."""
+        """Store the settings."""
         if k < 1:
             raise ValueError(f"k must be at least 1, got {k}")
         super().__init__(layer, **kwargs)
@@ -39,14 +39,14 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
         self.unified = unified
 
     def call(self, inputs: Any, **kwargs: Any) -> Any:
-        """The layer's output."""
+        """Return the layer's output."""
         outputs = self.layer(inputs, **kwargs)
         if self.k > outputs.shape[-1]:
             raise ValueError(f"k={self.k} is more than the {outputs.shape[-1]} units of layer {self.layer.name!r}")
         return keep_largest_gradients(outputs, self.k, unified=self.unified)
 
     def compute_output_shape(self, input_shape: Any) -> Any:
-        """The layer's."""
+        """Return the shape of the layer's output."""
         return self.layer.compute_output_shape(input_shape)
 
     def get_config(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
 
 
 def keep_largest_gradients(outputs: tf.Tensor, k: int, *, unified: bool) -> tf.Tensor:
-    """The identity, with a gradient that keeps k elements along the last axis; ties by place."""
+    """Return `outputs`, with a gradient that keeps the k largest elements along the last axis, of equals the first."""
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
     def identity(values: tf.Tensor) -> Any:

@@ -1,4 +1,4 @@
-"""Batch normalisation as one kernel: a quarter of a ResNet's training step on a CPU is what Keras spends without it."""
+"""Batch normalisation as one kernel: without it Keras spends a quarter of a ResNet's training step on a CPU."""
 
 from typing import Any
 
@@ -13,13 +13,14 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
         y = gamma * (x - mean) / sqrt(variance + epsilon) + beta
         moving = momentum * moving + (1 - momentum) * batch's
 
-    Same arguments, weights and results; a saved model holds the Keras layer instead (`plain_batch_normalisation`).
+    It has the arguments, weights and results of Keras's layer, which a saved model holds instead: see
+    `plain_batch_normalisation`.
 
     Source: Ioffe, Szegedy 2015, algorithm 1.
     """
 
     def call(self, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
-        """Normalise by the batch's statistics in training, by the moving ones otherwise or where frozen."""
+        """Normalise by the batch's statistics in training; by the moving ones otherwise, and if the layer is frozen."""
         if mask is not None or len(inputs.shape) != 4:
             return super().call(inputs, training=training, mask=mask)
         learning = bool(training) and self.trainable
@@ -34,7 +35,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
             is_training=learning,
         )
         if learning:
-            # The kernel reports the unbiased variance, n / (n - 1) times the one that Keras averages.
+            # The kernel returns the unbiased variance, n / (n - 1) times the one that Keras averages.
             count = tf.cast(tf.size(inputs) // tf.shape(inputs)[-1], tf.float32)
             self._move(self.moving_mean, mean)
             self._move(self.moving_variance, variance * (count - 1.0) / count)
@@ -45,7 +46,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
 
 
 def plain_batch_normalisation(model: keras.Model) -> keras.Model:
-    """A copy of `model` with equal weights and outputs in which every layer is Keras's own."""
+    """Return a copy of `model` with equal weights and outputs, in which Keras's own layers normalise."""
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
         kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)

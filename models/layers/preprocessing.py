@@ -1,4 +1,4 @@
-"""From raw image groups to one float32 image: normalise, resize to the finest grid, concatenate.
+"""From stored image groups to one float32 image: normalise, resize to the finest grid, concatenate.
 
 Only built-in Keras layers and operations are used, so a saved model needs nothing but Keras to load.
 """
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
-INTERPOLATIONS = ("nearest", "bilinear", "bicubic")
+UPSAMPLINGS = ("nearest", "bilinear", "bicubic")
 _HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
 
 
@@ -22,10 +22,10 @@ _HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
 class InputGroup:
     """Bands that share one pixel grid, as they are stored: `(height, width, bands)` of `dtype`.
 
-    `mean` and `std` hold one value a band, in the units of the stored pixels.
+    `mean` and `std` hold one value per band, in the units of the stored pixels.
 
     Raises:
-        ValueError: a mean or std of the wrong length, or one that is negative or not finite where it cannot be.
+        ValueError: a mean or std of the wrong length or not finite, or a negative std.
     """
 
     name: str
@@ -47,7 +47,7 @@ class InputGroup:
 
 
 def preprocess(
-    inputs: dict[str, keras.KerasTensor], groups: Sequence[InputGroup], *, interpolation: str = "nearest"
+    inputs: dict[str, keras.KerasTensor], groups: Sequence[InputGroup], *, upsampling: str
 ) -> keras.KerasTensor:
     """Join image groups of different resolution into one normalised image.
 
@@ -56,24 +56,24 @@ def preprocess(
 
     Args:
         inputs: For each group name, images `(batch, height, width, bands)`.
-        groups: What the inputs hold.
-        interpolation: "nearest", "bilinear" or "bicubic" (Keys, a = -0.5).
+        groups: Names, shapes and statistics of the inputs.
+        upsampling: "nearest", "bilinear" or "bicubic" (Keys, a = -0.5).
 
     Returns:
         Images `(batch, largest height, largest width, all bands)` in float32, under any dtype policy: neither the
         range of uint16 nor its precision fits a half float.
 
     Raises:
-        ValueError: no group, a group name twice or without an input, or an unknown interpolation.
+        ValueError: no group, a group name twice or without an input, or an unknown upsampling.
     """
     names = [group.name for group in groups]
     if not names or len(set(names)) < len(names) or not set(names) <= set(inputs):
         raise ValueError(f"groups must be distinct and among the inputs {sorted(inputs)}, got {names}")
-    if interpolation not in INTERPOLATIONS:
-        raise ValueError(f"interpolation must be one of {INTERPOLATIONS}, got {interpolation!r}")
+    if upsampling not in UPSAMPLINGS:
+        raise ValueError(f"upsampling must be one of {UPSAMPLINGS}, got {upsampling!r}")
     height = max(group.shape[0] for group in groups)
     width = max(group.shape[1] for group in groups)
-    images = [_resize(_normalise(inputs[group.name], group), height, width, interpolation, group) for group in groups]
+    images = [_resize(_normalise(inputs[group.name], group), height, width, upsampling, group) for group in groups]
     return images[0] if len(images) == 1 else keras.layers.Concatenate(dtype="float32", name="bands")(images)
 
 
@@ -86,30 +86,30 @@ def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTenso
 
 
 def _resize(
-    images: keras.KerasTensor, height: int, width: int, interpolation: str, group: InputGroup
+    images: keras.KerasTensor, height: int, width: int, upsampling: str, group: InputGroup
 ) -> keras.KerasTensor:
     if group.shape[:2] == (height, width):
         return images
     factors = (height // group.shape[0], width // group.shape[1])
     whole = height % group.shape[0] == 0 and width % group.shape[1] == 0
-    if interpolation == "nearest" and whole:
+    if upsampling == "nearest" and whole:
         return keras.layers.UpSampling2D(factors, dtype="float32", name=f"{group.name}_upsample")(images)
-    # keras.layers.Resizing is no choice: compiled by XLA (TensorFlow 2.21), bicubic does not exist and bilinear gives
+    # Not keras.layers.Resizing: compiled by XLA (TensorFlow 2.21), its bicubic does not exist and its bilinear gives
     # wrong pixels at factors that are not whole. Weighted sums of gathered rows and columns compile to the right ones.
-    images = _resize_axis(images, _HEIGHT_AXIS, group.shape[0], height, interpolation)
-    return _resize_axis(images, _WIDTH_AXIS, group.shape[1], width, interpolation)
+    images = _resize_axis(images, _HEIGHT_AXIS, group.shape[0], height, upsampling)
+    return _resize_axis(images, _WIDTH_AXIS, group.shape[1], width, upsampling)
 
 
 def _resize_axis(
-    images: keras.KerasTensor, axis: int, size_in: int, size_out: int, interpolation: str
+    images: keras.KerasTensor, axis: int, size_in: int, size_out: int, upsampling: str
 ) -> keras.KerasTensor:
     if size_in == size_out:
         return images
-    if interpolation == "nearest":
+    if upsampling == "nearest":
         nearest = np.floor((np.arange(size_out) + 0.5) * size_in / size_out).astype(np.int32)
         return keras.ops.take(images, nearest, axis=axis)
     trailing_axes = (1,) * (_WIDTH_AXIS + 1 - axis)
-    indexes, weights = _taps(size_in, size_out, interpolation)
+    indexes, weights = _taps(size_in, size_out, upsampling)
     return functools.reduce(
         operator.add,
         (
@@ -119,16 +119,16 @@ def _resize_axis(
     )
 
 
-def _taps(size_in: int, size_out: int, interpolation: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
-    """Source pixels and their weights, each `(taps, size_out)`, as tf.image.resize defines them.
+def _taps(size_in: int, size_out: int, upsampling: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return source pixels and their weights, each `(taps, size_out)`, as tf.image.resize defines them.
 
-    Output pixel i looks at source position p = (i + 0.5) * size_in / size_out - 0.5. Taps outside the image weigh
-    nothing and the others are scaled to sum to one.
+    Output pixel i looks at source position p = (i + 0.5) * size_in / size_out - 0.5. Taps outside the image get
+    weight 0, and the others are scaled to sum to 1.
     """
     position = (np.arange(size_out) + 0.5) * size_in / size_out - 0.5
-    reach = 1 if interpolation == "bilinear" else 2
+    reach = 1 if upsampling == "bilinear" else 2
     index = np.floor(position) + np.arange(1 - reach, reach + 1)[:, np.newaxis]
-    kernel = _triangle if interpolation == "bilinear" else _keys_cubic
+    kernel = _triangle if upsampling == "bilinear" else _keys_cubic
     weight = np.where((index >= 0) & (index < size_in), kernel(np.abs(position - index)), 0.0)
     weight /= weight.sum(axis=0)
     return np.clip(index, 0, size_in - 1).astype(np.int32), weight.astype(np.float32)
@@ -139,7 +139,7 @@ def _triangle(distance: NDArray[Any]) -> NDArray[Any]:
 
 
 def _keys_cubic(distance: NDArray[Any]) -> NDArray[Any]:
-    """Cubic convolution with a = -0.5 (Keys 1981, equation 15)."""
+    """Return the kernel of cubic convolution with a = -0.5 (Keys 1981, equation 15)."""
     near = 1.5 * distance**3 - 2.5 * distance**2 + 1.0
     far = -0.5 * distance**3 + 2.5 * distance**2 - 4.0 * distance + 2.0
     return np.where(distance <= 1.0, near, np.where(distance < 2.0, far, 0.0))

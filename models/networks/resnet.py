@@ -1,72 +1,16 @@
 """ResNet v1.5 with the initialisation of large-batch training."""
 
-from collections.abc import Sequence
-
 import keras
 
-from models.layers.augmentation import AUGMENTATIONS, AugmentedModel
-from models.layers.normalisation import FusedBatchNormalization, plain_batch_normalisation
-from models.layers.preprocessing import InputGroup, preprocess
+from models.layers.normalisation import FusedBatchNormalization
 
 BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
 _BOTTLENECK_FROM_DEPTH = 50
 _BOTTLENECK_EXPANSION = 4
-_PROBABILITIES = {"multi_label": "sigmoid", "single_label": "softmax"}
 
 
-def build_model(
-    groups: Sequence[InputGroup],
-    *,
-    classes: int,
-    depth: int,
-    width_factor: float = 1.0,
-    interpolation: str = "nearest",
-    augmentation: str = "none",
-) -> keras.Model:
-    """Build the whole model, from stored pixels to logits.
-
-    Input: a dict, for each group name images `(batch, height, width, bands)` of the group's dtype.
-    Output: float32 logits `(batch, classes)`.
-
-    Args:
-        groups: What the dataset holds.
-        classes: Number of logits.
-        depth: As for `resnet`.
-        width_factor: As for `resnet`.
-        interpolation: As for `preprocess`.
-        augmentation: "none"; or "flips" or "dihedral" for an `AugmentedModel`, which in training takes `seeds` too.
-
-    Raises:
-        ValueError: an unknown augmentation, or what `preprocess`, `resnet` and `Augmentation` raise.
-    """
-    if augmentation not in AUGMENTATIONS:
-        raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {augmentation!r}")
-    inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
-    images = preprocess(inputs, groups, interpolation=interpolation)
-    logits = resnet(images, depth=depth, width_factor=width_factor, classes=classes)
-    network = keras.Model(inputs, logits, name=f"resnet{depth}")
-    return (
-        network if augmentation == "none" else AugmentedModel(network, augmentation, name=f"augmented_{network.name}")
-    )
-
-
-def with_probabilities(model: keras.Model, task: str) -> keras.Model:
-    """Extend a model of logits for serving: image groups in, a copy of the weights, output layer "probabilities".
-
-    Augmentation stays behind. A sigmoid a class for "multi_label", a softmax over the classes for "single_label".
-
-    Raises:
-        ValueError: an unknown task.
-    """
-    if task not in _PROBABILITIES:
-        raise ValueError(f"task must be one of {sorted(_PROBABILITIES)}, got {task!r}")
-    model = plain_batch_normalisation(model.network if isinstance(model, AugmentedModel) else model)
-    activation = keras.layers.Activation(_PROBABILITIES[task], dtype="float32", name="probabilities")
-    return keras.Model(model.input, activation(model.output), name=f"{model.name}_probabilities")
-
-
-def resnet(images: keras.KerasTensor, *, depth: int, width_factor: float = 1.0, classes: int) -> keras.KerasTensor:
+def resnet(images: keras.KerasTensor, *, classes: int, depth: int, width_factor: float) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
     Basic blocks at depth 18 and 34, bottlenecks above; a projection shortcut only where the shape changes. The last
@@ -74,16 +18,16 @@ def resnet(images: keras.KerasTensor, *, depth: int, width_factor: float = 1.0, 
 
     Args:
         images: Normalised images.
-        depth: 18, 34, 50, 101 or 152.
-        width_factor: Scales every channel count, rounded to a multiple of 8 and at least 8.
-        classes: Number of logits.
+        classes: Number of logits, at least 1.
+        depth: Number of layers with weights: 18, 34, 50, 101 or 152.
+        width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
 
     Raises:
         ValueError: another depth, or a width or number of classes that is not positive.
 
-    Source: He et al. 2015, table 1; stride in the 3x3 convolution ("v1.5"), gamma 0 and the normal(0.01) head of
-    Goyal et al. 2017, section 5.1; convolution kernels of He et al. 2015 (fan out).
-    Differs: "same" padding of TensorFlow, which pads an even image at the bottom right first.
+    Source: He et al. 2015, table 1; Goyal et al. 2017, section 5.1, for the stride in the 3x3 convolution ("v1.5"),
+    gamma 0 and the normal(0.01) head; He et al. 2015 (fan out) for the convolution kernels.
+    Differs: TensorFlow's "same" padding, which pads an even image at the bottom right first.
     """
     if depth not in BLOCKS_PER_STAGE:
         raise ValueError(f"depth must be one of {sorted(BLOCKS_PER_STAGE)}, got {depth}")
@@ -101,7 +45,7 @@ def resnet(images: keras.KerasTensor, *, depth: int, width_factor: float = 1.0, 
             stride = 2 if stage > 1 and number == 1 else 1
             features = block(features, _scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
 
-    # A mean over all pixels and the logits keep float32 under a half precision policy.
+    # The mean over all pixels and the logits stay in float32 under a half precision policy.
     features = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
     head_kernel = keras.initializers.RandomNormal(stddev=0.01)
     return keras.layers.Dense(classes, kernel_initializer=head_kernel, dtype="float32", name="logits")(features)
@@ -136,7 +80,7 @@ def _join(shortcut: keras.KerasTensor, residual: keras.KerasTensor, stride: int,
 def _convolution(
     features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
 ) -> keras.KerasTensor:
-    # One initializer a layer: an instance draws the same numbers every time it is used on the same shape.
+    # One initializer per layer: an instance draws the same numbers each time it is used on the same shape.
     kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
     layer = keras.layers.Conv2D(
         channels, kernel_size, strides=stride, padding="same", use_bias=False, kernel_initializer=kernel, name=name

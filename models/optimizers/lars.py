@@ -1,61 +1,74 @@
-"""LARS as a Keras 3 optimizer, and the variables that its recipes leave out."""
+"""LARS as a Keras 3 optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
-_NORMALISATION_LAYERS = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.RMSNormalization,
-)
+
+def lars(
+    *,
+    excluded: Collection[keras.Variable],
+    momentum: float,
+    nesterov: bool,
+    weight_decay: float,
+    trust_coefficient: float,
+) -> "LARS":
+    """Return `LARS` at learning rate 0; `excluded` variables get neither weight decay nor the ratio of norms."""
+    return LARS(
+        0.0,
+        momentum=momentum,
+        nesterov=nesterov,
+        weight_decay=weight_decay,
+        trust_coefficient=trust_coefficient,
+        excluded=[variable.path for variable in excluded],
+    )
 
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Momentum SGD whose rate is scaled, for each variable, by how large its weights are against its gradient.
+    """Momentum SGD whose rate is scaled, for each variable, by the norm of its weights over that of its gradient.
 
         ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon)   (1 where |w| or |g| is 0)
         update = learning_rate * ratio * (g + weight_decay * w)
         v = momentum * v - update
         w = w + v                            or, with Nesterov, w + momentum * v - update
 
-    An excluded variable has update = learning_rate * g: no weight decay, and the **full** learning rate, which is 10
-    and more in published LARS recipes. That suits gains and biases; a kernel excluded by mistake diverges.
+    An excluded variable has update = learning_rate * g: no weight decay, and the **full** learning rate, which is 10 or
+    more in published LARS recipes. That suits gains and biases; a kernel that is excluded by mistake diverges.
 
     Args:
         learning_rate: A float, which may be assigned at each step, or what any Keras optimizer takes.
-        momentum: m in [0, 1).
+        momentum: Decay of the momentum buffer, in [0, 1).
         nesterov: Whether to look one momentum step ahead.
-        weight_decay: Coefficient of the L2 term inside the update (coupled, unlike `keras.optimizers.SGD`).
-        trust_coefficient: The ratio of |update| to |w| at learning rate 1.
-        epsilon: Added to the denominator of the ratio.
-        excluded: Exact paths (`variable.path`), as from `normalisation_and_bias_paths`.
+        weight_decay: Coefficient of the L2 term inside the update, 0 or more (coupled, unlike `keras.optimizers.SGD`).
+        trust_coefficient: The ratio of |update| to |w| at learning rate 1, positive.
+        epsilon: Added to the denominator of the ratio, 0 or more.
+        excluded: Exact paths (`variable.path`) of the variables that get neither decay nor ratio.
         **kwargs: What any Keras optimizer takes: name, clipping, loss scale, accumulation.
 
     Raises:
-        ValueError: a coefficient out of range; when built, an excluded path that no variable or more than one has.
+        ValueError: a coefficient out of range; when built, an excluded path that not exactly one variable has.
 
     Source: You et al. 2017, algorithm 1.
-    Differs: the coupling of rate and momentum buffer is that of MLPerf's reference (the rate is inside v), without
-    the momentum correction of Goyal et al. 2017, equation 10; norm 0 means ratio 1, so that a layer can leave 0.
+    Differs: rate and momentum buffer are coupled as in MLPerf's reference (the rate is inside v), without the momentum
+    correction of Goyal et al. 2017, equation 10. A norm of 0 means a ratio of 1, so that a layer can leave 0.
     """
 
     def __init__(
         self,
         learning_rate: Any,
-        momentum: float = 0.9,
-        nesterov: bool = True,
-        weight_decay: float = 1e-4,
-        trust_coefficient: float = 0.001,
+        *,
+        momentum: float,
+        nesterov: bool,
+        weight_decay: float,
+        trust_coefficient: float,
         epsilon: float = 0.0,
         excluded: Sequence[str] = (),
         **kwargs: Any,
     ) -> None:
-        """Keep the coefficients; see the class."""
+        """Store the coefficients."""
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         if trust_coefficient <= 0:
@@ -72,7 +85,7 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.excluded = tuple(excluded)
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create one momentum buffer a variable and find the excluded ones."""
+        """Create one momentum buffer per variable, and find the excluded variables."""
         if self.built:
             return
         paths = [variable.path for variable in variables]
@@ -120,24 +133,3 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
 def _norm(tensor: Any) -> Any:
     # In float32: the squares of half floats leave their range at 256 and at 0.0002.
     return ops.sqrt(ops.sum(ops.square(ops.cast(tensor, "float32"))))
-
-
-def normalisation_and_bias_paths(model: keras.Model) -> tuple[str, ...]:
-    """Return the paths of trainable variables that neither LARS scaling nor weight decay should touch.
-
-    These are the gains and shifts of normalisation layers and the biases of all layers, nested ones too. A variable is
-    known by the layer and attribute that hold it, never by its name.
-
-    Returns:
-        Paths in the order of `model.trainable_variables`.
-
-    Source: Goyal et al. 2017, section 5.3 (no weight decay on gamma and beta); MLPerf's LARS (biases too).
-    """
-    roles: set[int] = set()
-    for layer in model._flatten_layers():
-        if isinstance(layer, _NORMALISATION_LAYERS):
-            roles.update(id(variable) for variable in layer.trainable_variables)
-        bias = getattr(layer, "bias", None)
-        if isinstance(bias, keras.Variable):
-            roles.add(id(bias))
-    return tuple(variable.path for variable in model.trainable_variables if id(variable) in roles)

@@ -1,50 +1,69 @@
-"""1-bit Adam as a Keras 3 optimizer: the half that updates weights."""
+"""1-bit Adam as a Keras 3 optimizer; the other half is the codec of the same name."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import keras
 from keras import ops
 
 
+def onebit_adam(
+    *,
+    excluded: Collection[keras.Variable],
+    warmup_steps: int,
+    beta_1: float,
+    beta_2: float,
+    weight_decay: float,
+) -> "OneBitAdam":
+    """Return `OneBitAdam` at learning rate 0; `excluded` variables get no weight decay."""
+    optimizer = OneBitAdam(
+        0.0, warmup_steps=warmup_steps, beta_1=beta_1, beta_2=beta_2, weight_decay=weight_decay or None
+    )
+    optimizer.exclude_from_weight_decay(var_list=list(excluded))
+    return optimizer
+
+
 @keras.saving.register_keras_serializable(package="groundswell")
 class OneBitAdam(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """Adam, then momentum over a frozen second moment; with the codec `onebit_adam`.
+    """Adam, then momentum divided by the root of a frozen second moment; for the codec `onebit_adam`.
 
         step t <= warmup_steps:  m = beta_1 * m + (1 - beta_1) * g;  v = beta_2 * v + (1 - beta_2) * g^2
         afterwards:              m = the first moment that the exchange gives in place of g;  v as it is
         w = w - learning_rate * sqrt(1 - beta_2^min(t, warmup_steps)) / (1 - beta_1^t) * m / (sqrt(v) + epsilon)
 
-    The exchange must warm up for as many steps: then it hands over gradients, and first moments afterwards. An element
-    whose second moment is still 0 when it is frozen stays where it is: epsilon alone would divide there.
+    The exchange must warm up for the same number of steps: it returns gradients in these steps, and first moments
+    afterwards. An element whose second moment is still 0 when it is frozen does not move: it would be divided by
+    epsilon alone.
 
     Args:
         learning_rate: A float, which may be assigned at each step, or what any Keras optimizer takes.
-        warmup_steps: Steps of plain Adam; 15 to 25 % of a run in the source's experiments.
-        beta_1: Decay of the first moment, the codec's too.
-        beta_2: Decay of the second moment.
-        epsilon: Added to the root.
-        weight_decay: Decoupled, Keras' own; None for none.
+        warmup_steps: Number of first steps of plain Adam, at least 1; 15 to 25 % of a run in the source's experiments.
+        beta_1: Decay of the first moment, the same as the codec's, in [0, 1).
+        beta_2: Decay of the second moment, in [0, 1).
+        epsilon: Added to the root of the second moment.
+        weight_decay: Coefficient of Keras's own decoupled decay; None for none.
         **kwargs: What any Keras optimizer takes.
 
     Raises:
         ValueError: a value out of range.
 
     Source: Tang et al. 2021, "1-bit Adam", algorithm 1.
-    Differs: bias corrections, which make the warm-up exactly Keras' Adam, go on, the second moment's frozen.
+    Differs: bias corrections, with which the warm-up is exactly Keras's Adam. They continue afterwards; that of the
+    second moment is frozen.
     """
 
     def __init__(
         self,
         learning_rate: Any,
+        *,
         warmup_steps: int,
-        beta_1: float = 0.9,
-        beta_2: float = 0.999,
+        beta_1: float,
+        beta_2: float,
+        weight_decay: float | None,
         epsilon: float = 1e-7,
-        weight_decay: float | None = None,
         **kwargs: Any,
     ) -> None:
-        """Keep the coefficients; see the class."""
+        """Store the coefficients."""
         if warmup_steps < 1:
             raise ValueError(f"warmup_steps must be at least 1, for a second moment to freeze; got {warmup_steps}")
         for name, beta in (("beta_1", beta_1), ("beta_2", beta_2)):

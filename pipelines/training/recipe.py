@@ -2,33 +2,33 @@
 
 import keras
 
-from conf.optimizers import OptimizerConfig
+from conf.codecs import CodecConfig
+from conf.optimizers import OneBitAdamConfig, OptimizerConfig
 from conf.schema import RunConfig
+from models.compression.codec import Codec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
-from models.networks.resnet import build_model
-from models.optimizers.lars import LARS, normalisation_and_bias_paths
-from models.optimizers.onebit_adam import OneBitAdam
+from models.networks.model import build_model
+from models.optimizers.roles import variables_with_roles
+from models.optimizers.table import OPTIMIZERS
 from models.schedules import Schedule, gradual_warmup, multi_step, scaled_learning_rate
 from pipelines.dataset.manifest import Manifest
 
 
 def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
-    """The network that the configuration asks for, on the image groups and classes of the dataset."""
+    """Build the configured network for the image groups and classes of the dataset."""
     return build_model(
         input_groups(manifest),
+        network=config.model.name,
         classes=len(manifest.class_names),
-        depth=config.model.depth,
-        width_factor=config.model.width_factor,
-        interpolation=config.model.upsampling,
-        augmentation=config.model.augmentation,
+        **config.model.arguments(),
     )
 
 
 def input_groups(manifest: Manifest) -> list[InputGroup]:
-    """Image groups with the statistics of the training split, for the preprocessing inside the model."""
+    """Return the image groups with the statistics of the training split, for the preprocessing inside the model."""
     return [
         InputGroup(
             name=group.name,
@@ -42,43 +42,15 @@ def input_groups(manifest: Manifest) -> list[InputGroup]:
 
 
 def make_optimizer(config: OptimizerConfig, model: keras.Model) -> keras.optimizers.Optimizer:
-    """The optimizer, built; its learning rate is set by the loop before every step."""
-    excluded = normalisation_and_bias_paths(model)
-    if config.name == "lars":
-        optimizer: keras.optimizers.Optimizer = LARS(
-            learning_rate=0.0,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay,
-            trust_coefficient=config.trust_coefficient,
-            excluded=excluded,
-        )
-    elif config.name == "onebit_adam":
-        optimizer = OneBitAdam(
-            learning_rate=0.0,
-            warmup_steps=config.warmup_steps,
-            beta_1=config.beta_1,
-            beta_2=config.beta_2,
-            weight_decay=config.weight_decay or None,
-        )
-    else:
-        # Keras applies its weight decay beside the momentum, not through it.
-        optimizer = keras.optimizers.SGD(
-            learning_rate=0.0,
-            momentum=config.momentum,
-            nesterov=config.nesterov,
-            weight_decay=config.weight_decay or None,
-        )
-    if config.name != "lars":
-        optimizer.exclude_from_weight_decay(
-            var_list=[variable for variable in model.trainable_variables if variable.path in excluded]
-        )
+    """Build the configured optimizer; the loop sets its learning rate before every step."""
+    excluded = variables_with_roles(model, config.excluded_roles)
+    optimizer = OPTIMIZERS[config.name](excluded=excluded, **config.arguments())
     optimizer.build(model.trainable_variables)
     return optimizer
 
 
 def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
-    """Learning rate by optimizer step, from step 0."""
+    """Return the learning rate by optimizer step, from step 0."""
     peak = scaled_learning_rate(
         config.optimizer.learning_rate_per_256, config.global_batch_size, config.optimizer.scaling
     )
@@ -92,19 +64,12 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
 
 
 def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:
-    """Codec and collective joined."""
-    settings = config.exchange
-    parameters = settings.codec.model_dump(exclude={"name"})
-    if "stages" in parameters:
-        parameters["stages"] = [tuple(stage.values()) for stage in parameters["stages"]]
-    if settings.codec.name == "onebit_adam":
-        parameters["beta_1"] = config.optimizer.beta_1
-    return GradientExchange(
-        CODECS[settings.codec.name](**parameters),
-        collective,
-        dense_below=settings.dense_below,
-        bucket_mib=settings.bucket_mib,
-        warmup_steps=settings.warmup_steps,
-        rescale_residual=settings.rescale_residual,
-        seed=config.training.seed,
-    )
+    """Build the exchange from the configured codec and a collective."""
+    codec = make_codec(config.exchange.codec, config.optimizer)
+    return GradientExchange(codec, collective, seed=config.training.seed, **config.exchange.arguments())
+
+
+def make_codec(config: CodecConfig, optimizer: OptimizerConfig) -> Codec:
+    """Build the configured codec; the optimizer's settings are for a codec that is the other half of a method."""
+    shared = {"beta_1": optimizer.beta_1} if isinstance(optimizer, OneBitAdamConfig) else {}
+    return CODECS[config.name](**config.arguments(), **shared)

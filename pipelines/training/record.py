@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.compression.exchange.exchange import METRICS, GradientExchange
-from models.networks.resnet import with_probabilities
+from models.networks.model import with_probabilities
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report
@@ -95,5 +95,5 @@ def _model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
         "class_names": list(manifest.class_names),
         "dataset_fingerprint": manifest.fingerprint,
         "archive": manifest.archive,
-        "depth": config.model.depth,
+        "network": config.model.model_dump(),
     }

@@ -63,8 +63,10 @@ def measure(name):
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
-    from models.compression.codecs.table import CODECS
+    from conf.exchange import ExchangeConfig
+    from conf.optimizers import LARSConfig, OneBitAdamConfig
     from models.compression.exchange.exchange import GradientExchange
+    from pipelines.training.recipe import make_codec
 
     class Alone:
         rank, size = 0, 1
@@ -79,7 +81,9 @@ def measure(name):
             return tensor
 
     shapes = resnet50_shapes(bands=12, classes=43)
-    exchange = GradientExchange(CODECS[name.split()[0]](**METHODS[name]), Alone())
+    settings = ExchangeConfig(codec={"name": name.split()[0], **METHODS[name]}, bucket_mib=None)
+    codec = make_codec(settings.codec, OneBitAdamConfig() if name == "onebit_adam" else LARSConfig())
+    exchange = GradientExchange(codec, Alone(), seed=0, **settings.arguments())
     exchange.build([tf.zeros(shape) for shape in shapes])
     gradients = [
         tf.random.stateless_normal(shape, (0, index)) * 10.0 ** (index % 3 - 1) for index, shape in enumerate(shapes)

@@ -149,9 +149,9 @@ def print_table(summary, failures):
 
 def settings_text(method):
     """What differs from the baseline, in words."""
-    settings = {key: value for key, value in method.codec.items() if key not in ("name", "stages")}
-    if "stages" in method.codec:
-        settings["first densities"] = [stage["density"] for stage in method.codec["stages"]]
+    settings = {key: value for key, value in method.codec.items() if key not in ("name", "density_schedule")}
+    if "density_schedule" in method.codec:
+        settings["first densities"] = [entry["density"] for entry in method.codec["density_schedule"]]
     settings |= {
         f"optimizer {key}": value for key, value in method.optimizer.items() if key not in ("name", "nesterov")
     }

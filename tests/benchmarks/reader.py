@@ -242,24 +242,26 @@ def measure_training(folder: Path, _: str) -> float:
     """Part of the time in which ResNet-50's training step waits for its batch, all cores, batch 32."""
     import keras
 
-    from models.compression.codecs.table import CODECS
+    from conf.exchange import ExchangeConfig
+    from conf.networks import ResNetConfig
+    from conf.optimizers import LARSConfig
+    from models.compression.codecs.none import NoneCodec
     from models.compression.exchange.exchange import GradientExchange
     from models.losses import classification_loss
-    from models.networks.resnet import build_model
-    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.networks.model import build_model
     from pipelines.dataset.reader import SplitReader, training_batches
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.loop import train_epoch
-    from pipelines.training.recipe import input_groups
+    from pipelines.training.recipe import input_groups, make_optimizer
     from pipelines.training.step import make_train_step
 
     keras.utils.set_random_seed(0)
     reader = SplitReader(folder, "train")
-    model = build_model(input_groups(reader.manifest), classes=CLASSES, depth=50)
-    optimizer = LARS(0.01, excluded=normalisation_and_bias_paths(model))
-    optimizer.build(model.trainable_variables)
+    settings = ResNetConfig().arguments()
+    model = build_model(input_groups(reader.manifest), network="resnet", classes=CLASSES, **settings)
+    optimizer = make_optimizer(LARSConfig(), model)
     collective = HorovodCollective()
-    exchange = GradientExchange(CODECS["none"](), collective)
+    exchange = GradientExchange(NoneCodec(), collective, seed=0, **ExchangeConfig(bucket_mib=None).arguments())
     step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
     last = len(reader) // TRAINING_BATCH - TRAINING_STEPS
     batches = training_batches(reader, seed=0, epoch=0, global_batch_size=TRAINING_BATCH, start_step=last)

@@ -30,13 +30,15 @@ def groundswell_steps(codec: str) -> float:
     import numpy as np
     import tensorflow as tf
 
-    from models.compression.codecs.table import CODECS
+    from conf.exchange import ExchangeConfig
+    from conf.networks import ResNetConfig
+    from conf.optimizers import LARSConfig
     from models.compression.exchange.exchange import GradientExchange
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
-    from models.networks.resnet import build_model
-    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.networks.model import build_model
     from pipelines.training.collective import HorovodCollective
+    from pipelines.training.recipe import make_codec, make_optimizer
     from pipelines.training.step import make_train_step
 
     collective = HorovodCollective()
@@ -44,10 +46,11 @@ def groundswell_steps(codec: str) -> float:
         InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
         for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
     ]
-    model = build_model(groups, classes=19, depth=50)
-    optimizer = LARS(0.01, excluded=normalisation_and_bias_paths(model))
-    optimizer.build(model.trainable_variables)
-    exchange = GradientExchange(CODECS[codec](), collective)
+    model = build_model(groups, network="resnet", classes=19, **ResNetConfig().arguments())
+    optimizer = make_optimizer(LARSConfig(), model)
+    optimizer.learning_rate = 0.01
+    settings = ExchangeConfig(codec={"name": codec}, bucket_mib=None)
+    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), collective, seed=0, **settings.arguments())
     step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
     random = np.random.default_rng(collective.rank)
     images = {

@@ -7,10 +7,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from conf.exchange import ExchangeConfig
+from conf.optimizers import LARSConfig, OneBitAdamConfig
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
 from models.losses import classification_loss
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.recipe import make_codec
 from pipelines.training.step import make_train_step
 
 SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
@@ -19,7 +22,7 @@ BUCKET_MIB = 0.004
 REPEATS = 20
 PARAMETERS = {
     "threshold": {"tau": 0.05},
-    "topk": {"density": 0.1, "stages": [(2, 0.25)]},
+    "topk": {"density": 0.1, "density_schedule": [{"before_step": 2, "density": 0.25}]},
     "dgc": {"density": 0.1, "masking": False, "nesterov": False, "momentum": 0.0},
     "powersgd": {"rank": 2},
 }
@@ -30,11 +33,17 @@ def gradients(rank, step):
     return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
+def make_exchange(name, collective, *, jit_compile=False, **settings):
+    config = ExchangeConfig(codec={"name": name, **PARAMETERS.get(name, {})}, **settings)
+    optimizer = OneBitAdamConfig() if name == "onebit_adam" else LARSConfig()
+    codec = make_codec(config.codec, optimizer)
+    return GradientExchange(codec, collective, seed=0, jit_compile=jit_compile, **config.arguments())
+
+
 def run_codec(name, collective, *, compiled):
-    codec = CODECS[name](**PARAMETERS.get(name, {}))
     # Horovod's own operation, which `none` is compared to, takes all gradients at once.
     bucket_mib = None if name == "none" else BUCKET_MIB
-    exchange = GradientExchange(codec, collective, dense_below=64, bucket_mib=bucket_mib, jit_compile=compiled)
+    exchange = make_exchange(name, collective, dense_below=64, bucket_mib=bucket_mib, jit_compile=compiled)
     exchange.build([tf.zeros(shape) for shape in SHAPES])
     step = tf.function(exchange.exchange)
     arrays = {}
@@ -50,7 +59,7 @@ def run_codec(name, collective, *, compiled):
 
 def repeat(collective):
     """Sums of the same gradients in several buckets, again and again."""
-    exchange = GradientExchange(CODECS["none"](), collective, bucket_mib=BUCKET_MIB, jit_compile=False)
+    exchange = make_exchange("none", collective, bucket_mib=BUCKET_MIB)
     step = tf.function(exchange.exchange)
     values = [tf.constant(each) for each in gradients(collective.rank, 0)]
     repeats = [step(values) for _ in range(REPEATS)]
@@ -64,7 +73,8 @@ def train(collective, *, plain):
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     optimizer.build(model.trainable_variables)
     loss = classification_loss("multi_label")
-    ours = make_train_step(model, loss, optimizer, GradientExchange(CODECS["none"](), collective), jit_compile=False)
+    exchange = make_exchange("none", collective, bucket_mib=None)
+    ours = make_train_step(model, loss, optimizer, exchange, jit_compile=False)
 
     @tf.function
     def theirs(images, targets):

@@ -12,8 +12,11 @@ import tensorflow as tf
 from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
+from conf.exchange import ExchangeConfig
+from conf.optimizers import LARSConfig
 from models.compression.codecs.table import CODECS
 from pipelines.launch.placement import place
+from pipelines.training.recipe import make_codec
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]
 
@@ -109,13 +112,13 @@ def test_what_came_out_and_the_residuals_sum_to_all_gradients(ring, name):
             [gradients(rank, step)[index] * STEPS for rank in range(len(ring)) for step in range(STEPS)], axis=0
         )
         total = sum(ring[0][f"{name}/result/{step}/{index}"].astype(np.float64) for step in range(STEPS))
-        residual, owner = (f"{name}/state/{slot}/gradient_{index}" for slot in ("residual", "owner_residual"))
+        residual, owner = (f"{name}/state/{state}/gradient_{index}" for state in ("residual", "owner_residual"))
         if residual in ring[0]:
             total = total + np.mean([saved[residual] for saved in ring], axis=0)
         if owner in ring[0]:
             parts = tf.constant(np.stack([saved[owner] for saved in ring]))
-            codec = CODECS[name](**({"tau": 1.0} if name == "threshold" else {}))
-            total = total + codec.join_parts(parts, SHAPES[index]).numpy()
+            config = ExchangeConfig(codec={"name": name, **({"tau": 1.0} if name == "threshold" else {})}).codec
+            total = total + make_codec(config, LARSConfig()).join_parts(parts, SHAPES[index]).numpy()
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
 
 

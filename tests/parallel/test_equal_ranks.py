@@ -20,19 +20,19 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     import numpy as np
     import tensorflow as tf
 
-    from models.compression.codecs.table import CODECS
-    from models.compression.exchange.exchange import GradientExchange
+    from conf.load import load
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
-    from models.networks.resnet import build_model
-    from models.optimizers.lars import LARS, normalisation_and_bias_paths
+    from models.networks.model import build_model
     from pipelines.training.collective import HorovodCollective
+    from pipelines.training.recipe import make_exchange, make_optimizer
     from pipelines.training.step import make_train_step
 
     collective = HorovodCollective()
     keras.utils.set_random_seed(collective.rank)  # different weights, which the broadcast must make equal
     groups = [InputGroup("bands", (16, 16, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)]
-    model = build_model(groups, classes=4, depth=18, width_factor=0.125)
+    config = load("smoke", [f"exchange.codec={codec}", "model.width_factor=0.125"])
+    model = build_model(groups, network="resnet", classes=4, **config.model.arguments())
     for layer in model.layers:
         # Batch statistics are those of a rank's own part: frozen, they are the same on any number of ranks.
         if isinstance(layer, keras.layers.BatchNormalization):
@@ -41,10 +41,10 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     for variable in model.variables:
         if variable.path.endswith("gamma"):
             variable.assign(tf.ones(variable.shape))
-    optimizer = LARS(0.5, trust_coefficient=0.02, excluded=normalisation_and_bias_paths(model))
-    optimizer.build(model.trainable_variables)
+    optimizer = make_optimizer(config.optimizer, model)
+    optimizer.learning_rate = 0.5
     collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
-    exchange = GradientExchange(CODECS[codec](), collective)
+    exchange = make_exchange(config, collective)
     step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
     random = np.random.default_rng(0)
     part = global_batch // collective.size

@@ -1,14 +1,14 @@
-"""Small integers, packed to their width, and numbers as bytes."""
+"""Packs small integers to their width, and views numbers as bytes."""
 
 import tensorflow as tf
 
 
 def pack(codes: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
-    """Pack uint8 codes below 2**width, `width` bits each; the result's axis is width / 8 times as long.
+    """Pack uint8 codes below 2**width into `width` bits each; the result's axis is width / 8 times as long.
 
-    The axis is a multiple of 8 long. Where the width divides 8, it is cut into 8 / width runs and a byte takes one code
-    of each, so that all memory is read in order and each code once. Otherwise it is cut into 8 runs and a byte takes
-    one bit of each: one plane of bytes a bit follows the other.
+    The length of the axis is a multiple of 8. If the width divides 8, the axis is cut into 8 / width runs, and a byte
+    takes one code of each run: memory is read in order, and each code once. Otherwise the axis is cut into 8 runs, and
+    a byte takes one bit of each run. The bytes of bit 0 come first, then those of bit 1, and so on.
     """
     if 8 % width == 0:
         return _combine(tf.split(codes, 8 // width, axis), width)
@@ -17,7 +17,7 @@ def pack(codes: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
 
 
 def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
-    """The uint8 codes that `pack` was given."""
+    """Return the uint8 codes that `pack` was given."""
     if 8 % width == 0:
         mask = tf.constant((1 << width) - 1, tf.uint8)
         return tf.concat([_shift_right(packed, place) & mask for place in range(0, 8, width)], axis)
@@ -27,13 +27,13 @@ def unpack(packed: tf.Tensor, width: int, axis: int = 1) -> tf.Tensor:
 
 
 def spread(packed: tf.Tensor) -> tf.Tensor:
-    """Bool `(rows, 8, n, ...)` from bytes `(rows, n, ...)`: the 8 runs that `pack` with width 1 put into them."""
+    """Return the 8 runs that `pack` with width 1 put into bytes `(rows, n, ...)`, as bool `(rows, 8, n, ...)`."""
     masks = tf.constant([1 << bit for bit in range(8)], tf.uint8, (8, *[1] * (len(packed.shape) - 1)))
     return packed[:, None] & masks != 0
 
 
 def to_bytes(numbers: tf.Tensor) -> tf.Tensor:
-    """`(rows, ...)` of any number type as uint8 `(rows, bytes)`."""
+    """Return numbers `(rows, ...)` of any type as uint8 `(rows, bytes)`."""
     raw = tf.bitcast(numbers, tf.uint8)
     rows = numbers.shape[0]
     if rows is not None and raw.shape.is_fully_defined():
@@ -42,7 +42,7 @@ def to_bytes(numbers: tf.Tensor) -> tf.Tensor:
 
 
 def from_bytes(raw: tf.Tensor, dtype: tf.DType, shape: tuple[int | None, ...]) -> tf.Tensor:
-    """What `to_bytes` was given, of shape `(rows, *shape)`, in which one length may be None."""
+    """Return what `to_bytes` was given, of shape `(rows, *shape)`, in which one length may be None."""
     lengths = [-1 if length is None else length for length in shape]
     if dtype.size == 1:
         return tf.reshape(tf.bitcast(raw, dtype), (raw.shape[0], *lengths))
@@ -50,7 +50,7 @@ def from_bytes(raw: tf.Tensor, dtype: tf.DType, shape: tuple[int | None, ...]) -
 
 
 def _combine(codes: list[tf.Tensor], width: int) -> tf.Tensor:
-    """Bytes with codes[i] from bit `i * width` on."""
+    """Return bytes that hold codes[i] from bit `i * width` on."""
     byte = codes[0]
     for place, code in enumerate(codes[1:], 1):
         byte = byte | tf.bitwise.left_shift(code, tf.constant(place * width, tf.uint8))

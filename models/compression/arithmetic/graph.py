@@ -1,4 +1,4 @@
-"""Checks and clocks in a graph that hold nothing else up, and operations that are joined."""
+"""Checks and clocks that delay no other operation of a graph, and fused elementwise functions."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -6,13 +6,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.compression.codec import Message
-
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Bool, one a tensor: whether all of its elements are."""
-    # The sum over all axes but the last is a vector operation, unlike a reduction to one number. It is finite only
-    # where all its elements are; the reverse need not hold, for huge ones.
+    """Return a bool per tensor: whether all its elements are finite."""
+    # The sum over all axes but the last is a vector operation, unlike a reduction to one number. A finite sum means
+    # finite elements. The reverse does not hold for huge elements, which are then checked one by one.
     sums = [tf.reduce_sum(tf.reshape(tensor, (-1, *tensor.shape[-1:])), 0) for tensor in tensors]
     return tf.cond(
         tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in sums]),
@@ -22,10 +20,16 @@ def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 
 def check_finite(finite: tf.Tensor, names: Sequence[str], rank: int, step: tf.Tensor) -> tf.Tensor:
-    """`finite` again, which only comes where it is true for all.
+    """Return `finite` if it is true for all tensors.
+
+    Args:
+        finite: Bool `(tensors,)`.
+        names: One name per tensor.
+        rank: This process, for the message.
+        step: Number of exchanges before this one, for the message.
 
     Raises:
-        tf.errors.InvalidArgumentError: Names rank, step and tensors.
+        tf.errors.InvalidArgumentError: a tensor is not finite; the message names rank, step and tensors.
     """
     text = f"rank {rank}: these gradients are not finite, from optimizer step"
 
@@ -37,32 +41,32 @@ def check_finite(finite: tf.Tensor, names: Sequence[str], rank: int, step: tf.Te
     return _unordered(check, finite, step)
 
 
-def now(tensors: Sequence[Message]) -> tf.Tensor:
-    """The time at which tensors are there."""
+def now(tensors: Sequence[Any]) -> tf.Tensor:
+    """Return the time, in seconds, at which all tensors (plain, nested or ragged) have been computed."""
     with tf.control_dependencies(tf.nest.flatten(tensors, expand_composites=True)):
         return _unordered(tf.timestamp)
 
 
 def fused(function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` as XLA compiles it where it is part of a graph: one pass over memory instead of one an operation.
+    """Return `function`, compiled by XLA if it is called in a graph: one pass over memory, not one per operation.
 
-    For what is the same for each element in code that as a whole cannot be compiled.
+    For elementwise functions in code that cannot be compiled as a whole.
     """
     compiled = tf.function(function, jit_compile=True, autograph=False)
 
     @wraps(function)
     def call(*args: Any) -> Any:
-        # Eagerly each new shape would be compiled first.
+        # Outside a graph XLA would compile again for each new shape.
         return function(*args) if tf.executing_eagerly() else compiled(*args)
 
     return call
 
 
 def _unordered(body: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
-    """Call `body` as soon as its inputs are there.
+    """Call `body` as soon as its inputs have been computed.
 
-    A graph runs operations with effects one after the other, in the order of the code: the check of a bucket would wait
-    until the bucket before has travelled. A call that does not say that it has effects is left out of that.
+    A graph runs operations with side effects one after the other, in the order of the code: the check of a bucket would
+    wait until the last bucket has travelled. `PartitionedCall` is not known to have side effects, so it does not wait.
     """
     if tf.executing_eagerly():
         return body(*args)

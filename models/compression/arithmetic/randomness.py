@@ -1,4 +1,4 @@
-"""Random numbers that are a pure function of a key: no state to save, any order of evaluation."""
+"""Random numbers that are a pure function of a key: no state to save, and any order of evaluation."""
 
 import math
 
@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 def make_key(*numbers: int | tf.Tensor) -> tf.Tensor:
-    """Mix integers into a key of two int32."""
+    """Return a key of two int32 from integers."""
     key = tf.constant([0x243F6A88, 0x13198A2E], tf.int32)
     for number in numbers:
         key = fold_in(key, number)
@@ -14,11 +14,11 @@ def make_key(*numbers: int | tf.Tensor) -> tf.Tensor:
 
 
 def fold_in(key: tf.Tensor, number: int | tf.Tensor) -> tf.Tensor:
-    """A new key from a key and an integer."""
+    """Return a new key from a key and an integer."""
     return _fold_in(key, tf.cast(number, tf.uint32))
 
 
-# One operation in a graph that makes hundreds of keys; written out it would be fifty.
+# One operation in a graph that makes hundreds of keys; inlined it would be fifty.
 @tf.function(autograph=False)  # type: ignore[untyped-decorator]
 def _fold_in(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
     words = tf.bitcast(key, tf.uint32)
@@ -28,22 +28,22 @@ def _fold_in(key: tf.Tensor, word: tf.Tensor) -> tf.Tensor:
 
 
 def uniform(shape: tuple[int, ...], key: tf.Tensor) -> tf.Tensor:
-    """Float32 in [0, 1), multiples of 2**-24.
+    """Return uniform float32 in [0, 1), multiples of 2**-24.
 
-    A counter goes twice through a 32-bit mixing function, a word of the key before each. Not for cryptography. Written
-    out, because `tf.random.stateless_uniform` takes ten seconds for 24 million numbers in code that XLA compiled for a
-    CPU; this takes a fraction of one.
+    A counter goes twice through a 32-bit mixing function, each time combined with a word of the key. Not for
+    cryptography. `tf.random.stateless_uniform` would take ten seconds for 24 million numbers when XLA compiles it for a
+    CPU; this takes a fraction of a second.
     """
     words = tf.bitcast(key, tf.uint32)
     counter = tf.cast(tf.range(math.prod(shape)), tf.uint32)
     bits = _mix(_mix(counter ^ words[0]) + words[1])
-    # The conversion from signed integers is a vector instruction, the one from unsigned is not.
+    # The conversion from signed integers is a vector instruction; that from unsigned integers is not.
     small = tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.int32)
     return tf.reshape(tf.cast(small, tf.float32) * 2.0**-24, shape)
 
 
 def normal(shape: tuple[int, ...], key: tf.Tensor) -> tf.Tensor:
-    """Standard normal float32, by Box and Muller's transform."""
+    """Return standard normal float32, by the Box-Muller transform."""
     radius = tf.sqrt(-2.0 * tf.math.log(1.0 - uniform(shape, fold_in(key, 1))))
     return radius * tf.cos(2 * math.pi * uniform(shape, fold_in(key, 2)))
 

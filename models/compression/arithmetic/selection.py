@@ -1,4 +1,4 @@
-"""Which elements are the largest, and sending elements by their places."""
+"""Selects the largest elements, and reads and writes elements at given places."""
 
 from collections.abc import Callable
 from functools import cache
@@ -10,24 +10,24 @@ from models.compression.arithmetic.graph import fused
 
 Size = Callable[[tf.Tensor], tf.Tensor]
 
-# One in so many elements is looked at first. Odd, and so without a common factor with the widths of layers.
+# The sample has one of this many elements. Odd: it shares no factor with the usual widths of layers.
 _STRIDE = 61
 _SMALLEST = np.finfo(np.float32).tiny
 
 
 def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.abs) -> tf.Tensor:
-    """Places of the `count` largest elements of each row, int32 `(rows, count)`, rising; of equal ones the first.
+    """Return the places of the `count` largest elements of each row, int32 `(rows, count)`, in rising order.
 
-    Where a row has fewer whose size is not zero, zeros are among them, or they end with the first again and again; see
-    `gather_once`.
+    Of equal elements the first are taken. If fewer than `count` elements of a row have a size above 0, the places of
+    some zeros are among the result, or the first place is repeated at the end; see `gather_once`.
 
-    Exact: a sample gives a bound that very likely a few more than `count` elements of a row reach, and only these are
-    compared. Where fewer or many more do, everything is.
+    The result is exact. A sample gives a bound that very likely a few more than `count` elements of a row reach, and
+    only these are compared. If fewer or many more reach it, all elements are compared.
 
     Args:
         values: Float32 `(rows, elements)`.
-        count: Of each row.
-        size: What is compared, element by element, not negative: the magnitude, or that of one sign alone.
+        count: Number of elements to select in each row.
+        size: Maps elements to what is compared, 0 or more: the magnitude, or that of one sign only.
     """
     rows, elements = values.shape
     if elements < 64 * _STRIDE:
@@ -41,7 +41,7 @@ def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.ab
     def among_found() -> tf.Tensor:
         longest = tf.maximum(tf.reduce_max(lengths), count)
         number = tf.range(longest)
-        # A row that ends early is filled with its first, which counts as nothing.
+        # A short row is filled with its first candidate, at a weight below all others.
         filled = number >= lengths[:, None]
         candidates = tf.gather(found, tf.minimum(starts[:-1, None] + tf.where(filled, 0, number), tf.size(found) - 1))
         weights = tf.where(filled, -1.0, size(tf.gather(tf.reshape(values, (-1,)), candidates)))
@@ -54,7 +54,7 @@ def select_largest(values: tf.Tensor, count: int | tf.Tensor, size: Size = tf.ab
 
 
 def largest_of_each(sizes: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
-    """Bool: of each row the largest, int32 `(rows,)` of them, of equal ones the first."""
+    """Return a mask of the `counts` (int32 `(rows,)`) largest of each row; of equal elements the first are taken."""
 
     def last(row: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
         sizes, count = row
@@ -65,7 +65,7 @@ def largest_of_each(sizes: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
 
 
 def gather_once(values: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """`values` at places that `select_largest` gave, 0 where the first comes again."""
+    """Return `values` at places from `select_largest`, with 0 where the first place is repeated."""
     repeated = tf.pad(places[:, 1:] == places[:, :1], [[0, 0], [1, 0]])
     return tf.where(repeated, 0.0, tf.gather(values, places, batch_dims=1))
 
@@ -80,20 +80,20 @@ def _sort_all(sizes: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
 
 
 def _largest(weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """Bool: the `count` largest of each row, of equal ones the first."""
+    """Return a mask of the `count` largest of each row; of equal elements the first are taken."""
     last = tf.raw_ops.NthElement(input=weights, n=count - 1, reverse=True)[:, None]
     return _down_to(last, weights, count)
 
 
 def _down_to(last: tf.Tensor, weights: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """Bool: the `count` largest, of which `last` is the smallest."""
+    """Return a mask of the `count` largest of each row, of which `last` is the smallest."""
     larger, equal = weights > last, weights == last
     missing = count - tf.math.count_nonzero(larger, 1, keepdims=True, dtype=tf.int32)
     return larger | (equal & (tf.cumsum(tf.cast(equal, tf.int32), 1) <= missing))
 
 
 def _bound(sample: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
-    """`(rows, 1)`: four standard deviations of the sample's share below what `count` elements are expected to reach."""
+    """Return `(rows, 1)`: a value that `count` elements reach, lowered by four standard deviations of the sample."""
     share = tf.cast(count, tf.float32) / _STRIDE
     place = tf.minimum(tf.cast(share + 4 * tf.sqrt(share) + 4, tf.int32), sample.shape[1])
     return tf.math.top_k(sample, place).values[:, -1:]
@@ -102,7 +102,7 @@ def _bound(sample: tf.Tensor, count: int | tf.Tensor) -> tf.Tensor:
 def scatter_rows(
     rows: tf.Tensor, places: tf.Tensor, values: tf.Tensor, count: int | tf.Tensor, elements: int
 ) -> tf.Tensor:
-    """`count` rows of zeros with `values` at `(rows, places)`; all three are flat."""
+    """Return `count` rows of zeros with `values` at `(rows, places)`; these three are flat."""
     flat = tf.cast(rows, tf.int64) * elements + tf.cast(places, tf.int64)
     # Twice as fast as `tf.scatter_nd` on a CPU.
     sums = tf.math.unsorted_segment_sum(values, flat, tf.cast(count, tf.int64) * elements)
@@ -110,27 +110,27 @@ def scatter_rows(
 
 
 def clear(parts: tf.Tensor, places: tf.Tensor) -> tf.Tensor:
-    """`parts` with zeros at `places`, `(rows, count)`."""
+    """Return `parts` with zeros at `places`, `(rows, count)`."""
     rows, elements = parts.shape
     flat = tf.reshape(tf.range(rows)[:, None] * elements + places, (-1, 1))
-    # Done in place where nobody else needs the parts.
+    # TensorFlow does this in place if no other operation reads the parts.
     cleared = tf.tensor_scatter_nd_update(tf.reshape(parts, (-1,)), flat, tf.zeros_like(flat[:, 0], parts.dtype))
     return tf.reshape(cleared, (rows, elements))
 
 
 def subtract(parts: tf.Tensor, rows: tf.Tensor, places: tf.Tensor, values: tf.Tensor) -> tf.Tensor:
-    """`parts` less `values` at `(rows, places)`; all three are flat."""
+    """Return `parts` minus `values` at `(rows, places)`; these three are flat."""
     count, elements = parts.shape
     flat = (rows * elements + places)[:, None]
-    # Done in place where nobody else needs the parts.
+    # TensorFlow does this in place if no other operation reads the parts.
     return tf.reshape(tf.tensor_scatter_nd_sub(tf.reshape(parts, (-1,)), flat, values), (count, elements))
 
 
 def with_signs(places: tf.Tensor, positive: tf.Tensor) -> tf.Tensor:
-    """Uint32: 31 bits of place, one of sign."""
+    """Return uint32 words: 31 bits of place, one bit of sign."""
     return tf.bitcast(places * 2 + tf.cast(positive, tf.int32), tf.uint32)
 
 
 def without_signs(words: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Places and whether positive, of what `with_signs` gave."""
+    """Return the places and the signs (true if positive) from words of `with_signs`."""
     return tf.bitcast(tf.bitwise.right_shift(words, tf.constant(1, tf.uint32)), tf.int32), words % 2 == 1

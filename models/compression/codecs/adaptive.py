@@ -15,45 +15,45 @@ from models.compression.arithmetic.selection import (
 )
 from models.compression.arithmetic.sparse_signs import decode_signs, encode_signs
 from models.compression.codec import Codec, Message, Shape
-from models.compression.codecs.topk import density_stages
 from models.compression.schemes.memory import ErrorFeedback
+from models.compression.schemes.piecewise import PiecewiseConstant, density_by_step, elements_to_send
 from models.compression.schemes.scatter_gather import ScatterGather
-from models.compression.schemes.stages import Stages
 from models.compression.schemes.stripes import FlatLayout
 
 
-def adaptive(*, density: float = 0.01, stages: Sequence[tuple[int, float]] = ()) -> Codec:
-    """Of the positive elements the largest part `density`, of the negative ones likewise, and the means of both.
+def adaptive(*, density: float, density_schedule: Sequence[tuple[int, float]]) -> Codec:
+    """Send the largest part `density` of the positive elements, and of the negative ones, as the mean of each sign.
 
-    Sends the two means and 4 bytes an element. What is sent has the sum of the elements that it stands for.
+    A message holds the two means and 4 bytes per sent element. Its sum is the sum of the elements that it stands for.
 
     Args:
         density: One over the paper's pi, in (0, 1].
-        stages: `(before_step, density)` for the first steps.
+        density_schedule: Pairs `(before_step, density)` for the first steps.
 
     Raises:
-        ValueError: a density out of range, stages whose bounds do not rise.
+        ValueError: a density out of range, or values of before_step that do not rise.
 
     Source: Dryden et al. 2016, "Communication quantization for data-parallel training of deep neural networks".
-    Differs: exact instead of sampled thresholds, for each rank's part of a tensor; two stages instead of quantising
+    Differs: exact instead of sampled thresholds, for each rank's part of a tensor; two rounds instead of quantising
     again at every step of a ring.
     """
-    return ScatterGather("adaptive", Extremes(density_stages(density, stages)), ErrorFeedback(), owner_feedback=True)
+    quantiser = AdaptiveQuantiser(density_by_step(density, density_schedule))
+    return ScatterGather("adaptive", quantiser, ErrorFeedback(), owner_feedback=True)
 
 
-class Extremes:
-    """The quantiser: the means of positive and negative extremes, then places with their signs."""
+class AdaptiveQuantiser:
+    """Sends the means of the positive and of the negative extremes, then their places with signs."""
 
     compiled = False
     native = None
 
-    def __init__(self, density: Stages) -> None:
-        """Keep the density by step."""
+    def __init__(self, density: PiecewiseConstant) -> None:
+        """Store the density as a function of the step."""
         self.density = density
         self.layout = FlatLayout(16)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """8 bytes a part, 4 an element that is sent."""
+        """Return 8 bytes per part and 4 per sent element."""
         counts = _count_signs(parts)
         upper, upper_kept = self._extremes(parts, tf.nn.relu, counts[0], step)
         lower, lower_kept = self._extremes(parts, _negative, counts[1], step)
@@ -66,16 +66,16 @@ class Extremes:
         message = encode_signs(entries[:, 0], chosen, positive, means)
         return message, subtract(parts, entries[:, 0], chosen, _values(entries[:, 0], positive, means))
 
-    def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """One of two means."""
+    def decode(self, message: tf.RaggedTensor, part_shape: Shape) -> tf.Tensor:
+        """Return one of the two means for each sent element, zeros elsewhere."""
         rows, places, positive, means = decode_signs(message, 2)
         return scatter_rows(rows, places, _values(rows, positive, means), message.nrows(), part_shape[0])
 
     def _extremes(self, parts: tf.Tensor, size: Size, count: tf.Tensor, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Places of as many elements of a sign as could be sent, and which of them are."""
-        # All could have this sign: their places are selected, as many as then would be sent.
-        most = self.density.pick(step, [max(1, round(value * parts.shape[1])) for value in self.density.values])
-        density = tf.gather(tf.constant(self.density.values), self.density.pick(step, range(len(self.density.values))))
+        """Return places of as many elements of one sign as could be sent, and a mask of those that are sent."""
+        # All elements could have this sign: as many places are selected as would be sent in that case.
+        most = elements_to_send(self.density, step, parts.shape[1])
+        density = self.density.pick(step, self.density.values)
         wanted = tf.cast(tf.math.ceil(density * tf.cast(count, tf.float32)), tf.int32)
         places = select_largest(parts, most, size)
         return places, largest_of_each(size(gather_once(parts, places)), tf.minimum(tf.minimum(wanted, count), most))
@@ -83,8 +83,8 @@ class Extremes:
 
 @fused
 def _count_signs(parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """How many elements of each part are positive, and negative."""
-    # XLA reads memory in order for the sum of 8 runs, but not for that along an axis.
+    """Return the number of positive and of negative elements of each part."""
+    # XLA reads memory in order for the sum of 8 runs, but not for a sum along an axis.
     runs = tf.split(parts, 8, 1)
     positive, negative = (tf.add_n([tf.cast(sign * run > 0, tf.int32) for run in runs]) for sign in (1.0, -1.0))
     return tf.reduce_sum(positive, 1), tf.reduce_sum(negative, 1)

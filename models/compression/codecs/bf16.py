@@ -1,4 +1,4 @@
-"""Brain floats: 2 bytes an element, the range of float32."""
+"""Brain floats: 2 bytes per element, with the range of float32."""
 
 import tensorflow as tf
 
@@ -8,15 +8,15 @@ from models.compression.schemes.rounding import RoundingQuantiser
 from models.compression.schemes.scatter_gather import ScatterGather
 
 
-def bf16(*, prescale: float = 1.0, error_feedback: bool = False) -> Codec:
-    """Round to the nearest brain float, relative error up to 2**-8.
+def bf16(*, prescale: float, error_feedback: bool) -> Codec:
+    """Round to the nearest brain float, with a relative error up to 2**-8.
 
-    The numbers travel as bytes and are summed in float32, because no operation of Horovod takes them.
+    The numbers travel as bytes and are summed in float32, because no operation of Horovod takes brain floats.
 
     Args:
         prescale: Multiplies before the rounding and is divided out after it. Only gradients beyond float32's own
             normal range (1e-38 to 3e38) need one.
-        error_feedback: Whether what the rounding loses is added to the next gradient.
+        error_feedback: Whether what the rounding lost is added to the next gradient.
 
     Raises:
         ValueError: a prescale that is not positive.

@@ -3,36 +3,37 @@
 from collections.abc import Sequence
 
 from models.compression.codec import Codec
-from models.compression.codecs.topk import Largest, density_stages, owner_stages
+from models.compression.codecs.topk import TopKSparsifier
 from models.compression.schemes.memory import MomentumCorrection
+from models.compression.schemes.piecewise import density_by_step
 from models.compression.schemes.scatter_gather import ScatterGather
-
-PUBLISHED_WARMUP = (0.25, 0.0625, 0.015625, 0.004)
 
 
 def dgc(
     *,
-    density: float = 0.001,
-    stages: Sequence[tuple[int, float]] = (),
-    owner_factor: float = 2.0,
-    momentum: float = 0.9,
-    nesterov: bool = True,
-    masking: bool = True,
-    clip_norm: float | None = None,
+    density: float,
+    density_schedule: Sequence[tuple[int, float]],
+    owner_factor: float,
+    momentum: float,
+    nesterov: bool,
+    masking: bool,
+    clip_norm: float | None,
 ) -> Codec:
-    """The largest elements of accumulated velocities; see `MomentumCorrection`.
+    """Send the largest elements of accumulated velocities; see `MomentumCorrection`.
 
-    The optimizer must have no momentum: what comes out already has it. Tensors that travel dense get it after the sum.
+    The optimizer must have no momentum, because the result already has it. Tensors that travel dense get their momentum
+    after the sum.
 
     Args:
         density: Part of all elements that is sent, in (0, 1].
-        stages: `(before_step, density)` for the first steps; published: an epoch each of `PUBLISHED_WARMUP`.
-        owner_factor: See `topk`.
-        momentum: In [0, 1).
+        density_schedule: Pairs `(before_step, density)` for the first steps. Published: one epoch each of 0.25,
+            0.0625, 0.015625 and 0.004.
+        owner_factor: As for `topk`.
+        momentum: Decay of the velocities, in [0, 1).
         nesterov: Whether to look one momentum step ahead.
-        masking: Stop the momentum of elements that were just sent.
-        clip_norm: Each rank clips its gradients, before anything is accumulated, to a global norm of this over the
-            square root of the number of ranks.
+        masking: Whether the momentum of an element stops when the element is sent.
+        clip_norm: Before anything is accumulated, each rank clips its gradients to this global norm over the square
+            root of the number of ranks; None does not clip.
 
     Raises:
         ValueError: a value out of range.
@@ -45,11 +46,14 @@ def dgc(
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
     if clip_norm is not None and clip_norm <= 0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")
+    if owner_factor < 1:
+        raise ValueError(f"owner_factor must be at least 1, got {owner_factor}")
+    densities = density_by_step(density, density_schedule)
     return ScatterGather(
         "dgc",
-        Largest(density_stages(density, stages)),
+        TopKSparsifier(densities),
         MomentumCorrection(momentum, nesterov=nesterov, masking=masking),
-        owner_quantiser=Largest(owner_stages(density, stages, owner_factor)),
+        owner_compressor=TopKSparsifier(densities.scaled(owner_factor)),
         owner_feedback=True,
         local_clip_norm=clip_norm,
     )

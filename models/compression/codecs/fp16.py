@@ -1,24 +1,25 @@
-"""Half floats: 2 bytes an element."""
+"""Half floats: 2 bytes per element."""
 
 import tensorflow as tf
 
-from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.codec import Codec, CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.linear import LinearCodec
 from models.compression.schemes.memory import NoMemory
 from models.compression.schemes.rounding import RoundingQuantiser
 from models.compression.schemes.scatter_gather import ScatterGather
 
 
-def fp16(*, prescale: float = 1.0, sum_in_float32: bool = False) -> Codec:
-    """Round to the nearest half float, relative error up to 2**-11.
+def fp16(*, prescale: float, sum_in_float32: bool) -> Codec:
+    """Round to the nearest half float, with a relative error up to 2**-11.
 
-    Magnitudes above 65504 become infinite, those below 6e-8 vanish and those below 6e-5 lose digits. `prescale` shifts
-    that window: it multiplies before the rounding and is divided out after it.
+    Magnitudes above 65504 become infinite. Those below 6e-8 become 0, and those below 6e-5 lose digits. `prescale`
+    shifts that window: it multiplies before the rounding and is divided out after it.
 
     Args:
         prescale: A power of 2 loses no digits.
-        sum_in_float32: Send half floats as bytes to owners that sum them in float32, instead of an allreduce of half
-            floats: two roundings whatever the number of ranks, and faster where half floats are summed slowly (CPUs).
+        sum_in_float32: Whether half floats are sent as bytes to owners, which sum them in float32, instead of an
+            allreduce of half floats. This rounds twice for any number of ranks, and is faster where half floats are
+            summed slowly (CPUs).
 
     Raises:
         ValueError: a prescale that is not positive.
@@ -42,10 +43,10 @@ class _SummedHalves(LinearCodec):
     def __init__(self, prescale: float) -> None:
         self.prescale = prescale
 
-    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
+    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
         return {}
 
-    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
+    def phase(self, number: int, value: tf.Tensor, memory: Memory, context: Context) -> tuple[Message, Memory]:
         if number == 0:
             return tf.cast(value * (self.prescale / context.size), tf.float16), memory
         return tf.cast(value, tf.float32) * (1 / self.prescale), memory

@@ -1,19 +1,19 @@
-"""No compression: 4 bytes an element."""
+"""No compression: 4 bytes per element."""
 
-from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.linear import LinearCodec
 
 
 class NoneCodec(LinearCodec):
-    """Every tensor travels dense, a bucket in one grouped allreduce: bit for bit what Horovod's own gives."""
+    """Every tensor travels dense, one grouped allreduce per bucket: bit for bit the result of Horovod's own."""
 
     name = "none"
     collectives: tuple[CollectiveName, ...] = ()
 
-    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
-        """None."""
+    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
+        """There is no state."""
         return {}
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
-        """The gradient."""
+        """Return the gradient as it is."""
         return value, memory

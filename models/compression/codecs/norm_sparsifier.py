@@ -1,50 +1,50 @@
-"""The norm sparsifier: an element survives with a probability in proportion to its magnitude."""
+"""The norm sparsifier: an element is sent with a probability in proportion to its magnitude."""
 
 import tensorflow as tf
 
 from models.compression.arithmetic.graph import fused
+from models.compression.arithmetic.norms import euclidean_norm
 from models.compression.arithmetic.randomness import uniform
 from models.compression.arithmetic.selection import scatter_rows
 from models.compression.arithmetic.sparse_signs import decode_signs, encode_signs
 from models.compression.codec import Codec, Message, Shape
-from models.compression.codecs.qsgd import euclidean_norm
 from models.compression.schemes.memory import NoMemory
 from models.compression.schemes.scatter_gather import ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
 def norm_sparsifier() -> Codec:
-    """Send |p| * sign(p_i) with probability |p_i| / |p|, otherwise nothing: the norm, and 4 bytes for each survivor.
+    """Send |p| * sign(p_i) with probability |p_i| / |p|, otherwise nothing: the norm and 4 bytes per sent element.
 
-    E Q(p) = p; E|Q(p) - p|^2 = (|p|_1 / |p|_2 - 1) |p|^2; |p|_1 / |p|_2 elements survive on average, at most sqrt(n).
-    This is QSGD with one level, but a list of survivors instead of two bits an element.
+    E Q(p) = p; E|Q(p) - p|^2 = (|p|_1 / |p|_2 - 1) |p|^2. On average |p|_1 / |p|_2 elements are sent, at most sqrt(n).
+    This is QSGD with one level, but as a list of the sent elements instead of two bits per element.
 
     Source: Alistarh et al. 2017, section 3.1 with s = 1.
     Differs: one norm for each rank's part of a tensor; places of 31 bits instead of Elias codes.
     """
-    return ScatterGather("norm_sparsifier", Survivors(), NoMemory(), owner_feedback=False)
+    return ScatterGather("norm_sparsifier", NormSparsifier(), NoMemory(), owner_feedback=False)
 
 
-class Survivors:
-    """The quantiser: the norm, then places with their signs."""
+class NormSparsifier:
+    """Sends the norm of each part, then the places of the drawn elements with their signs."""
 
     compiled = False
     native = None
 
     def __init__(self) -> None:
-        """Cut tensors anywhere."""
+        """Cut tensors at any multiple of 8 elements."""
         self.layout = FlatLayout(8)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """4 bytes a survivor."""
-        norm, survives = _draw(parts, key)
-        entries = tf.where(survives)
+        """Return 4 bytes per part and 4 per sent element."""
+        norm, drawn = _draw(parts, key)
+        entries = tf.where(drawn)
         places = tf.cast(entries, tf.int32)
         message = encode_signs(places[:, 0], places[:, 1], tf.gather_nd(parts, entries) > 0, norm)
-        return message, parts - tf.where(survives, tf.sign(parts) * norm, 0.0)
+        return message, parts - tf.where(drawn, tf.sign(parts) * norm, 0.0)
 
-    def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """Plus or minus the norm."""
+    def decode(self, message: tf.RaggedTensor, part_shape: Shape) -> tf.Tensor:
+        """Return plus or minus the norm for each sent element, zeros elsewhere."""
         rows, places, positive, norm = decode_signs(message, 1)
         values = tf.gather(norm[:, 0], rows)
         return scatter_rows(rows, places, tf.where(positive, values, -values), message.nrows(), part_shape[0])
@@ -52,6 +52,6 @@ class Survivors:
 
 @fused
 def _draw(parts: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The norm of each part, and which elements survive."""
+    """Return the norm of each part and a mask of the drawn elements."""
     norm = euclidean_norm(parts)
     return norm, uniform(tuple(parts.shape), key) * norm < tf.abs(parts)

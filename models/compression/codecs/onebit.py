@@ -1,4 +1,4 @@
-"""1-bit SGD: one bit an element, and two means a column."""
+"""1-bit SGD: one bit per element, and two means per column."""
 
 import math
 from typing import Any
@@ -13,37 +13,39 @@ from models.compression.schemes.scatter_gather import ScatterGather
 from models.compression.schemes.stripes import ColumnLayout
 
 
-def onebit(*, error_feedback: bool = True) -> Codec:
-    """The sign of every element, and for each column the means of its elements of either sign.
+def onebit(*, error_feedback: bool) -> Codec:
+    """Send the sign of every element, and for each column the mean of its elements of each sign.
 
         Q(p) = mean of {p_i >= 0 in the column}  where p >= 0,  mean of {p_i < 0}  elsewhere
 
-    The remainder sums to zero over each column, over each sign of it even. A tensor is the matrix of all but its last
-    axis by its last: a column holds the weights into one output unit. Owners sum whole columns.
+    The remainder sums to zero over each column, and over the elements of each sign in it. A tensor is taken as the
+    matrix of all but its last axis by its last axis: a column holds the weights of one output unit. Owners sum whole
+    columns.
 
     Args:
-        error_feedback: Without, training is biased and fails: for comparison only.
+        error_feedback: Whether what was not sent is added to the next gradient. Without it training is biased and
+            fails: only for comparison.
 
     Source: Seide et al. 2014, "1-bit stochastic gradient descent and its application to data-parallel distributed
     training of speech DNNs", section 3.
     """
     memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("onebit", ColumnMeans(), memory, owner_feedback=error_feedback)
+    return ScatterGather("onebit", OneBitQuantiser(), memory, owner_feedback=error_feedback)
 
 
-class ColumnMeans:
-    """The quantiser: signs packed down the columns, then the means of positive and of negative elements."""
+class OneBitQuantiser:
+    """Sends signs packed down the columns, then the means of the positive and of the negative elements."""
 
     compiled = True
 
     def __init__(self) -> None:
-        """Take columns as they are."""
+        """Cut tensors between columns."""
         self.layout = ColumnLayout()
         operations = kernels.load()
-        self.native = None if operations is None else NativeColumnMeans(operations)
+        self.native = None if operations is None else NativeOneBitQuantiser(operations)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """Rows / 8 + 8 bytes a column."""
+        """Return rows / 8 + 8 bytes per column."""
         rows = parts.shape[1]
         padding = -rows % 8
         padded = tf.pad(parts, [[0, 0], [0, padding], [0, 0]]) if padding else parts
@@ -54,25 +56,25 @@ class ColumnMeans:
         return (bits, upper, lower), parts - tf.where(parts >= 0, upper, lower)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """A mean an element."""
+        """Return for each element the mean of its sign and column."""
         rows, columns = part_shape
         bits, upper, lower = message
         runs = tf.where(spread(bits), upper[:, None], lower[:, None])
         return tf.reshape(runs, (-1, 8 * bits.shape[1], columns))[:, :rows]
 
 
-class NativeColumnMeans:
-    """The same in C++."""
+class NativeOneBitQuantiser:
+    """`OneBitQuantiser` in C++."""
 
     def __init__(self, operations: Any) -> None:
-        """Keep the operations."""
+        """Store the operations."""
         self.operations = operations
         self.layout = ColumnLayout()
 
     def encode(
         self, term: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, parts: int, step: tf.Tensor
     ) -> tuple[Message, tf.Tensor, tf.Tensor]:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         bits, upper, lower, remainder, finite = self.operations.groundswell_encode_columns(
             term, kernels.or_nothing(residual), scale, parts
         )
@@ -85,22 +87,22 @@ class NativeColumnMeans:
         return message, kernels.shaped(remainder, term.shape), kernels.shaped(finite, ())
 
     def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
-        """No element is sent exactly, but by chance."""
+        """Return the tensor as it is: elements are sent exactly only by chance."""
         return tensor
 
     def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         return kernels.shaped(self.operations.groundswell_mean_columns(*message, part_shape[0]), part_shape)
 
     def decode(self, message: Message, shape: Shape) -> tf.Tensor:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         rows = math.prod(shape[:-1])
         return tf.reshape(self.operations.groundswell_decode_columns(*message, rows, shape[-1]), shape)
 
 
 def _mean(padded: tf.Tensor, count: tf.Tensor, rows: int) -> tf.Tensor:
-    """Of `count` of the rows, the others being zeros; 0 where the count is."""
-    # Scaled before the sum, which could leave float32's range. XLA joins the sum of an eighth of the rows with what
-    # comes before it, but not one along a whole axis.
+    """Return the mean over `count` of the rows, the others being zeros; 0 where the count is 0."""
+    # Scaled before the sum, which could leave float32's range. XLA fuses the sum of eighths with the operations before
+    # it, but not a sum along a whole axis.
     eighth = tf.add_n([run * (1.0 / rows) for run in tf.split(padded, 8, 1)])
     return tf.reduce_sum(eighth, 1, keepdims=True) * (rows / tf.maximum(count, 1.0))

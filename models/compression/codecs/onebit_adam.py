@@ -1,19 +1,20 @@
-"""1-bit Adam: the exchange's half of a pair; the other is `models.optimizers.onebit_adam`."""
+"""1-bit Adam: the exchange's half of a pair; the other half is `models.optimizers.onebit_adam`."""
 
 from models.compression.codec import Codec
-from models.compression.codecs.scaled_sign import ScaledSign
+from models.compression.codecs.scaled_sign import ScaledSignQuantiser
 from models.compression.schemes.memory import SharedMomentum
 from models.compression.schemes.scatter_gather import ScatterGather
 
 
-def onebit_adam(*, beta_1: float = 0.9) -> Codec:
-    """Exchange Adam's first moment in one bit an element instead of the gradient.
+def onebit_adam(*, beta_1: float) -> Codec:
+    """Exchange Adam's first moment in one bit per element, instead of the gradient.
 
-    During the exchange's dense warm-up the mean gradient comes out, and the optimizer is Adam; after it, the first
-    moment, over a second moment that the optimizer has frozen. Tensors that stay dense are averaged exactly.
+    While the exchange warms up, the result is the mean gradient and the optimizer is Adam. Afterwards the result is the
+    first moment, and the optimizer divides it by a second moment that it has frozen. Tensors that travel dense are
+    averaged exactly.
 
     Args:
-        beta_1: That of the optimizer.
+        beta_1: The same as the optimizer's, in [0, 1).
 
     Raises:
         ValueError: a beta out of range.
@@ -22,4 +23,4 @@ def onebit_adam(*, beta_1: float = 0.9) -> Codec:
     """
     if not 0 <= beta_1 < 1:
         raise ValueError(f"beta_1 must be in [0, 1), got {beta_1}")
-    return ScatterGather("onebit_adam", ScaledSign(), SharedMomentum(beta_1), owner_feedback=True)
+    return ScatterGather("onebit_adam", ScaledSignQuantiser(), SharedMomentum(beta_1), owner_feedback=True)

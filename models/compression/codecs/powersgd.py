@@ -1,4 +1,4 @@
-"""PowerSGD: gradients as products of two thin matrices, improved from step to step."""
+"""PowerSGD: gradients as products of two thin matrices, which improve from step to step."""
 
 import math
 from collections.abc import Sequence
@@ -8,39 +8,40 @@ import tensorflow as tf
 
 from models.compression import kernels
 from models.compression.arithmetic.randomness import normal
-from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, Slot
+from models.compression.codec import CollectiveName, Context, Memory, Message, Shape, StateSpec
 from models.compression.schemes.linear import LinearCodec
-from models.compression.schemes.stages import Stages
+from models.compression.schemes.piecewise import PiecewiseConstant
 
-# A column that orthogonalisation leaves this much shorter was a combination of the others, up to rounding.
+# A column that becomes shorter than this in orthogonalisation was a combination of the others, up to rounding.
 _RELATIVE_ZERO = 1e-5
 
 
 class PowerSGD(LinearCodec):
-    """One step of subspace iteration, from the result of the step before, with a residual.
+    """Does one step of subspace iteration from the last step's result, with a residual.
 
         M = g + residual                               (rows, columns) = (all but the last axis, the last)
         P = orthonormal columns of (sum over ranks of M Q)
         Q_own = M^T P;  residual = M - P Q_own^T
         Q = mean over ranks of Q_own;  mean of gradients ~ P Q^T
 
-    Both sums are linear in M, so N ranks compute what one would on the mean of M. Exact where the rank of the mean of M
-    is at most `rank`: P then spans its columns after one product.
+    Both sums are linear in M, so N ranks compute what one rank would on the mean of M. The result is exact where the
+    rank of the mean of M is at most `rank`: P then spans its columns after one product.
 
     Args:
-        rank: Columns of P and Q.
-        stages: `(before_step, rank)` for the first steps.
-        min_compression: Tensors whose factors are not smaller than they by this factor travel dense.
-        warm_start: Start from the last Q; otherwise from a random one at every step.
-        error_feedback: Without, training is biased: for comparison only.
+        rank: Number of columns of P and Q, at least 1.
+        rank_schedule: Pairs `(before_step, rank)` for the first steps.
+        min_compression: A tensor that its factors make smaller by less than this factor travels dense.
+        warm_start: Whether to start from the last Q; otherwise from a random one at every step.
+        error_feedback: Whether what was not sent is added to the next gradient. Without it training is biased: only
+            for comparison.
 
     Raises:
         ValueError: a value out of range.
 
     Source: Vogels et al. 2019, algorithms 1 and 2.
-    Differs: each rank's residual is that of its own projection, as in the authors' later library: with the common
-    one, residuals of ranks with different data drift apart without bound. A column of Q that becomes zero keeps its old
-    value, so that a tensor whose gradient was zero once is not zero for ever.
+    Differs: each rank's residual is that of its own projection, as in the authors' later library. With the common
+    projection, the residuals of ranks with different data drift apart without bound. A column of Q that becomes zero
+    keeps its old value; otherwise a tensor whose gradient was zero once would stay zero for ever.
     """
 
     name = "powersgd"
@@ -49,14 +50,14 @@ class PowerSGD(LinearCodec):
     def __init__(
         self,
         *,
-        rank: int = 4,
-        stages: Sequence[tuple[int, int]] = (),
-        min_compression: float = 2.0,
-        warm_start: bool = True,
-        error_feedback: bool = True,
+        rank: int,
+        rank_schedule: Sequence[tuple[int, int]],
+        min_compression: float,
+        warm_start: bool,
+        error_feedback: bool,
     ) -> None:
-        """Keep the settings; see the class."""
-        self.ranks = Stages(rank, stages)
+        """Store the settings."""
+        self.ranks = PiecewiseConstant(rank, rank_schedule)
         if min(self.ranks.values) < 1:
             raise ValueError(f"rank must be at least 1, got {int(min(self.ranks.values))}")
         if min_compression < 1:
@@ -71,21 +72,21 @@ class PowerSGD(LinearCodec):
         self.checks_finite = operations is not None
 
     def accepts(self, shape: Shape) -> bool:
-        """Whether P and Q together are enough smaller."""
+        """Whether P and Q together are smaller by the factor `min_compression`."""
         rows, columns = _matrix(shape)
         return self.largest * (rows + columns) * self.min_compression <= rows * columns
 
-    def slots(self, shape: Shape, size: int, *, dense: bool) -> dict[str, Slot]:
-        """The residual, and Q."""
+    def state_specs(self, shape: Shape, size: int, *, dense: bool) -> dict[str, StateSpec]:
+        """The state is Q and the residual."""
         if dense:
             return {}
-        slots = {"q": Slot((_matrix(shape)[1], self.largest), "shared", normal)} if self.warm_start else {}
-        return slots | ({"residual": Slot(shape, "worker")} if self.error_feedback else {})
+        specs = {"q": StateSpec((_matrix(shape)[1], self.largest), "shared", normal)} if self.warm_start else {}
+        return specs | ({"residual": StateSpec(shape, "worker")} if self.error_feedback else {})
 
-    def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
-        """P; Q; their product."""
+    def phase(self, number: int, value: tf.Tensor, memory: Memory, context: Context) -> tuple[Message, Memory]:
+        """Compute the products for P; those for Q; the product of both."""
         rows, columns = _matrix(context.shape)
-        # Stages are a slice of the largest rank's factors.
+        # A smaller rank takes the first columns of the largest rank's factors.
         rank = self.ranks.pick(context.step, [int(value) for value in self.ranks.values])
         match number:
             case 0:
@@ -112,7 +113,7 @@ class PowerSGD(LinearCodec):
 
 
 class _TensorflowProducts:
-    """What is done with whole matrices `(rows, columns)`; factors have `rank` columns, of which `largest` can be."""
+    """Operations on whole matrices `(rows, columns)`; factors have `rank` columns, at most `largest`."""
 
     def __init__(self, largest: int) -> None:
         self.largest = largest
@@ -120,30 +121,30 @@ class _TensorflowProducts:
     def project(
         self, gradient: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, factor: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, Memory]:
-        """M, `(rows, columns)`, its product with `(columns, rank)`, and "finite" where that was checked."""
+        """Return M, `(rows, columns)`; its product with a factor `(columns, rank)`; and "finite" if it was checked."""
         corrected = gradient if residual is None else gradient + scale * residual
         matrix = tf.reshape(corrected, (-1, factor.shape[0]))
         return matrix, tf.matmul(matrix, factor), {}
 
     def improve(self, matrix: tf.Tensor, products: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """P, `(rows, rank)`; M^T P, `(columns, rank)`; M - P (M^T P)^T."""
+        """Return P, `(rows, rank)`; M^T P, `(columns, rank)`; and M - P (M^T P)^T."""
         rank = products.shape[1] or tf.shape(products)[1]
         basis = orthonormal(_widen(products, self.largest))[:, :rank]
-        # This way round XLA's product of a long matrix and a thin one is several times faster on a CPU.
+        # In this order XLA's product of a long matrix and a thin one is several times faster on a CPU.
         own = tf.transpose(tf.matmul(basis, matrix, transpose_a=True))
         return basis, own, matrix - self.expand(basis, own)
 
     def expand(self, left: tf.Tensor, right: tf.Tensor) -> tf.Tensor:
-        """The product of `left` and the transposed `right`."""
+        """Return the product of `left` and the transposed `right`."""
         if left.shape[1] is None:
             return tf.matmul(left, right, transpose_b=True)
-        # Written out as outer products, which XLA joins with what is done to the result in one pass over memory.
+        # Written as outer products, which XLA fuses with the operations on the result into one pass over memory.
         rows = tf.unstack(tf.transpose(right))
         return tf.add_n([column[:, None] * row for column, row in zip(tf.unstack(left, axis=1), rows, strict=True)])
 
 
 class _NativeProducts:
-    """The same in C++."""
+    """`_TensorflowProducts` in C++."""
 
     def __init__(self, operations: Any) -> None:
         self.operations = operations
@@ -165,9 +166,9 @@ class _NativeProducts:
 
 
 def orthonormal(matrix: tf.Tensor) -> tf.Tensor:
-    """Orthonormal columns with the same span, by Gram-Schmidt, twice; dependent columns become zero."""
+    """Return orthonormal columns with the same span, by Gram-Schmidt, twice; dependent columns become zero."""
     largest = tf.reduce_max(tf.abs(matrix), 0, keepdims=True)
-    # Columns of unit length, so that products of huge or tiny numbers stay in range.
+    # Columns of unit length keep products of huge or tiny numbers in range.
     scaled = _unit(tf.math.divide_no_nan(matrix, largest), 0.0)
     columns = matrix.shape[1]
 
@@ -177,7 +178,7 @@ def orthonormal(matrix: tf.Tensor) -> tf.Tensor:
             column -= tf.matmul(basis, tf.matmul(basis, column, transpose_a=True))
         return index + 1, basis + _unit(column, _RELATIVE_ZERO) * tf.one_hot(index, columns)
 
-    # A loop, because the columns written out, for every tensor of a model, take XLA a minute to compile.
+    # A loop: unrolled over the columns, for every tensor of a model, XLA would compile for a minute.
     _, basis = tf.while_loop(lambda index, _: index < columns, advance, (0, tf.zeros_like(scaled)))
     return basis
 

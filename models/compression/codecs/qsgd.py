@@ -1,11 +1,11 @@
-"""QSGD: a few levels an element, rounded at random so that the mean is right."""
+"""QSGD: stochastic rounding to a few levels, without bias."""
 
-from functools import reduce
 from typing import Literal
 
 import tensorflow as tf
 
 from models.compression.arithmetic.bits import pack, unpack
+from models.compression.arithmetic.norms import euclidean_norm, largest_magnitude
 from models.compression.arithmetic.randomness import uniform
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
@@ -15,12 +15,12 @@ from models.compression.schemes.stripes import FlatLayout
 
 def qsgd(
     *,
-    bits: int = 4,
-    bucket_size: int = 512,
-    norm: Literal["l2", "max"] = "max",
-    error_feedback: bool = False,
+    bits: int,
+    bucket_size: int,
+    norm: Literal["l2", "max"],
+    error_feedback: bool,
 ) -> Codec:
-    """Levels -s .. s of a norm, s = 2**(bits - 1) - 1, packed to `bits` bits.
+    """Round to levels -s .. s of a norm, s = 2**(bits - 1) - 1, packed to `bits` bits per element.
 
         a = |p_i| / norm(bucket) * s;  level = floor(a), or one more with probability a - floor(a)
         Q(p)_i = norm / s * sign(p_i) * level
@@ -29,11 +29,11 @@ def qsgd(
     tensor and step draws its own random numbers, so that the error of the mean falls with the number of ranks.
 
     Args:
-        bits: 2 to 8.
-        bucket_size: Elements that share a norm; a multiple of 8.
-        norm: "l2" is the theorem's; "max" has a smaller error where a bucket is larger than s^2.
-        error_feedback: Keep what the rounding lost. Not in the source: it suits an error below the gradient itself, so
-            not few levels of a Euclidean norm.
+        bits: Bits per element, 2 to 8.
+        bucket_size: Number of elements that share a norm; a multiple of 8.
+        norm: "l2" is the theorem's norm; "max" has a smaller error where a bucket has more than s^2 elements.
+        error_feedback: Whether what the rounding lost is added to the next gradient. Not in the source. It only helps
+            where the error is smaller than the gradient, so not with few levels of a Euclidean norm.
 
     Raises:
         ValueError: bits or bucket size out of range.
@@ -46,17 +46,17 @@ def qsgd(
     if bucket_size < 8 or bucket_size % 8:
         raise ValueError(f"bucket_size must be a positive multiple of 8, got {bucket_size}")
     memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("qsgd", Levels(bits, bucket_size, norm), memory, owner_feedback=error_feedback)
+    return ScatterGather("qsgd", StochasticQuantiser(bits, bucket_size, norm), memory, owner_feedback=error_feedback)
 
 
-class Levels:
-    """The quantiser: packed levels, then the norms."""
+class StochasticQuantiser:
+    """Sends packed levels, then the norm of each bucket."""
 
     compiled = True
     native = None
 
     def __init__(self, bits: int, bucket_size: int, norm: Literal["l2", "max"]) -> None:
-        """Keep the settings; see `qsgd`."""
+        """Store the settings; see `qsgd`."""
         self.bits = bits
         self.levels = 2 ** (bits - 1) - 1
         self.bucket_size = bucket_size
@@ -64,23 +64,23 @@ class Levels:
         self.layout = FlatLayout(bucket_size)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """Bits / 8 bytes an element, 4 a bucket."""
+        """Return bits / 8 bytes per element and 4 bytes per bucket."""
         count, elements = parts.shape
         bucket = self._bucket(elements)
         buckets = tf.reshape(parts, (count, elements // bucket, bucket))
         norm = self._norm(buckets)
-        # Divided first and scaled then: s / norm leaves float32's range for a tiny norm.
+        # Divided before it is scaled: s / norm would leave float32's range for a tiny norm.
         levels = tf.floor(
             tf.math.divide_no_nan(tf.abs(buckets), norm) * float(self.levels) + uniform(tuple(buckets.shape), key)
         )
-        # Rounding may lift |p| / norm a little above 1 where one element is the whole norm.
+        # Rounding errors may give |p| / norm slightly above 1 where one element is the whole norm.
         levels = tf.minimum(levels, float(self.levels)) * tf.where(buckets < 0, -1.0, 1.0)
         codes = tf.cast(tf.cast(levels + float(self.levels), tf.int32), tf.uint8)
-        # Within each bucket: runs that cut through buckets would keep XLA from using vector instructions.
+        # Packed within each bucket: with runs across buckets XLA would use no vector instructions.
         return (pack(codes, self.bits, 2), norm), parts - tf.reshape(levels * (norm / self.levels), (count, elements))
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """Levels of the norms."""
+        """Return the levels times the norms."""
         packed, norm = message
         levels = tf.cast(tf.cast(unpack(packed, self.bits, 2), tf.int32) - self.levels, tf.float32)
         return tf.reshape(levels * (norm / self.levels), (-1, *part_shape))
@@ -90,17 +90,3 @@ class Levels:
 
     def _norm(self, buckets: tf.Tensor) -> tf.Tensor:
         return largest_magnitude(buckets) if self.norm == "max" else euclidean_norm(buckets)
-
-
-def largest_magnitude(values: tf.Tensor) -> tf.Tensor:
-    """Over the last axis, which is a multiple of 8 long."""
-    # XLA reads memory in order for the larger of elements, but not for the largest along the last axis.
-    eighth = reduce(tf.maximum, tf.split(tf.abs(values), 8, -1))
-    return tf.reduce_max(eighth, -1, keepdims=True)
-
-
-def euclidean_norm(values: tf.Tensor) -> tf.Tensor:
-    """Over the last axis, which is a multiple of 8 long; squares of huge and tiny numbers stay in range."""
-    largest = largest_magnitude(values)
-    eighth = tf.add_n([tf.square(tf.math.divide_no_nan(run, largest)) for run in tf.split(values, 8, -1)])
-    return largest * tf.sqrt(tf.reduce_sum(eighth, -1, keepdims=True))

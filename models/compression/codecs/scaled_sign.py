@@ -1,4 +1,4 @@
-"""Scaled sign with error feedback: one bit an element, one scale a tensor."""
+"""Scaled sign with error feedback: one bit per element, one scale per tensor."""
 
 import tensorflow as tf
 
@@ -9,42 +9,43 @@ from models.compression.schemes.scatter_gather import ScatterGather
 from models.compression.schemes.stripes import FlatLayout
 
 
-def scaled_sign(*, error_feedback: bool = True) -> Codec:
+def scaled_sign(*, error_feedback: bool) -> Codec:
     """Q(p) = mean(|p|) * sign(p), where the sign of 0 is +.
 
     |p - Q(p)|^2 = (1 - delta) |p|^2 with delta = |p|_1^2 / (n |p|_2^2).
 
     Args:
-        error_feedback: Without, training is biased: for comparison only.
+        error_feedback: Whether what was not sent is added to the next gradient. Without it training is biased: only
+            for comparison.
 
     Source: Karimireddy et al. 2019, "Error feedback fixes SignSGD", algorithm 1.
-    Differs: one scale for each rank's part of a tensor, as every part is encoded by itself.
+    Differs: one scale for each rank's part of a tensor, because every part is encoded by itself.
     """
     memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("scaled_sign", ScaledSign(), memory, owner_feedback=error_feedback)
+    return ScatterGather("scaled_sign", ScaledSignQuantiser(), memory, owner_feedback=error_feedback)
 
 
-class ScaledSign:
-    """The quantiser: packed signs, then the scale."""
+class ScaledSignQuantiser:
+    """Sends packed signs, then the scale of each part."""
 
     compiled = True
     native = None
 
     def __init__(self) -> None:
-        """Cut tensors anywhere."""
+        """Cut tensors at any multiple of 8 elements."""
         self.layout = FlatLayout(8)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """1/8 byte an element, 4 a part."""
+        """Return 1/8 byte per element and 4 bytes per part."""
         positive = parts >= 0
         count = tf.cast(tf.maximum(real, 1), tf.float32)[:, None]
-        # Scaled before the sum, which could leave float32's range. The sum of the 8 runs is a vector operation, unlike
-        # that along an axis.
+        # Scaled before the sum, which could leave float32's range. The sum of 8 runs is a vector operation, unlike a
+        # sum along the axis.
         eighth = tf.add_n([tf.abs(run) * (1.0 / count) for run in tf.split(parts, 8, 1)])
         scale = tf.reduce_sum(eighth, 1, keepdims=True)
         return (pack(tf.cast(positive, tf.uint8), 1), scale), parts - tf.where(positive, scale, -scale)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """The scale with every element's sign."""
+        """Return the scale with every element's sign."""
         bits, scale = message
         return tf.reshape(tf.where(spread(bits), scale[:, None], -scale[:, None]), (-1, *part_shape))

@@ -1,4 +1,8 @@
-"""All codecs by name; a new one is a file in this folder and a line here."""
+"""All codecs by name.
+
+A new codec is one file in this folder and one line in the table below. To be configurable it also has a class of
+settings, with a line in the union, in `conf/codecs.py`.
+"""
 
 from collections.abc import Callable
 
@@ -34,3 +38,4 @@ CODECS: dict[str, Callable[..., Codec]] = {
     "powersgd": PowerSGD,
     "onebit_adam": onebit_adam,
 }
+"""Constructors that take the settings of the codec as keyword arguments, all of them required."""

@@ -1,4 +1,4 @@
-"""Gradient dropping: only the largest elements, the rest later."""
+"""Gradient dropping: the largest elements are sent now, the others later."""
 
 import math
 from collections.abc import Sequence
@@ -10,101 +10,81 @@ from models.compression import kernels
 from models.compression.arithmetic.selection import clear, gather_once, scatter_rows, select_largest
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
+from models.compression.schemes.piecewise import PiecewiseConstant, density_by_step, elements_to_send
 from models.compression.schemes.scatter_gather import ScatterGather
-from models.compression.schemes.stages import Stages
 from models.compression.schemes.stripes import FlatLayout
 
 
 def topk(
     *,
-    density: float = 0.01,
-    stages: Sequence[tuple[int, float]] = (),
-    owner_factor: float = 2.0,
-    error_feedback: bool = True,
+    density: float,
+    density_schedule: Sequence[tuple[int, float]],
+    owner_factor: float,
+    error_feedback: bool,
 ) -> Codec:
-    """The `density * n` elements of largest magnitude, exactly, as place and value: 8 bytes each.
+    """Send the `density * n` elements of largest magnitude, exactly, as place and value: 8 bytes each.
 
     Args:
         density: Part of all elements that each rank sends, in (0, 1].
-        stages: `(before_step, density)` for the first steps.
-        owner_factor: Owners send so many times as many elements of the sum, which has up to N times as many: with 2,
-            what two ranks send is passed on whole. What owners keep back waits twice.
-        error_feedback: Without, most elements never train: for comparison only.
+        density_schedule: Pairs `(before_step, density)` for the first steps.
+        owner_factor: An owner sends this many times as many elements of the sum as a rank sends of its part. The sum
+            of N ranks has up to N times as many: with a factor of 2, everything that two ranks send reaches all ranks
+            at once.
+        error_feedback: Whether what was not sent is added to the next gradient. Without it most elements never train:
+            only for comparison.
 
     Raises:
-        ValueError: a density out of range, stages whose bounds do not rise, a factor below 1.
+        ValueError: a density out of range, values of before_step that do not rise, or a factor below 1.
 
     Source: Aji and Heafield 2017, "Sparse communication for distributed gradient descent".
     Differs: local thresholds, one for each rank's part of a tensor; exact instead of estimated from a sample; values
     are sent as they are, not quantised.
     """
-    memory = ErrorFeedback() if error_feedback else NoMemory()
+    if owner_factor < 1:
+        raise ValueError(f"owner_factor must be at least 1, got {owner_factor}")
+    densities = density_by_step(density, density_schedule)
     return ScatterGather(
         "topk",
-        Largest(density_stages(density, stages)),
-        memory,
-        owner_quantiser=Largest(owner_stages(density, stages, owner_factor)),
+        TopKSparsifier(densities),
+        ErrorFeedback() if error_feedback else NoMemory(),
+        owner_compressor=TopKSparsifier(densities.scaled(owner_factor)),
         owner_feedback=error_feedback,
     )
 
 
-def density_stages(density: float, stages: Sequence[tuple[int, float]]) -> Stages:
-    """Stages of densities in (0, 1].
+class TopKSparsifier:
+    """Sends places, then values."""
 
-    Raises:
-        ValueError: a density out of range, stages whose bounds do not rise.
-    """
-    result = Stages(density, stages)
-    for value in result.values:
-        if not 0 < value <= 1:
-            raise ValueError(f"density must be above 0 and at most 1, got {value}")
-    return result
-
-
-def owner_stages(density: float, stages: Sequence[tuple[int, float]], factor: float) -> Stages:
-    """The densities of the owners' messages.
-
-    Raises:
-        ValueError: a factor below 1.
-    """
-    if factor < 1:
-        raise ValueError(f"owner_factor must be at least 1, got {factor}")
-    return Stages(min(1.0, factor * density), [(step, min(1.0, factor * value)) for step, value in stages])
-
-
-class Largest:
-    """The quantiser: places, then values."""
-
-    # How many elements reach the bound of `select_largest` depends on the data.
+    # The number of elements that reach the bound in `select_largest` depends on the data.
     compiled = False
 
-    def __init__(self, density: Stages) -> None:
-        """Keep the density by step."""
+    def __init__(self, density: PiecewiseConstant) -> None:
+        """Store the density as a function of the step."""
         self.density = density
         self.layout = FlatLayout(16)
         operations = kernels.load()
-        self.native = None if operations is None else NativeLargest(operations, density)
+        self.native = None if operations is None else NativeTopKSparsifier(operations, density)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """8 bytes an element that is sent."""
+        """Return 8 bytes per sent element."""
         count = elements_to_send(self.density, step, parts.shape[1])
         places = select_largest(parts, count)
         values = gather_once(parts, places)
         return (places, values), clear(parts, places)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """Zeros where nothing was sent."""
+        """Return the sent values, zeros elsewhere."""
         places, values = message
         rows = places.shape[0]
         row_of_each = tf.repeat(tf.range(rows), tf.shape(places)[1])
         return scatter_rows(row_of_each, tf.reshape(places, (-1,)), tf.reshape(values, (-1,)), rows, part_shape[0])
 
 
-class NativeLargest:
-    """The same in C++."""
+class NativeTopKSparsifier:
+    """`TopKSparsifier` in C++."""
 
-    def __init__(self, operations: Any, density: Stages) -> None:
-        """Keep the operations and the density by step."""
+    def __init__(self, operations: Any, density: PiecewiseConstant) -> None:
+        """Store the operations, and the density as a function of the step."""
         self.operations = operations
         self.density = density
         self.layout = FlatLayout(16)
@@ -112,7 +92,7 @@ class NativeLargest:
     def encode(
         self, term: tf.Tensor, residual: tf.Tensor | None, scale: tf.Tensor, parts: int, step: tf.Tensor
     ) -> tuple[Message, tf.Tensor, tf.Tensor]:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         (elements,) = self.layout.part_shape(tuple(term.shape), parts)
         count = elements_to_send(self.density, step, elements)
         places, values, remainder, finite = self.operations.groundswell_encode_largest(
@@ -123,23 +103,18 @@ class NativeLargest:
         return message, kernels.shaped(remainder, term.shape), kernels.shaped(finite, ())
 
     def clear(self, tensor: tf.Tensor, message: Message) -> tf.Tensor:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         places, _ = message
         (elements,) = self.layout.part_shape(tuple(tensor.shape), places.shape[0])
         return kernels.shaped(self.operations.groundswell_clear(tensor, places, elements), tensor.shape)
 
     def mean(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         return kernels.shaped(self.operations.groundswell_mean_largest(*message, part_shape[0]), part_shape)
 
     def decode(self, message: Message, shape: Shape) -> tf.Tensor:
-        """See `NativeQuantiser`."""
+        """See `NativeCompressor`."""
         places, _ = message
         (elements,) = self.layout.part_shape(shape, places.shape[0])
         joined = self.operations.groundswell_decode_largest(*message, elements, math.prod(shape))
         return tf.reshape(joined, shape)
-
-
-def elements_to_send(density: Stages, step: tf.Tensor, elements: int) -> int | tf.Tensor:
-    """Of a part with so many; a tensor where the density depends on the step."""
-    return density.pick(step, [max(1, round(value * elements)) for value in density.values])

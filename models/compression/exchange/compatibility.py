@@ -1,4 +1,4 @@
-"""Which optimizers make sense behind which codec."""
+"""Which optimizers can follow which codec."""
 
 import keras
 
@@ -8,15 +8,15 @@ from models.optimizers.onebit_adam import OneBitAdam
 
 
 def check_optimizer(codec: Codec, optimizer: keras.optimizers.Optimizer, *, warmup_steps: int) -> None:
-    """Refuse pairs that would apply momentum twice, or never.
+    """Refuse a pair that would apply momentum twice, or never.
 
     Args:
-        codec: Of the exchange.
-        optimizer: That receives what the exchange gives.
-        warmup_steps: Of the exchange.
+        codec: The codec of the exchange.
+        optimizer: The optimizer that applies the results of the exchange.
+        warmup_steps: Number of first steps in which the exchange sends everything dense.
 
     Raises:
-        ValueError: The two do not fit; says why.
+        ValueError: the two do not fit; the message says why.
     """
     kind = type(optimizer).__name__
     momentum = getattr(optimizer, "momentum", 0.0)

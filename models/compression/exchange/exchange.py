@@ -1,4 +1,4 @@
-"""Averages gradients over ranks: codec, state and collective joined."""
+"""Averages gradients over ranks by means of a codec, its state and a collective."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from models.compression.arithmetic.graph import all_finite, check_finite, now
 from models.compression.arithmetic.randomness import make_key
-from models.compression.codec import Codec, Context, Memory, Message, Shape, Slot
+from models.compression.codec import Codec, Context, Memory, Message, Shape, StateSpec
 from models.compression.exchange.payload import traced_payload
 from models.compression.exchange.wire import Collective, transfer
 
@@ -22,7 +22,7 @@ METRICS = (
     "collective_seconds",
     "decode_seconds",
 )
-"""Of one exchange, see `GradientExchange.metrics`."""
+"""Names of the figures of one exchange; see `GradientExchange.metrics`."""
 
 
 @dataclass(frozen=True)
@@ -30,29 +30,29 @@ class StateVariable:
     """One entry of `GradientExchange.state`."""
 
     name: str
-    """`<slot>/<tensor>`; unique."""
-    slot: Slot
+    """`<state>/<tensor>`; unique."""
+    spec: StateSpec
     tensor_shape: Shape
     variable: tf.Variable
 
 
 class GradientExchange:
-    """Averages gradients over the ranks of a collective, in the messages of a codec.
+    """Averages gradients over the ranks of a collective, sent as the messages of a codec.
 
-    Tensors of rank 0 or 1, small ones and those that the codec does not accept travel dense, in float32: they are few
-    bytes, and gains and biases are the most sensitive. Both kinds form buckets from the last layer to the first, so
-    that a bucket may travel while the backward pass is still busy with earlier layers.
+    Tensors of rank 0 or 1, small ones and those that the codec does not accept travel dense, in float32. They are few
+    bytes, and gains and biases are the most sensitive. Dense and compressed tensors form buckets from the last layer to
+    the first, so that a bucket can travel while the backward pass still computes earlier layers.
 
     Args:
-        codec: From `models.compression.codecs.table`.
-        collective: The ranks.
+        codec: One of `models.compression.codecs.table`.
+        collective: The operations of all ranks together.
         dense_below: Tensors with fewer elements travel dense.
-        bucket_mib: Gradients of up to this size, in MiB of float32, form a bucket; None makes one bucket of all.
-        warmup_steps: Everything travels dense for so many steps.
-        rescale_residual: Multiply residuals by the old learning rate over the new one when it changes, so that what
-            was left behind counts as much as when it was computed; needs the learning rate in `exchange`.
-        seed: Of all random numbers.
-        jit_compile: Compile encoding and decoding with XLA, where the codec allows it.
+        bucket_mib: Largest size of a bucket, in MiB of float32; None puts all gradients into one bucket.
+        warmup_steps: Number of first steps in which everything travels dense.
+        rescale_residual: Whether residuals are multiplied by the old learning rate over the new one when it changes.
+            Updates that were left out then keep their size. Needs the learning rate in `exchange`.
+        seed: Seed of all random numbers.
+        jit_compile: Whether XLA compiles encoding and decoding, where the codec allows it.
 
     Raises:
         ValueError: a setting out of range.
@@ -63,14 +63,14 @@ class GradientExchange:
         codec: Codec,
         collective: Collective,
         *,
-        dense_below: int = 1024,
-        bucket_mib: float | None = None,
-        warmup_steps: int = 0,
-        rescale_residual: bool = True,
-        seed: int = 0,
+        dense_below: int,
+        bucket_mib: float | None,
+        warmup_steps: int,
+        rescale_residual: bool,
+        seed: int,
         jit_compile: bool = True,
     ) -> None:
-        """Keep the parts; see the class."""
+        """Store the pieces and the settings."""
         if bucket_mib is not None and bucket_mib <= 0:
             raise ValueError(f"bucket_mib must be positive or None, got {bucket_mib}")
         if warmup_steps < 0:
@@ -89,13 +89,13 @@ class GradientExchange:
         self._measure: Callable[[], tf.Tensor] | None = None
 
     def build(self, tensors: Sequence[Any]) -> None:
-        """Create the state for gradients of these shapes; the first `exchange` does it where this was not called.
+        """Create the state for gradients of these shapes; otherwise the first `exchange` does it.
 
         Args:
-            tensors: One a gradient, in order: tensors or variables, whose paths or names the state takes.
+            tensors: One per gradient, in order: tensors, or variables, whose paths name the state.
 
         Raises:
-            ValueError: built before for other shapes.
+            ValueError: the exchange was built for other shapes.
         """
         shapes = [tuple(tensor.shape) for tensor in tensors]
         if self._built_for is not None:
@@ -117,7 +117,7 @@ class GradientExchange:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All that a checkpoint must hold, per rank, in an order that model, codec and number of ranks decide.
+        """All variables that a checkpoint must hold per rank; model, codec and number of ranks decide their order.
 
         When the number of ranks changes, see `models.compression.exchange.resize`.
         """
@@ -125,16 +125,16 @@ class GradientExchange:
 
     @property
     def clock(self) -> dict[str, tf.Variable]:
-        """Exchanges done and the learning rate of the last one, the same on every rank."""
+        """The number of exchanges and the learning rate of the last one, equal on every rank."""
         return {"step": self._step, "learning_rate": self._learning_rate}
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
-        """Return the means over ranks, in the order, shapes and dtypes of `gradients`.
+        """Return the means over ranks, in the order, with the shapes and dtypes of `gradients`.
 
         Raises:
-            ValueError: a gradient that is None, shapes that differ from those before.
-            tf.errors.InvalidArgumentError: a gradient that is not finite; names rank and tensor.
+            ValueError: a gradient that is None, or shapes that differ from those of the last call.
+            tf.errors.InvalidArgumentError: a gradient that is not finite; the message names rank and tensor.
         """
         _check_present(gradients)
         self.build(gradients)
@@ -154,19 +154,19 @@ class GradientExchange:
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
 
     def metrics(self) -> dict[str, float]:
-        """Of the last exchange on this rank.
+        """Return figures of the last exchange on this rank.
 
         Returns:
-            payload_bytes: What an allreduce of that many bytes costs; a rank sends 2(N-1)/N times as much.
-            compression_ratio: Bytes of the gradients in float32 over `payload_bytes`; NaN where nothing was sent.
-            residual_norm: Euclidean norm over all residuals of this rank.
-            encode_seconds, collective_seconds, decode_seconds: Meaningful on a CPU, where operations run when they are
-                called; buckets that travel at the same time count each by itself.
+            payload_bytes: The bytes of an allreduce with the same cost; a rank sends 2(N-1)/N times as many.
+            compression_ratio: Bytes of the gradients in float32 over `payload_bytes`; NaN if nothing was sent.
+            residual_norm: Euclidean norm over all residuals of this rank; 0 for codecs without residuals.
+            encode_seconds, collective_seconds, decode_seconds: Sums over buckets. They are meaningful on a CPU, where
+                operations run when they are called. Buckets that travel at the same time are counted separately.
         """
         return dict(zip(METRICS, self.measure().numpy().tolist(), strict=True))
 
     def measure(self) -> tf.Tensor:
-        """The values of `metrics`, float64 `(6,)` in the order of `METRICS`, without waiting for the exchange."""
+        """Return the values of `metrics`, float64 `(6,)` in the order of `METRICS`; do not wait for the exchange."""
         if self._measure is None:
             self._measure = tf.function(self._measured, autograph=False)
         return self._measure()
@@ -183,8 +183,8 @@ class GradientExchange:
     def payload_bytes(self, gradients: Sequence[Any]) -> int:
         """Return the payload of one exchange after the warm-up, in bytes; see `metrics`.
 
-        Only shapes are read: tensors, variables and `tf.TensorSpec` will do. Codecs whose messages depend on the data
-        give that of the last exchange.
+        Only shapes are read, so tensors, variables and `tf.TensorSpec` are accepted. For codecs whose messages depend
+        on the data it is the payload of the last exchange.
 
         Raises:
             ValueError: a gradient that is None.
@@ -193,7 +193,7 @@ class GradientExchange:
         shapes = [tuple(gradient.shape) for gradient in gradients]
         compressed = [shape for shape in shapes if self._is_compressed(shape)]
         dense = 4 * (sum(map(math.prod, shapes)) - sum(map(math.prod, compressed)))
-        # Traced, not run: what the phases would hand over costs no memory.
+        # Traced, not run: this takes no memory for the messages.
         distinct = sorted(set(compressed))
         traced = [traced_payload(self.codec, shape, self.collective) for shape in distinct]
         payloads = {shape: payload for shape, payload in zip(distinct, traced, strict=True) if payload is not None}
@@ -207,16 +207,17 @@ class GradientExchange:
 
     def _create_memory(self, index: int, shape: Shape) -> dict[str, tf.Variable]:
         memory = {}
-        for name, slot in self.codec.slots(shape, self.collective.size, dense=not self._is_compressed(shape)).items():
+        specs = self.codec.state_specs(shape, self.collective.size, dense=not self._is_compressed(shape))
+        for name, spec in specs.items():
             full_name = f"{name}/{self._names[index]}"
-            initial = slot.initial or (lambda shape, key: tf.zeros(shape))
-            value = initial(slot.shape, make_key(self.seed, 0, index))
+            initial = spec.initial or (lambda shape, key: tf.zeros(shape))
+            value = initial(spec.shape, make_key(self.seed, 0, index))
             memory[name] = tf.Variable(value, trainable=False, name=full_name)
-            self.state.append(StateVariable(full_name, slot, shape, memory[name]))
+            self.state.append(StateVariable(full_name, spec, shape, memory[name]))
         return memory
 
     def _make_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
-        """The gradients of the last layers, which the backward pass computes first, in the first bucket."""
+        """Put the gradients of the last layers, which the backward pass computes first, into the first bucket."""
         assert self._built_for is not None
         buckets: list[list[int]] = []
         filled = math.inf
@@ -231,7 +232,7 @@ class GradientExchange:
         return buckets
 
     def _make_dense_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
-        # Within a bucket as they come: one bucket of all then gives every digit of Horovod's own grouped allreduce.
+        # In their own order within a bucket: one bucket of all then equals Horovod's grouped allreduce in every digit.
         return [sorted(bucket) for bucket in self._make_buckets(indexes)]
 
     def _clip(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
@@ -244,7 +245,7 @@ class GradientExchange:
         if learning_rate is None or not self.rescale_residual:
             return tf.constant(1.0)
         new = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
-        # The first step has no rate before it, and a rate of 0 moved nothing.
+        # The first step has no earlier rate, and a rate of 0 moved nothing.
         scale = tf.where((self._learning_rate > 0) & (new > 0), self._learning_rate / new, 1.0)
         self._learning_rate.assign(new)
         return scale
@@ -261,8 +262,9 @@ class GradientExchange:
             values, sent = self._exchange_bucket(bucket, gradients, scale)
             payload += sent
             means |= dict(zip(self._buckets[bucket], values, strict=True))
-        # Beside codes, gains and biases travel as one tensor: of a ResNet-50's hundred, Horovod would tell ranks the
-        # names, 5 KB a step. Where all is dense joining would copy the network, and the digits are to be Horovod's own.
+        # Next to compressed tensors, gains and biases travel as one tensor: for a ResNet-50's hundred of them, Horovod
+        # would send their names to all ranks, 5 KB per step. If everything is dense they stay separate: joining would
+        # copy the network, and every digit must be that of Horovod's own allreduce.
         dense, sent = self._exchange_dense(self._dense_buckets, gradients, joined=bool(self._buckets))
         self._payload_bytes.assign(payload + sent)
         means |= dense
@@ -273,7 +275,7 @@ class GradientExchange:
     ) -> tuple[dict[int, tf.Tensor], int]:
         means: dict[int, tf.Tensor] = {}
         warming_up = self._step < self.warmup_steps
-        # One factor after the sum, as Horovod does: dividing first would change last digits.
+        # One factor after the sum, as in Horovod: dividing first would change last digits.
         factor = tf.constant(1.0 / self.collective.size)
         for number, indexes in enumerate(buckets):
             values = [gradients[index] for index in indexes]
@@ -303,7 +305,7 @@ class GradientExchange:
         payload = tf.constant(0, tf.int64)
         ready = now(values)
         for number in range(len(self.codec.collectives) + 1):
-            # Each part begins when its clock does: what is not compiled would run as soon as one tensor is there.
+            # Each part starts with its clock: operations that are not compiled would start with their first input.
             with tf.control_dependencies([ready]):
                 step = self._step.read_value()
                 values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
@@ -316,7 +318,10 @@ class GradientExchange:
             with tf.control_dependencies([encoded, *checked]):
                 messages = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, sent = transfer(
-                self.codec.collectives[number], messages, self.collective, f"gradients_bucket{bucket}_stage{number}"
+                self.codec.collectives[number],
+                messages,
+                self.collective,
+                f"gradients_bucket{bucket}_collective{number}",
             )
             payload += tf.cast(sent, tf.int64)
             ready = now(values)
@@ -336,7 +341,7 @@ class GradientExchange:
                     messages.append(message)
                     if "finite" in after:
                         checked.append(after.pop("finite"))
-                    # Code that XLA compiled would copy what it only hands on: None stands for no change.
+                    # Code compiled by XLA would copy tensors that it only passes on: None stands for no change.
                     changes.append({name: None if new is memory.get(name) else new for name, new in after.items()})
                 return messages, changes, tf.stack(checked) if finite is None and checked else finite
 

@@ -1,7 +1,6 @@
-"""How many bytes a codec sends, found out without sending any."""
+"""Counts the bytes that a codec sends, without sending any."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import tensorflow as tf
 
@@ -10,10 +9,13 @@ from models.compression.exchange.wire import Collective, transfer
 
 
 def traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | None:
-    """Payload in bytes of one tensor after all stages, see `wire.transfer`; None where it depends on the data."""
+    """Return the payload of one tensor in bytes, see `wire.transfer`; None if it depends on the data.
+
+    It is that of a step after all schedules of the codec.
+    """
     counting = _Counting(collective.rank, collective.size)
-    slots = codec.slots(shape, collective.size, dense=False)
-    sent_in_stage: list[Any] = []
+    state = codec.state_specs(shape, collective.size, dense=False)
+    payloads: list[int | tf.Tensor] = []
 
     def run(gradient: tf.Tensor, memory: Memory) -> None:
         late = tf.constant(1 << 30, tf.int32)
@@ -22,16 +24,16 @@ def traced_payload(codec: Codec, shape: Shape, collective: Collective) -> int | 
         for number, name in enumerate(codec.collectives):
             message, memory = codec.phase(number, value, dict(memory), context)
             (value,), sent = transfer(name, [message], counting, "counted")
-            sent_in_stage.append(sent)
+            payloads.append(sent)
 
-    specs = {name: tf.TensorSpec(slot.shape, tf.float32) for name, slot in slots.items()}
+    specs = {name: tf.TensorSpec(spec.shape, tf.float32) for name, spec in state.items()}
     tf.function(run, autograph=False).get_concrete_function(tf.TensorSpec(shape, tf.float32), specs)
-    return sum(sent_in_stage) if all(isinstance(sent, int) for sent in sent_in_stage) else None
+    return sum(payloads) if all(isinstance(payload, int) for payload in payloads) else None
 
 
 @dataclass(frozen=True)
 class _Counting:
-    """A collective of the right shapes, for tracing."""
+    """A collective that returns tensors of the right shapes, for tracing."""
 
     rank: int
     size: int

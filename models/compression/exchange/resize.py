@@ -1,4 +1,4 @@
-"""Exchange state saved by some number of ranks, for another number."""
+"""Saves the state of an exchange, and loads it on the same or another number of ranks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,29 +13,29 @@ Saved = Mapping[str, NDArray[Any]]
 
 
 def save_state(exchange: GradientExchange) -> dict[str, NDArray[Any]]:
-    """This rank's state by name."""
+    """Return this rank's state by name."""
     arrays = {entry.name: entry.variable.numpy() for entry in exchange.state}
     return arrays | {name: variable.numpy() for name, variable in exchange.clock.items()}
 
 
 def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
-    """Set this rank's state from that of all ranks of the run that saved it.
+    """Set this rank's state from the states of all ranks that saved it.
 
-    With as many ranks as then, a rank takes what it saved. With another number, no update is lost:
+    With the same number of ranks, a rank takes the state that it saved. With another number, no update is lost:
 
-        worker slots (residual, velocity):  every rank takes the mean over the old ranks
-        owner slots:                        joined to the whole tensor, added to every rank's residual, and zero
-        shared slots, step, learning rate:  as they are
+        worker state (residual, velocity):  every rank takes the mean over the old ranks
+        owner state:                        joined to the whole tensor, added to every rank's residual, then set to 0
+        shared state, step, learning rate:  unchanged
 
-    so that the mean over ranks of worker residuals, plus the owners', stays what it was: the sum of what all exchanges
-    so far left out.
+    The mean over ranks of the worker residuals plus the owners' residuals does not change: it is the sum of what all
+    exchanges so far left out.
 
     Args:
-        exchange: Built.
-        saved: Of old rank 0, 1, ..., as `save_state` gave them.
+        exchange: The exchange, built.
+        saved: What `save_state` returned on the old ranks 0, 1, ...
 
     Raises:
-        ValueError: names or shapes of another model or codec.
+        ValueError: names of another model or codec.
     """
     expected = {entry.name for entry in exchange.state} | exchange.clock.keys()
     for rank, state in enumerate(saved):
@@ -50,16 +50,16 @@ def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
         values = [state[entry.name] for state in saved]
         if same_size:
             entry.variable.assign(values[exchange.collective.rank])
-        elif entry.slot.scope == "owner":
+        elif entry.spec.scope == "owner":
             owned[entry.name.partition("/")[2]] = _join(exchange, values, entry.tensor_shape)
-            entry.variable.assign(np.zeros(entry.slot.shape, np.float32))
-        elif entry.slot.scope == "worker":
+            entry.variable.assign(np.zeros(entry.spec.shape, np.float32))
+        elif entry.spec.scope == "worker":
             entry.variable.assign(np.mean(values, axis=0))
         else:
             entry.variable.assign(values[0])
     for entry in exchange.state:
-        slot, _, tensor = entry.name.partition("/")
-        if slot == "residual" and tensor in owned:
+        name, _, tensor = entry.name.partition("/")
+        if name == "residual" and tensor in owned:
             entry.variable.assign_add(owned[tensor])
 
 

@@ -1,4 +1,4 @@
-"""The messages of a bucket's tensors, together in one operation."""
+"""Sends the messages of a bucket's tensors together, in one operation."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -10,7 +10,7 @@ from models.compression.codec import CollectiveName, Message
 
 
 class Collective(Protocol):
-    """What the ranks do together; every rank makes the same calls, and a name says which belong together."""
+    """The operations of all ranks together; every rank makes the same calls, matched by their names."""
 
     @property
     def rank(self) -> int:
@@ -27,25 +27,25 @@ class Collective(Protocol):
         ...
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        """Send one section of the first axis to each rank; return the sections from all, one after the other.
+        """Send one section of the first axis to each rank; return the sections from all ranks, concatenated.
 
-        Without `splits` (int32, a length a rank) the sections are equally long.
+        Without `splits` (int32, one length per rank) the sections are equally long.
         """
         ...
 
     def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """Return all ranks' tensors, one after the other; their first axes may differ."""
+        """Return the tensors of all ranks, concatenated; their first axes may differ."""
         ...
 
 
 def transfer(
     kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
 ) -> tuple[list[Message], int | tf.Tensor]:
-    """Exchange messages, one of each tensor, under a name that is the same on all ranks.
+    """Exchange the messages of several tensors, under a name that is the same on all ranks.
 
     Returns:
-        What came back for each tensor, and the payload in bytes of an allreduce that would cost the same: a rank sends
-        2(N-1)/N times that. An alltoall of B bytes counts B/2, an allgather of B bytes a rank N * B/2.
+        What came back for each tensor, and the payload: the bytes of an allreduce with the same cost. A rank sends
+        2(N-1)/N times the payload. An alltoall of B bytes counts as B/2, an allgather of B bytes per rank as N * B/2.
     """
     if kind == "allreduce":
         sums = collective.allreduce(list(messages), name)
@@ -67,16 +67,16 @@ def _transfer_tensors(
     rows = tf.ensure_shape(
         _move(kind, tf.concat(raw, 1), collective, name), (collective.size, sum(lengths) if static else None)
     )
-    # Messages of one tensor are equally long on all ranks: the lengths sent are those received.
+    # Messages of one tensor have the same length on all ranks, so the lengths sent are those received.
     columns = tf.split(rows, lengths if static else [tf.shape(each)[1] for each in raw], 1)
     received = [from_bytes(each, of.dtype, tuple(of.shape[1:])) for each, of in zip(columns, tensors, strict=True)]
     return tf.nest.pack_sequence_as(messages, received), _bytes(raw)
 
 
 def _transfer_ragged(
-    kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
+    kind: CollectiveName, messages: Sequence[tf.RaggedTensor], collective: Collective, name: str
 ) -> tuple[list[Message], tf.Tensor]:
-    """Each row behind the lengths of its messages: one operation, as small payloads cost little more than that."""
+    """Send each row after the lengths of its messages, in one operation: a second one would cost more than bytes."""
     tensors, size = len(messages), collective.size
     lengths = tf.stack([tf.cast(message.row_lengths(), tf.int32) for message in messages], 1)
     rows = tf.concat([tf.RaggedTensor.from_tensor(to_bytes(lengths)), *messages], 1)
@@ -90,7 +90,7 @@ def _transfer_ragged(
 
 
 def _piece_lengths(received: tf.Tensor, size: int, tensors: int) -> tf.Tensor:
-    """Return int64 `(size * (tensors + 1),)`: bytes of each rank's lengths and of its messages."""
+    """Return int64 `(size * (tensors + 1),)`: for each rank, the bytes of its lengths and of its messages."""
     head_bytes = 4 * tensors
 
     def read_row(row: tf.Tensor, start: tf.Tensor, lengths: tf.TensorArray) -> tuple[tf.Tensor, ...]:

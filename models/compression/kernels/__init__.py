@@ -1,6 +1,7 @@
-"""Operations in C++ for codecs on a CPU, built when the project is installed; without them codecs run on TensorFlow's.
+"""C++ operations for codecs on a CPU, built when the project is installed.
 
-Messages and results are those of TensorFlow's operations, up to rounding. All processors give the same digits.
+Without them the codecs use TensorFlow's operations. Messages and results are the same up to rounding. The C++
+operations give the same digits on every processor.
 """
 
 import logging
@@ -18,23 +19,23 @@ _disabled = False
 
 
 def load() -> Any | None:
-    """The module of operations; None where there is no library, it does not load or is disabled, or there is a GPU."""
+    """Return the module of operations; None if the library is missing, does not load or is disabled, or with a GPU."""
     return None if _disabled or tf.config.get_visible_devices("GPU") else _load()
 
 
 def disable() -> None:
-    """Let codecs that are made from now on do without: for ranks whose results must have the same last digits."""
+    """Make all codecs created from now on use TensorFlow's operations, so that every rank gets the same digits."""
     global _disabled
     _disabled = True
 
 
 def or_nothing(tensor: tf.Tensor | None) -> tf.Tensor:
-    """What the operations take for a tensor that is not there: an empty one."""
+    """Return the tensor, or the empty tensor that stands for None in the operations."""
     return tf.zeros((0,), tf.float32) if tensor is None else tensor
 
 
 def shaped(tensor: tf.Tensor, shape: tuple[int | None, ...]) -> tf.Tensor:
-    """The same with its shape, which the operations do not tell when they are traced."""
+    """Return the tensor with its shape set: the operations have no shape inference."""
     tensor.set_shape(shape)
     return tensor
 
@@ -43,7 +44,7 @@ def shaped(tensor: tf.Tensor, shape: tuple[int | None, ...]) -> tf.Tensor:
 def _load() -> Any | None:
     log = logging.getLogger(__name__)
     if not LIBRARY.exists():
-        # A .zip of --py-files is such a place too: a library cannot be loaded from there.
+        # This includes a .zip of --py-files: a library cannot be loaded from inside it.
         log.warning("there is no %s: compression runs without C++ kernels and takes longer", LIBRARY)
         return None
     try:

@@ -1,4 +1,4 @@
-"""What codecs share whose payloads are summed by an allreduce."""
+"""What linear codecs share: their payloads are summed by an allreduce."""
 
 import tensorflow as tf
 
@@ -6,20 +6,20 @@ from models.compression.codec import Memory, Shape
 
 
 class LinearCodec:
-    """No conditions on the tensor, nothing to do after dense exchanges."""
+    """Accepts every tensor and does nothing after dense exchanges."""
 
     compiled = True
     checks_finite = False
     local_clip_norm: float | None = None
 
     def accepts(self, shape: Shape) -> bool:
-        """Any."""
+        """Every shape is accepted."""
         return True
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """The mean."""
+        """Return the mean as it is."""
         return mean, memory
 
     def join_parts(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """There are none."""
-        raise AssertionError(f"no owner slots, got parts of shape {parts.shape}")
+        """Never called: a linear codec has no owner state."""
+        raise AssertionError(f"a linear codec has no owner state, got parts of shape {parts.shape}")

@@ -1,86 +1,86 @@
-"""What a rank keeps of its own gradients from one step to the next, and adds to the following one."""
+"""Worker memories: what a rank keeps of its own gradients and adds to the following ones."""
 
 from collections.abc import Callable
 from typing import Protocol
 
 import tensorflow as tf
 
-from models.compression.codec import Memory, Shape, Slot
+from models.compression.codec import Memory, Shape, StateSpec
 
 Clear = Callable[[tf.Tensor], tf.Tensor]
 
 
 class WorkerMemory(Protocol):
-    """Corrects a gradient before it is encoded and takes up what the payload left out."""
+    """Corrects a gradient before it is encoded, and stores what the message left out."""
 
-    def slots(self, shape: Shape, *, dense: bool) -> dict[str, Slot]:
-        """The state of one tensor; `dense` where it never travels compressed."""
+    def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
+        """Return the state of one tensor; `dense` if it never travels compressed."""
         ...
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """What to encode in place of the gradient, but for the slot "residual", which is added where there is one."""
+        """Return what is encoded in place of the gradient; the caller adds the state "residual" if there is one."""
         ...
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """Take up the remainder: what was encoded minus what was sent.
+        """Store the remainder: what was encoded minus what the message decodes to.
 
         Args:
-            remainder: Shaped as the gradient.
+            remainder: Has the shape of the gradient.
             clear: Returns a tensor of that shape with zeros where elements were sent exactly.
             memory: As `advance` left it.
         """
         ...
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
-        """See the result, equal on every rank."""
+        """Return the memory after the exchange, whose result is equal on every rank."""
         ...
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """See `Codec.after_dense`."""
+        """Return what replaces a mean that travelled dense; see `Codec.after_dense`."""
         ...
 
 
 class NoMemory:
-    """What is not sent is lost: for codecs without bias, or to show what error feedback is for."""
+    """No state: what a message leaves out is lost. For unbiased codecs, and as a baseline without error feedback."""
 
-    def slots(self, shape: Shape, *, dense: bool) -> dict[str, Slot]:
-        """None."""
+    def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
+        """There is no state."""
         return {}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """The gradient."""
+        """Return the gradient as it is."""
         return gradient, memory
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """Nothing."""
+        """Store nothing."""
         return memory
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
-        """Nothing."""
+        """Store nothing."""
         return memory
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """The mean."""
+        """Return the mean as it is."""
         return mean, memory
 
 
 class ErrorFeedback(NoMemory):
-    """What was not sent is added to the next gradient.
+    """Adds what was not sent to the next gradient.
 
         p = g + residual;  send Q(p);  residual = p - Q(p)
 
-    So that, over any number of steps, all that was sent and the residual sum to all gradients.
+    Over any number of steps, everything that was sent and the last residual sum to all gradients.
 
     Source: Seide et al. 2014, section 3.1; Karimireddy et al. 2019. The residual's change of unit with the learning
     rate: Zheng et al. 2019.
     """
 
-    def slots(self, shape: Shape, *, dense: bool) -> dict[str, Slot]:
-        """The residual."""
-        return {} if dense else {"residual": Slot(shape, "worker")}
+    def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
+        """The residual is the state."""
+        return {} if dense else {"residual": StateSpec(shape, "worker")}
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """The remainder is the residual."""
+        """Store the remainder as the residual."""
         return {**memory, "residual": remainder}
 
 
@@ -90,37 +90,38 @@ class MomentumCorrection(NoMemory):
         u = momentum * u + g;  v = v + u            (Nesterov: u = momentum * (u + g);  v = v + u + g)
         send Q(v);  v = v - Q(v);  where something was sent: u = 0    (masking)
 
-    Without masking, all that was sent and v sum to what momentum SGD would have applied. With it, momentum stops where
-    an element was just sent, which at high densities erases most of it: at density 1 nothing but the gradient is left.
+    Without masking, everything that was sent and v sum to what momentum SGD would have applied. With masking, the
+    momentum of an element stops when the element is sent. At high densities this erases most of the momentum: at
+    density 1 only the gradient remains.
 
     Source: Lin et al. 2018, sections 3.1 and 3.2; the Nesterov form is that of the authors' code.
     """
 
     def __init__(self, momentum: float, *, nesterov: bool, masking: bool) -> None:
-        """Keep the settings; see the class."""
+        """Store the settings."""
         self.momentum = momentum
         self.nesterov = nesterov
         self.masking = masking
 
-    def slots(self, shape: Shape, *, dense: bool) -> dict[str, Slot]:
-        """u, and v as the residual."""
-        velocity = {"velocity": Slot(shape, "worker")}
-        return velocity if dense else velocity | {"residual": Slot(shape, "worker")}
+    def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
+        """The state is u, and v as the residual."""
+        velocity = {"velocity": StateSpec(shape, "worker")}
+        return velocity if dense else velocity | {"residual": StateSpec(shape, "worker")}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """By what this gradient advances v, the residual."""
+        """Return what this gradient adds to v."""
         step, velocity = self._step(gradient, memory["velocity"])
         return step, {**memory, "velocity": velocity}
 
     def keep(self, remainder: tf.Tensor, clear: Clear, memory: Memory) -> Memory:
-        """V without what was sent, u without the places."""
+        """Store v without what was sent, and u without the elements that were sent."""
         velocity = memory["velocity"]
         if self.masking:
             velocity = clear(velocity)
         return {**memory, "residual": remainder, "velocity": velocity}
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """Momentum SGD's velocity: the optimizer has none."""
+        """Return the velocity of momentum SGD, because the optimizer has no momentum."""
         step, velocity = self._step(mean, memory["velocity"])
         return step, {**memory, "velocity": velocity}
 
@@ -141,23 +142,23 @@ class SharedMomentum(ErrorFeedback):
     """
 
     def __init__(self, beta_1: float) -> None:
-        """Keep beta_1; see the class."""
+        """Store the decay."""
         self.beta_1 = beta_1
 
-    def slots(self, shape: Shape, *, dense: bool) -> dict[str, Slot]:
-        """M, and the residual."""
-        return {"momentum": Slot(shape, "shared"), **super().slots(shape, dense=dense)}
+    def state_specs(self, shape: Shape, *, dense: bool) -> dict[str, StateSpec]:
+        """The state is m and the residual."""
+        return {"momentum": StateSpec(shape, "shared"), **super().state_specs(shape, dense=dense)}
 
     def advance(self, gradient: tf.Tensor, memory: Memory) -> tuple[tf.Tensor, Memory]:
-        """This rank's m."""
+        """Return m advanced by this rank's gradient."""
         return self._moment(gradient, memory), memory
 
     def finish(self, result: tf.Tensor, memory: Memory) -> Memory:
-        """The result is m."""
+        """Store the result as m."""
         return {**memory, "momentum": result}
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
-        """The mean during warm-up, when the optimizer is Adam; m after it."""
+        """Return the mean while warming up, when the optimizer is plain Adam, and m afterwards."""
         momentum = self._moment(mean, memory)
         return tf.where(warming_up, mean, momentum), {**memory, "momentum": momentum}
 

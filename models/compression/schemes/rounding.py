@@ -1,4 +1,4 @@
-"""Shorter floating-point numbers."""
+"""Quantisation to shorter floating-point numbers."""
 
 import tensorflow as tf
 
@@ -7,7 +7,7 @@ from models.compression.schemes.stripes import FlatLayout
 
 
 class RoundingQuantiser:
-    """Round to the nearest number of another floating-point type.
+    """Rounds to the nearest number of another floating-point type.
 
     Args:
         dtype: tf.float16 or tf.bfloat16.
@@ -18,18 +18,18 @@ class RoundingQuantiser:
     native = None
 
     def __init__(self, dtype: tf.DType, prescale: float) -> None:
-        """Keep the settings; see the class."""
+        """Store the settings."""
         self.dtype = dtype
         self.prescale = prescale
         self.layout = FlatLayout(1)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
-        """2 bytes an element."""
+        """Return the rounded numbers, 2 bytes per element, and the rounding errors."""
         rounded = tf.cast(parts * self.prescale, self.dtype)
         return (rounded,), parts - self._restore(rounded)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
-        """Back to float32."""
+        """Return the numbers in float32."""
         return self._restore(message[0])
 
     def _restore(self, rounded: tf.Tensor) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""How a tensor is cut into one part a rank, each of which its owner sums for all."""
+"""How a tensor is cut into one part per rank; the part's owner sums it for all ranks."""
 
 import math
 from typing import Protocol
@@ -12,66 +12,66 @@ class Layout(Protocol):
     """Cuts a tensor into equal parts, padded with zeros, and joins them again."""
 
     def part_shape(self, shape: Shape, size: int) -> Shape:
-        """The shape of one of `size` parts."""
+        """Return the shape of one of `size` parts."""
         ...
 
     def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
-        """`(size, *part_shape)`."""
+        """Return the parts, `(size, *part_shape)`."""
         ...
 
     def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """The tensor of `shape` without the padding."""
+        """Return the tensor of `shape` without the padding."""
         ...
 
     def real(self, shape: Shape, size: int) -> list[int]:
-        """Of each part, how many entries along its last axis are no padding."""
+        """Return for each part how many entries along its last axis are not padding."""
         ...
 
 
 class FlatLayout:
-    """Contiguous runs of the flattened tensor.
+    """Cuts the flattened tensor into contiguous runs.
 
     Args:
-        multiple: Parts have a multiple of this many elements; parts that are smaller have a multiple of 8.
+        multiple: The length of a part is a multiple of this; of 8 where a part would be shorter than this.
     """
 
     def __init__(self, multiple: int = 8) -> None:
-        """Keep the multiple."""
+        """Store the multiple."""
         self.multiple = multiple
 
     def part_shape(self, shape: Shape, size: int) -> Shape:
-        """One axis."""
+        """Return the length of a part, as the only axis."""
         elements = -(-math.prod(shape) // size)
         multiple = self.multiple if elements >= self.multiple else min(8, self.multiple)
         return (-(-elements // multiple) * multiple,)
 
     def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
-        """Pad at the end, reshape."""
+        """Pad at the end and reshape."""
         (elements,) = self.part_shape(tuple(tensor.shape), size)
         flat = tf.reshape(tensor, (-1,))
         padding = size * elements - flat.shape[0]
         return tf.reshape(tf.pad(flat, [[0, padding]]) if padding else flat, (size, elements))
 
     def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """Reshape, drop the end."""
+        """Reshape and drop the padding."""
         flat = tf.reshape(parts, (-1,))
         elements = math.prod(shape)
         return tf.reshape(flat if flat.shape[0] == elements else flat[:elements], shape)
 
     def real(self, shape: Shape, size: int) -> list[int]:
-        """The last parts may hold less."""
+        """Return the number of elements of each part; the last parts may hold fewer."""
         return _filled(math.prod(shape), self.part_shape(shape, size)[0], size)
 
 
 class ColumnLayout:
-    """Whole columns of the matrix `(all but the last axis, last axis)`: a column holds an output unit's weights."""
+    """Cuts the matrix `(all but the last axis, last axis)` between columns; a column holds an output unit's weights."""
 
     def part_shape(self, shape: Shape, size: int) -> Shape:
-        """`(rows, columns of a part)`."""
+        """Return `(rows, columns of a part)`."""
         return math.prod(shape[:-1]), -(-shape[-1] // size)
 
     def split(self, tensor: tf.Tensor, size: int) -> tf.Tensor:
-        """Pad columns, move the parts to the front."""
+        """Pad with columns and move the parts to the front."""
         rows, columns = self.part_shape(tuple(tensor.shape), size)
         matrix = tf.reshape(tensor, (rows, -1))
         if size == 1:
@@ -81,7 +81,7 @@ class ColumnLayout:
         return tf.transpose(tf.reshape(matrix, (rows, size, columns)), (1, 0, 2))
 
     def join(self, parts: tf.Tensor, shape: Shape) -> tf.Tensor:
-        """Move the parts back, drop padded columns."""
+        """Move the parts back and drop the padded columns."""
         size, rows, columns = parts.shape
         if size == 1:
             return tf.reshape(parts, shape)
@@ -89,12 +89,12 @@ class ColumnLayout:
         return tf.reshape(matrix[:, : shape[-1]], shape)
 
     def real(self, shape: Shape, size: int) -> list[int]:
-        """The last parts may hold fewer columns."""
+        """Return the number of columns of each part; the last parts may hold fewer."""
         return _filled(shape[-1], self.part_shape(shape, size)[-1], size)
 
 
 def clear_padding(parts: tf.Tensor, real: list[int]) -> tf.Tensor:
-    """`(parts, ..., entries)` with zeros from each part's number of real entries on."""
+    """Return `parts`, `(parts, ..., entries)`, with zeros in place of each part's padding along the last axis."""
     entries = parts.shape[-1]
     if all(count == entries for count in real):
         return parts

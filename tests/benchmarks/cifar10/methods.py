@@ -10,7 +10,7 @@ TRAIN_IMAGES, TEST_IMAGES, CLASSES = 10_000, 10_000, 10
 BATCH_SIZE, EPOCHS, EPOCHS_PER_EVALUATION = 64, 20, 2
 STEPS_PER_EPOCH = TRAIN_IMAGES // (RANKS * BATCH_SIZE)
 CROP_MARGIN = 0
-# One block a stage, 300,000 parameters in 12 convolutions and the head.
+# One block per stage, 300,000 parameters in 12 convolutions and the head.
 DEPTH, WIDTH_FACTOR = 10, 0.25
 # Tuned on `none`.
 SETUP = {
@@ -49,7 +49,7 @@ DENSITY_WARMUP = [
     {"before_step": (epoch + 1) * STEPS_PER_EPOCH, "density": density}
     for epoch, density in enumerate((0.25, 0.0625, 0.015625, 0.004))
 ]
-ADAM = {"name": "onebit_adam", "learning_rate_per_256": 2e-3}
+ADAM = {"name": "onebit_adam", "learning_rate_per_256": 2e-3, "weight_decay": 5e-4}
 FROZEN_FROM = EPOCHS * STEPS_PER_EPOCH // 5
 METHODS = {
     "none": Method({"name": "none"}),
@@ -67,13 +67,13 @@ METHODS = {
         {"name": "powersgd", "rank": 4, "error_feedback": False}, worse_than="powersgd rank 4"
     ),
     "dgc 0.1 %": Method(
-        {"name": "dgc", "density": 0.001, "stages": DENSITY_WARMUP},
+        {"name": "dgc", "density": 0.001, "density_schedule": DENSITY_WARMUP},
         exchange={"warmup_steps": 0},
         optimizer=NO_MOMENTUM,
     ),
     # Residuals of gradients instead of velocities, and the optimizer's momentum after the sum.
     "dgc 0.1 %, no momentum correction": Method(
-        {"name": "topk", "density": 0.001, "stages": DENSITY_WARMUP},
+        {"name": "topk", "density": 0.001, "density_schedule": DENSITY_WARMUP},
         exchange={"warmup_steps": 0},
         worse_than="dgc 0.1 %",
     ),
@@ -106,10 +106,13 @@ METHODS = {
 def overrides(method, seed):
     """Of the shipped configuration `smoke`, for one run."""
     sections = {name: dict(values) for name, values in SETUP.items()}
-    sections["optimizer"] |= method.optimizer
+    # Another optimizer has other settings.
+    sections["optimizer"] = {**({} if "name" in method.optimizer else sections["optimizer"]), **method.optimizer}
     sections["exchange"] |= {"codec": method.codec, **method.exchange}
     sections["training"]["seed"] = seed
-    return [f"{name}.{key}={json.dumps(value)}" for name, values in sections.items() for key, value in values.items()]
+    optimizer = sections.pop("optimizer")
+    keys = [f"{name}.{key}={json.dumps(value)}" for name, values in sections.items() for key, value in values.items()]
+    return [f"optimizer={json.dumps(optimizer)}", *keys]
 
 
 def fingerprint(method, seed):

@@ -25,7 +25,8 @@ from conf.load import load
 from models.layers.meprop import MeProp
 from models.layers.preprocessing import InputGroup
 from models.losses import classification_loss
-from models.networks.resnet import BLOCKS_PER_STAGE, build_model
+from models.networks.model import build_model
+from models.networks.resnet import BLOCKS_PER_STAGE
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report
@@ -57,7 +58,8 @@ def train(method, seed, data, collective):
     pixels = data["train_images"]
     group = InputGroup("rgb", pixels.shape[1:], "uint8", tuple(pixels.mean((0, 1, 2))), tuple(pixels.std((0, 1, 2))))
     BLOCKS_PER_STAGE[DEPTH] = (1, 1, 1, 1)
-    model = build_model([group], classes=CLASSES, depth=DEPTH, width_factor=WIDTH_FACTOR)
+    network = {"depth": DEPTH, "width_factor": WIDTH_FACTOR, "upsampling": "nearest", "augmentation": "none"}
+    model = build_model([group], network="resnet", classes=CLASSES, **network)
     if method.meprop is not None:
         model = sparsify_backward_pass(model, method.meprop)
     optimizer = make_optimizer(config.optimizer, model)

@@ -105,9 +105,10 @@ def full_step(method, bucket_mib, collective):
     import numpy as np
     import tensorflow as tf
 
+    from conf.networks import ResNetConfig
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
-    from models.networks.resnet import build_model
+    from models.networks.model import build_model
     from pipelines.training.step import make_train_step
 
     keras.utils.set_random_seed(0)
@@ -115,7 +116,7 @@ def full_step(method, bucket_mib, collective):
         InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
         for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
     ]
-    model = build_model(groups, classes=CLASSES, depth=50)
+    model = build_model(groups, network="resnet", classes=CLASSES, **ResNetConfig().arguments())
     for variable in model.trainable_variables:
         if variable.name == "gamma":
             variable.assign(np.ones(variable.shape))  # blocks that start as their shortcut have no gradient inside
@@ -178,27 +179,36 @@ def exchange_alone(method, bucket_mib, collective):
 
 
 def make_exchange(method, bucket_mib, collective):
-    from models.compression.codecs.table import CODECS
+    from conf.exchange import ExchangeConfig
     from models.compression.exchange.exchange import GradientExchange
+    from pipelines.training.recipe import make_codec
 
-    codec = CODECS[method["codec"]](**method["parameters"])
-    return GradientExchange(codec, collective, bucket_mib=bucket_mib, warmup_steps=method.get("warmup_steps", 0))
+    config = ExchangeConfig(
+        codec={"name": method["codec"], **method["parameters"]},
+        bucket_mib=bucket_mib,
+        warmup_steps=method.get("warmup_steps", 0),
+    )
+    codec = make_codec(config.codec, optimizer_config(method))
+    return GradientExchange(codec, collective, seed=0, **config.arguments())
+
+
+def optimizer_config(method):
+    """LARS, or the optimizer that the codec needs."""
+    from conf.optimizers import LARSConfig, OneBitAdamConfig, SGDConfig
+
+    if method.get("codec") == "dgc":
+        return SGDConfig(momentum=0.0, nesterov=False, weight_decay=0.0)
+    if method.get("codec") == "onebit_adam":
+        return OneBitAdamConfig(warmup_steps=max(1, method.get("warmup_steps", 0)), weight_decay=0.0)
+    return LARSConfig()
 
 
 def make_optimizer(method, model):
-    """LARS, or the one that the method is half of."""
-    import keras
+    """The optimizer at a learning rate that keeps the weights finite."""
+    from pipelines.training import recipe
 
-    from models.optimizers.lars import LARS, normalisation_and_bias_paths
-    from models.optimizers.onebit_adam import OneBitAdam
-
-    if method.get("codec") == "dgc":
-        optimizer = keras.optimizers.SGD(0.001)
-    elif method.get("codec") == "onebit_adam":
-        optimizer = OneBitAdam(1e-5, warmup_steps=method["warmup_steps"])
-    else:
-        optimizer = LARS(0.01, excluded=normalisation_and_bias_paths(model))
-    optimizer.build(model.trainable_variables)
+    optimizer = recipe.make_optimizer(optimizer_config(method), model)
+    optimizer.learning_rate = {"dgc": 0.001, "onebit_adam": 1e-5}.get(method.get("codec"), 0.01)
     return optimizer
 
 

@@ -7,8 +7,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.exchange import ExchangeConfig
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
+
+# The defaults of the configuration, but one bucket of all tensors.
+EXCHANGE = {**ExchangeConfig().arguments(), "bucket_mib": None, "seed": 0}
 
 
 class LockstepRank:
@@ -72,7 +76,7 @@ class Ring:
     def __init__(self, size, codec, settings):
         barrier, slots = threading.Barrier(size), [None] * size
         self.ranks = [LockstepRank(rank, barrier, slots) for rank in range(size)]
-        settings = {"jit_compile": False, "dense_below": 0, **settings}
+        settings = {**EXCHANGE, "jit_compile": False, "dense_below": 0, **settings}
         self.exchanges = [GradientExchange(codec, rank, **settings) for rank in self.ranks]
         self.size = size
         self._barrier = barrier
@@ -119,11 +123,36 @@ class Ring:
 
 
 @pytest.fixture(scope="session")
-def make_ring():
+def make_codec():
+    """`make_codec(name, **settings)`: what is not given is the configuration's default."""
+
+    def make(name, **settings):
+        required = {"tau": 0.05} if name == "threshold" else {}
+        defaults = ExchangeConfig(codec={"name": name, **required}).codec.arguments()
+        # Half of a method: the recipe takes it from the optimizer's settings.
+        shared = {"beta_1": 0.9} if name == "onebit_adam" else {}
+        return CODECS[name](**{**defaults, **shared, **settings})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_exchange(make_codec):
+    """`make_exchange(codec name or codec, collective, **settings)`: likewise, but in one bucket."""
+
+    def make(codec, collective, **settings):
+        built = make_codec(codec) if isinstance(codec, str) else codec
+        return GradientExchange(built, collective, **{**EXCHANGE, **settings})
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def make_ring(make_codec):
     """`make_ring(size, codec name or codec, codec settings, **exchange settings)`."""
 
     def make(size, codec, parameters=None, **settings):
-        built = CODECS[codec](**(parameters or {})) if isinstance(codec, str) else codec
+        built = make_codec(codec, **(parameters or {})) if isinstance(codec, str) else codec
         return Ring(size, built, settings)
 
     return make

@@ -11,7 +11,7 @@ import tensorflow as tf
 from models.layers.augmentation import Augmentation, AugmentedModel, augmentation_seeds
 from models.layers.normalisation import FusedBatchNormalization
 from models.layers.preprocessing import InputGroup, preprocess
-from models.networks.resnet import build_model, with_probabilities
+from models.networks.model import build_model, with_probabilities
 
 # Clockwise: 5; counter-clockwise: 6; the diagonals: 4 and 7.
 BY_HAND_2X2 = {
@@ -40,6 +40,7 @@ GROUPS = [
     InputGroup("bands_60m", (4, 4, 3), "uint8", (70.0,) * 3, (20.0,) * 3),
 ]
 EVERY_ELEMENT = np.arange(8, dtype=np.int32)
+NETWORK = {"network": "resnet", "upsampling": "nearest", "depth": 18, "width_factor": 0.125}
 
 
 def random_images(samples, groups=GROUPS):
@@ -61,7 +62,7 @@ def build_small(augmentation, policy="float32", dtype="uint16"):
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(0)
     try:
-        model = build_model(groups, classes=3, depth=18, width_factor=0.125, augmentation=augmentation)
+        model = build_model(groups, classes=3, augmentation=augmentation, **NETWORK)
     finally:
         keras.config.set_dtype_policy(before)
     generator = np.random.default_rng(1)
@@ -102,10 +103,10 @@ def test_the_lowest_bits_choose_whatever_the_sign():
         np.testing.assert_array_equal(augment({"g": image}, [element - 2**31])["g"], expected)
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
-def test_all_groups_of_a_sample_move_alike(interpolation):
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
+def test_all_groups_of_a_sample_move_alike(upsampling):
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
-    joined = keras.Model(inputs, preprocess(inputs, GROUPS, interpolation=interpolation))
+    joined = keras.Model(inputs, preprocess(inputs, GROUPS, upsampling=upsampling))
     images = random_images(8)
     # Turning the groups and then joining them is joining them and then turning all bands.
     expected = augment({"joined": joined(images).numpy()}, EVERY_ELEMENT)["joined"]
@@ -216,14 +217,14 @@ def test_seeds_of_anything_else_are_refused(arguments, message):
 def test_groups_that_are_no_squares_are_refused_unless_only_flipped():
     groups = [InputGroup("wide", (32, 48, 1), "uint8", (0.0,), (1.0,))]
     with pytest.raises(ValueError, match="group 'wide' has 32 x 48 pixels: choose 'flips' or 'none'"):
-        build_model(groups, classes=2, depth=18, width_factor=0.125, augmentation="dihedral")
-    model = build_model(groups, classes=2, depth=18, width_factor=0.125, augmentation="flips")
+        build_model(groups, classes=2, augmentation="dihedral", **NETWORK)
+    model = build_model(groups, classes=2, augmentation="flips", **NETWORK)
     assert model(random_images(2, groups), training=True, seeds=EVERY_ELEMENT[:2]).shape == (2, 2)
 
 
 def test_other_augmentations_are_refused():
     with pytest.raises(ValueError, match=r"'flips', 'dihedral'\), got 'rotate'"):
-        build_model(GROUPS, classes=2, depth=18, augmentation="rotate")
+        build_model(GROUPS, classes=2, augmentation="rotate", **NETWORK)
     with pytest.raises(ValueError, match="got 'none'"):
         Augmentation("none")
 
@@ -247,7 +248,7 @@ def test_without_training_nothing_moves_seeds_or_not(small):
 def test_training_is_the_networks_on_the_augmented_images(jit_compile):
     keras.utils.set_random_seed(0)
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
-    features = keras.layers.Conv2D(5, 3, strides=2)(preprocess(inputs, GROUPS))
+    features = keras.layers.Conv2D(5, 3, strides=2)(preprocess(inputs, GROUPS, upsampling="nearest"))
     features = keras.ops.relu(FusedBatchNormalization()(features))
     model = AugmentedModel(keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(features))), "dihedral")
     images = random_images(8)

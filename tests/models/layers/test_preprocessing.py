@@ -22,13 +22,13 @@ def group(name, shape, dtype="float32", mean=None, std=None):
     return InputGroup(name, shape, dtype, mean or (0.0,) * bands, std or (1.0,) * bands)
 
 
-def preprocessing_model(groups, interpolation="nearest"):
+def preprocessing_model(groups, upsampling="nearest"):
     inputs = {each.name: keras.Input(each.shape, dtype=each.dtype, name=each.name) for each in groups}
-    return keras.Model(inputs, preprocess(inputs, groups, interpolation=interpolation))
+    return keras.Model(inputs, preprocess(inputs, groups, upsampling=upsampling))
 
 
-def run(groups, images, interpolation="nearest"):
-    return preprocessing_model(groups, interpolation)(images).numpy()
+def run(groups, images, upsampling="nearest"):
+    return preprocessing_model(groups, upsampling)(images).numpy()
 
 
 def test_normalises_with_the_statistics_of_each_band_and_joins_in_the_order_of_the_groups():
@@ -67,38 +67,38 @@ def test_bilinear_weighs_the_two_nearest_pixel_centres():
 
 
 @pytest.mark.parametrize("size", [(12, 12), (11, 8)])
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
-def test_agrees_with_tf_image_resize(interpolation, size):
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
+def test_agrees_with_tf_image_resize(upsampling, size):
     coarse = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
     groups = [group("fine", (*size, 1)), group("coarse", (6, 4, 3))]
-    joined = run(groups, {"fine": np.zeros((2, *size, 1), np.float32), "coarse": coarse}, interpolation)
-    expected = tf.image.resize(coarse, size, method=interpolation)
+    joined = run(groups, {"fine": np.zeros((2, *size, 1), np.float32), "coarse": coarse}, upsampling)
+    expected = tf.image.resize(coarse, size, method=upsampling)
     # TensorFlow reads its bicubic weights from a table of 1024 steps.
-    np.testing.assert_allclose(joined[..., 1:], expected, atol=3e-3 if interpolation == "bicubic" else 1e-5)
+    np.testing.assert_allclose(joined[..., 1:], expected, atol=3e-3 if upsampling == "bicubic" else 1e-5)
 
 
 @pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
-def test_sentinel_groups_are_the_pixels_of_pillow_and_tensorflow(interpolation, compiled):
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
+def test_sentinel_groups_are_the_pixels_of_pillow_and_tensorflow(upsampling, compiled):
     groups = [group(f"bands_{side}", (side, side, 2), "uint16") for side in (120, 60, 20)]
     images = {each.name: TEST_IMAGE[:, : each.shape[0], : each.shape[1]] for each in groups}
-    model = preprocessing_model(groups, interpolation)
+    model = preprocessing_model(groups, upsampling)
     joined = (model if compiled is None else tf.function(model, jit_compile=compiled))(images).numpy()
     np.testing.assert_array_equal(joined[..., :2], images["bands_120"])
     for first_band, each in ((2, groups[1]), (4, groups[2])):
         found, coarse = joined[..., first_band : first_band + 2], images[each.name]
         # Of 65,535 counts; float32 steps by 0.004 to 0.008 there, and a bicubic pixel is a sum of 16.
-        atol = 0 if interpolation == "nearest" else 0.03
-        np.testing.assert_allclose(found, pillow_resized(coarse, interpolation), rtol=0, atol=atol)
+        atol = 0 if upsampling == "nearest" else 0.03
+        np.testing.assert_allclose(found, pillow_resized(coarse, upsampling), rtol=0, atol=atol)
         # TensorFlow's bilinear weights are float32 too, its bicubic ones from a table of 1024 steps.
-        atol = {"nearest": 0, "bilinear": 0.2, "bicubic": 65_535 / 1024}[interpolation]
-        tensorflows = tf.image.resize(coarse.astype(np.float32), (120, 120), method=interpolation)
+        atol = {"nearest": 0, "bilinear": 0.2, "bicubic": 65_535 / 1024}[upsampling]
+        tensorflows = tf.image.resize(coarse.astype(np.float32), (120, 120), method=upsampling)
         np.testing.assert_allclose(found, tensorflows, rtol=0, atol=atol)
 
 
-def pillow_resized(images, interpolation):
+def pillow_resized(images, upsampling):
     """Each band resized to 120 x 120 pixels by Pillow, in float32."""
-    method = Resampling[interpolation.upper()]
+    method = Resampling[upsampling.upper()]
     resized = [
         [np.asarray(Image.fromarray(band).resize((120, 120), method)) for band in np.moveaxis(image, -1, 0)]
         for image in images.astype(np.float32)
@@ -106,16 +106,16 @@ def pillow_resized(images, interpolation):
     return np.moveaxis(np.array(resized), 1, -1)
 
 
-@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic"])
+@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_gives_the_same_pixels_when_compiled(dtype, interpolation):
+def test_gives_the_same_pixels_when_compiled(dtype, upsampling):
     groups = [
         group("fine", (7, 6, 1), dtype, (50.0,), (9.0,)),
         group("coarse", (3, 3, 2), dtype, (9.0, 8.0), (3.0, 4.0)),
     ]
     generator = np.random.default_rng(0)
     images = {each.name: generator.integers(0, 256, (2, *each.shape)).astype(dtype) for each in groups}
-    model = preprocessing_model(groups, interpolation)
+    model = preprocessing_model(groups, upsampling)
     eager = model(images).numpy()
     np.testing.assert_allclose(tf.function(model)(images), eager, atol=1e-4)
     np.testing.assert_allclose(tf.function(model, jit_compile=True)(images), eager, atol=1e-4)
@@ -146,14 +146,14 @@ def test_rejects_statistics_that_do_not_fit(mean, std, message):
         InputGroup("g", (4, 4, 2), "uint16", mean, std)
 
 
-def test_rejects_groups_and_interpolations_that_it_does_not_know():
+def test_rejects_groups_and_upsamplings_that_it_does_not_know():
     inputs = {"g": keras.Input((4, 4, 1), name="g")}
     one = group("g", (4, 4, 1))
     with pytest.raises(ValueError, match="distinct and among the inputs"):
-        preprocess(inputs, [])
+        preprocess(inputs, [], upsampling="nearest")
     with pytest.raises(ValueError, match="distinct and among the inputs"):
-        preprocess(inputs, [one, one])
+        preprocess(inputs, [one, one], upsampling="nearest")
     with pytest.raises(ValueError, match="distinct and among the inputs"):
-        preprocess(inputs, [group("other", (4, 4, 1))])
+        preprocess(inputs, [group("other", (4, 4, 1))], upsampling="nearest")
     with pytest.raises(ValueError, match="'cubic'"):
-        preprocess(inputs, [one], interpolation="cubic")
+        preprocess(inputs, [one], upsampling="cubic")

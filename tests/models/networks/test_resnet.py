@@ -9,7 +9,8 @@ import pytest
 import tensorflow as tf
 
 from models.layers.preprocessing import InputGroup
-from models.networks.resnet import build_model, resnet, with_probabilities
+from models.networks.model import build_model, with_probabilities
+from models.networks.resnet import resnet
 
 SENTINEL_GROUPS = [
     InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
@@ -40,7 +41,15 @@ def resnet50():
 @pytest.fixture(scope="module")
 def small():
     keras.utils.set_random_seed(0)
-    model = build_model(SENTINEL_GROUPS, classes=5, depth=18, width_factor=0.125, interpolation="bicubic")
+    model = build_model(
+        SENTINEL_GROUPS,
+        network="resnet",
+        classes=5,
+        upsampling="bicubic",
+        augmentation="none",
+        depth=18,
+        width_factor=0.125,
+    )
     for layer in layers_of(model, keras.layers.BatchNormalization):
         # Gains of zero would hide the residual branches from every comparison of outputs.
         layer.gamma.assign(np.random.default_rng(1).uniform(0.5, 1.5, layer.gamma.shape))
@@ -132,7 +141,7 @@ def test_width_factor_scales_every_stage_to_multiples_of_8(width_factor, channel
 
 def test_build_model_maps_stored_pixels_to_logits(small):
     logits = small(sentinel_images())
-    assert small.name == "resnet18"
+    assert small.name == "resnet"
     assert {name: (each.shape[1:], each.dtype) for name, each in small.input.items()} == {
         group.name: (group.shape, group.dtype) for group in SENTINEL_GROUPS
     }

@@ -1,12 +1,18 @@
-"""LARS against steps by hand, and the roles of variables."""
+"""LARS against steps by hand."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.networks.resnet import resnet
-from models.optimizers.lars import LARS, normalisation_and_bias_paths
+from conf.optimizers import LARSConfig
+from models.optimizers.lars import LARS
+from models.optimizers.roles import variables_with_roles
+
+
+def make_lars(learning_rate, **settings):
+    """With the configuration's defaults."""
+    return LARS(learning_rate, **{**LARSConfig().arguments(), **settings})
 
 
 def variable(values, name="w"):
@@ -18,15 +24,9 @@ def step(optimizer, weights, gradient):
     return weights.numpy()
 
 
-def network():
-    keras.utils.set_random_seed(0)
-    images = keras.Input((16, 16, 3))
-    return keras.Model(images, resnet(images, depth=18, width_factor=0.125, classes=4))
-
-
 def test_one_step_by_hand():
     weights = variable([3.0, 4.0])
-    optimizer = LARS(0.5, momentum=0.9, nesterov=False, weight_decay=0.1, trust_coefficient=0.01)
+    optimizer = make_lars(0.5, momentum=0.9, nesterov=False, weight_decay=0.1, trust_coefficient=0.01)
     # |w| = 5, |g| = 10: ratio = 0.01 * 5 / (10 + 0.1 * 5) = 0.05 / 10.5
     # update = 0.5 * ratio * ((6, 8) + 0.1 * (3, 4)) = 0.5 * 0.05 / 10.5 * (6.3, 8.4) = (0.015, 0.02)
     np.testing.assert_allclose(step(optimizer, weights, [6.0, 8.0]), [2.985, 3.98], rtol=1e-6)
@@ -34,7 +34,7 @@ def test_one_step_by_hand():
 
 def test_two_nesterov_steps_by_hand():
     weights = variable([2.0])
-    optimizer = LARS(1.0, momentum=0.5, nesterov=True, weight_decay=0.0, trust_coefficient=0.1)
+    optimizer = make_lars(1.0, momentum=0.5, nesterov=True, weight_decay=0.0, trust_coefficient=0.1)
     # In one dimension ratio * g = 0.1 * |w|: update = 0.2, v = -0.2, w = 2 + 0.5 * -0.2 - 0.2 = 1.7
     np.testing.assert_allclose(step(optimizer, weights, [5.0]), [1.7], rtol=1e-6)
     # update = 0.17, v = 0.5 * -0.2 - 0.17 = -0.27, w = 1.7 + 0.5 * -0.27 - 0.17 = 1.395
@@ -43,7 +43,7 @@ def test_two_nesterov_steps_by_hand():
 
 def test_momentum_carries_the_rate_of_the_step_that_made_it():
     weights = variable([2.0])
-    optimizer = LARS(1.0, momentum=0.5, nesterov=False, weight_decay=0.0, trust_coefficient=0.1)
+    optimizer = make_lars(1.0, momentum=0.5, nesterov=False, weight_decay=0.0, trust_coefficient=0.1)
     step(optimizer, weights, [5.0])  # v = -0.2, w = 1.8
     optimizer.learning_rate = 0.1
     # update = 0.1 * 0.18 = 0.018, v = -0.1 - 0.018, w = 1.682
@@ -55,7 +55,7 @@ def test_step_is_proportional_to_the_weights_for_any_scale_of_the_gradient(scale
     generator = np.random.default_rng(0)
     initial = generator.normal(size=(4, 5))
     weights = variable(initial)
-    optimizer = LARS(2.0, weight_decay=0.0, nesterov=False, trust_coefficient=0.001)
+    optimizer = make_lars(2.0, weight_decay=0.0, nesterov=False, trust_coefficient=0.001)
     change = step(optimizer, weights, scale * generator.normal(size=(4, 5))) - initial
     assert np.linalg.norm(change) == pytest.approx(2.0 * 0.001 * np.linalg.norm(initial), rel=1e-3)
 
@@ -63,7 +63,7 @@ def test_step_is_proportional_to_the_weights_for_any_scale_of_the_gradient(scale
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_excluded_variables_see_the_full_rate_and_no_decay(nesterov):
     weights, plain = variable([3.0, 4.0], "gain"), variable([3.0, 4.0], "plain")
-    lars = LARS(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.5, excluded=["gain"])
+    lars = make_lars(0.1, momentum=0.9, nesterov=nesterov, weight_decay=0.5, excluded=["gain"])
     sgd = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=nesterov)
     for gradient in ([1.0, -2.0], [0.5, 3.0], [0.0, 1.0]):
         np.testing.assert_allclose(step(lars, weights, gradient), step(sgd, plain, gradient), rtol=1e-6)
@@ -71,30 +71,30 @@ def test_excluded_variables_see_the_full_rate_and_no_decay(nesterov):
 
 def test_zero_weights_or_a_zero_gradient_take_ratio_one():
     weights = variable([0.0, 0.0])
-    np.testing.assert_allclose(step(LARS(0.5, nesterov=False), weights, [1.0, 2.0]), [-0.5, -1.0])
+    np.testing.assert_allclose(step(make_lars(0.5, nesterov=False), weights, [1.0, 2.0]), [-0.5, -1.0])
     weights = variable([2.0])
     # g = 0: update = 0.5 * 1 * (0 + 0.1 * 2)
-    np.testing.assert_allclose(step(LARS(0.5, nesterov=False, weight_decay=0.1), weights, [0.0]), [1.9])
+    np.testing.assert_allclose(step(make_lars(0.5, nesterov=False, weight_decay=0.1), weights, [0.0]), [1.9])
     weights = variable([2.0])
-    np.testing.assert_allclose(step(LARS(0.5, weight_decay=0.0), weights, [0.0]), [2.0])
+    np.testing.assert_allclose(step(make_lars(0.5, weight_decay=0.0), weights, [0.0]), [2.0])
 
 
 def test_epsilon_bounds_the_ratio_of_small_gradients():
     weights = variable([1.0])
-    optimizer = LARS(1.0, nesterov=False, weight_decay=0.0, trust_coefficient=0.1, epsilon=0.5)
+    optimizer = make_lars(1.0, nesterov=False, weight_decay=0.0, trust_coefficient=0.1, epsilon=0.5)
     # ratio = 0.1 / (0.5 + 0.5)
     np.testing.assert_allclose(step(optimizer, weights, [0.5]), [0.95], rtol=1e-6)
 
 
 def test_weight_decay_is_applied_once():
     weights = variable([2.0])
-    optimizer = LARS(1.0, momentum=0.0, nesterov=False, weight_decay=0.5, trust_coefficient=0.1)
+    optimizer = make_lars(1.0, momentum=0.0, nesterov=False, weight_decay=0.5, trust_coefficient=0.1)
     # ratio = 0.1 * 2 / (1 + 0.5 * 2) = 0.1; update = 0.1 * (1 + 0.5 * 2) = 0.2
     np.testing.assert_allclose(step(optimizer, weights, [1.0]), [1.8], rtol=1e-6)
 
 
 def test_config_round_trip():
-    optimizer = LARS(
+    optimizer = make_lars(
         0.25,
         momentum=0.8,
         nesterov=False,
@@ -125,7 +125,11 @@ def test_saved_model_continues_as_if_never_interrupted(tmp_path):
         features = keras.layers.ReLU()(keras.layers.BatchNormalization(name="bn")(features))
         logits = keras.layers.Dense(4, name="logits")(keras.layers.Flatten()(features))
         model = keras.Model(images, logits)
-        optimizer = LARS(5.0, weight_decay=1e-3, excluded=normalisation_and_bias_paths(model))
+        optimizer = make_lars(
+            5.0,
+            weight_decay=1e-3,
+            excluded=[each.path for each in variables_with_roles(model, ["bias", "gain", "shift"])],
+        )
         model.compile(optimizer, keras.losses.CategoricalCrossentropy(from_logits=True))
         return model
 
@@ -149,7 +153,7 @@ def test_saved_model_continues_as_if_never_interrupted(tmp_path):
 @pytest.mark.parametrize("jit_compile", [False, True])
 def test_rate_can_change_at_every_step_of_a_compiled_function(jit_compile):
     eager, traced = variable([[3.0, 4.0]]), variable([[3.0, 4.0]])
-    eager_optimizer, optimizer = LARS(1.0, trust_coefficient=0.1), LARS(1.0, trust_coefficient=0.1)
+    eager_optimizer, optimizer = make_lars(1.0, trust_coefficient=0.1), make_lars(1.0, trust_coefficient=0.1)
     optimizer.build([traced])
 
     @tf.function(jit_compile=jit_compile)
@@ -167,9 +171,9 @@ def test_rate_can_change_at_every_step_of_a_compiled_function(jit_compile):
 
 def test_excluded_path_must_belong_to_exactly_one_variable():
     with pytest.raises(ValueError, match=r"exactly one trainable variable each, got \['gama'\]"):
-        LARS(0.1, excluded=["gama"]).build([variable([1.0], "gamma")])
+        make_lars(0.1, excluded=["gama"]).build([variable([1.0], "gamma")])
     with pytest.raises(ValueError, match="exactly one"):
-        LARS(0.1, excluded=["gamma"]).build([variable([1.0], "gamma"), variable([1.0], "gamma")])
+        make_lars(0.1, excluded=["gamma"]).build([variable([1.0], "gamma"), variable([1.0], "gamma")])
 
 
 @pytest.mark.parametrize(
@@ -178,39 +182,4 @@ def test_excluded_path_must_belong_to_exactly_one_variable():
 )
 def test_coefficients_out_of_range_are_rejected(arguments):
     with pytest.raises(ValueError, match="must"):
-        LARS(0.1, **arguments)
-
-
-def test_roles_in_a_resnet_are_all_gains_shifts_and_the_bias_of_the_head():
-    model = network()
-    expected = {"logits/bias"}
-    for layer in model.layers:
-        if "bn" in layer.name:
-            expected |= {f"{layer.name}/gamma", f"{layer.name}/beta"}
-    paths = normalisation_and_bias_paths(model)
-    assert set(paths) == expected
-    assert len(paths) == len(expected) == 2 * 20 + 1
-    LARS(0.1, excluded=paths).build(model.trainable_variables)
-
-
-def test_roles_do_not_come_from_names():
-    images = keras.Input((4, 4, 3))
-    features = keras.layers.Conv2D(3, 1, use_bias=False, name="bias_bn")(images)
-    features = keras.layers.LayerNormalization(name="conv")(features)
-    features = keras.layers.GroupNormalization(1, scale=False, name="kernel")(features)
-    model = keras.Model(images, keras.layers.Dense(2, name="gamma")(features))
-    assert normalisation_and_bias_paths(model) == ("conv/gamma", "conv/beta", "kernel/beta", "gamma/bias")
-
-
-def test_roles_reach_into_nested_models_and_wrapped_layers_and_skip_frozen_ones():
-    inner = keras.Sequential(
-        [keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()], name="inner"
-    )
-    inputs = keras.Input((5, 3))
-    features = keras.layers.TimeDistributed(inner)(inputs)
-    frozen = keras.layers.BatchNormalization(name="frozen", trainable=False)
-    model = keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(2))(frozen(features)))
-    kernels = {id(each) for each in model.trainable_variables if len(each.shape) == 2}
-    paths = normalisation_and_bias_paths(model)
-    assert paths == tuple(each.path for each in model.trainable_variables if id(each) not in kernels)
-    assert len(paths) == 4
+        make_lars(0.1, **arguments)

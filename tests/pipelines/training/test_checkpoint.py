@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from models.optimizers.lars import LARS
+from conf.optimizers import LARSConfig
 from pipelines.training.checkpoint import (
     KEPT,
     TrainingState,
@@ -18,6 +18,7 @@ from pipelines.training.checkpoint import (
     save_checkpoint,
     save_rank_state,
 )
+from pipelines.training.recipe import make_optimizer
 
 
 def state(epochs_done: int) -> TrainingState:
@@ -26,8 +27,7 @@ def state(epochs_done: int) -> TrainingState:
 
 @pytest.fixture
 def variables(tiny_model: keras.Model) -> list[keras.Variable]:
-    optimizer = LARS(0.1)
-    optimizer.build(tiny_model.trainable_variables)
+    optimizer = make_optimizer(LARSConfig(), tiny_model)
     return [*tiny_model.variables, *optimizer.variables]
 
 

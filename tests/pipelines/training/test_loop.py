@@ -38,7 +38,7 @@ def batches(count: int) -> Iterator[Batch]:
 
 def one_epoch(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
     """An epoch of so many batches on one rank, at a rate that stays where it is unless `settings` say otherwise."""
-    chosen = {"optimizer": keras.optimizers.SGD(0.0), "schedule": multi_step(1.0, 100), "report": lambda _: None}
+    chosen = {"optimizer": keras.optimizers.SGD(0.0), "schedule": multi_step(1.0, 100, []), "report": lambda _: None}
     return train_epoch(
         batches(count),
         step,
@@ -56,7 +56,7 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
         seen.append(float(optimizer.learning_rate))
         return tf.constant(float(len(seen)))
 
-    schedule = gradual_warmup(multi_step(1.0, 100), 10)
+    schedule = gradual_warmup(multi_step(1.0, 100, []), 10)
     result = one_epoch(4, step, 5, optimizer=optimizer, schedule=schedule)
     assert seen == pytest.approx([0.6, 0.7, 0.8, 0.9])
     assert result.loss == 2.5

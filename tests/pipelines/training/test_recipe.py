@@ -1,14 +1,80 @@
+import ast
+from collections.abc import Callable, Collection
+from inspect import Parameter, signature
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
 from conf.codecs import CODEC_NAMES
+from conf.exchange import ExchangeConfig
 from conf.load import load
+from conf.networks import MODEL_NAMES, NetworkConfig
+from conf.optimizers import OPTIMIZER_NAMES, OptimizerBase
+from conf.schema import RunConfig
+from conf.section import Member
+from models.compression.codecs.none import NoneCodec
 from models.compression.codecs.table import CODECS
+from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel
+from models.losses import classification_loss
+from models.networks.table import NETWORKS
+from models.optimizers.roles import variables_with_roles
+from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import BandStatistics, Manifest
 from pipelines.sample import ImageGroup
-from pipelines.training.recipe import make_exchange, make_model, make_schedule
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
+from pipelines.training.step import make_train_step
 
 RECIPE = "bigearthnet_v2_resnet50"
+# What makes a choice valid: settings without a default, and the other half of a pair.
+NEEDS = {
+    "threshold": ["exchange.codec={name: threshold, tau: 0.5}"],
+    "dgc": ["exchange.codec=dgc", "optimizer={name: sgd, momentum: 0.0, nesterov: false}"],
+    "onebit_adam": [
+        "exchange.codec=onebit_adam",
+        "exchange.warmup_steps=5",
+        "optimizer={name: onebit_adam, warmup_steps: 5}",
+    ],
+}
+TABLES: dict[str, dict[str, Callable[..., Any]]] = {"codecs": CODECS, "optimizers": OPTIMIZERS, "networks": NETWORKS}
+
+
+class OneRank:
+    rank, size = 0, 1
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        return tensors
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        return tensor
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        return tensor
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return Manifest(
+        archive="image_folder",
+        task="single_label",
+        class_names=("water", "land"),
+        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
+        splits={},
+        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
+        settings={},
+        source_fingerprint="abc",
+    )
+
+
+@pytest.fixture
+def dense_model() -> keras.Model:
+    """A kernel, a bias, a gain and a shift, in this order."""
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
 
 
 def test_the_recipe_is_goyals() -> None:
@@ -42,51 +108,187 @@ def test_the_peak_follows_the_number_of_workers() -> None:
 
 
 @pytest.mark.parametrize("augmentation", ["none", "flips", "dihedral"])
-def test_the_model_augments_as_configured(augmentation: str) -> None:
-    manifest = Manifest(
-        archive="image_folder",
-        task="single_label",
-        class_names=("water", "land"),
-        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
-        splits={},
-        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
-        settings={},
-        source_fingerprint="abc",
-    )
+def test_the_model_augments_as_configured(augmentation: str, manifest: Manifest) -> None:
     model = make_model(load("smoke", [f"model.augmentation={augmentation}"]), manifest)
     assert (model.augmentation.kind if isinstance(model, AugmentedModel) else "none") == augmentation
 
 
-class OneRank:
-    rank, size = 0, 1
+def test_the_networks_settings_reach_it(manifest: Manifest) -> None:
+    wide = make_model(load("smoke", ["model={name: resnet, depth: 18, width_factor: 0.5}"]), manifest)
+    assert wide.get_layer("stem_conv").filters == 32
+    assert len([layer for layer in wide.layers if layer.name.endswith("_add")]) == 8
 
 
-def test_every_codec_has_a_section() -> None:
-    assert set(CODEC_NAMES) == set(CODECS)
+@pytest.mark.parametrize("roles", [[], ["bias"], ["gain", "shift"], ["bias", "gain", "shift"], ["kernel"]])
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str], dense_model: keras.Model) -> None:
+    # Without a gradient, an optimizer moves a variable by its weight decay alone, and only if it is not 0.
+    settings = {"onebit_adam": "warmup_steps: 1", "sgd": "momentum: 0.0", "lars": "momentum: 0.0, nesterov: false"}
+    overrides = [f"optimizer={{name: {name}, weight_decay: 0.1, excluded_roles: {roles}, {settings[name]}}}"]
+    overrides += ["exchange.codec=onebit_adam", "exchange.warmup_steps=1"] if name == "onebit_adam" else []
+    optimizer = make_optimizer(load("smoke", overrides).optimizer, dense_model)
+    optimizer.learning_rate = 0.5
+    variables = dense_model.trainable_variables
+    for variable in variables:
+        variable.assign(np.full(variable.shape, 2.0))
+    optimizer.apply([tf.zeros(variable.shape) for variable in variables], variables)
+    left_out = {id(variable) for variable in variables_with_roles(dense_model, roles)}
+    for variable in variables:
+        # w = w - rate * decay * w, 2 - 0.5 * 0.1 * 2; LARS has the ratio 1 where the gradient is 0.
+        expected = 2.0 if id(variable) in left_out else 1.9
+        np.testing.assert_allclose(variable, expected, rtol=1e-6, err_msg=variable.path)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("name", OPTIMIZER_NAMES)
+def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: keras.Model) -> None:
+    settings = {
+        "lars": {"momentum": 0.8, "nesterov": False, "trust_coefficient": 0.02},
+        "sgd": {"momentum": 0.7, "nesterov": False},
+        "onebit_adam": {"beta_1": 0.8, "beta_2": 0.99, "warmup_steps": 3},
+    }[name]
+    text = ", ".join(f"{key}: {str(value).lower()}" for key, value in settings.items())
+    overrides = [f"optimizer={{name: {name}, weight_decay: {decay}, {text}}}"]
+    overrides += ["exchange.codec=onebit_adam", "exchange.warmup_steps=3"] if name == "onebit_adam" else []
+    optimizer = make_optimizer(load("smoke", overrides).optimizer, dense_model)
+    built = optimizer.get_config()
+    assert {key: built[key] for key in settings} == settings
+    assert (built["weight_decay"] or 0.0) == decay
+    assert float(optimizer.learning_rate) == 0.0
+    assert optimizer.built
+
+
+def test_momentum_of_the_pair_is_stated_once() -> None:
+    overrides = [*NEEDS["onebit_adam"][:2], "optimizer={name: onebit_adam, warmup_steps: 5, beta_1: 0.7}"]
+    exchange = make_exchange(load("smoke", overrides), OneRank())
+    assert exchange.codec.memory.beta_1 == 0.7
+
+
+@pytest.mark.parametrize(
+    ("table", "names"), [("codecs", CODEC_NAMES), ("optimizers", OPTIMIZER_NAMES), ("networks", MODEL_NAMES)]
+)
+def test_every_entry_of_a_table_has_a_class_of_settings(table: str, names: tuple[str, ...]) -> None:
+    assert list(names) == list(TABLES[table])
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
-def test_the_defaults_of_the_configuration_are_those_of_the_codecs(name: str) -> None:
-    overrides = [f"exchange.codec={'{name: threshold, tau: 0.5}' if name == 'threshold' else name}"]
-    if name == "dgc":
-        overrides += ["optimizer.name=sgd", "optimizer.momentum=0.0", "optimizer.nesterov=false"]
-    if name == "onebit_adam":
-        overrides += ["optimizer.name=onebit_adam", "optimizer.warmup_steps=5", "exchange.warmup_steps=5"]
-    codec = make_exchange(load("smoke", overrides), OneRank()).codec
-    assert _settings(codec) == _settings(CODECS[name](**({"tau": 0.5} if name == "threshold" else {})))
+def test_every_codec_is_made_from_the_configurations_defaults(name: str) -> None:
+    exchange = make_exchange(load("smoke", NEEDS.get(name, [f"exchange.codec={name}"])), OneRank())
+    assert exchange.codec.name == name
 
 
-def _settings(value: object) -> object:
-    if hasattr(value, "__dict__") and type(value).__module__.startswith("models."):
-        return type(value).__name__, {key: _settings(inner) for key, inner in vars(value).items()}
-    return value
+@pytest.mark.parametrize(
+    "constructor", [GradientExchange, *(entry for table in TABLES.values() for entry in table.values())]
+)
+def test_defaults_are_stated_in_the_configuration_only(constructor: Callable[..., Any]) -> None:
+    assert _with_default(constructor) <= {"jit_compile"}  # which is no key of the exchange
+
+
+def _with_default(constructor: Callable[..., Any]) -> set[str]:
+    return {
+        name
+        for name, parameter in signature(constructor).parameters.items()
+        if parameter.default is not Parameter.empty
+    }
 
 
 def test_settings_reach_the_exchange() -> None:
-    codec = "{name: topk, density: 0.02, stages: [{before_step: 7, density: 0.5}]}"
+    codec = "{name: topk, density: 0.02, density_schedule: [{before_step: 7, density: 0.5}]}"
     settings = ["dense_below=9", "bucket_mib=2.5", "warmup_steps=3", "rescale_residual=false"]
     overrides = [f"exchange.codec={codec}", *[f"exchange.{setting}" for setting in settings], "training.seed=11"]
     exchange = make_exchange(load("smoke", overrides), OneRank())
-    assert exchange.codec.quantiser.density.values == (0.5, 0.02)
+    assert exchange.codec.compressor.density.values == (0.5, 0.02)
     assert (exchange.dense_below, exchange.bucket_mib, exchange.warmup_steps) == (9, 2.5, 3)
     assert (exchange.rescale_residual, exchange.seed) == (False, 11)
+
+
+# A codec, an optimizer and a network as a file of their own would have them, and their settings.
+
+
+class HalvingCodec(NoneCodec):
+    name = "halving"
+
+    def __init__(self, *, factor: float) -> None:
+        self.factor = factor
+
+    def after_dense(self, mean: tf.Tensor, memory: dict[str, Any], *, warming_up: tf.Tensor) -> Any:
+        return mean * self.factor, memory
+
+
+class HalvingConfig(Member):
+    name: Literal["halving"] = "halving"
+    factor: float = 0.5
+
+
+def plain_descent(*, excluded: Collection[keras.Variable], weight_decay: float, clip: float) -> Any:
+    return keras.optimizers.SGD(0.0, clipvalue=clip)
+
+
+class PlainDescentConfig(OptimizerBase):
+    name: Literal["plain_descent"] = "plain_descent"
+    clip: float = 100.0
+
+
+def linear(images: keras.KerasTensor, *, classes: int, bias: bool) -> keras.KerasTensor:
+    return keras.layers.Dense(classes, use_bias=bias)(keras.layers.Flatten()(images))
+
+
+class LinearConfig(NetworkConfig):
+    name: Literal["linear"] = "linear"
+    bias: bool = False
+
+
+def test_a_new_codec_optimizer_and_network_are_a_line_in_a_table(
+    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(CODECS, "halving", HalvingCodec)
+    monkeypatch.setitem(OPTIMIZERS, "plain_descent", plain_descent)
+    monkeypatch.setitem(NETWORKS, "linear", linear)
+    base = load("smoke")
+    # As pydantic would from unions with one more member.
+    config = RunConfig.model_construct(
+        **{
+            **dict(base),
+            "model": LinearConfig(),
+            "optimizer": PlainDescentConfig(),
+            "exchange": ExchangeConfig.model_construct(**{**dict(base.exchange), "codec": HalvingConfig()}),
+        }
+    )
+    model = make_model(config, manifest)
+    optimizer = make_optimizer(config.optimizer, model)
+    optimizer.learning_rate = 1.0
+    exchange = make_exchange(config, OneRank())
+    step = make_train_step(model, classification_loss("single_label"), optimizer, exchange, jit_compile=False)
+    (kernel,) = model.trainable_variables
+    kernel.assign(tf.zeros(kernel.shape))
+    images = tf.ones((2, 32, 32, 3), tf.uint8)  # the mean: normalised to 0, but for one pixel
+    images = tf.tensor_scatter_nd_update(images, [[0, 0, 0, 0], [1, 0, 0, 0]], tf.constant([3, 3], tf.uint8))
+    step({"rgb": images}, tf.constant([[1.0, 0.0], [1.0, 0.0]]))
+    # The pixel is 2 and the probabilities are 1/2: the gradient is 2 * (-1/2, 1/2), half of which is applied.
+    np.testing.assert_allclose(kernel[0], [0.5, -0.5], rtol=1e-6)
+    assert np.count_nonzero(kernel) == 2
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, project: Path) -> None:
+    places = {"codecs": "models/compression/codecs", "optimizers": "models/optimizers", "networks": "models/networks"}
+    # What two halves of a method, or a method with its own momentum, must be told about each other.
+    pairs = {"conf/schema.py", "models/compression/exchange/compatibility.py"}
+    # The C++ kernels say which codecs have some.
+    pairs |= {"models/compression/kernels/__init__.py"}
+    shipped = [path for folder in ("jobs", "pipelines", "models", "conf") for path in (project / folder).rglob("*.py")]
+    mentions = {
+        path.relative_to(project).as_posix(): {
+            node.value
+            for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        }
+        for path in shipped
+    }
+    for name in set(TABLES[table]) - {"none", "onebit_adam"}:  # "none" is also no augmentation; the pair has both
+        found = {path for path, strings in mentions.items() if name in strings}
+        own = {path for path in found if path.startswith(places[table])} | {f"conf/{table}.py"}
+        assert found - own - pairs == set(), name
+        assert f"{places[table]}/table.py" in found
+        # Its file may say its name, as the table and the settings do.
+        assert len(own) <= 3, (name, own)

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.codecs.adaptive import Extremes
-from models.compression.schemes.stages import Stages
+from models.compression.codecs.adaptive import AdaptiveQuantiser
+from models.compression.schemes.piecewise import PiecewiseConstant
 
 
 def encode(values, density):
-    quantiser = Extremes(Stages(density))
+    quantiser = AdaptiveQuantiser(PiecewiseConstant(density))
     parts = tf.constant(values, tf.float32)[None]
     message, remainder = quantiser.encode(parts, None, tf.constant(0), None)
     return message, remainder.numpy()[0], quantiser.decode(message, tuple(parts.shape[1:])).numpy()[0]

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 from models.compression.codecs.table import CODECS
-from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.resize import load_state, save_state
 
 PARAMETERS = {
@@ -23,18 +22,19 @@ RANKS = [1, 2, 3, 8]
 SHAPES = ((40, 30), (3, 3, 6, 10), (1, 1), (7, 13), (2, 77))
 
 
-def build(name, **changes):
-    return CODECS[name](**{**PARAMETERS.get(name, {}), **changes})
+@pytest.fixture
+def build(make_codec):
+    return lambda name: make_codec(name, **PARAMETERS.get(name, {}))
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_codec_is_known_by_its_own_name(name):
+def test_codec_is_known_by_its_own_name(name, build):
     assert build(name).name == name
 
 
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", WITH_RESIDUAL)
-def test_what_came_out_and_the_residuals_sum_to_all_gradients(name, size, make_ring, random_gradients):
+def test_what_came_out_and_the_residuals_sum_to_all_gradients(name, size, make_ring, random_gradients, build):
     ring = make_ring(size, build(name))
     shapes = SHAPES if size < 8 else SHAPES[3:]  # threads take turns: 8 ranks are slow
     sums = [np.zeros(shape, np.float64) for shape in shapes]
@@ -55,7 +55,7 @@ def test_what_came_out_and_the_residuals_sum_to_all_gradients(name, size, make_r
 
 @pytest.mark.parametrize("size", RANKS)
 @pytest.mark.parametrize("name", EXACT)
-def test_roundings_give_the_mean(name, size, make_ring, random_gradients):
+def test_roundings_give_the_mean(name, size, make_ring, random_gradients, build):
     gradients = random_gradients(size, SHAPES)
     relative = {"none": 1e-6, "fp16": 2**-9, "bf16": 2**-7}[name]
     for index, result in enumerate(make_ring(size, build(name)).exchange(gradients)):
@@ -66,7 +66,7 @@ def test_roundings_give_the_mean(name, size, make_ring, random_gradients):
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_zero_gradients_stay_zero_and_do_no_harm(name, make_ring, random_gradients):
+def test_zero_gradients_stay_zero_and_do_no_harm(name, make_ring, random_gradients, build):
     ring = make_ring(2, build(name))
     zeros = [[np.zeros(shape, np.float32) for shape in SHAPES] for _ in range(2)]
     for result in ring.exchange(zeros):
@@ -82,7 +82,7 @@ def test_zero_gradients_stay_zero_and_do_no_harm(name, make_ring, random_gradien
 
 @pytest.mark.parametrize("magnitude", [1e30, 1e-30])
 @pytest.mark.parametrize("name", sorted(set(CODECS) - {"fp16", "threshold"}))
-def test_huge_and_tiny_values(name, magnitude, make_ring, random_gradients):
+def test_huge_and_tiny_values(name, magnitude, make_ring, random_gradients, build):
     gradients = [[tensor * np.float32(magnitude) for tensor in rank] for rank in random_gradients(2, ((24, 40),))]
     ring = make_ring(2, build(name))
     total = sum(np.abs(ring.exchange(gradients)[0]).max() for _ in range(3))
@@ -91,7 +91,7 @@ def test_huge_and_tiny_values(name, magnitude, make_ring, random_gradients):
 
 
 @pytest.mark.parametrize("name", sorted(set(CODECS) - {"norm_sparsifier", "onebit_adam", "dgc", "threshold"}))
-def test_equal_elements_come_out_as_they_are_or_not_at_all(name, make_ring):
+def test_equal_elements_come_out_as_they_are_or_not_at_all(name, make_ring, build):
     (result,) = make_ring(2, build(name)).exchange([[np.full((24, 40), 0.5, np.float32)]] * 2)
     values = np.unique(result)
     assert np.all(np.isclose(values, 0.5, rtol=1e-5) | (values == 0)), values
@@ -100,7 +100,7 @@ def test_equal_elements_come_out_as_they_are_or_not_at_all(name, make_ring):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_a_gradient_that_is_not_finite_stops_with_rank_and_tensor(name, value, make_ring):
+def test_a_gradient_that_is_not_finite_stops_with_rank_and_tensor(name, value, make_ring, build):
     ring = make_ring(2, build(name))
     gradients = [[np.ones((24, 40), np.float32), np.ones((30,), np.float32)] for _ in range(2)]
     gradients[1][1][3] = value
@@ -114,7 +114,7 @@ def test_a_gradient_that_is_not_finite_stops_with_rank_and_tensor(name, value, m
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_state_restored_elsewhere_goes_on_alike(name, make_ring, random_gradients):
+def test_state_restored_elsewhere_goes_on_alike(name, make_ring, random_gradients, build):
     first, second = make_ring(2, build(name)), make_ring(2, build(name))
     for step in range(2):
         first.exchange(random_gradients(2, SHAPES, seed=step))
@@ -130,7 +130,7 @@ def test_state_restored_elsewhere_goes_on_alike(name, make_ring, random_gradient
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("name", WITH_RESIDUAL)
-def test_what_was_left_out_survives_another_number_of_ranks(name, size, make_ring, random_gradients):
+def test_what_was_left_out_survives_another_number_of_ranks(name, size, make_ring, random_gradients, build):
     shape = (40, 30)
     old, new = make_ring(2, build(name)), make_ring(size, build(name))
     for step in range(2):
@@ -143,7 +143,7 @@ def test_what_was_left_out_survives_another_number_of_ranks(name, size, make_rin
     np.testing.assert_allclose(new.left_out(0, shape), old.left_out(0, shape), rtol=1e-5, atol=1e-5)
 
 
-def test_state_of_another_codec_is_refused(make_ring):
+def test_state_of_another_codec_is_refused(make_ring, build):
     (one,), (other,) = make_ring(1, build("onebit")).exchanges, make_ring(1, build("none")).exchanges
     for exchange in (one, other):
         exchange.build([tf.zeros((4, 4))])
@@ -152,10 +152,10 @@ def test_state_of_another_codec_is_refused(make_ring):
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
-def test_compiled_step_equals_eager_one(name, equal_ranks, random_gradients):
+def test_compiled_step_equals_eager_one(name, equal_ranks, random_gradients, make_exchange, build):
     gradients = [tf.constant(each) for each in random_gradients(1, ((40, 30), (30,)))[0]]
-    eager = GradientExchange(build(name), equal_ranks(1), dense_below=0, jit_compile=False)
-    compiled = GradientExchange(build(name), equal_ranks(1), dense_below=0)
+    eager = make_exchange(build(name), equal_ranks(1), dense_below=0, jit_compile=False)
+    compiled = make_exchange(build(name), equal_ranks(1), dense_below=0)
     step = tf.function(compiled.exchange)
     for _ in range(2):
         for own, other in zip(step(gradients), eager.exchange(gradients), strict=True):
@@ -165,7 +165,7 @@ def test_compiled_step_equals_eager_one(name, equal_ranks, random_gradients):
 
 @pytest.mark.parametrize("name", sorted(set(CODECS) - {"norm_sparsifier", "threshold", "adaptive"}))
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_payload_known_from_shapes_is_what_travels(name, size, make_ring, random_gradients):
+def test_payload_known_from_shapes_is_what_travels(name, size, make_ring, random_gradients, build):
     ring = make_ring(size, build(name))
     gradients = random_gradients(size)
     ring.exchange(gradients)

@@ -3,12 +3,12 @@
 import numpy as np
 import tensorflow as tf
 
-from models.compression.codecs.onebit import ColumnMeans
+from models.compression.codecs.onebit import OneBitQuantiser
 
 
 def encode(matrix):
     parts = tf.constant(matrix, tf.float32)[None]
-    quantiser = ColumnMeans()
+    quantiser = OneBitQuantiser()
     message, remainder = quantiser.encode(parts, tf.constant([parts.shape[2]]), tf.constant(0), tf.constant([0, 0]))
     return message, remainder.numpy()[0], quantiser.decode(message, tuple(parts.shape[1:])).numpy()[0]
 

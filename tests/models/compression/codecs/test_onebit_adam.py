@@ -5,10 +5,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.codecs.onebit_adam import onebit_adam
+from conf.optimizers import OneBitAdamConfig
 from models.optimizers.onebit_adam import OneBitAdam
 
 SHAPES = ((40, 30), (7,))
+
+
+def make_pair(learning_rate, **settings):
+    """The optimizer with the configuration's defaults, but without weight decay."""
+    return OneBitAdam(learning_rate, **{**OneBitAdamConfig(weight_decay=0.0).arguments(), **settings})
 
 
 def train(optimizer, gradients):
@@ -22,12 +27,12 @@ def train(optimizer, gradients):
     return history
 
 
-def test_warm_up_is_adam_and_the_second_moment_freezes(make_ring, random_gradients):
-    ring = make_ring(2, onebit_adam(), warmup_steps=3)
+def test_warm_up_is_adam_and_the_second_moment_freezes(make_ring, random_gradients, make_codec):
+    ring = make_ring(2, make_codec("onebit_adam"), warmup_steps=3)
     steps = [random_gradients(2, SHAPES, seed=step) for step in range(6)]
     means = [[np.mean([rank[index] for rank in step], axis=0) for index in range(2)] for step in steps]
     received = [ring.exchange(step) for step in steps]
-    pair, adam = OneBitAdam(0.01, warmup_steps=3), keras.optimizers.Adam(0.01)
+    pair, adam = make_pair(0.01, warmup_steps=3), keras.optimizers.Adam(0.01)
     ours, theirs = train(pair, received), train(adam, means)
     for step in range(3):
         for own, other in zip(ours[step], theirs[step], strict=True):
@@ -41,8 +46,8 @@ def test_warm_up_is_adam_and_the_second_moment_freezes(make_ring, random_gradien
     assert not np.allclose(ours[5][0], theirs[5][0], rtol=1e-4)
 
 
-def test_moments_of_dense_tensors_stay_exact(make_ring, random_gradients):
-    ring = make_ring(3, onebit_adam(beta_1=0.8), warmup_steps=2)
+def test_moments_of_dense_tensors_stay_exact(make_ring, random_gradients, make_codec):
+    ring = make_ring(3, make_codec("onebit_adam", beta_1=0.8), warmup_steps=2)
     moment = np.zeros(SHAPES[1])
     for step in range(5):
         gradients = random_gradients(3, SHAPES, seed=step)
@@ -52,9 +57,9 @@ def test_moments_of_dense_tensors_stay_exact(make_ring, random_gradients):
         np.testing.assert_allclose(result, mean if step < 2 else moment, rtol=1e-5, atol=1e-7)
 
 
-def test_first_moments_and_residuals_are_conserved(make_ring, random_gradients):
+def test_first_moments_and_residuals_are_conserved(make_ring, random_gradients, make_codec):
     # m_t = m-hat_t + what was left out; the exact moment advances from the sent one by each mean gradient.
-    ring = make_ring(2, onebit_adam(), warmup_steps=1)
+    ring = make_ring(2, make_codec("onebit_adam"), warmup_steps=1)
     ring.exchange(random_gradients(2, SHAPES))
     sent, left = ring.state("momentum/gradient_0")[0], ring.left_out(0, SHAPES[0])
     np.testing.assert_array_equal(left, 0)
@@ -70,7 +75,7 @@ def test_first_moments_and_residuals_are_conserved(make_ring, random_gradients):
 
 def test_elements_without_second_moment_stay():
     variable = keras.Variable(np.ones(2, np.float32))
-    optimizer = OneBitAdam(0.1, warmup_steps=1)
+    optimizer = make_pair(0.1, warmup_steps=1)
     optimizer.build([variable])
     optimizer.apply([tf.constant([1.0, 0.0])], [variable])
     before = np.array(variable)
@@ -81,7 +86,7 @@ def test_elements_without_second_moment_stay():
 
 
 def test_config_round_trip():
-    optimizer = OneBitAdam(0.1, warmup_steps=7, beta_1=0.8, weight_decay=0.01)
+    optimizer = make_pair(0.1, warmup_steps=7, beta_1=0.8, weight_decay=0.01)
     config = keras.optimizers.serialize(optimizer)
     assert keras.optimizers.deserialize(config).get_config() == optimizer.get_config()
 
@@ -89,9 +94,9 @@ def test_config_round_trip():
 @pytest.mark.parametrize("setting", [{"warmup_steps": 0}, {"warmup_steps": 1, "beta_2": 1.0}])
 def test_out_of_range(setting):
     with pytest.raises(ValueError, match=list(setting)[-1]):
-        OneBitAdam(0.1, **setting)
+        make_pair(0.1, **setting)
 
 
-def test_beta_of_the_codec_out_of_range():
+def test_beta_of_the_codec_out_of_range(make_codec):
     with pytest.raises(ValueError, match=r"beta_1 must be in \[0, 1\), got 1.0"):
-        onebit_adam(beta_1=1.0)
+        make_codec("onebit_adam", beta_1=1.0)

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 from models.compression.arithmetic.randomness import make_key
-from models.compression.codecs.norm_sparsifier import Survivors
-from models.compression.codecs.qsgd import Levels, qsgd
+from models.compression.codecs.norm_sparsifier import NormSparsifier
+from models.compression.codecs.qsgd import StochasticQuantiser
 
 DRAWS = 2000
 
@@ -35,7 +35,7 @@ def check_unbiased(draws, values, unit):
 @pytest.mark.parametrize(("bits", "norm"), [(2, "l2"), (3, "l2"), (4, "max")])
 def test_levels_are_unbiased(bits, norm):
     values = vector()
-    draws = draw(Levels(bits, 32, norm), values)
+    draws = draw(StochasticQuantiser(bits, 32, norm), values)
     levels = 2 ** (bits - 1) - 1
     check_unbiased(draws, values, np.abs(values).max() / levels)
     for bucket in range(2):
@@ -49,7 +49,7 @@ def test_levels_are_unbiased(bits, norm):
 @pytest.mark.parametrize("bits", [2, 3, 4, 6])
 def test_variance_is_within_the_theorem(bits):
     values = vector()
-    draws = draw(Levels(bits, 64, "l2"), values, 400)
+    draws = draw(StochasticQuantiser(bits, 64, "l2"), values, 400)
     levels = 2 ** (bits - 1) - 1
     bound = min(64 / levels**2, np.sqrt(64) / levels)
     measured = np.mean(np.sum((draws - values) ** 2, axis=1)) / np.sum(values**2)
@@ -63,7 +63,7 @@ def test_variance_is_within_the_theorem(bits):
 
 def test_sparsifier_is_unbiased_with_the_stated_variance_and_count():
     values = vector(256)
-    draws = draw(Survivors(), values)
+    draws = draw(NormSparsifier(), values)
     one, two = np.abs(values).sum(), np.linalg.norm(values)
     check_unbiased(draws, values, two)
     # E|Q - v|^2 = (|v|_1 / |v|_2 - 1) |v|^2; the deviation of the mean over draws is about 1 % here.
@@ -76,20 +76,20 @@ def test_sparsifier_is_unbiased_with_the_stated_variance_and_count():
 
 def test_sparsifier_sends_four_bytes_a_survivor():
     parts = tf.constant(vector(256))[None]
-    message, remainder = Survivors().encode(parts, None, None, make_key(1))
+    message, remainder = NormSparsifier().encode(parts, None, None, make_key(1))
     survivors = np.count_nonzero(np.abs(remainder - parts) > 0)
     assert message.row_lengths().numpy().tolist() == [4 + 4 * survivors]
 
 
-def test_ranks_round_independently(make_ring):
+def test_ranks_round_independently(make_ring, make_codec):
     # 8 ranks with one gradient: with shared random numbers the mean's variance would be that of one rank.
     gradient = np.random.default_rng(0).normal(size=(32, 32)).astype(np.float32)
     errors = {}
     for size in (1, 8):
-        ring = make_ring(size, qsgd(bits=3))
+        ring = make_ring(size, make_codec("qsgd", bits=3))
         parts = [
             ring.exchanges[0]
-            .codec.quantiser.encode(tf.constant(gradient.reshape(1, -1)), None, None, make_key(0, rank))[1]
+            .codec.compressor.encode(tf.constant(gradient.reshape(1, -1)), None, None, make_key(0, rank))[1]
             .numpy()
             for rank in range(size)
         ]
@@ -102,15 +102,15 @@ def test_ranks_round_independently(make_ring):
 def test_zero_bucket_and_single_spike():
     values = np.zeros(64, np.float32)
     values[40] = -3
-    np.testing.assert_allclose(draw(Levels(4, 32, "l2"), values, 2), [values, values], rtol=1e-6)
+    np.testing.assert_allclose(draw(StochasticQuantiser(4, 32, "l2"), values, 2), [values, values], rtol=1e-6)
 
 
 @pytest.mark.parametrize("bits", [1, 9])
-def test_bits_out_of_range(bits):
+def test_bits_out_of_range(bits, make_codec):
     with pytest.raises(ValueError, match=f"bits must be 2 to 8, got {bits}"):
-        qsgd(bits=bits)
+        make_codec("qsgd", bits=bits)
 
 
-def test_bucket_size_out_of_range():
+def test_bucket_size_out_of_range(make_codec):
     with pytest.raises(ValueError, match="bucket_size must be a positive multiple of 8, got 12"):
-        qsgd(bucket_size=12)
+        make_codec("qsgd", bucket_size=12)

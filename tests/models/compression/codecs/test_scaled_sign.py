@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.codecs.scaled_sign import ScaledSign
+from models.compression.codecs.scaled_sign import ScaledSignQuantiser
 
 
 def encode(values, real=None):
     parts = tf.constant(values, tf.float32)[None]
-    quantiser = ScaledSign()
+    quantiser = ScaledSignQuantiser()
     message, remainder = quantiser.encode(parts, tf.constant([real or parts.shape[1]]), 0, None)
     return message, remainder.numpy()[0], quantiser.decode(message, tuple(parts.shape[1:])).numpy()[0]
 

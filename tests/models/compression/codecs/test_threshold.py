@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.codecs.threshold import Beyond, threshold
+from models.compression.codecs.threshold import ThresholdQuantiser, threshold
 
 
 def test_by_hand():
-    quantiser = Beyond(0.5)
+    quantiser = ThresholdQuantiser(0.5)
     parts = tf.constant([[0.4, 0.5, -1.7, -0.1], [0, 0, 0, 0.6]])
     message, remainder = quantiser.encode(parts, None, None, None)
     assert message.row_lengths().numpy().tolist() == [8, 4]

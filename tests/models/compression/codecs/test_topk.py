@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.codecs.topk import Largest, topk
-from models.compression.schemes.stages import Stages
+from models.compression.codecs.topk import TopKSparsifier
+from models.compression.schemes.piecewise import PiecewiseConstant
 
 
 def encode(values, density):
-    quantiser = Largest(Stages(density))
+    quantiser = TopKSparsifier(PiecewiseConstant(density))
     parts = tf.constant(values, tf.float32)[None]
     message, remainder = quantiser.encode(parts, None, tf.constant(0), None)
     return message, remainder.numpy()[0], quantiser.decode(message, tuple(parts.shape[1:])).numpy()[0]
@@ -63,18 +63,18 @@ def test_everything_travels_in_the_end(make_ring, random_gradients):
     np.testing.assert_allclose(total, np.mean([each[0] for each in gradients], axis=0), rtol=1e-5, atol=1e-6)
 
 
-def test_density_by_step(make_ring, random_gradients):
-    ring = make_ring(1, topk(density=1 / 64, stages=[(1, 0.5), (2, 0.125)]))
+def test_density_by_step(make_ring, random_gradients, make_codec):
+    ring = make_ring(1, make_codec("topk", density=1 / 64, density_schedule=[(1, 0.5), (2, 0.125)]))
     counts = [np.count_nonzero(ring.exchange(random_gradients(1, ((16, 16),), seed=step))[0]) for step in range(4)]
     assert counts == [128, 32, 4, 4]
 
 
-def test_owner_factor_out_of_range():
+def test_owner_factor_out_of_range(make_codec):
     with pytest.raises(ValueError, match=r"owner_factor must be at least 1, got 0\.5"):
-        topk(owner_factor=0.5)
+        make_codec("topk", owner_factor=0.5)
 
 
 @pytest.mark.parametrize("density", [0.0, 1.5])
-def test_density_out_of_range(density):
+def test_density_out_of_range(density, make_codec):
     with pytest.raises(ValueError, match=f"density must be above 0 and at most 1, got {density}"):
-        topk(density=density)
+        make_codec("topk", density=density)

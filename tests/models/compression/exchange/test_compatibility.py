@@ -3,30 +3,33 @@
 import keras
 import pytest
 
-from models.compression.codecs.table import CODECS
+from conf.optimizers import LARSConfig, OneBitAdamConfig
 from models.compression.exchange.compatibility import check_optimizer
 from models.optimizers.lars import LARS
 from models.optimizers.onebit_adam import OneBitAdam
+
+LARS_RULE = LARS(0.1, **LARSConfig().arguments())
+PAIR = OneBitAdam(0.1, **OneBitAdamConfig(warmup_steps=5).arguments())
 
 
 @pytest.mark.parametrize(
     ("codec", "optimizer", "warmup_steps", "reason"),
     [
         ("dgc", keras.optimizers.SGD(0.1, momentum=0.9), 0, "'dgc' has its own momentum, and SGD would apply a second"),
-        ("dgc", LARS(0.1), 0, "'dgc' gives accumulated velocities, for which LARS has no known recipe"),
+        ("dgc", LARS_RULE, 0, "'dgc' gives accumulated velocities, for which LARS has no known recipe"),
         ("dgc", keras.optimizers.Adam(0.1), 0, "for which Adam has no known recipe"),
         ("onebit_adam", keras.optimizers.Adam(0.1), 5, "got codec 'onebit_adam' and Adam: .* twice or never"),
-        ("onebit", OneBitAdam(0.1, warmup_steps=5), 5, "got codec 'onebit' and OneBitAdam: .* twice or never"),
-        ("onebit_adam", OneBitAdam(0.1, warmup_steps=5), 4, "warm up for as many steps, got 5 and 4"),
+        ("onebit", PAIR, 5, "got codec 'onebit' and OneBitAdam: .* twice or never"),
+        ("onebit_adam", PAIR, 4, "warm up for as many steps, got 5 and 4"),
     ],
 )
-def test_refused_with_the_reason(codec, optimizer, warmup_steps, reason):
+def test_refused_with_the_reason(codec, optimizer, warmup_steps, reason, make_codec):
     with pytest.raises(ValueError, match=reason):
-        check_optimizer(CODECS[codec](), optimizer, warmup_steps=warmup_steps)
+        check_optimizer(make_codec(codec), optimizer, warmup_steps=warmup_steps)
 
 
-def test_pairs_that_fit():
-    check_optimizer(CODECS["dgc"](), keras.optimizers.SGD(0.1), warmup_steps=0)
-    check_optimizer(CODECS["onebit"](), LARS(0.1), warmup_steps=0)
-    check_optimizer(CODECS["qsgd"](), keras.optimizers.Adam(0.1), warmup_steps=0)
-    check_optimizer(CODECS["onebit_adam"](), OneBitAdam(0.1, warmup_steps=5), warmup_steps=5)
+def test_pairs_that_fit(make_codec):
+    check_optimizer(make_codec("dgc"), keras.optimizers.SGD(0.1), warmup_steps=0)
+    check_optimizer(make_codec("onebit"), LARS_RULE, warmup_steps=0)
+    check_optimizer(make_codec("qsgd"), keras.optimizers.Adam(0.1), warmup_steps=0)
+    check_optimizer(make_codec("onebit_adam"), PAIR, warmup_steps=5)

@@ -6,8 +6,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.compression.codecs.table import CODECS
-from models.compression.exchange.exchange import GradientExchange
 from models.compression.schemes.scatter_gather import ScatterGather
 
 
@@ -54,7 +52,7 @@ def test_buckets_go_from_the_last_layer_to_the_first(make_ring, random_gradients
     ]
 
 
-def test_stages_of_all_tensors_of_a_bucket_travel_together(make_ring, random_gradients):
+def test_messages_of_all_tensors_of_a_bucket_travel_together(make_ring, random_gradients):
     shapes = ((40, 30), (24, 20), (16, 16))
     ring = make_ring(2, "onebit")
     ring.exchange(random_gradients(2, shapes))
@@ -66,7 +64,7 @@ def test_stages_of_all_tensors_of_a_bucket_travel_together(make_ring, random_gra
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_messages_of_any_length_travel_in_one_operation_a_stage(size, make_ring):
+def test_messages_of_any_length_travel_in_one_operation_per_collective(size, make_ring):
     def gradient(rank, height):  # fewer elements beyond tau from rank to rank
         return np.where(np.arange(90) % (rank + 2) == 0, height, 0.0).astype(np.float32).reshape(9, 10)
 
@@ -97,36 +95,36 @@ def test_traffic_of_a_rank_hardly_grows_with_the_ranks(name, make_ring, random_g
     assert sent[8] / sent[2] == pytest.approx(7 / 4, rel=0.02)
 
 
-def test_payload_bytes_by_hand(equal_ranks):
+def test_payload_bytes_by_hand(equal_ranks, make_exchange):
     gradients = [tf.zeros((40, 30)), tf.zeros((30,)), tf.zeros((3, 3, 16, 16)), tf.zeros((5, 4)), tf.zeros(())]
     matrices, rest = 40 * 30 + 3 * 3 * 16 * 16, 30 + 5 * 4 + 1
     parts = {
         "none": 4 * matrices,
         "fp16": 2 * matrices,
         "bf16": 2 * matrices,
-        # A bit an element, two means a column.
+        # A bit per element, two means per column.
         "onebit": matrices / 8 + 8 * (30 + 16),
-        # A bit an element, padded to bytes in each of 8 parts, and a scale each: parts of 150 and 288 elements.
+        # A bit per element, padded to bytes in each of 8 parts, and a scale each: parts of 150 and 288 elements.
         "scaled_sign": 8 * (19 + 4) + 8 * (36 + 4),
     }
     for name, expected in parts.items():
-        exchange = GradientExchange(CODECS[name](), equal_ranks(8))
+        exchange = make_exchange(name, equal_ranks(8))
         padding = 8 * (32 - 30) * (40 / 8 + 8) / 8 if name == "onebit" else 0  # 30 columns are 32 for 8 ranks
         assert exchange.payload_bytes(gradients) == expected + padding + 4 * rest, name
 
 
-def test_payload_bytes_need_shapes_only(equal_ranks):
+def test_payload_bytes_need_shapes_only(equal_ranks, make_exchange):
     specs = [tf.TensorSpec((1 << 20, 1 << 20), tf.float32)]  # 4 TiB
-    assert GradientExchange(CODECS["fp16"](), equal_ranks(2)).payload_bytes(specs) == 2 << 40
+    assert make_exchange("fp16", equal_ranks(2)).payload_bytes(specs) == 2 << 40
 
 
-def test_one_bit_is_one_bit(equal_ranks):
-    # Kernels of ResNet-50's last stage, on 8 ranks: what remains beside the bits is two means a column of 512 and more.
+def test_one_bit_is_one_bit(equal_ranks, make_codec, make_exchange):
+    # Kernels of ResNet-50's last stage, on 8 ranks: beside the bits there are two means per column of 512 or more.
     specs = [tf.TensorSpec(shape, tf.float32) for shape in ((3, 3, 512, 512), (1, 1, 512, 2048), (1, 1, 2048, 512))]
     dense = 4 * sum(spec.shape.num_elements() for spec in specs)
-    assert dense / GradientExchange(CODECS["onebit"](), equal_ranks(8)).payload_bytes(specs) > 29
-    assert dense / GradientExchange(CODECS["scaled_sign"](), equal_ranks(8)).payload_bytes(specs) > 31.9
-    assert dense / GradientExchange(CODECS["qsgd"](bits=4), equal_ranks(8)).payload_bytes(specs) > 7.8
+    assert dense / make_exchange("onebit", equal_ranks(8)).payload_bytes(specs) > 29
+    assert dense / make_exchange("scaled_sign", equal_ranks(8)).payload_bytes(specs) > 31.9
+    assert dense / make_exchange(make_codec("qsgd", bits=4), equal_ranks(8)).payload_bytes(specs) > 7.8
 
 
 def test_warm_up_travels_dense(make_ring, random_gradients):
@@ -139,8 +137,8 @@ def test_warm_up_travels_dense(make_ring, random_gradients):
         assert np.any(ring.left_out(0, (40, 30))) == (step == 2)
 
 
-def test_warm_up_ends_inside_a_traced_step(equal_ranks, random_gradients):
-    exchange = GradientExchange(CODECS["onebit"](), equal_ranks(1), warmup_steps=1)
+def test_warm_up_ends_inside_a_traced_step(equal_ranks, random_gradients, make_exchange):
+    exchange = make_exchange("onebit", equal_ranks(1), warmup_steps=1)
     step = tf.function(exchange.exchange)
     (gradient,) = random_gradients(1, ((40, 30),))[0]
     (first,), (second,) = step([tf.constant(gradient)]), step([tf.constant(gradient)])
@@ -166,14 +164,14 @@ def test_learning_rate_zero_leaves_the_residual(make_ring):
         assert np.all(np.isfinite(result))
 
 
-def test_half_gradients_come_back_as_halves(equal_ranks):
-    exchange = GradientExchange(CODECS["none"](), equal_ranks(4))
+def test_half_gradients_come_back_as_halves(equal_ranks, make_exchange):
+    exchange = make_exchange("none", equal_ranks(4))
     (result,) = exchange.exchange([tf.ones((2, 2), tf.float16)])
     assert result.dtype == tf.float16
 
 
-def test_state_has_the_names_of_the_variables(equal_ranks):
-    exchange = GradientExchange(CODECS["onebit"](), equal_ranks(1), dense_below=4)
+def test_state_has_the_names_of_the_variables(equal_ranks, make_exchange):
+    exchange = make_exchange("onebit", equal_ranks(1), dense_below=4)
 
     class Named:
         path, shape = "block/conv/kernel", (3, 3)
@@ -203,9 +201,8 @@ def test_metrics_by_hand(make_ring):
 
 
 @pytest.mark.parametrize("name", ["onebit", "topk", "powersgd", "threshold", "qsgd"])
-def test_parts_of_a_traced_exchange_take_their_time_one_after_the_other(name, equal_ranks):
-    codec = CODECS[name](**({"tau": 0.1} if name == "threshold" else {}))
-    exchange = GradientExchange(codec, equal_ranks(1))
+def test_parts_of_a_traced_exchange_take_their_time_one_after_the_other(name, equal_ranks, make_exchange):
+    exchange = make_exchange(name, equal_ranks(1))
     gradients = [tf.random.stateless_normal((3, 3, 64, 64), (0, index)) for index in range(8)]
     step = tf.function(exchange.exchange)
     for _ in range(20):
@@ -214,44 +211,43 @@ def test_parts_of_a_traced_exchange_take_their_time_one_after_the_other(name, eq
         assert all(metrics[f"{part}_seconds"] > 0 for part in ("encode", "collective", "decode")), metrics
 
 
-def test_random_numbers_differ_by_step_rank_and_tensor_and_repeat(make_ring):
+def test_random_numbers_differ_by_step_rank_and_tensor_and_repeat(make_ring, make_codec):
     gradients = [[np.full((24, 40), 0.3, np.float32)] * 2] * 2
 
     def payloads():
-        ring = make_ring(2, Recording(), seed=5)
+        ring = make_ring(2, Recording(make_codec("qsgd")), seed=5)
         for _ in range(2):
             ring.exchange(gradients)
         return ring.exchanges[0].codec.keys
 
     keys = payloads()
-    assert len(keys) == 2 * 2 * 2 * 2  # ranks, tensors, steps, stages
+    assert len(keys) == 2 * 2 * 2 * 2  # ranks, tensors, steps, rounds
     assert sorted(keys) == sorted(payloads())
     assert len(set(keys)) == len(keys)
 
 
 class Recording(ScatterGather):
-    """Keeps the keys that its quantiser is given."""
+    """Keeps the keys that its compressor is given."""
 
-    def __init__(self):
-        codec = CODECS["qsgd"]()
-        super().__init__("recording", codec.quantiser, codec.memory, owner_feedback=False)
-        encode, self.keys = codec.quantiser.encode, []
+    def __init__(self, codec):
+        super().__init__("recording", codec.compressor, codec.memory, owner_feedback=False)
+        encode, self.keys = codec.compressor.encode, []
 
         def recording(parts, real, step, key):
             self.keys.append(tuple(key.numpy().tolist()))
             return encode(parts, real, step, key)
 
-        self.quantiser.encode = recording
+        self.compressor.encode = recording
 
 
-def test_sums_beyond_float32_are_finite_gradients(equal_ranks):
-    exchange = GradientExchange(CODECS["none"](), equal_ranks(1))
+def test_sums_beyond_float32_are_finite_gradients(equal_ranks, make_exchange):
+    exchange = make_exchange("none", equal_ranks(1))
     huge = np.full((4, 2), 3e38, np.float32)
     np.testing.assert_array_equal(exchange.exchange([tf.constant(huge)])[0], huge)
 
 
-def test_missing_gradients_are_named(equal_ranks):
-    exchange = GradientExchange(CODECS["none"](), equal_ranks(2))
+def test_missing_gradients_are_named(equal_ranks, make_exchange):
+    exchange = make_exchange("none", equal_ranks(2))
     with pytest.raises(ValueError, match=r"gradients \[1, 3\] are None"):
         exchange.exchange([tf.ones(()), None, tf.ones(()), None])
     with pytest.raises(ValueError, match=r"gradients \[0\] are None"):
@@ -259,6 +255,6 @@ def test_missing_gradients_are_named(equal_ranks):
 
 
 @pytest.mark.parametrize("settings", [{"bucket_mib": 0}, {"warmup_steps": -1}])
-def test_settings_out_of_range_are_refused(settings, equal_ranks):
+def test_settings_out_of_range_are_refused(settings, equal_ranks, make_exchange):
     with pytest.raises(ValueError, match=next(iter(settings))):
-        GradientExchange(CODECS["none"](), equal_ranks(2), **settings)
+        make_exchange("none", equal_ranks(2), **settings)

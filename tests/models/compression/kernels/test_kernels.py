@@ -11,17 +11,16 @@ import pytest
 import tensorflow as tf
 
 from models.compression import kernels
-from models.compression.codecs.table import CODECS
 from models.compression.kernels import build
 
 SHAPES = ((40, 30), (3, 3, 6, 10), (1, 1), (7, 13), (2, 77), (400, 300))
 METHODS = {
     "onebit": {},
     "topk": {"density": 0.01},
-    "topk by step": {"density": 0.01, "stages": [(1, 0.1)]},
+    "topk by step": {"density": 0.01, "density_schedule": [(1, 0.1)]},
     "dgc": {"density": 0.01},
     "powersgd": {"rank": 3},
-    "powersgd by step": {"rank": 5, "stages": [(1, 2)]},
+    "powersgd by step": {"rank": 5, "rank_schedule": [(1, 2)]},
 }
 needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 # Where there is one, the library must be there too.
@@ -188,11 +187,11 @@ def test_a_library_that_is_not_there_or_does_not_load(tmp_path, monkeypatch, cap
     assert second.startswith(f"{tmp_path}/broken.so does not load: compression runs without C++ kernels")
 
 
-def test_disabled(monkeypatch):
+def test_disabled(monkeypatch, make_codec):
     monkeypatch.setattr(kernels, "_disabled", False)
     kernels.disable()
     assert kernels.load() is None
-    assert not CODECS["powersgd"]().checks_finite
+    assert not make_codec("powersgd").checks_finite
 
 
 @needs_compiler

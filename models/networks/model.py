@@ -1,0 +1,64 @@
+"""Whole models: from stored pixels to logits for training, and to probabilities for serving."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+from models.layers.augmentation import AUGMENTATIONS, AugmentedModel
+from models.layers.normalisation import plain_batch_normalisation
+from models.layers.preprocessing import InputGroup, preprocess
+from models.networks.table import NETWORKS
+
+_PROBABILITIES = {"multi_label": "sigmoid", "single_label": "softmax"}
+
+
+def build_model(
+    groups: Sequence[InputGroup],
+    *,
+    network: str,
+    classes: int,
+    upsampling: str,
+    augmentation: str,
+    **settings: Any,
+) -> keras.Model:
+    """Build the whole model, from stored pixels to logits.
+
+    Input: a dict, for each group name images `(batch, height, width, bands)` of the group's dtype.
+    Output: float32 logits `(batch, classes)`.
+
+    Args:
+        groups: The image groups of the dataset.
+        network: Name in the table of networks.
+        classes: Number of logits.
+        upsampling: As for `preprocess`.
+        augmentation: "none"; or "flips" or "dihedral" for an `AugmentedModel`, which in training takes `seeds` too.
+        **settings: The network's own settings.
+
+    Raises:
+        ValueError: an unknown network or augmentation, or what `preprocess`, the network and `Augmentation` raise.
+    """
+    if network not in NETWORKS:
+        raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")
+    if augmentation not in AUGMENTATIONS:
+        raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {augmentation!r}")
+    inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
+    images = preprocess(inputs, groups, upsampling=upsampling)
+    model = keras.Model(inputs, NETWORKS[network](images, classes=classes, **settings), name=network)
+    return model if augmentation == "none" else AugmentedModel(model, augmentation, name=f"augmented_{network}")
+
+
+def with_probabilities(model: keras.Model, task: str) -> keras.Model:
+    """Return a copy of a model of logits for serving: image groups in, output layer "probabilities".
+
+    The copy has equal weights and no augmentation. Its last layer is a sigmoid per class for "multi_label", and a
+    softmax over the classes for "single_label".
+
+    Raises:
+        ValueError: an unknown task.
+    """
+    if task not in _PROBABILITIES:
+        raise ValueError(f"task must be one of {sorted(_PROBABILITIES)}, got {task!r}")
+    model = plain_batch_normalisation(model.network if isinstance(model, AugmentedModel) else model)
+    activation = keras.layers.Activation(_PROBABILITIES[task], dtype="float32", name="probabilities")
+    return keras.Model(model.input, activation(model.output), name=f"{model.name}_probabilities")

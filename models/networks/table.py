@@ -1,0 +1,19 @@
+"""All networks by name.
+
+A new network is one file in this folder and one line in the table below. To be configurable it also has a class of
+settings, with a line in the union, in `conf/networks.py`.
+"""
+
+from collections.abc import Callable
+
+import keras
+
+from models.networks.resnet import resnet
+
+NETWORKS: dict[str, Callable[..., keras.KerasTensor]] = {
+    "resnet": resnet,
+}
+"""Functions from normalised images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
+
+They take `classes` and the settings of the network as keyword arguments, all of them required.
+"""

@@ -1,0 +1,65 @@
+"""Roles of variables come from the layers that hold them."""
+
+import keras
+import pytest
+
+from conf.optimizers import LARSConfig
+from models.networks.resnet import resnet
+from models.optimizers.roles import variable_roles, variables_with_roles
+
+
+def paths(model, roles):
+    return [variable.path for variable in variables_with_roles(model, roles)]
+
+
+def test_a_resnet_has_kernels_gains_shifts_and_the_bias_of_its_head():
+    images = keras.Input((16, 16, 3))
+    model = keras.Model(images, resnet(images, depth=18, width_factor=0.125, classes=4))
+    layers = [layer.name for layer in model.layers]
+    assert paths(model, ["bias"]) == ["logits/bias"]
+    assert set(paths(model, ["gain"])) == {f"{name}/gamma" for name in layers if "bn" in name}
+    assert set(paths(model, ["shift"])) == {f"{name}/beta" for name in layers if "bn" in name}
+    assert set(paths(model, ["kernel"])) == {f"{name}/kernel" for name in layers if "conv" in name or name == "logits"}
+    assert len(paths(model, LARSConfig().excluded_roles)) == 2 * 20 + 1
+
+
+def test_roles_do_not_come_from_names():
+    images = keras.Input((4, 4, 3))
+    features = keras.layers.Conv2D(3, 1, use_bias=False, name="bias_bn")(images)
+    features = keras.layers.LayerNormalization(name="conv")(features)
+    features = keras.layers.GroupNormalization(1, scale=False, name="kernel")(features)
+    features = keras.layers.RMSNormalization(name="dense")(features)
+    model = keras.Model(images, keras.layers.Dense(2, name="gamma")(features))
+    assert [(each.path, role) for each, role in zip(model.trainable_variables, variable_roles(model), strict=True)] == [
+        ("bias_bn/kernel", "kernel"),
+        ("conv/gamma", "gain"),
+        ("conv/beta", "shift"),
+        ("kernel/beta", "shift"),
+        ("dense/scale", "gain"),
+        ("gamma/kernel", "kernel"),
+        ("gamma/bias", "bias"),
+    ]
+
+
+def test_roles_reach_into_nested_models_and_wrapped_layers_and_skip_frozen_ones():
+    inner = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()], name="inner"
+    )
+    inputs = keras.Input((5, 3))
+    features = keras.layers.TimeDistributed(inner)(inputs)
+    frozen = keras.layers.BatchNormalization(name="frozen", trainable=False)
+    model = keras.Model(inputs, keras.layers.TimeDistributed(keras.layers.Dense(2))(frozen(features)))
+    assert variable_roles(model) == ["kernel", "bias", "gain", "shift", "kernel", "bias"]
+
+
+@pytest.mark.parametrize("roles", [[], ["bias"], ["gain", "shift"], ["kernel", "bias", "gain", "shift"]])
+def test_chosen_roles_are_in_the_models_order(roles):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    expected = [
+        variable
+        for variable, role in zip(model.trainable_variables, ["kernel", "bias", "gain", "shift"], strict=True)
+        if role in roles
+    ]
+    assert [each is other for each, other in zip(variables_with_roles(model, roles), expected, strict=True)] == [
+        True
+    ] * len(expected)
