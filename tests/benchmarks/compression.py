@@ -2,19 +2,23 @@
 
     make bench NAME=compression
     make bench NAME=compression ARGS="--resume onebit powersgd"
+    make bench NAME=compression ARGS=--smoke
 
-For each method: `encode_decode_ms`, one encoding of all kernels (residual included) and one decoding, as a rank does
-for its own gradient; `exchange_ms`, a whole exchange on one rank, both stages, state and checks included;
-`first_seconds`, the first one, which is traced and compiled; payload in MB of 94.5. All are processor time of one
-thread, which others on the machine disturb less than the clock's; compare on an idle one all the same. The allocator
-settings are those that the launcher gives to workers.
+For each method it measures `encode_decode_ms`: one encoding of all kernels (residual included) and one decoding, as a
+rank does for its own gradient. `exchange_ms` is a whole exchange on one rank, with both rounds, state and checks.
+`first_seconds` is the first exchange, which is traced and compiled. The payload is in MB; the gradients have 94.5 MB.
+All times are processor time of one thread, which other processes disturb less than wall time; compare on an idle
+machine all the same. The allocator settings are those that the launcher gives to workers.
 
-Then two network namespaces, a rank with one core in each, and a link of 50 Mbit/s to 1 Gbit/s or no limit between them
-(`links`): seconds of a training step and bytes by the interface's counter, for every method, beside Horovod's own fp32
-and fp16; bytes that a rank sends among 2, 4 and 8; and the exchange alone beside PyTorch's PowerSGD hook, where
-`GROUNDSWELL_TORCH=<folder>` names one with PyTorch. Needs root. Every method and speed is a line in
-`outputs/compression_links/<method>.jsonl`; `--resume` keeps those that are there. meProp is not among the methods: it
-saves computing, and its gradients travel as any others do.
+The second part (`links`) makes two network namespaces with one rank and one core each. The link between them has 50
+Mbit/s to 1 Gbit/s, or no limit. It measures seconds of a training step, and bytes by the interface's counter, for every
+method, for Horovod's own fp32 and for its fp16. It also measures the bytes that a rank sends among 2, 4 and 8 ranks,
+and the exchange alone beside PyTorch's PowerSGD hook, if `GROUNDSWELL_TORCH=<folder>` names a folder with PyTorch. It
+needs root. Every method and speed is a line in `outputs/compression_links/<method>.jsonl`; `--resume` keeps existing
+lines. meProp is not among the methods: it saves computation, and its gradients travel like any others.
+
+The last line is JSON: `methods` by name, and for each method its times at each speed and its bytes. What was not
+measured is null. `--smoke` measures three methods on a few small gradients, and nothing over links.
 """
 
 import argparse
@@ -54,15 +58,33 @@ METHODS = {
     "onebit_adam": {},
 }
 REPEATS = 5
+SMOKE_METHODS = ("none", "onebit", "topk")
+SMOKE_SHAPES = [(3, 3, 64, 64), (64,), (256, 43), (43,)]
+FIGURES = (
+    "step_wire_over_payload",
+    "sent_bytes",
+    "payload_bytes",
+    "control_bytes_per_second",
+    "wire_over_payload",
+    "encode_decode_ms",
+)
+"""What the last line has for every method, beside its times at each speed."""
 
 
-def measure(name):
-    """Milliseconds and bytes of one method; in a process of its own, with one thread."""
-    import numpy as np
+def measure(names, shapes):
+    """Milliseconds and bytes by name; in a process of its own, with one thread."""
     import tensorflow as tf
 
     tf.config.threading.set_intra_op_parallelism_threads(1)
     tf.config.threading.set_inter_op_parallelism_threads(1)
+    return {name: measure_method(name, shapes) for name in names}
+
+
+def measure_method(name, shapes):
+    """Milliseconds and bytes of one method, for gradients of these shapes."""
+    import numpy as np
+    import tensorflow as tf
+
     from conf.exchange import ExchangeConfig
     from conf.optimizers import LARSConfig, OneBitAdamConfig
     from models.compression.exchange.exchange import GradientExchange
@@ -80,7 +102,6 @@ def measure(name):
         def allgather(self, tensor, name=None):
             return tensor
 
-    shapes = resnet50_shapes(bands=12, classes=43)
     settings = ExchangeConfig(codec={"name": name.split()[0], **METHODS[name]}, bucket_mib=None)
     codec = make_codec(settings.codec, OneBitAdamConfig() if name == "onebit_adam" else LARSConfig())
     exchange = GradientExchange(codec, Alone(), seed=0, **settings.arguments())
@@ -103,7 +124,7 @@ def measure(name):
         )
         messages, between = first(values, memories, step, scale)
         if last == 2 and exchange.codec.collectives[0] == "allreduce":
-            # PowerSGD computes Q from P, once, before it decodes.
+            # PowerSGD computes Q from P once before it decodes.
             middle = tf.function(lambda *args: exchange._phase(0, 1)(*args)[:2])
             factors, after = middle(messages, between, step, scale)
             timings["middle"] = lambda: middle(messages, between, step, scale)
@@ -120,8 +141,8 @@ def measure(name):
     return result
 
 
-def resnet50_shapes(bands, classes):
-    """Of all gradients: kernels, gains and shifts, and the head; 23.6 million elements."""
+def resnet50_shapes(bands=12, classes=43):
+    """Shapes of all gradients: kernels, gains and shifts, and the head; 23.6 million elements."""
     kernels, channels = [(7, 7, bands, 64)], 64
     for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
         for block in range(blocks):
@@ -149,12 +170,12 @@ def _milliseconds(call, np, tf):
     return round(1000 * statistics.median(seconds), 1)
 
 
-def encode_decode(names):
-    """Results of `measure` by name."""
+def encode_decode(names, *, smoke):
+    """Results of `measure` by name: one process per method, or one for all in a smoke run."""
     methods = {}
-    for name in names:
+    for group in [names] if smoke else [[name] for name in names]:
         done = subprocess.run(
-            ["taskset", "-c", "0", sys.executable, __file__, "--method", name],
+            ["taskset", "-c", "0", sys.executable, __file__, "--measure", "small" if smoke else "resnet50", *group],
             env={**os.environ, **ALLOCATOR, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
             cwd=PROJECT,
             capture_output=True,
@@ -162,9 +183,11 @@ def encode_decode(names):
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"{name}: {done.stderr[-2000:]}")
-        methods[name] = json.loads(done.stdout.splitlines()[-1])
-        print(name.ljust(16), methods[name], flush=True)
+            raise RuntimeError(f"{', '.join(group)}: {done.stderr[-2000:]}")
+        measured = json.loads(done.stdout.splitlines()[-1])
+        for name, result in measured.items():
+            print(name.ljust(16), result, flush=True)
+        methods |= measured
     return methods
 
 
@@ -183,7 +206,7 @@ def over_links(names, options):
             file.unlink(missing_ok=True)
         raw["methods"][name] = links.steps_at_every_speed(name, method, options.speeds, file, options.bucket_mib)
     if not options.steps_only:
-        shapes = resnet50_shapes(bands=12, classes=43)
+        shapes = resnet50_shapes()
         raw["exchange_alone"] = links.beside_the_peer(shapes, options.speeds)
         raw["bytes_by_ranks"] = links.bytes_by_size({name: METHODS[name] for name in names}, shapes)
     steps = {
@@ -203,24 +226,30 @@ def over_links(names, options):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", default=list(METHODS), help="of METHODS; default: all")
+    parser.add_argument("names", nargs="*", help="of METHODS; default: all")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run measured over links")
     parser.add_argument("--speeds", type=speed, nargs="+", default=list(SPEEDS), help="Mbit/s, or none for no limit")
     parser.add_argument(
         "--steps-only", action="store_true", help="neither encoding alone, nor more ranks, nor the peer"
     )
     parser.add_argument("--bucket-mib", type=float, default=8.0, help="of the exchange; default: the configuration's")
+    parser.add_argument("--smoke", action="store_true", help="a minute at the most: three methods, small, no links")
     options = parser.parse_args()
+    options.names = options.names or list(SMOKE_METHODS if options.smoke else METHODS)
     if unknown := set(options.names) - set(METHODS):
         parser.error(f"unknown methods {sorted(unknown)}: they are {list(METHODS)}")
-    local = {} if options.steps_only else encode_decode(options.names)
+    local = {} if options.steps_only else encode_decode(options.names, smoke=options.smoke)
+    from links import measure as links
     from links.network import missing
 
-    if reason := missing():
+    if reason := "a smoke run" if options.smoke else missing():
         print(f"steps over links: skipped, {reason}", flush=True)
-        methods = {name: {} for name in options.names}
+        measured = {}
     else:
-        methods = over_links(options.names, options)
+        measured = over_links(options.names, options)
+    keys = [*map(links.label, options.speeds), *FIGURES]
+    names = list(links.methods({name: METHODS[name] for name in options.names}))
+    methods = {name: dict.fromkeys(keys) | measured.get(name, {}) for name in names}
     for name, results in local.items():
         methods[name]["encode_decode_ms"] = results["encode_decode_ms"]
     print(json.dumps({"methods": methods}))
@@ -231,8 +260,8 @@ def speed(text):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--method"]:
-        print(json.dumps(measure(sys.argv[2])))
+    if sys.argv[1:2] == ["--measure"]:
+        print(json.dumps(measure(sys.argv[3:], SMOKE_SHAPES if sys.argv[2] == "small" else resnet50_shapes())))
     else:
         # The end of this process by a signal must remove the namespaces too.
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
