@@ -8,13 +8,31 @@ from pydantic import Field, field_validator, model_validator
 from conf.section import Member, Section, member_names
 
 
-class NoneConfig(Member):
+class CodecMember(Member):
+    """What all codecs share."""
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether what was not sent is added to the next gradient."""
+        return bool(getattr(self, "error_feedback", False))
+
+
+class AlwaysWithResidual(CodecMember):
+    """What codecs share that cannot do without error feedback."""
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether what was not sent is added to the next gradient."""
+        return True
+
+
+class NoneConfig(CodecMember):
     """Float32, 4 bytes per element."""
 
     name: Literal["none"] = "none"
 
 
-class Fp16Config(Member):
+class Fp16Config(CodecMember):
     """Half floats."""
 
     name: Literal["fp16"] = "fp16"
@@ -24,7 +42,7 @@ class Fp16Config(Member):
     """Send half floats as bytes and sum them in float32: faster on CPUs, one more rounding."""
 
 
-class Bf16Config(Member):
+class Bf16Config(CodecMember):
     """Brain floats, summed in float32."""
 
     name: Literal["bf16"] = "bf16"
@@ -34,7 +52,7 @@ class Bf16Config(Member):
     """Whether what the rounding lost is added to the next gradient."""
 
 
-class OneBitConfig(Member):
+class OneBitConfig(CodecMember):
     """One bit per element, two means per column (Seide et al. 2014)."""
 
     name: Literal["onebit"] = "onebit"
@@ -42,7 +60,7 @@ class OneBitConfig(Member):
     """Whether what was not sent is added to the next gradient; off for comparison only."""
 
 
-class ScaledSignConfig(Member):
+class ScaledSignConfig(CodecMember):
     """One bit per element, one scale per tensor (Karimireddy et al. 2019)."""
 
     name: Literal["scaled_sign"] = "scaled_sign"
@@ -50,7 +68,7 @@ class ScaledSignConfig(Member):
     """Whether what was not sent is added to the next gradient; off for comparison only."""
 
 
-class QSGDConfig(Member):
+class QSGDConfig(CodecMember):
     """Stochastic rounding to a few levels (Alistarh et al. 2017)."""
 
     name: Literal["qsgd"] = "qsgd"
@@ -64,13 +82,13 @@ class QSGDConfig(Member):
     """Whether what the rounding lost is added to the next gradient."""
 
 
-class NormSparsifierConfig(Member):
+class NormSparsifierConfig(CodecMember):
     """Each element is sent with a probability in proportion to its magnitude (QSGD with one level, as a list)."""
 
     name: Literal["norm_sparsifier"] = "norm_sparsifier"
 
 
-class ThresholdConfig(Member):
+class ThresholdConfig(AlwaysWithResidual):
     """Plus or minus tau for every element whose residual reached tau (Strom 2015)."""
 
     name: Literal["threshold"] = "threshold"
@@ -113,7 +131,7 @@ def _refuse_stages(values: object, key: str) -> object:
     return values
 
 
-class SparseConfig(Member):
+class SparseConfig(CodecMember):
     """What codecs share that send a part of the elements."""
 
     density: float = Field(default=0.01, gt=0, le=1)
@@ -138,7 +156,7 @@ class SparseConfig(Member):
         return {**super().arguments(), "density_schedule": pairs}
 
 
-class AdaptiveConfig(SparseConfig):
+class AdaptiveConfig(SparseConfig, AlwaysWithResidual):
     """The largest positive and negative elements, each sent as the mean of its sign (Dryden et al. 2016)."""
 
     name: Literal["adaptive"] = "adaptive"
@@ -167,7 +185,7 @@ class RandomKConfig(SparseConfig):
     """Whether what was not sent is added to the next gradient; without it the elements are scaled to be unbiased."""
 
 
-class DGCConfig(LargestConfig):
+class DGCConfig(LargestConfig, AlwaysWithResidual):
     """Deep Gradient Compression (Lin et al. 2018); the optimizer must have no momentum."""
 
     name: Literal["dgc"] = "dgc"
@@ -183,7 +201,7 @@ class DGCConfig(LargestConfig):
     """Each rank clips its gradients to this norm over the square root of the number of ranks; null: no clipping."""
 
 
-class PowerSGDConfig(Member):
+class PowerSGDConfig(CodecMember):
     """Products of two thin matrices (Vogels et al. 2019)."""
 
     name: Literal["powersgd"] = "powersgd"
@@ -215,7 +233,7 @@ class PowerSGDConfig(Member):
         return {**super().arguments(), "rank_schedule": pairs}
 
 
-class OneBitAdamConfig(Member):
+class OneBitAdamConfig(AlwaysWithResidual):
     """Adam's first moment in one bit per element (Tang et al. 2021); with optimizer.name=onebit_adam."""
 
     name: Literal["onebit_adam"] = "onebit_adam"

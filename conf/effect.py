@@ -17,8 +17,7 @@ class Rule:
 
 
 def _without_residual(config: RunConfig) -> bool:
-    codec = config.exchange.codec
-    return codec.name in ("none", "fp16", "norm_sparsifier") or not getattr(codec, "error_feedback", True)
+    return not config.exchange.codec.keeps_residual
 
 
 def _resumes_by_id(config: RunConfig) -> bool:
