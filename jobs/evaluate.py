@@ -10,12 +10,14 @@ from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
 from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.reader import check_readable
 from pipelines.launch.preflight import check_cluster
 from pipelines.storage import Folder
 from pipelines.tracking import models, store
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
+from pipelines.training.input import reader_settings
 from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
 
@@ -29,13 +31,13 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         split: Split of the dataset.
 
     Raises:
-        ValueError: No such model or split, or the model has other classes than the dataset.
+        FileNotFoundError: No such dataset, or a shard is missing.
+        ValueError: No such model or split, a damaged shard, or the model has other classes than the dataset.
     """
     config = with_absolute_paths(config)
     dataset = Folder.at(config.dataset.path)
     manifest = read_manifest(dataset)
-    if split not in manifest.splits:
-        raise ValueError(f"{dataset} has no split {split!r}, only {', '.join(sorted(manifest.splits))}")
+    check_readable(dataset, manifest, [split], reader_settings(config.reader))
     description = models.model_metadata(model_uri)
     _check_classes(model_uri, description.get("class_names"), manifest)
     with spark_session("groundswell evaluate", config.launch.master) as spark:

@@ -20,15 +20,17 @@ from jobs.result import Result
 from jobs.session import spark_session
 from pipelines.dataset.manifest import Manifest, manifest_json, read_manifest
 from pipelines.dataset.order import steps_per_epoch
+from pipelines.dataset.reader import check_readable
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt
 from pipelines.locations import redacted
-from pipelines.sample import TRAINING_SPLIT
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking import revision, runs, store
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
 from pipelines.training.checkpoint import list_checkpoints, newest_checkpoint
+from pipelines.training.input import reader_settings
 from pipelines.training.results import TrainingSummary
 
 
@@ -62,7 +64,7 @@ def check_dataset(config: RunConfig) -> Manifest:
 
     Raises:
         FileNotFoundError: No dataset there.
-        ValueError: No training split, or fewer rows than one global batch.
+        ValueError: No training split, fewer rows than one global batch, a damaged shard, or a cache that is too small.
     """
     manifest = read_manifest(config.dataset.path)
     if TRAINING_SPLIT not in manifest.splits:
@@ -81,6 +83,10 @@ def check_dataset(config: RunConfig) -> Manifest:
             f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "
             "prepare.row_group_mib"
         )
+    # Petastorm's reader reads the training split without our cache.
+    splits = [VALIDATION_SPLIT] if config.reader.name == "petastorm" else [TRAINING_SPLIT, VALIDATION_SPLIT]
+    present = [split for split in splits if split in manifest.splits]
+    check_readable(config.dataset.path, manifest, present, reader_settings(config.reader))
     return manifest
 
 

@@ -11,6 +11,9 @@ Task = Literal["multi_label", "single_label"]
 TRAINING_SPLIT = "train"
 """The split that a model learns from, and that band statistics are of."""
 
+VALIDATION_SPLIT = "validation"
+"""The split that a model is scored on after each epoch."""
+
 
 @dataclass(frozen=True)
 class ImageGroup:

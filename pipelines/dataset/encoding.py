@@ -60,13 +60,20 @@ def stored_checksums(source: pa.Table) -> NDArray[np.uint32]:
 
 def computed_checksums(table: pa.Table, fields: Fields) -> NDArray[np.uint32]:
     """Compute the checksum of every row of `encoded`'s result; the values are not copied."""
-    columns = []
-    for name, field in fields.items():
-        array = table[name].combine_chunks()
-        header = len(value_prefix(*field)) - _LENGTH_BYTES
-        columns.append(_values(array, value_bytes(*field) - _LENGTH_BYTES)[:, header:])
+    columns = [array_bytes(table, name, fields) for name in fields]
     rows = (row_checksum([column[row].data for column in columns]) for row in range(len(table)))
     return np.fromiter(rows, np.uint32, len(table))
+
+
+def array_bytes(table: pa.Table, name: str, fields: Fields) -> NDArray[np.uint8]:
+    """Give a column of `encoded`'s result as the bytes of its arrays, `(rows, bytes)`, without a copy."""
+    header = len(value_prefix(*fields[name])) - _LENGTH_BYTES
+    return _values(table[name].combine_chunks(), value_bytes(*fields[name]) - _LENGTH_BYTES)[:, header:]
+
+
+def is_encoded(source: pa.Table, name: str, fields: Fields) -> bool:
+    """Whether every value of a binary column is exactly what our writer stores."""
+    return _is_encoded(source[name].combine_chunks(), *fields[name])
 
 
 def _values(array: pa.Array, width: int) -> NDArray[np.uint8]:

@@ -4,7 +4,7 @@ import logging
 import os
 import resource
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -212,6 +212,20 @@ class SplitReader:
         needed, inverse = np.unique(places, return_inverse=True)
         groups = [self._files.row_group(place) for place in needed.tolist()]
         return places, [groups[number] for number in inverse.tolist()]
+
+
+def check_readable(
+    dataset: Folder | Path | str, manifest: Manifest, splits: Iterable[str], settings: ReaderSettings
+) -> None:
+    """Refuse on the driver what `SplitReader` would refuse in every rank; makes and caches nothing.
+
+    Raises:
+        FileNotFoundError: A shard is missing.
+        ValueError: No such split, a shard is not what the manifest says, or the cache is smaller than three row groups.
+    """
+    _allow_open_files()
+    for split in splits:
+        SplitFiles(Folder.at(dataset), manifest, split, checksums=False).window_rows(settings.cache_limit_bytes)
 
 
 def training_batches(

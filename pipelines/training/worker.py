@@ -19,7 +19,7 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.launch.report import report, step_done
-from pipelines.sample import TRAINING_SPLIT
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.models import load_model
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
@@ -33,7 +33,6 @@ from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import make_predict, make_train_step
 
-VALIDATION_SPLIT = "validation"
 _log = logging.getLogger(__name__)
 
 

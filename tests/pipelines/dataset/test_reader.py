@@ -16,7 +16,16 @@ from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader, Verify, evaluation_batches, training_batches
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import (
+    Batch,
+    ReaderSettings,
+    SplitReader,
+    Verify,
+    check_readable,
+    evaluation_batches,
+    training_batches,
+)
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
 
@@ -375,12 +384,24 @@ def test_a_dataset_larger_than_the_cache_is_read_in_windows(
     assert set(seen) == set(key(whole.gather(np.arange(32))))
 
 
-def test_a_cache_smaller_than_three_row_groups_is_refused(
+def test_a_cache_smaller_than_three_row_groups_is_refused_on_the_driver_and_in_ranks(
     damaged: Path, tmp_path: Path, edit_manifest: EditManifest
 ) -> None:
     rewrite(damaged, edit_manifest, compression="snappy")
-    with pytest.raises(ValueError, match=r"reader.cache_limit_gib.* less than three row groups"):
-        SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path, cache_limit_bytes=1 << 20))
+    settings = ReaderSettings(cache_folder=tmp_path / "cache", cache_limit_bytes=1 << 20)
+    message = r"reader.cache_limit_gib=0.000977 is less than three row groups of .*/copy"
+    with pytest.raises(ValueError, match=message):
+        check_readable(damaged, read_manifest(damaged), ["train", "validation"], settings)
+    with pytest.raises(ValueError, match=message):
+        SplitReader(damaged, "train", settings)
+    assert not settings.cache_folder.exists()
+    check_readable(damaged, read_manifest(damaged), ["validation"], settings)
+
+
+def test_a_missing_shard_is_refused_on_the_driver(damaged: Path) -> None:
+    first_shard(damaged).unlink()
+    with pytest.raises(FileNotFoundError, match=r"part-00000.parquet is missing: the same `groundswell prepare`"):
+        check_readable(damaged, read_manifest(damaged), ["train"], ReaderSettings())
 
 
 def test_a_compressed_shard_that_is_damaged_is_named(

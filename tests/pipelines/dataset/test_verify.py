@@ -1,0 +1,225 @@
+import os
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pipelines.dataset.layout import PARQUET_OPTIONS
+from pipelines.dataset.manifest import Shard, read_manifest
+from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
+from pipelines.dataset.verify import CheckProgress, DatasetCheck, check_shard, verify_dataset
+from pipelines.sample import ImageGroup
+from pipelines.storage import Folder
+
+pytestmark = pytest.mark.spark
+EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
+
+
+@pytest.fixture
+def copied(small_dataset: Path, tmp_path: Path) -> Path:
+    shutil.copytree(small_dataset, tmp_path / "copy")
+    return tmp_path / "copy"
+
+
+def first_shard(dataset: Path) -> Path:
+    return dataset / "train" / "part-00000.parquet"
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def column(path: Path, name: str, row_group: int = 0) -> pq.ColumnChunkMetaData:
+    chunks = pq.read_metadata(path).row_group(row_group)
+    return next(c for i in range(chunks.num_columns) if (c := chunks.column(i)).path_in_schema == name)
+
+
+def only_damage(check: DatasetCheck) -> str:
+    (damaged,) = check.damaged
+    assert damaged.file == "train/part-00000.parquet"
+    assert not check.is_whole
+    assert str(damaged) == f"{damaged.file} {damaged.damage}"
+    return str(damaged.damage)
+
+
+def test_a_prepared_dataset_is_whole(small_dataset: Path) -> None:
+    seen: list[CheckProgress] = []
+    check = verify_dataset(small_dataset, threads=2, progress=seen.append)
+    assert check.is_whole
+    assert check.has_checksums
+    assert check.rows == 56
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert seen[-1] == CheckProgress(56, 56, 0)
+    assert check.shards == len(seen)
+
+
+@pytest.mark.parametrize("name", ["labels", "bands_10m", "bands_20m", "bands_60m", "crc32c"])
+def test_one_flipped_bit_of_a_row_is_found(copied: Path, name: str) -> None:
+    chunk = column(first_shard(copied), name)
+    flip(first_shard(copied), chunk.data_page_offset + chunk.total_compressed_size - 1)  # of the last row
+    check = verify_dataset(copied)
+    rows = pq.read_metadata(first_shard(copied)).row_group(0).num_rows
+    ids = pq.read_table(first_shard(copied), columns=["id"])["id"].to_pylist()
+    assert only_damage(check) == f"has 1 damaged rows of {len(ids)}: {rows - 1} (sample {ids[rows - 1]})"
+    assert check.damaged[0].damaged_rows == (rows - 1,)
+    assert check.problems == ()
+
+
+def test_rows_of_a_later_row_group_are_counted_from_the_start_of_the_file(copied: Path) -> None:
+    chunk = column(first_shard(copied), "bands_10m", row_group=1)
+    flip(first_shard(copied), chunk.data_page_offset + chunk.total_compressed_size - 1)
+    (damaged,) = verify_dataset(copied).damaged
+    metadata = pq.read_metadata(first_shard(copied))
+    assert damaged.damaged_rows == (metadata.row_group(0).num_rows + metadata.row_group(1).num_rows - 1,)
+
+
+def test_a_changed_id_is_found(copied: Path) -> None:
+    chunk = column(first_shard(copied), "id")
+    flip(first_shard(copied), chunk.data_page_offset + chunk.total_compressed_size - 1)
+    assert only_damage(verify_dataset(copied)).startswith("has ids, metadata or checksums that are not")
+
+
+@pytest.mark.parametrize("name", ["bands_10m", "labels"])
+def test_a_changed_header_of_an_array_is_found(copied: Path, name: str) -> None:
+    """A space before the header's line break: numpy reads the array all the same."""
+    path = first_shard(copied)
+    data = path.read_bytes()
+    chunk = column(path, name)
+    place = data.index(b" \n", data.index(b"NUMPY", chunk.data_page_offset))
+    path.write_bytes(data[:place] + b"\t" + data[place + 1 :])
+    assert "another header than was written" in only_damage(verify_dataset(copied))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def shorten(path: Path) -> None:
+    os.truncate(path, path.stat().st_size - 100)
+
+
+def blank(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
+@pytest.mark.parametrize(
+    ("change", "damage"), [(remove, "is missing"), (shorten, r"has \d+ bytes, its"), (blank, "cannot be read: ")]
+)
+def test_a_shard_that_is_lost_or_no_parquet_is_found(copied: Path, change: Callable[[Path], None], damage: str) -> None:
+    change(first_shard(copied))
+    check = verify_dataset(copied)
+    assert re.match(damage, only_damage(check))
+    assert check.problems == ()
+
+
+def test_swapped_shards_are_found(copied: Path, edit_manifest: EditManifest) -> None:
+    """Each row fits its checksum, but the test rows are where the training rows were."""
+
+    def swap(manifest: dict[str, Any]) -> None:
+        train, test = manifest["splits"]["train"]["shards"][-1], manifest["splits"]["test"]["shards"][-1]
+        train["file"], test["file"] = test["file"], train["file"]
+        train["size"], test["size"] = test["size"], train["size"]
+        train["row_groups"], test["row_groups"] = test["row_groups"], train["row_groups"]
+
+    edit_manifest(copied, swap)
+    assert len(verify_dataset(copied).damaged) == 2
+
+
+def test_repeated_ids_and_other_class_counts_are_problems(copied: Path, edit_manifest: EditManifest) -> None:
+    shutil.copytree(copied / "test", copied / "leak")
+
+    def change(manifest: dict[str, Any]) -> None:
+        leak = [
+            {**shard, "file": shard["file"].replace("test/", "leak/")} for shard in manifest["splits"]["test"]["shards"]
+        ]
+        manifest["splits"]["leak"] = {**manifest["splits"]["test"], "shards": leak}
+        manifest["splits"]["train"]["class_counts"][3] += 1
+
+    edit_manifest(copied, change)
+    check = verify_dataset(copied)
+    assert check.damaged == ()
+    repeated, counts = check.problems
+    assert repeated.startswith("12 ids are repeated: ")
+    assert " in leak and test" in repeated or " in test and leak" in repeated
+    stated = read_manifest(copied).splits["train"].class_counts[3]
+    assert f"train has {stated - 1} samples of class" in counts
+
+
+def test_a_file_that_may_not_be_read_is_no_damage(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = read_manifest(copied)
+
+    def refuse(self: Folder, name: str) -> None:
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr(Folder, "open", refuse)
+    with pytest.raises(PermissionError):
+        check_shard(Folder.at(copied), manifest.splits["train"].shards[0], {})
+
+
+def write_version_1(folder: Path, *, rows: int = 5) -> None:
+    """A dataset as version 1 of the format had it: no checksums, no digests."""
+    groups = (ImageGroup("image", (2, 2, 3), "uint8", ("red", "green", "blue")),)
+    fields = fixed_fields(groups, 2)
+    columns = {name: ColumnBuffer(*fields[name], rows) for name in fields}
+    for row in range(rows):
+        columns["labels"].row(row)[:] = [row % 2, 1]
+        columns["image"].row(row)[:] = row
+    full = arrow_schema(groups, 2)
+    schema = pa.schema([full.field(name) for name in ("id", "labels", "image")])
+    ids = pa.array([f"sample {row}" for row in range(rows)])
+    (folder / "train").mkdir(parents=True)
+    path = folder / "train" / "part-00000.parquet"
+    pq.write_table(
+        pa.table([ids, *(columns[name].arrow(rows) for name in fields)], schema=schema), path, **PARQUET_OPTIONS
+    )
+    (folder / "dataset.json").write_text(
+        f"""{{"format_version": 1, "archive": "image_folder", "task": "multi_label", "class_names": ["odd", "all"],
+        "groups": [{{"name": "image", "shape": [2, 2, 3], "dtype": "uint8", "bands": ["red", "green", "blue"]}}],
+        "splits": {{"train": {{"shards": [{{"file": "train/part-00000.parquet", "row_groups": [{rows}],
+        "size": {path.stat().st_size}}}], "class_counts": [{rows // 2}, {rows}]}}}},
+        "statistics": {{"image": {{"mean": [2.0, 2.0, 2.0], "std": [1.5, 1.5, 1.5]}}}}, "settings": {{"seed": 0}},
+        "source_fingerprint": "abc", "skipped": {{}}}}"""
+    )
+
+
+@pytest.mark.parametrize("verify", ["first_epoch", "always", "never"])
+def test_format_version_1_is_read_and_checked_without_checksums(tmp_path: Path, verify: Any) -> None:
+    from pipelines.dataset.reader import ReaderSettings, SplitReader
+
+    write_version_1(tmp_path)
+    batch = SplitReader(tmp_path, "train", ReaderSettings(verify=verify)).gather(np.array([3, 1]))
+    assert batch.images["image"][:, 0, 0, 0].tolist() == [3, 1]
+    assert batch.targets.tolist() == [[1, 1], [1, 1]]
+    check = verify_dataset(tmp_path)
+    assert check.is_whole
+    assert not check.has_checksums
+    shorten(tmp_path / "train" / "part-00000.parquet")
+    assert "bytes, its manifest says" in only_damage(verify_dataset(tmp_path))
+
+
+def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> None:
+    def add(manifest: dict[str, Any]) -> None:
+        manifest["splits"]["empty"] = {"shards": [], "class_counts": [0] * 19}
+
+    edit_manifest(copied, add)
+    assert verify_dataset(copied).is_whole
+
+
+def test_a_check_of_one_shard_gives_what_is_in_it(small_dataset: Path) -> None:
+    manifest = read_manifest(small_dataset)
+    split = manifest.splits["validation"]
+    fields = fixed_fields(manifest.groups, len(manifest.class_names))
+    checks = [check_shard(Folder.at(small_dataset), shard, fields) for shard in split.shards]
+    assert [check.damage for check in checks] == [None] * len(checks)
+    assert np.sum([check.class_counts for check in checks], axis=0).tolist() == list(split.class_counts)
+    assert sum(len(check.ids) for check in checks) == 12
+    other = Shard(**(split.shards[0].model_dump() | {"row_groups": (1,)}))
+    assert "has row groups of" in str(check_shard(Folder.at(small_dataset), other, fields).damage)
