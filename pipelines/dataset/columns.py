@@ -1,11 +1,62 @@
-"""Names and values of the plain columns of a dataset."""
+"""Names, types and values of the plain columns of a dataset."""
+
+from collections.abc import Sequence
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
+
+from pipelines.archives.archive import Georeference
 
 ID_FIELD = "id"
 LABEL_FIELD = "labels"
 CHECKSUM_FIELD = "crc32c"
+
+METADATA_SCHEMA = pa.schema(
+    [
+        pa.field("label_names", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("country", pa.string()),
+        pa.field("season", pa.string()),
+        pa.field("tile", pa.string()),
+        pa.field("acquisition_date", pa.date32()),
+        pa.field("flags", pa.list_(pa.field("item", pa.string(), nullable=False))),
+        pa.field("epsg", pa.int32()),
+        pa.field("x0", pa.float64()),
+        pa.field("y0", pa.float64()),
+    ]
+)
+"""Columns of format version 2 that say what is known of a sample; null where the archive does not know it.
+
+They are for queries (Spark, DuckDB, Polars), not for training. `season` is meteorological, on the northern hemisphere.
+`flags` holds `snow` and `cloud_or_shadow`. `x0` and `y0` are the upper left corner in the coordinate reference system
+with the code `epsg`. Petastorm's schema leaves them out: two are lists of text, and its TensorFlow adapter refuses
+nulls.
+"""
+
+
+def metadata_columns(
+    samples: pa.Table, class_names: Sequence[str], georeferences: Sequence[Georeference | None]
+) -> list[pa.Array]:
+    """The columns of `METADATA_SCHEMA`, in its order.
+
+    Args:
+        samples: Rows of the archive's index (`INDEX_SCHEMA`).
+        class_names: Name of every class index.
+        georeferences: What the image files said, one per row.
+    """
+    labels = samples["labels"].combine_chunks()
+    offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(labels).to_numpy(zero_copy_only=False))])
+    names = pa.array(class_names, pa.string()).take(pc.list_flatten(labels))
+    found = {
+        "label_names": pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), names),
+        "epsg": pa.array([place and place.epsg for place in georeferences], pa.int32()),
+        "x0": pa.array([place and place.x0 for place in georeferences], pa.float64()),
+        "y0": pa.array([place and place.y0 for place in georeferences], pa.float64()),
+    }
+    columns = {name: samples[name].combine_chunks() for name in METADATA_SCHEMA.names if name not in found} | found
+    return [columns[field.name].cast(field.type) for field in METADATA_SCHEMA]
 
 
 def label_vector(indices: list[int], class_count: int) -> NDArray[np.uint8]:

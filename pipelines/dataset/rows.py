@@ -13,7 +13,7 @@ from petastorm.codecs import NdarrayCodec, ScalarCodec
 from petastorm.unischema import Unischema, UnischemaField
 from pyspark.sql.types import StringType
 
-from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD
+from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD, METADATA_SCHEMA
 from pipelines.sample import ImageGroup
 
 Fields = Mapping[str, tuple[tuple[int, ...], np.dtype[np.generic]]]
@@ -39,11 +39,11 @@ def petastorm_schema(groups: Sequence[ImageGroup], class_count: int) -> Unischem
 
 
 def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
-    """Build the columns of a shard: the id, one required binary column per array, and the row's checksum."""
+    """Build the columns of a shard: the id, one required binary column per array, the row's checksum, its metadata."""
     fields = [pa.field(ID_FIELD, pa.string(), nullable=False)]
     fields += [pa.field(name, pa.binary(), nullable=False) for name in fixed_fields(groups, class_count)]
     fields.append(pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False))
-    return pa.schema(fields)
+    return pa.schema([*fields, *METADATA_SCHEMA])
 
 
 def row_checksum(values: Iterable[memoryview]) -> int:

@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError
+from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference
 from pipelines.archives.files import is_local
-from pipelines.dataset.columns import LABEL_FIELD, label_vector
+from pipelines.dataset.columns import LABEL_FIELD, label_vector, metadata_columns
 from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, plain_rows, row_checksum
@@ -75,11 +75,12 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
     """
     folder = Folder.at(dataset)
     unusable = {row["id"] for row in plan.unusable}
-    everything = pa.ipc.open_stream(plan.samples).read_all().to_pylist()
-    samples = [sample for sample in everything if sample["id"] not in unusable]
+    index = pa.ipc.open_stream(plan.samples).read_all()
+    everything = index.select(["id", "labels", "paths"]).to_pylist()
+    samples = [{**sample, "row": row} for row, sample in enumerate(everything) if sample["id"] not in unusable]
     # Not flushed to disk shard by shard: what a power cut takes is found by its size, or by its reader.
     with folder.new_file(plan.file, flush=False) as path:
-        rows = _RowGroups(plan, archive.description, path)
+        rows = _RowGroups(plan, index, archive.description, path)
         with rows, _reader(archive) as (read, window):
             while samples:
                 batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
@@ -90,19 +91,19 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
     return written
 
 
-_Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable[BadRecordError | None]]
+_Result = BadRecordError | Georeference | None
+_Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable[_Result]]
 
 
 @contextmanager
 def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
     """How samples are read, and how many at once: a remote storage answers late, but many at the same time."""
 
-    def read_one(sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> BadRecordError | None:
+    def read_one(sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> _Result:
         try:
-            archive.read(sample["paths"], out)
+            return archive.read(sample["paths"], out)
         except BadRecordError as error:
             return error
-        return None
 
     if is_local(archive.root):
         yield partial(map, read_one), 1
@@ -114,7 +115,8 @@ def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
 class _RowGroups:
     """Rows as they are read, in buffers of one row group, and what is counted on the way."""
 
-    def __init__(self, plan: ShardPlan, description: ArchiveDescription, path: Path) -> None:
+    def __init__(self, plan: ShardPlan, index: pa.Table, description: ArchiveDescription, path: Path) -> None:
+        self._index, self._class_names = index, description.class_names
         class_count = len(description.class_names)
         self._file, self._capacity = plan.file, min(plan.rows_per_group, plan.rows)
         self._fields = fixed_fields(description.groups, class_count)
@@ -128,6 +130,8 @@ class _RowGroups:
         self._row_groups: list[int] = []
         self._rejected = list(plan.unusable)
         self._ids: list[str] = []
+        self._index_rows: list[int] = []
+        self._georeferences: list[Georeference | None] = []
         self._schema = arrow_schema(description.groups, class_count)
         self._writer = pq.ParquetWriter(path, self._schema, **PARQUET_OPTIONS)
 
@@ -149,10 +153,10 @@ class _RowGroups:
         """Read samples into the next rows; those behind a bad one move up."""
         first = len(self._ids)
         places = self._images[first : first + len(samples)]
-        for sample, image, error in zip(samples, places, read(samples, places), strict=True):
-            if error is not None:
+        for sample, image, result in zip(samples, places, read(samples, places), strict=True):
+            if isinstance(result, BadRecordError):
                 self._rejected.append(
-                    {"id": sample["id"], "file": error.file, "reason": error.reason, "detail": error.detail}
+                    {"id": sample["id"], "file": result.file, "reason": result.reason, "detail": result.detail}
                 )
                 continue
             row = self._images[len(self._ids)]
@@ -165,6 +169,8 @@ class _RowGroups:
             # Here the pixels are still in the processor's cache.
             self._checksums[len(self._ids)] = row_checksum([labels.data, *(pixels.data for pixels in row.values())])
             self._ids.append(sample["id"])
+            self._index_rows.append(sample["row"])
+            self._georeferences.append(result)
         if len(self._ids) == self._capacity:
             self._flush()
 
@@ -174,12 +180,15 @@ class _RowGroups:
             added = BandSums.of(self._columns[name].values(rows))
             self._sums[name] = self._sums[name] + added if name in self._sums else added
         columns = [column.arrow(rows) for column in self._columns.values()]
-        arrays = [pa.array(self._ids, pa.string()), *columns, pa.array(self._checksums[:rows])]
+        metadata = metadata_columns(self._index.take(self._index_rows), self._class_names, self._georeferences)
+        arrays = [pa.array(self._ids, pa.string()), *columns, pa.array(self._checksums[:rows]), *metadata]
         table = pa.table(arrays, schema=self._schema)
         self._writer.write_table(table, row_group_size=rows)
         self._digest.update(plain_rows(table, self._fields))
         self._row_groups.append(rows)
         self._ids.clear()
+        self._index_rows.clear()
+        self._georeferences.clear()
 
     def written(self, size: int) -> WrittenShard:
         """What became of the rows, in a file of this many bytes."""

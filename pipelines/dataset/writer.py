@@ -36,7 +36,8 @@ from pipelines.dataset.statistics import BandSums
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage import Folder
 
-REJECTED_FILE = "rejected.parquet"
+REJECTED_FILE = "_rejected.parquet"
+"""Readers that search folders for Parquet files pass over names with a leading underscore."""
 _SECONDS_BETWEEN_LOOKS = 1.0
 _LOOKS_AT_ONCE = 16
 _log = logging.getLogger(__name__)

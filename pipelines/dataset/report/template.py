@@ -172,7 +172,7 @@ bands, the first are shown.{% endif %}</p>
 {% if not rejected_total %}
 <p class="soft">None: every record of the archive is in the dataset.</p>
 {% else %}
-<p class="soft">{{ number(rejected_total) }} records; all of them are in <code>rejected.parquet</code>.</p>
+<p class="soft">{{ number(rejected_total) }} records; all of them are in <code>_rejected.parquet</code>.</p>
 <div class="wide"><table>
 <thead><tr><th>Reason</th><th class="n">Records</th></tr></thead>
 <tbody>

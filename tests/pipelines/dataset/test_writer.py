@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.dataset.columns import METADATA_SCHEMA
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.shard import ShardPlan
@@ -54,7 +55,8 @@ def test_petastorms_own_reader_sees_every_pixel_as_rasterio_does(
 def test_spark_and_pyarrow_open_a_split(spark: SparkSession, small_dataset: Path) -> None:
     frame = spark.read.parquet(str(small_dataset / "train"))
     assert frame.count() == 32
-    assert set(frame.columns) == {"id", "labels", "bands_10m", "bands_20m", "bands_60m", "crc32c"}
+    arrays = {"labels", "bands_10m", "bands_20m", "bands_60m"}
+    assert set(frame.columns) == {"id", "crc32c"} | arrays | set(METADATA_SCHEMA.names)
     assert pq.read_table(small_dataset / "train" / "part-00000.parquet").num_rows > 0
 
 
@@ -72,7 +74,7 @@ def test_manifest_counts_and_statistics(small_dataset: Path, small_archive: Path
 
 def test_files_are_as_the_manifest_says(small_dataset: Path, manifest: Manifest) -> None:
     files = {str(path.relative_to(small_dataset)) for path in small_dataset.rglob("*.parquet")}
-    assert files == {shard.file for split in manifest.splits.values() for shard in split.shards} | {"rejected.parquet"}
+    assert files == {shard.file for split in manifest.splits.values() for shard in split.shards} | {"_rejected.parquet"}
     for split in manifest.splits.values():
         for shard in split.shards:
             metadata = pq.read_metadata(small_dataset / shard.file)

@@ -58,7 +58,7 @@ def test_a_remote_dataset_is_the_local_one(remote_dataset: str, small_dataset: P
     assert content(remote_dataset) == content(small_dataset)
     assert read_manifest(remote_dataset) == read_manifest(small_dataset)
     folder = Folder.at(remote_dataset)
-    assert folder.names() == ["dataset.json", "rejected.parquet", "report.html", "test", "train", "validation"]
+    assert folder.names() == ["_rejected.parquet", "dataset.json", "report.html", "test", "train", "validation"]
     assert b"data:image/png" in folder.read("report.html")
 
 

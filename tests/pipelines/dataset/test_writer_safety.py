@@ -166,7 +166,7 @@ def test_bad_records_are_left_out_and_listed(
     for victim in victims:
         damage(victim)
     manifest = prepare(spark, damaged_archive, tmp_path / "dataset", max_rejected_fraction=0.1)
-    rejected = pq.read_table(tmp_path / "dataset" / "rejected.parquet").to_pylist()
+    rejected = pq.read_table(tmp_path / "dataset" / "_rejected.parquet").to_pylist()
     assert sorted(row["id"] for row in rejected) == sorted(victim.parent.name for victim in victims)
     assert all(Path(row["file"]).name.endswith("_B05.tif") for row in rejected)
     assert all(reason in row["reason"] for row in rejected)
@@ -232,5 +232,5 @@ def test_progress_ends_at_all_samples(spark: SparkSession, small_archive: Path, 
 
 
 def test_the_list_of_bad_records_is_there_when_it_is_empty(uninterrupted: Path) -> None:
-    assert pq.read_table(uninterrupted / "rejected.parquet").num_rows == 0
+    assert pq.read_table(uninterrupted / "_rejected.parquet").num_rows == 0
     assert json.loads((uninterrupted / "dataset.json").read_text())["skipped"] == {}
