@@ -164,10 +164,8 @@ class Supervisor:
             WorkerError: The function raised an exception in a rank; all other ranks have been stopped.
             RankLostError: A rank ended in another way; all other ranks have been stopped.
         """
-        self._awake_since = self._last_look = time.monotonic()
         while self._open():
             finished = self._tasks.finished()
-            self._forgive_own_pause()
             self._take(_LOOK_SECONDS)
             self._look_at_tasks()
             self._look_for_lost()
@@ -187,6 +185,7 @@ class Supervisor:
 
     def _take(self, seconds: float) -> None:
         """Handle the events that have come, or wait a while for one."""
+        self._forgive_own_pause()
         try:
             task, event = self._channel.events.get(timeout=seconds)
             while True:

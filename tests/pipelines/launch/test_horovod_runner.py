@@ -41,7 +41,7 @@ def test_a_failure_of_local_processes_is_the_same_error() -> None:
 
 def test_arguments() -> None:
     with pytest.raises(TypeError):
-        HorovodRunner(2)  # type: ignore[misc]
+        HorovodRunner(2)  # type: ignore[call-arg]
     with pytest.raises(ValueError, match="driver_log_verbosity='some' is not one of all, log_callback_only"):
         HorovodRunner(np=1, driver_log_verbosity="some")  # type: ignore[arg-type]
 

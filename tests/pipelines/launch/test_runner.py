@@ -1,6 +1,7 @@
 """What a run gives, shows and refuses; ranks that fail are in `test_runner_failures`, executors in `test_executors`."""
 
 import os
+import secrets
 import threading
 import time
 from pathlib import Path
@@ -29,8 +30,10 @@ def report_once() -> None:
 
 def test_every_rank_runs_and_rank_zeros_value_comes_back(spark: SparkSession) -> None:
     def function(base: int, *, factor: int) -> tuple[int, str, str, str]:
-        names = ("HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS")
-        return base + factor * int(os.environ["HOROVOD_RANK"]), *(os.environ[name] for name in names)
+        size, devices, threads = (
+            os.environ[name] for name in ("HOROVOD_SIZE", "CUDA_VISIBLE_DEVICES", "TF_NUM_INTRAOP_THREADS")
+        )
+        return base + factor * int(os.environ["HOROVOD_RANK"]), size, devices, threads
 
     runner = BarrierRunner(spark, 2)
     # A thread for the one core that Spark gives a task.
@@ -165,10 +168,8 @@ def test_ranks_that_never_start_are_named(spark: SparkSession, monkeypatch: pyte
 def test_neither_arguments_nor_logs_nor_the_environment_hold_the_secret(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from pipelines.launch import channel
-
     secret = b"0123456789abcdefghijklmnopqrstuv"
-    monkeypatch.setattr(channel.secrets, "token_bytes", lambda size: secret)
+    monkeypatch.setattr(secrets, "token_bytes", lambda size: secret)
 
     def function() -> list[str]:
         found = []
@@ -186,12 +187,53 @@ def test_neither_arguments_nor_logs_nor_the_environment_hold_the_secret(
         assert form not in "".join(seen) + logs
 
 
+def test_the_job_has_its_description_in_sparks_page_and_says_when_its_ranks_are_ready(spark: SparkSession) -> None:
+    events: list[str] = []
+
+    def function() -> None:
+        from pipelines.launch.report import report
+
+        report()
+
+    BarrierRunner(
+        spark,
+        2,
+        description="train spring-2026",
+        on_attempt=lambda attempt: events.append(f"starting {attempt.num_workers} workers"),
+        on_ready=lambda attempt: events.append("workers ready"),
+        on_report=lambda report: events.append("function"),
+    ).run(function)
+    assert events == ["starting 2 workers", "workers ready", "function", "function"]
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    descriptions = [jobs.apply(number).description() for number in range(jobs.size())]
+    assert any("train spring-2026" in str(description) for description in descriptions)
+
+
+@pytest.mark.parametrize(
+    ("inherited", "given", "seen"),
+    [
+        (None, {}, "Agg"),
+        ("module://matplotlib_inline.backend_inline", {}, "Agg"),
+        ("svg", {}, "svg"),
+        ("svg", {"MPLBACKEND": "pdf"}, "pdf"),
+    ],
+)
+def test_ranks_draw_without_windows(
+    monkeypatch: pytest.MonkeyPatch, inherited: str | None, given: dict[str, str], seen: str
+) -> None:
+    monkeypatch.delenv("MPLBACKEND", raising=False)
+    if inherited is not None:
+        monkeypatch.setenv("MPLBACKEND", inherited)
+    assert BarrierRunner(None, 1, env=given).run(os.getenv, "MPLBACKEND") == seen
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"num_workers": 0}, "num_workers=0"),
         ({"num_workers": 1, "log_to_driver": "some"}, "log_to_driver='some' is not one of all, rank0"),
         ({"num_workers": 1, "retries": -1}, "retries=-1"),
+        ({"num_workers": 1, "stop_grace": -1}, "stop_grace=-1"),
     ],
 )
 def test_values_out_of_range(arguments: dict[str, object], message: str) -> None:

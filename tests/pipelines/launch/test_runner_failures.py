@@ -231,7 +231,12 @@ def test_training_goes_on_when_the_channel_dies(
 
     channels: list[DriverChannel] = []
     accept = DriverChannel._accept
-    monkeypatch.setattr(DriverChannel, "_accept", lambda self: (channels.append(self), accept(self)))
+
+    def recorded(channel: DriverChannel) -> None:
+        channels.append(channel)
+        accept(channel)
+
+    monkeypatch.setattr(DriverChannel, "_accept", recorded)
 
     def function() -> int:
         from pipelines.launch.report import report

@@ -1,0 +1,194 @@
+"""What the driver concludes from what it hears, with tasks that only the test has."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+import pytest
+
+from pipelines.launch import supervisor as module
+from pipelines.launch.channel import DriverChannel
+from pipelines.launch.failure import RankLostError
+from pipelines.launch.listener import Listener
+from pipelines.launch.messages import (
+    Begun,
+    Event,
+    Exit,
+    Failure,
+    Go,
+    Hello,
+    JsonObject,
+    Order,
+    Report,
+    SendStacks,
+    Stacks,
+    StepDone,
+    StopAsked,
+    StopSoon,
+)
+from pipelines.launch.supervisor import Limits, Supervisor
+
+pytestmark = pytest.mark.timeout(120)
+
+IN_HOROVOD = 'Current thread 0x1 (most recent call first):\n  File "/site-packages/horovod/mpi_ops.py", line 1 in wait'
+IN_FUNCTION = 'Current thread 0x1 (most recent call first):\n  File "/home/train.py", line 1 in load'
+FINISHED = Exit(False, True, 0, "exited with code 0", "", None, [])
+
+
+class FakeChannel:
+    """Hears what the test puts into `events`; `answer` may put more when an order is sent."""
+
+    def __init__(self, size: int, silent: float = 0.0) -> None:
+        self.events: queue.Queue[tuple[int, Event]] = queue.Queue()
+        self.sent: list[tuple[int, Order]] = []
+        self.answer: Callable[[int, Order], None] = lambda task, order: None
+        self._silent = silent
+        for task in range(size):
+            self.events.put((task, Hello(task, f"h{task}", 1, "-1", "", "node", f"h{task}", {})))
+
+    def send(self, task: int, order: Order) -> None:
+        self.sent.append((task, order))
+        self.answer(task, order)
+
+    def seconds_silent(self, task: int) -> float:
+        return self._silent
+
+
+class FakeTasks:
+    def failure(self) -> str | None:
+        return None
+
+    def stop_reason(self) -> str | None:
+        return None
+
+    def finished(self) -> bool:
+        return False
+
+
+def supervise(
+    channel: FakeChannel,
+    size: int,
+    limits: Limits = Limits(start=60, hang=None, stop_grace=60),  # noqa: B008  immutable
+    on_report: Callable[[JsonObject], None] = lambda report: None,
+) -> Supervisor:
+    """A supervisor whose ranks have begun."""
+    listener = Listener("none", lambda rank, line: None, on_report, None)
+    supervisor = Supervisor(cast(DriverChannel, channel), FakeTasks(), size, listener, limits)
+    supervisor.gather()
+    supervisor.go([Go(task, {}, wants_result=True) for task in range(size)])
+    for task in range(size):
+        channel.events.put((task, Begun()))
+    return supervisor
+
+
+def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    size = 16
+    reported = threading.Event()
+    all_asked = threading.Barrier(size, action=lambda: channel.events.put((0, Report({"still": "heard"}))))
+
+    def answers(host: str, port: int) -> bool:
+        all_asked.wait(50)  # breaks where one is asked after the other
+        assert reported.wait(50), "no message was handled while the hosts were asked"
+        return False
+
+    monkeypatch.setattr(module, "answers", answers)
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
+    channel = FakeChannel(size, silent=99.0)
+    supervisor = supervise(channel, size, on_report=lambda report: reported.set())
+    with pytest.raises(RankLostError, match="lost: neither its Spark task nor its host answers") as caught:
+        supervisor.watch()
+    assert [outcome.kind for outcome in caught.value.outcomes] == ["lost"] * size
+
+
+def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def answers(host: str, port: int) -> bool:
+        asked.append(host)
+        channel.events.put((0, FINISHED))
+        return True
+
+    monkeypatch.setattr(module, "answers", answers)
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
+    channel = FakeChannel(1, silent=99.0)
+    supervise(channel, 1).watch()
+    assert asked[0] == "h0"
+
+
+def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, Limits(start=60, hang=0.5, stop_grace=60))
+
+    def answer(task: int, order: Order) -> None:
+        if isinstance(order, SendStacks):
+            channel.events.put((task, StepDone()))
+            channel.events.put((task, Stacks(IN_FUNCTION)))
+            channel.events.put((task, FINISHED))
+
+    channel.answer = answer
+    supervisor.watch()
+    assert SendStacks() in [order for _, order in channel.sent]
+
+
+def test_the_rank_that_the_others_wait_for_hangs() -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, Limits(start=60, hang=0.5, stop_grace=60))
+
+    def answer(task: int, order: Order) -> None:
+        if isinstance(order, SendStacks):
+            channel.events.put((task, Stacks(IN_FUNCTION if task == 1 else IN_HOROVOD)))
+
+    channel.answer = answer
+    with pytest.raises(RankLostError, match="rank 1 on h1 failed: hung: no sign of life") as caught:
+        supervisor.watch()
+    assert caught.value.root.traceback == IN_FUNCTION
+
+
+@pytest.mark.parametrize("at", range(20, 30))
+def test_time_in_which_the_driver_itself_stood_still_is_nobodys_hang(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """As after SIGSTOP and SIGCONT, at any place in the loop."""
+    channel = FakeChannel(1)
+    supervisor = supervise(channel, 1, Limits(start=60, hang=30, stop_grace=60))
+    channel.answer = lambda task, order: channel.events.put((task, Stacks(IN_FUNCTION)))
+    clock = time.monotonic
+    looks = 0
+
+    def stopped_and_continued() -> float:
+        nonlocal looks
+        looks += 1
+        if looks == at + 30:
+            channel.events.put((0, FINISHED))
+        return clock() + (3600.0 if looks > at else 0.0)
+
+    monkeypatch.setattr(time, "monotonic", stopped_and_continued)
+    supervisor.watch()
+
+
+def test_a_request_reaches_all_and_waits_for_the_last(caplog: pytest.LogCaptureFixture) -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2)
+    saved = Failure("StoppedOnRequest", "step 7 is saved", "", on_request=True)
+    channel.events.put((1, StopAsked()))
+
+    def answer(task: int, order: Order) -> None:
+        if order == StopSoon():
+            end = Exit(False, False, 1, "exited with code 1", "", saved, [])
+            threading.Timer(2.0 * task, channel.events.put, [(task, end)]).start()
+
+    channel.answer = answer
+    with pytest.raises(RankLostError, match="stopped on request: step 7 is saved") as caught:
+        supervisor.watch()
+    assert [outcome.kind for outcome in caught.value.outcomes] == ["requested"] * 2
+    assert "the task of rank 1 on h1 received SIGTERM: all ranks are asked to stop within 60 s" in caplog.text
+
+
+def test_a_rank_that_outlasts_the_grace_is_named() -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, Limits(start=60, hang=None, stop_grace=0.2))
+    channel.events.put((1, FINISHED))
+    supervisor.request_stop("the driver received SIGTERM")
+    words = r"rank 0 on h0 failed: still ran 0\.2 s after it was asked to stop \(the driver received SIGTERM\)"
+    with pytest.raises(RankLostError, match=words):
+        supervisor.watch()
