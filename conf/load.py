@@ -87,11 +87,6 @@ def parse(text: str, where: str) -> Any:
         raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
 
 
-def to_yaml(config: RunConfig) -> str:
-    """The whole configuration as YAML that `load` reads back unchanged."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=1000, allow_unicode=True)
-
-
 def _read(name_or_path: str) -> dict[str, Any]:
     shipped = shipped_names()
     if name_or_path in shipped:

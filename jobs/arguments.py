@@ -36,12 +36,12 @@ class Parser(argparse.ArgumentParser):
             "--result", metavar="FILE", help="write what came of it to this JSON file, also after a failure"
         )
 
-    def add_config(self, default: str | None = None) -> None:
-        """Add `--config` and `--set`."""
+    def add_config(self, default: str | None = None, *, needed: bool = True) -> None:
+        """Add `--config` and `--set`; without a default, the first must be given where it is needed."""
         self.add_argument(
             "--config",
             default=default,
-            required=default is None,
+            required=needed and default is None,
             metavar="NAME|PATH",
             help=f"a YAML file, or one of: {', '.join(shipped_names())}"
             + ("" if default is None else f" (default: {default})"),

@@ -34,7 +34,7 @@ def execute(argv: Sequence[str]) -> int:
 
     def body(result: Result) -> None:
         arguments = parser.parse(rest)
-        if "config" in arguments:
+        if getattr(arguments, "config", None) is not None:
             read_config(arguments)  # a mistake is answered before Spark is imported
         importlib.import_module(VERBS[name].module).main(arguments, result)
 

@@ -7,6 +7,7 @@ from tqdm.auto import tqdm
 
 from jobs.command import interactive, say
 from pipelines.dataset.writer import PrepareProgress
+from pipelines.launch.messages import JsonObject
 
 _SECONDS_BETWEEN_LINES = 15.0
 _SHOWN = {
@@ -80,7 +81,7 @@ class TrainingDisplay:
         """Nothing is shown before the first report."""
         self._bar = Bar("step")
 
-    def __call__(self, message: dict[str, Any]) -> None:
+    def __call__(self, message: JsonObject) -> None:
         """Take one report of a worker."""
         match message.get("event"):
             case "compiling":
@@ -101,7 +102,7 @@ class TrainingDisplay:
         self._bar.close()
 
 
-def _epoch_line(message: dict[str, Any]) -> str:
+def _epoch_line(message: JsonObject) -> str:
     metrics = message["metrics"]
     parts = [f"epoch {message['epoch']}/{message['epochs']}: loss {metrics['train/loss']:.4f}"]
     for name, label in _SHOWN.items():

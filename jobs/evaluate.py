@@ -43,7 +43,9 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     with spark_session("groundswell evaluate", config.launch.master) as spark:
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
-        runner = barrier_runner(spark, config.launch, log_to_driver="none")
+        runner = barrier_runner(
+            spark, config.launch, description=f"groundswell evaluate: {model_uri}", log_to_driver="none"
+        )
         result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
     writer = RunWriter(TrackedRun(store.tracking_uri(), description["run_id"]))
     writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)

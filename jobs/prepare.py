@@ -20,6 +20,7 @@ def prepare(config: RunConfig) -> Manifest:
     """Write the configured archive as the configured dataset."""
     archive = configured_archive(config)
     with spark_session("groundswell prepare", config.launch.master) as spark:
+        spark.sparkContext.setJobDescription(f"groundswell prepare: {config.dataset.path}")
         display = PrepareDisplay()
         try:
             return prepare_dataset(

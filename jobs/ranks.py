@@ -2,12 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from conf.launch import LaunchConfig
 from jobs.command import say
+from pipelines.launch.messages import JsonObject
 from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
 from pipelines.tracking.store import worker_environment
 
@@ -16,17 +16,19 @@ def barrier_runner(
     spark: SparkSession,
     config: LaunchConfig,
     *,
+    description: str,
     allowed_sizes: Sequence[int] = (),
     log_to_driver: LogToDriver = "callback",
     log_folder: Path | None = None,
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
-    on_report: Callable[[dict[str, Any]], None] = lambda message: None,
+    on_report: Callable[[JsonObject], None] = lambda message: None,
 ) -> BarrierRunner:
     """Make the launcher of one job, whose workers write to the driver's MLflow store.
 
     Args:
         spark: A session.
         config: Number and resources of the ranks, and what happens when one dies.
+        description: Shown with the job in Spark's page: verb and run name.
         allowed_sizes: Numbers of ranks that a further attempt may have, used with `launch.allow_fewer_workers`.
         log_to_driver: Which lines of the ranks are shown.
         log_folder: Folder that gets the whole log of each rank.
@@ -35,10 +37,8 @@ def barrier_runner(
     """
 
     def tell(attempt: Attempt) -> None:
-        after = f", after: {attempt.after}" if attempt.after else ""
-        number = f"attempt {attempt.number}: " if attempt.number > 1 else ""
-        workers = "1 worker" if attempt.num_workers == 1 else f"{attempt.num_workers} workers"
-        say(f"{number}starting {workers}{after}")
+        again = f"attempt {attempt.number} after: {attempt.after}; " if attempt.number > 1 else ""
+        say(f"{again}starting {_workers(attempt)}")
         on_attempt(attempt)
 
     return BarrierRunner(
@@ -52,8 +52,14 @@ def barrier_runner(
         allowed_sizes=allowed_sizes if config.allow_fewer_workers else (),
         accept_unencrypted=config.accept_unencrypted,
         env=worker_environment(),
+        description=description,
         log_to_driver=log_to_driver,
         log_folder=log_folder,
         on_attempt=tell,
+        on_ready=lambda attempt: say(f"{_workers(attempt)} ready"),
         on_report=on_report,
     )
+
+
+def _workers(attempt: Attempt) -> str:
+    return "1 worker" if attempt.num_workers == 1 else f"{attempt.num_workers} workers"

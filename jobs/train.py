@@ -104,6 +104,7 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
         runner = barrier_runner(
             spark,
             config.launch,
+            description=f"groundswell train: {config.tracking.run_name or run.run_id}",
             allowed_sizes=_smaller_sizes(config),
             log_folder=folder / "logs",
             on_attempt=_record_attempt(run),

@@ -47,6 +47,18 @@ def _demo(parser: Parser) -> None:
     parser.add_argument("--folder", help="where the dataset and the outputs go (default: demo, or demo-<archive>)")
 
 
+LISTED = ("archives", "codecs", "optimizers", "models", "configs")
+
+
+def _config(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_argument("--comments", action="store_true", help="say of each key what it means")
+
+
+def _list(parser: Parser) -> None:
+    parser.add_argument("what", nargs="?", choices=LISTED, help="one kind (default: all)")
+
+
 @dataclass(frozen=True)
 class Verb:
     """One command."""
@@ -78,6 +90,10 @@ VERBS = {
         reads=("dataset", "reader", "training.batch_size_per_worker", "launch"),
         ignores=("reader.name", "launch.allow_fewer_workers"),
     ),
+    "config": Verb(
+        "print the resolved configuration as YAML", "jobs.config", _config, reads=("archive", "prepare", *_TRAINED)
+    ),
+    "list": Verb("list what can be chosen by name", "jobs.list", _list),
     "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),
     "demo": Verb(
         "generate a small archive, prepare it, train and evaluate",

@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from conf.codecs import PowerSGDConfig, TopKConfig
+from conf.describe import to_yaml
 from conf.keys import choices
-from conf.load import load, shipped_names, shipped_text, to_yaml
+from conf.load import load, shipped_names, shipped_text
 from conf.networks import ResNetConfig
 from conf.optimizers import LARSConfig, SGDConfig
 from conf.schema import RunConfig
@@ -236,16 +237,18 @@ def test_what_config_prints_is_read_back_unchanged(tmp_path: Path, path: str, na
         settings += ["exchange.warmup_steps=5", "optimizer.warmup_steps=5"]
     config = load("smoke", settings)
     file = tmp_path / "printed.yaml"
-    file.write_text(to_yaml(config))
-    assert load(str(file)) == config
+    for comments in (False, True):
+        file.write_text(to_yaml(config, comments=comments))
+        assert load(str(file)) == config
 
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_a_shipped_config_is_printed_and_read_back_unchanged(tmp_path: Path, name: str) -> None:
     file = tmp_path / "printed.yaml"
     settings = ["optimizer.weight_decay=1e-7", "tracking.run_name='null'", "launch.hang_timeout_seconds=1e20"]
-    file.write_text(to_yaml(load(name, settings)))
-    assert load(str(file)) == load(name, settings)
+    for comments in (False, True):
+        file.write_text(to_yaml(load(name, settings), comments=comments))
+        assert load(str(file)) == load(name, settings)
 
 
 def test_deep_gradient_compression_needs_an_optimizer_without_momentum() -> None:

@@ -1,0 +1,12 @@
+"""`groundswell config`: the resolved configuration, as YAML that `--config` reads back unchanged."""
+
+import argparse
+
+from conf.describe import to_yaml
+from jobs.command import read_config, say
+from jobs.result import Result
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Print what the command line resolves to."""
+    say(to_yaml(read_config(arguments), comments=arguments.comments).rstrip())

@@ -1,0 +1,30 @@
+"""`groundswell list`: what can be chosen by name, a line each."""
+
+import argparse
+from collections.abc import Callable
+
+from conf.describe import members, shipped
+from jobs.command import say
+from jobs.result import Result
+from jobs.verbs import LISTED
+
+_LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
+    "archives": ("--set archive=NAME --set archive.root=FOLDER", lambda: members("archive")),
+    "codecs": ("--set exchange.codec=NAME", lambda: members("exchange.codec")),
+    "optimizers": ("--set optimizer=NAME", lambda: members("optimizer")),
+    "models": ("--set model=NAME", lambda: members("model")),
+    "configs": ("--config NAME", shipped),
+}
+assert tuple(_LISTS) == LISTED
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Print the lists that were asked for."""
+    wanted = [arguments.what] if arguments.what else list(_LISTS)
+    for kind in wanted:
+        usage, find = _LISTS[kind]
+        found = find()
+        width = max(map(len, found)) + 2
+        say(f"{kind} ({usage})")
+        for name, line in found.items():
+            say(f"  {name:<{width}}{line}")
