@@ -89,7 +89,7 @@ class Parser(argparse.ArgumentParser):
         if "--set" not in options:
             return _unknown(text, options)
         setting = _SETTING.match(text)
-        if setting and ("." in setting["key"] or setting["value"] is not None) and not text.endswith((".yaml", ".yml")):
+        if setting and _looks_like_a_setting(text):
             value = setting["value"] if setting["value"] is not None else " ".join(extra[1:2]) or "VALUE"
             return f"{text}: each setting is given by an argument of its own, --set {setting['key']}={value}"
         if text in shipped_names() or text.endswith((".yaml", ".yml")):
@@ -118,6 +118,13 @@ def positive_number(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"should be a number above 0, got {text!r}")
     return value
+
+
+def _looks_like_a_setting(text: str) -> bool:
+    """Whether somebody means a key of the configuration: it has a dot, or a value without being an option."""
+    if text.endswith((".yaml", ".yml")):
+        return False
+    return "." in text.partition("=")[0] or ("=" in text and not text.startswith("-"))
 
 
 def _unknown(text: str, options: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ def execute(argv: Sequence[str]) -> int:
         print("\n".join(_versions()))
         return 0
     if name not in VERBS:
-        print(_unknown(name), file=sys.stderr)
+        print(_unknown(name, rest), file=sys.stderr)
         return USER_ERROR
     parser = parser_of(name)
 
@@ -65,9 +65,12 @@ def _help() -> list[str]:
     ]
 
 
-def _unknown(name: str) -> str:
+def _unknown(name: str, rest: Sequence[str]) -> str:
     if not name:
         return "\n".join(_help())
+    if name.startswith("-"):
+        verb = next((text for text in rest if text in VERBS), "VERB")
+        return f"groundswell: error: the verb comes first: groundswell {verb} {name} ..."
     close = difflib.get_close_matches(name, VERBS, n=1)
     hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(VERBS)}"
     return f"groundswell: error: {name!r} is not a verb: {hint}"

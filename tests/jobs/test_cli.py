@@ -1,0 +1,222 @@
+"""The `groundswell` command as a user meets it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conf.load import load
+from jobs import cli
+from jobs.verbs import VERBS
+
+COMMAND = Path(sys.executable).parent / "groundswell"
+HEAVY = ("pyspark", "pyarrow", "tensorflow", "keras", "mlflow", "horovod", "petastorm")
+
+
+def groundswell(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd)
+
+
+def test_the_real_command_answers_and_ends_with_its_code(tmp_path: Path) -> None:
+    version = groundswell("--version")
+    assert version.returncode == 0
+    assert version.stdout.startswith("groundswell 0.")
+    assert "pyspark 4" in version.stdout
+    missing = groundswell("train", "--config", "smoke", "--set", "dataset.path=nowhere", cwd=tmp_path)
+    assert missing.returncode == 2
+    assert missing.stderr.startswith("groundswell train: error: ")
+    assert "nowhere is not a finished dataset" in missing.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+_IMPORTED = """
+import sys
+from jobs import cli
+for line in {lines!r}:
+    try:
+        code = cli.execute(line.split())
+    except SystemExit as end:
+        code = end.code
+    assert code in (0, 2), code
+heavy = sorted(set({heavy!r}) & set(sys.modules))
+assert not heavy, heavy
+"""
+
+
+def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported() -> None:
+    lines = [
+        "--help",
+        "--version",
+        *(f"{verb} --help" for verb in VERBS),
+        "list",
+        "config --config demo --comments",
+        "train --config smoke --set training.epochs=many",
+        "train --config smoke --set archive.root=x",
+        "trian",
+    ]
+    script = _IMPORTED.format(lines=lines, heavy=HEAVY)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    for verb, known in VERBS.items():
+        assert f"usage: groundswell {verb}" in done.stdout
+        assert f"  {verb} " in done.stdout
+        assert known.summary in done.stdout
+    assert done.stdout.count("130 interrupted") == len(VERBS) + 1, "exit codes are part of every help"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("trian --config smoke", "'trian' is not a verb: did you mean train?"),
+        ("benchmark", "did you mean benchmark-reader?"),
+        ("xyz", "'xyz' is not a verb: expected one of prepare, train, evaluate, "),
+        ("--config smoke train", "the verb comes first: groundswell train --config ..."),
+        ("", "usage: groundswell VERB"),
+        ("train", "--config NAME|PATH is missing: a YAML file, or one of: bigearthnet_v2_resnet50, demo, smoke"),
+        ("train --config", "argument --config: expected one argument"),
+        ("train smoke", "smoke: a configuration is given as --config smoke"),
+        ("train my.yaml", "my.yaml: a configuration is given as --config my.yaml"),
+        ("train --conf smoke", "unknown argument --conf (did you mean --config?)"),
+        ("train --cofnig=smoke", "unknown argument --cofnig=smoke (did you mean --config?)"),
+        ("train --config smoke --xyz", "unknown argument --xyz; known: -h, --help, --result, --config, --set"),
+        ("train --config smok", "'smok' is neither a YAML file nor one of the shipped ones: bigearthnet_v2_resnet50"),
+        (
+            "train --config smoke --set training.epochs=1 launch.retries=2",
+            "launch.retries=2: each setting is given by an argument of its own, --set launch.retries=2",
+        ),
+        ("train --config smoke --dataset.path=x", "own, --set dataset.path=x"),
+        ("train --config smoke --dataset.path x", "own, --set dataset.path=x"),
+        ("train --config smoke dataset.path=x", "own, --set dataset.path=x"),
+        ("train --config smoke --set dataset.path x", "a setting is one argument, --set dataset.path=x"),
+        ("train --config smoke --set dataset.path", "is not of the form section.key=value"),
+        (
+            "train --config smoke --set exchange.codec={name: powersgd, rank: 2}",
+            "quote a value that has spaces, as in --set 'exchange.codec={name: topk, density: 0.01}'",
+        ),
+        ("evaluate --config smoke", "--model URI is missing: runs:/<run id>/model or models:/<name>/<version>"),
+        ("benchmark-reader --dataset x --batch-size 0", "--batch-size: should be a whole number above 0, got '0'"),
+        ("benchmark-reader --dataset x --batch-size 2.5", "should be a whole number above 0, got '2.5'"),
+        ("benchmark-reader --dataset x --cache-limit-gib nan", "should be a number above 0, got 'nan'"),
+        ("benchmark-reader --dataset x --images-per-second -1", "should be a number above 0, got '-1'"),
+        ("benchmark-reader --config smoke", "unknown argument --config"),
+        ("list codec", "choose from 'archives', 'codecs'"),
+    ],
+)
+def test_a_mistake_gets_an_answer(line: str, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(line.split()) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.out == ""
+    assert "Traceback" not in captured.err
+
+
+def test_a_line_for_everything_that_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["list"]) == 0
+    everything = capsys.readouterr().out
+    for name, line in (
+        ("powersgd", "(Vogels et al. 2019)"),
+        ("eurosat_ms", "EuroSAT"),
+        ("sgd", "Momentum SGD"),
+        ("resnet", "ResNet v1.5"),
+        ("smoke", "A tiny ResNet"),
+    ):
+        assert f"  {name} " in everything
+        assert line in everything
+    assert cli.execute(["list", "codecs"]) == 0
+    codecs = capsys.readouterr().out
+    assert codecs in everything
+    assert "eurosat" not in codecs
+
+
+def test_config_prints_what_config_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "exchange.codec=powersgd", "--set", "exchange.codec.rank=2"]
+    assert cli.execute(["config", "--config", "demo", *settings]) == 0
+    printed = capsys.readouterr().out
+    (tmp_path / "mine.yaml").write_text(printed)
+    assert load(str(tmp_path / "mine.yaml")) == load("demo", settings[1::2])
+    assert cli.execute(["config", "--config", str(tmp_path / "mine.yaml")]) == 0
+    assert capsys.readouterr().out == printed
+    assert cli.execute(["config", "--config", "demo", "--comments"]) == 0
+    assert "# Number of passes over the training split." in capsys.readouterr().out
+
+
+def test_the_result_of_a_mistake_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "result.json"
+    path.write_text('{"exit_code": 0, "ended": "finished"}')
+    for line in ("train --conf smoke", "train --config smoke --set training.epochs=0", "benchmark-reader --dataset no"):
+        verb, *rest = line.split()
+        assert cli.execute([verb, "--result", str(path), *rest]) == 2
+        result = json.loads(path.read_text())
+        assert (result["verb"], result["exit_code"]) == (verb, 2)
+        assert result["ended"] in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [path], "nothing half written is left"
+
+
+def test_a_result_that_cannot_be_written_is_found_out_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["list", "--result", str(tmp_path / "nowhere" / "result.json")]) == 2
+    captured = capsys.readouterr()
+    assert f"--result {tmp_path / 'nowhere' / 'result.json'} cannot be written: No such file" in captured.err
+    assert captured.out == ""
+
+
+@pytest.fixture
+def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
+    """A preparation that would take minutes, from the moment at which it writes."""
+
+    def start() -> subprocess.Popen[str]:
+        arguments = ["--set", "archive={kind: synthetic, train: 20000, validation: 10, test: 10}"]
+        arguments += ["--set", f"dataset.path={tmp_path / 'my data'}", "--result", str(tmp_path / "result.json")]
+        process = subprocess.Popen(
+            [COMMAND, "prepare", "--config", "smoke", *arguments],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=tmp_path,
+            start_new_session=True,  # as a terminal does, which signals the whole group
+        )
+        deadline = time.monotonic() + 200
+        while not list(tmp_path.glob("my data.incomplete/*")):
+            assert process.poll() is None, process.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        return process
+
+    return start
+
+
+@pytest.mark.spark
+def test_ctrl_c_says_how_to_continue(preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
+    process = preparing()
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "groundswell prepare: interrupted\n" in err
+    continued = f"--set 'dataset.path={tmp_path}/my data' --result {tmp_path}/result.json\n"
+    assert "groundswell prepare: to continue: groundswell prepare --config smoke --set 'archive={kind: " in err
+    assert err.endswith(continued)
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert (result["exit_code"], result["ended"]) == (130, "interrupted")
+
+
+@pytest.mark.spark
+def test_ctrl_c_twice_ends_at_once_without_a_traceback(
+    preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = preparing()
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line == "stopping; Ctrl-C again stops at once\n":
+            break
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert json.loads((tmp_path / "result.json").read_text())["exit_code"] == 130
