@@ -56,11 +56,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _reader_can_resume(self) -> "RunConfig":
+    def _reader_can_do_it(self) -> "RunConfig":
         if self.reader.name == "petastorm" and self.training.checkpoint_every_steps is not None:
             raise ValueError(
                 "Petastorm's reader cannot resume within an epoch: set training.checkpoint_every_steps=null or "
                 "reader.name=groundswell"
+            )
+        if self.reader.name == "petastorm" and self.reader.verify == "always":
+            raise ValueError(
+                "Petastorm's reader knows no checksums: reader.verify=always needs reader.name=groundswell"
             )
         return self
 

@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.dataset.buffers import BufferPool, Memory
+from pipelines.dataset.buffers import BufferPool, Memory, Row
 from pipelines.dataset.cache import DEFAULT_LIMIT_BYTES, default_cache_folder
 from pipelines.dataset.columns import LABEL_FIELD
 from pipelines.dataset.layout import RowGroup, value_bytes, value_prefix
@@ -174,7 +174,7 @@ class SplitReader:
         for row, (group, columns, targets) in enumerate(zip(groups, starts, parts, strict=True)):
             # A row is checked while it is in the processor's cache.
             for start, target, stride in zip(columns, targets, self._strides, strict=True):
-                if os.preadv(group.file.descriptor, target, start) != stride:
+                if _read_at(group, target, start) != stride:
                     raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
             if group.checksums is not None and group.unchecked is not None:
                 position = positions[row]
@@ -289,6 +289,13 @@ def _prefetched(
     finally:
         threads.shutdown(wait=False, cancel_futures=True)
         adviser.shutdown(wait=False, cancel_futures=True)
+
+
+def _read_at(group: RowGroup, target: Row, start: int) -> int:
+    try:
+        return os.preadv(group.file.descriptor, target, start)
+    except OSError as error:  # names no file
+        raise OSError(error.errno, f"{error.strerror} in row group {group.number}", str(group.file.path)) from None
 
 
 def _is_in_memory(descriptor: int, offset: int) -> bool:

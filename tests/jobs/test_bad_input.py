@@ -1,5 +1,6 @@
 """Each mistake of a user: one line on standard error, an exit code, no stage started, nothing left behind."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from jobs import cli
+from pipelines.dataset.manifest import Manifest, read_manifest, write_manifest
 
 pytestmark = pytest.mark.spark
 
@@ -116,3 +118,43 @@ def test_a_model_or_split_that_is_not_there(error_of: Callable[..., str], small_
     assert "0123456789abcdef" in error_of("evaluate", dataset, extra=model)
     line = error_of("evaluate", dataset, extra=(*model, "--split", "tst"))
     assert "no split 'tst', only test, train, validation" in line
+
+
+@pytest.fixture
+def dataset_copy(small_dataset: Path, tmp_path: Path) -> Path:
+    shutil.copytree(small_dataset, tmp_path / "dataset")
+    return tmp_path / "dataset"
+
+
+@pytest.mark.parametrize(("split", "verb"), [("train", "train"), ("validation", "train"), ("test", "evaluate")])
+def test_a_shard_that_is_missing(error_of: Callable[..., str], dataset_copy: Path, split: str, verb: str) -> None:
+    (dataset_copy / split / "part-00000.parquet").unlink()
+    extra = ("--model", "runs:/none/model") if verb == "evaluate" else ()
+    line = error_of(verb, f"dataset.path={dataset_copy}", extra=extra)
+    assert f"{split}/part-00000.parquet is missing: the same `groundswell prepare` command writes" in line
+
+
+def test_a_cache_of_less_than_three_row_groups(error_of: Callable[..., str], dataset_copy: Path) -> None:
+    path = dataset_copy / "validation" / "part-00000.parquet"
+    manifest = read_manifest(dataset_copy)
+    rows = manifest.splits["validation"].shards[0].row_groups[0]
+    pq.write_table(pq.read_table(path), path, compression="zstd", row_group_size=rows)
+    splits = manifest.model_dump(mode="json")["splits"]
+    splits["validation"]["shards"][0]["size"] = path.stat().st_size
+    write_manifest(
+        Manifest.model_validate_json(json.dumps(manifest.model_dump(mode="json") | {"splits": splits})), dataset_copy
+    )
+    line = error_of("train", f"dataset.path={dataset_copy}", "reader.cache_limit_gib=0.0001")
+    assert "reader.cache_limit_gib=0.0001 is less than three row groups" in line
+
+
+def test_class_names_that_were_swapped_by_hand(error_of: Callable[..., str], dataset_copy: Path) -> None:
+    values = json.loads((dataset_copy / "dataset.json").read_text())
+    values["class_names"].reverse()
+    (dataset_copy / "dataset.json").write_text(json.dumps(values))
+    assert "dataset.json was changed after it was written" in error_of("train", f"dataset.path={dataset_copy}")
+
+
+def test_checksums_that_petastorms_reader_does_not_know(error_of: Callable[..., str]) -> None:
+    line = error_of("train", "reader.name=petastorm", "training.checkpoint_every_steps=null", "reader.verify=always")
+    assert "reader.verify=always needs reader.name=groundswell" in line

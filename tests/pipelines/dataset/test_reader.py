@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import read_sample
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import (
     Batch,
@@ -308,6 +309,94 @@ def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(da
     with pytest.raises(ValueError, match="row 1 "):
         next(batches)
     assert threads_left() == []
+
+
+def test_a_file_that_is_replaced_while_it_is_open_is_read_as_it_was(damaged: Path, reader: SplitReader) -> None:
+    """A repair renames a new file over the old one; the open one stays readable."""
+    again = SplitReader(damaged, "train")
+    other = damaged / "other"
+    other.write_bytes(bytes(first_shard(damaged).stat().st_size))
+    other.replace(first_shard(damaged))
+    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+
+
+def test_a_file_that_is_overwritten_in_place_is_an_error(damaged: Path) -> None:
+    again = SplitReader(damaged, "train")
+    shard = first_shard(damaged)
+    start, stride = column_start(shard, "bands_10m")
+    with shard.open("r+b") as file:  # the second row's image becomes the first row's
+        file.seek(start)
+        value = file.read(stride)
+        file.write(value)
+    assert again.gather(np.array([0])).rows.tolist() == [0]
+    with pytest.raises(ValueError, match=DAMAGED_ROW.format(r"\w+")):
+        again.gather(np.array([0, 1]))
+
+
+def test_a_row_that_ends_within_a_value_is_a_truncated_file(damaged: Path) -> None:
+    again = SplitReader(damaged, "train")
+    start, stride = column_start(first_shard(damaged), "bands_60m")
+    os.truncate(first_shard(damaged), start + stride + stride // 2)
+    with pytest.raises(ValueError, match=r"row group 0, row 1 \(its id is unreadable\).*truncated.*writes this shard"):
+        again.gather(np.array([0, 1]))
+
+
+def test_an_error_of_the_disk_names_the_file(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    again = SplitReader(damaged, "train")
+
+    def fail(*_: object) -> int:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", fail)
+    with pytest.raises(OSError, match=r"Input/output error in row group 0: .*part-00000.parquet"):
+        again.gather(np.array([0]))
+
+
+def test_other_widths_than_the_manifest_says_are_named(
+    damaged: Path, edit_manifest: EditManifest, tmp_path: Path
+) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        manifest["groups"][2]["shape"] = [10, 40, 2]
+
+    edit_manifest(damaged, change)
+    again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    with pytest.raises(
+        ValueError, match=r"row group 0 cannot be read: column 'bands_60m' holds uint16 \(20, 20, 2\) at"
+    ):
+        again.gather(np.array([0]))
+
+
+def test_row_groups_of_one_row(damaged: Path, reader: SplitReader, edit_manifest: EditManifest) -> None:
+    def change(manifest: dict[str, Any]) -> None:
+        for shard in manifest["splits"]["train"]["shards"]:
+            table = pq.read_table(damaged / shard["file"])
+            pq.write_table(table, damaged / shard["file"], row_group_size=1, **PARQUET_OPTIONS)
+            shard["row_groups"] = [1] * len(table)
+            shard["size"] = (damaged / shard["file"]).stat().st_size
+
+    edit_manifest(damaged, change)
+    again = SplitReader(damaged, "train")
+    assert again.group_rows == [1] * 32
+    assert again.window_rows is None
+    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+
+
+def test_an_empty_split(damaged: Path, edit_manifest: EditManifest) -> None:
+    shutil.copytree(damaged / "test", damaged / "empty")
+
+    def change(manifest: dict[str, Any]) -> None:
+        shards = []
+        for shard in manifest["splits"]["test"]["shards"]:
+            path = damaged / shard["file"].replace("test/", "empty/")
+            pq.ParquetWriter(path, pq.read_schema(path), **PARQUET_OPTIONS).close()
+            shards.append({"file": f"empty/{path.name}", "row_groups": [], "size": path.stat().st_size})
+        manifest["splits"]["empty"] = {"shards": shards, "class_counts": [0] * 19}
+
+    edit_manifest(damaged, change)
+    empty = SplitReader(damaged, "empty")
+    assert (len(empty), empty.ids()) == (0, [])
+    assert list(evaluation_batches(empty, batch_size=4, rank=1, size=3)) == []
+    assert list(training_batches(empty, seed=0, epoch=0, global_batch_size=4)) == []
 
 
 def rewrite(dataset: Path, edit_manifest: EditManifest, **options: object) -> None:
