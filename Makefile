@@ -55,5 +55,10 @@ ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 	  export MLFLOW_BACKEND_STORE_URI="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlruns/mlflow.db}"; \
 	  exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 
-clean: ## Remove the environment and what the demo made
-	rm -rf $(VENV) $(VENV)-uv demo demo-* models/compression/kernels/{*.so,.build-*}
+# The demo's folders are removed where its generated archive shows that they are the demo's. Those of your own archive
+# (demo-*) stay.
+DEMO_FOLDERS := demo/BigEarthNet-generated demo/dataset demo/dataset.incomplete demo/outputs
+clean: ## Remove the environment and what the demo made of its generated archive
+	rm -rf $(VENV) $(VENV)-uv models/compression/kernels/{*.so,.build-*}
+	@if [ -d demo/BigEarthNet-generated ]; then \
+	  echo rm -rf $(DEMO_FOLDERS); rm -rf $(DEMO_FOLDERS); rmdir --ignore-fail-on-non-empty demo; fi

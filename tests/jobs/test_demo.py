@@ -1,0 +1,36 @@
+"""Where the demo puts its files, and which of them `make clean` removes."""
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from jobs.demo import demo_folder
+
+
+def test_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert demo_folder(None) == Path("demo")
+    assert demo_folder("/data/BigEarthNet/") == Path("demo-BigEarthNet")
+    assert demo_folder("s3://bucket/BigEarthNet") == Path("demo-BigEarthNet")
+    assert demo_folder(".") == Path(f"demo-{tmp_path.name}")
+    assert demo_folder("..") == Path(f"demo-{tmp_path.parent.name}")
+
+
+@pytest.mark.parametrize("is_generated", [True, False])
+def test_clean_removes_only_what_the_generated_demo_made(project: Path, tmp_path: Path, is_generated: bool) -> None:
+    shutil.copy(project / "Makefile", tmp_path)
+    kept = ["demo-mine/dataset/part.parquet", "demo/notes.txt", "datasets/a/part.parquet"]
+    removed = [".venv/bin/python", "models/compression/kernels/x.so"]
+    made = ["demo/dataset/part.parquet", "demo/outputs/run/log"]
+    if is_generated:
+        removed += [*made, "demo/BigEarthNet-generated/metadata.parquet"]
+    else:  # somebody's own folder of that name
+        kept += made
+    for name in (*kept, *removed):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("")
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {*kept, "Makefile"}
