@@ -1,10 +1,10 @@
-"""The settings of every kind of raw archive, by kind."""
+"""The settings of every kind of raw archive, by kind; their defaults are stated here only."""
 
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from conf.section import Section
+from conf.section import Section, member_names
 
 
 class FolderArchive(Section):
@@ -53,7 +53,7 @@ class ImageFolderConfig(FolderArchive):
 
     kind: Literal["image_folder"]
     image_size: int | None = Field(default=None, gt=0)
-    """Side in pixels of the squares that images are resized and cropped to; null: all images have one size."""
+    """Side in pixels of the squares that images are resized and cropped to; null: the size that most have."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the stratified splits."""
     split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
@@ -81,4 +81,4 @@ ArchiveConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
-ARCHIVE_KINDS = ("bigearthnet_v2", "bigearthnet_v1", "eurosat_ms", "eurosat_rgb", "image_folder", "synthetic")
+ARCHIVE_KINDS = member_names(ArchiveConfig, "kind")

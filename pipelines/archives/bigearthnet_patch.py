@@ -13,7 +13,6 @@ from pipelines.archives.files import MISSING_FILE
 from pipelines.archives.geotiff import read_band_into
 from pipelines.sample import ImageGroup
 
-SPLITS = ("train", "validation", "test")
 GROUPS = (
     ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),
     ImageGroup("bands_20m", (60, 60, 6), "uint16", ("B05", "B06", "B07", "B8A", "B11", "B12")),

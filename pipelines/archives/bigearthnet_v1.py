@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from conf.archives import BigEarthNetV1Config
 from pipelines.archives.archive import (
     INDEX_SCHEMA,
     ArchiveDescription,
@@ -41,10 +42,10 @@ from pipelines.archives.bigearthnet_v1_metadata import (
     read_list,
     read_splits,
 )
+from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import is_folder, join
 from pipelines.archives.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43, TO_19
 from pipelines.archives.paths import leads_out, list_subfolders
-from pipelines.archives.sieve import Sieve
 
 KIND = "bigearthnet_v1"
 IMAGES = "BigEarthNet-v1.0"
@@ -58,15 +59,15 @@ class BigEarthNetV1:
     root: str
     """Folder of the patches, or the one that holds `BigEarthNet-v1.0`."""
     _: KW_ONLY
-    nomenclature: int = 19
+    nomenclature: int = BigEarthNetV1Config.default("nomenclature")
     """Number of classes: the 19 of the later nomenclature or the original 43."""
-    splits: str | None = None
+    splits: str | None = BigEarthNetV1Config.default("splits")
     """Folder of the lists of patches; None: `splits` in `root`."""
-    include_flagged: bool = False
+    include_flagged: bool = BigEarthNetV1Config.default("include_flagged")
     """Take the listed patches that are also in the lists of clouds, snow and (of 19 classes) those without a class.
 
     The official splits have none of them."""
-    subset: bool = False
+    subset: bool = BigEarthNetV1Config.default("subset")
     """Whether the lists may name patches that are not there."""
 
     def __post_init__(self) -> None:
@@ -108,19 +109,19 @@ class BigEarthNetV1:
     def _index(self) -> ArchiveIndex:
         if not is_folder(self.root):
             raise FileNotFoundError(f"{self.root}: no such folder, expected the BigEarthNet v1.0 archive")
-        sieve = read_splits(self._splits())
+        patches = read_splits(self._splits())
         if not self.include_flagged:
-            sieve.rows = sieve.rows.filter(pc.invert(pc.is_in(sieve.rows["id"], self._flagged())))
-        self._mark_missing(sieve)
-        self._add_labels(sieve)
-        rows = sieve.rows.combine_chunks()
+            patches.rows = patches.rows.filter(pc.invert(pc.is_in(patches.rows["id"], self._flagged())))
+        self._mark_missing(patches)
+        self._add_labels(patches)
+        rows = patches.rows.combine_chunks()
         ids = rows["id"].combine_chunks()
         folders = pc.binary_join_element_wise(self._images(), ids, "/") if self._images() else ids
         offsets = pa.array(range(len(ids) + 1), pa.int32())
         paths = pa.ListArray.from_arrays(offsets, folders, type=INDEX_SCHEMA.field("paths").type)
         known = {"tile": rows["tile"], "flags": self._flags(ids), **dates_and_seasons(ids)}
         samples = index_table({"id": ids, "split": rows["split"], "labels": rows["labels"], "paths": paths, **known})
-        return ArchiveIndex(samples, sieve.rejected(), sieve.unusable())
+        return ArchiveIndex(samples, patches.rejected(), patches.unusable())
 
     def _images(self) -> str:
         """Folder of the patches, relative to the root; empty where it is the root."""
@@ -145,35 +146,37 @@ class BigEarthNetV1:
         path = list_file(self._splits(), name)
         return None if path is None else read_list(path)
 
-    def _mark_missing(self, sieve: Sieve) -> None:
+    def _mark_missing(self, patches: CheckedRows) -> None:
         top = join(self.root, self._images())
         if self._images() and leads_out(self.root, top):
             raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
         inside, leading_out = list_subfolders(self.root, [self._images() or "."])
         prefix = len(f"{IMAGES}/") if self._images() else 0
         found, links = (pc.utf8_slice_codeunits(names, prefix).combine_chunks() for names in (inside, leading_out))
-        if not pc.any(pc.is_in(sieve.rows["id"], pa.concat_arrays([found, links]))).as_py():
-            raise ValueError(f"{top}: none of the {len(sieve.rows)} patches of {self._splits()} is there")
-        sieve.mark_unusable(pc.is_in(sieve.rows["id"], links), "symbolic link", file=self._folders(sieve.rows["id"]))
-        missing = pc.invert(pc.is_in(sieve.rows["id"], found))
+        if not pc.any(pc.is_in(patches.rows["id"], pa.concat_arrays([found, links]))).as_py():
+            raise ValueError(f"{top}: none of the {len(patches.rows)} patches of {self._splits()} is there")
+        patches.mark_unusable(
+            pc.is_in(patches.rows["id"], links), "symbolic link", file=self._folders(patches.rows["id"])
+        )
+        missing = pc.invert(pc.is_in(patches.rows["id"], found))
         if self.subset:
-            sieve.rows = sieve.rows.filter(pc.invert(missing))
+            patches.rows = patches.rows.filter(pc.invert(missing))
         else:
-            sieve.mark_unusable(missing, "missing folder", file=self._folders(sieve.rows["id"]))
+            patches.mark_unusable(missing, "missing folder", file=self._folders(patches.rows["id"]))
 
-    def _add_labels(self, sieve: Sieve) -> None:
+    def _add_labels(self, patches: CheckedRows) -> None:
         """Read the labels of the patches whose folder exists; the others have none, as those of a bad file."""
-        ids = sieve.rows["id"]
-        there = pc.invert(pc.is_in(ids, sieve.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
+        ids = patches.rows["id"]
+        there = pc.invert(pc.is_in(ids, patches.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
         labels, tiles, errors = read_labels(
             self._label_files(ids.combine_chunks().filter(pa.array(there))), self._class_indices()
         )
         places = pa.array(np.where(there, np.cumsum(there) - 1, len(labels)))  # an empty list comes last
         labels = pa.concat_arrays([labels, pa.array([[]], labels.type)]).take(places)
         tiles = pa.concat_arrays([tiles, pa.nulls(1, tiles.type)]).take(places)
-        sieve.rows = sieve.rows.append_column("labels", labels).append_column("tile", tiles)
+        patches.rows = patches.rows.append_column("labels", labels).append_column("tile", tiles)
         found = iter(errors)
-        _mark_bad_labels(sieve, [next(found) if here else None for here in there])
+        _mark_bad_labels(patches, [next(found) if here else None for here in there])
 
     def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
         return pc.binary_join_element_wise(join(self.root, self._images()), ids, "/")
@@ -187,10 +190,10 @@ class BigEarthNetV1:
         return dict(zip(BIGEARTHNET_43, indices, strict=True))
 
 
-def _mark_bad_labels(sieve: Sieve, errors: list[BadRecordError | None]) -> None:
+def _mark_bad_labels(patches: CheckedRows, errors: list[BadRecordError | None]) -> None:
     """Mark the rows that have an error, with the error's own file, reason and detail."""
     bad = pa.array([error is not None for error in errors], pa.bool_())
     file, reason, detail = (
         pa.array([getattr(error, part, "") for error in errors], pa.string()) for part in ("file", "reason", "detail")
     )
-    sieve.mark_unusable(bad, reason, file=file, detail=detail)
+    patches.mark_unusable(bad, reason, file=file, detail=detail)

@@ -10,14 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from os import PathLike
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.archives.archive import BadRecordError
+from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import is_file, is_local, join, read_whole
 from pipelines.archives.geotiff import read_file
-from pipelines.archives.sieve import Sieve
 
 SPLIT_LISTS = {"train": "train", "validation": "val", "test": "test"}
 """File name, without suffix, of the list of each split."""
@@ -36,7 +35,7 @@ _FILES_PER_TASK = 512
 _REMOTE_FILES_PER_TASK = 16
 
 
-def read_splits(folder: str | PathLike[str]) -> Sieve:
+def read_splits(folder: str | PathLike[str]) -> CheckedRows:
     """Read the lists of the three splits.
 
     Returns:
@@ -57,13 +56,10 @@ def read_splits(folder: str | PathLike[str]) -> Sieve:
     table = pa.concat_tables(tables)
     if table.num_rows == 0:
         raise ValueError(f"{folder}: the lists of the splits are empty, expected one patch name per line")
-    sieve = Sieve(table.take(pc.sort_indices(table["id"])).combine_chunks())  # the sort is stable
-    sieve.reject(pc.invert(pc.match_substring_regex(sieve.rows["id"], _PATCH)), "malformed id")
-    ids = sieve.rows["id"].combine_chunks()
-    repeated = np.zeros(len(ids), bool)
-    repeated[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    sieve.reject(pa.array(repeated), "repeated id")
-    return sieve
+    patches = CheckedRows(table.take(pc.sort_indices(table["id"])).combine_chunks())  # the sort is stable
+    patches.reject(pc.invert(pc.match_substring_regex(patches.rows["id"], _PATCH)), "malformed id")
+    patches.reject_repeated_ids()
+    return patches
 
 
 def list_file(folder: str | PathLike[str], name: str) -> str | None:

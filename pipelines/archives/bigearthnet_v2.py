@@ -22,15 +22,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from conf.archives import BigEarthNetV2Config
 from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
 from pipelines.archives.bigearthnet_patch import GROUPS as GROUPS
 from pipelines.archives.bigearthnet_patch import SENTINEL1, dates_and_seasons, flag_lists, read_patch
-from pipelines.archives.bigearthnet_patch import SPLITS as SPLITS
 from pipelines.archives.bigearthnet_v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
+from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import is_file, is_folder, join
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.paths import leads_out, list_subfolders
-from pipelines.archives.sieve import Sieve
 
 KIND = "bigearthnet_v2"
 METADATA = "metadata.parquet"
@@ -51,9 +51,9 @@ class BigEarthNetV2:
     root: str
     """Folder that holds `metadata.parquet` and `BigEarthNet-S2`."""
     _: KW_ONLY
-    include_flagged: bool = False
+    include_flagged: bool = BigEarthNetV2Config.default("include_flagged")
     """Take the patches with snow, clouds or shadows too, which have a metadata file of their own."""
-    sentinel1: bool | None = None
+    sentinel1: bool | None = BigEarthNetV2Config.default("sentinel1")
     """Read `BigEarthNet-S1` as a further image group; None: where it is there."""
 
     @property
@@ -72,19 +72,19 @@ class BigEarthNetV2:
             ValueError: The metadata is malformed or empty, or a folder of images is a link out of the archive.
         """
         sentinel1 = self._reads_sentinel1()
-        sieve = read_metadata(self._metadata_files(), sentinel1=sentinel1)
-        ids = sieve.rows["id"]
+        patches = read_metadata(self._metadata_files(), sentinel1=sentinel1)
+        ids = patches.rows["id"]
         folders = pc.binary_join_element_wise(IMAGES, pc.utf8_slice_codeunits(ids, 0, -_COLUMN_AND_ROW), ids, "/")
-        sieve.rows = sieve.rows.append_column("s2_folder", folders)
-        self._mark_missing(sieve, IMAGES, "s2_folder")
+        patches.rows = patches.rows.append_column("s2_folder", folders)
+        self._mark_missing(patches, IMAGES, "s2_folder")
         columns = ["s2_folder"]
         if sentinel1:
-            names = sieve.rows["s1_name"]
+            names = patches.rows["s1_name"]
             folders = pc.binary_join_element_wise(S1_IMAGES, pc.utf8_slice_codeunits(names, 0, _SCENE), names, "/")
-            sieve.rows = sieve.rows.append_column("s1_folder", folders)
-            self._mark_missing(sieve, S1_IMAGES, "s1_folder")
+            patches.rows = patches.rows.append_column("s1_folder", folders)
+            self._mark_missing(patches, S1_IMAGES, "s1_folder")
             columns.append("s1_folder")
-        rows = sieve.rows.combine_chunks()
+        rows = patches.rows.combine_chunks()
         labels = class_indices(rows["labels"].combine_chunks())
         paths = _paths([rows[column].combine_chunks() for column in columns])
         known = {
@@ -94,7 +94,7 @@ class BigEarthNetV2:
             **dates_and_seasons(rows["id"]),
         }
         samples = index_table({"id": rows["id"], "split": rows["split"], "labels": labels, "paths": paths, **known})
-        return ArchiveIndex(samples, sieve.rejected(), sieve.unusable())
+        return ArchiveIndex(samples, patches.rejected(), patches.unusable())
 
     @property
     def read_settings(self) -> dict[str, int | None]:
@@ -123,19 +123,19 @@ class BigEarthNetV2:
             raise FileNotFoundError(f"{flagged}: not there, download it or leave the flagged patches out")
         return [path, flagged] if self.include_flagged else [path]
 
-    def _mark_missing(self, sieve: Sieve, images: str, column: str) -> None:
+    def _mark_missing(self, patches: CheckedRows, images: str, column: str) -> None:
         """Mark the rows whose folder is not below `images`, with one listing per tile or scene."""
         top = join(self.root, images)
         if not is_folder(top):
             raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
         if leads_out(self.root, top):
             raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
-        parents = pc.unique(pc.list_element(pc.split_pattern(sieve.rows[column], "/"), 1)).to_pylist()
+        parents = pc.unique(pc.list_element(pc.split_pattern(patches.rows[column], "/"), 1)).to_pylist()
         inside, leading_out = list_subfolders(self.root, [f"{images}/{parent}" for parent in parents])
         for found, value_set, reason in ((True, leading_out, "symbolic link"), (False, inside, "missing folder")):
-            folders = sieve.rows[column]
+            folders = patches.rows[column]
             bad = pc.equal(pc.is_in(folders, value_set.combine_chunks()), found)
-            sieve.mark_unusable(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
+            patches.mark_unusable(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
 
 
 def tiles(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:

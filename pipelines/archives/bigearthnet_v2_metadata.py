@@ -9,10 +9,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipelines.archives.archive import INDEX_SCHEMA
-from pipelines.archives.bigearthnet_patch import SPLITS
+from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.files import is_local, read_whole
 from pipelines.archives.nomenclature import BIGEARTHNET_19
-from pipelines.archives.sieve import Sieve
+from pipelines.sample import SPLITS
 
 # Mission, level, sensing time, processing baseline, relative orbit, MGRS tile, column and row in the tile.
 # Names become paths, so nothing else may pass: no separator, no dots, no line end.
@@ -25,7 +25,7 @@ FLAG_COLUMNS = ("contains_seasonal_snow", "contains_cloud_or_shadow")
 _OPTIONAL_COLUMNS = {"country": pa.string(), **dict.fromkeys(FLAG_COLUMNS, pa.bool_())}
 
 
-def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = False) -> Sieve:
+def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = False) -> CheckedRows:
     """Read metadata files, whatever is on disk beside them.
 
     Args:
@@ -43,19 +43,15 @@ def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = Fal
     columns = pa.schema(_COLUMNS | (_S1_COLUMN if sentinel1 else {}))
     table = pa.concat_tables([_read_columns(path, columns) for path in files])
     table = table.rename_columns(["id", *table.column_names[1:]])
-    table = table.take(pc.sort_indices(table["id"])).combine_chunks()  # the sort is stable
-    sieve = Sieve(table)
-    _reject_unmatched(sieve, "id", _PATCH_ID, "malformed id")
-    ids = sieve.rows["id"].combine_chunks()
-    repeated = np.zeros(len(ids), bool)
-    repeated[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
-    sieve.reject(pa.array(repeated), "repeated id")
-    splits = sieve.rows["split"]
-    sieve.reject(pc.invert(pc.is_in(splits, pa.array(SPLITS))), "unknown split", detail=splits)
-    _reject_labels(sieve)
+    patches = CheckedRows(table.take(pc.sort_indices(table["id"])).combine_chunks())  # the sort is stable
+    _reject_unmatched(patches, "id", _PATCH_ID, "malformed id")
+    patches.reject_repeated_ids()
+    splits = patches.rows["split"]
+    patches.reject(pc.invert(pc.is_in(splits, pa.array(SPLITS))), "unknown split", detail=splits)
+    _reject_labels(patches)
     if sentinel1:
-        _reject_unmatched(sieve, "s1_name", _S1_NAME, "malformed s1_name")
-    return sieve
+        _reject_unmatched(patches, "s1_name", _S1_NAME, "malformed s1_name")
+    return patches
 
 
 def _read_columns(path: str | PathLike[str], columns: pa.Schema) -> pa.Table:
@@ -80,15 +76,15 @@ def _read_columns(path: str | PathLike[str], columns: pa.Schema) -> pa.Table:
     return table.append_column("file", file)
 
 
-def _reject_unmatched(sieve: Sieve, column: str, pattern: str, reason: str) -> None:
-    values = sieve.rows[column]
-    sieve.reject(pc.invert(pc.match_substring_regex(values, pattern)), reason, detail=values)
+def _reject_unmatched(patches: CheckedRows, column: str, pattern: str, reason: str) -> None:
+    values = patches.rows[column]
+    patches.reject(pc.invert(pc.match_substring_regex(values, pattern)), reason, detail=values)
 
 
-def _reject_labels(sieve: Sieve) -> None:
-    lengths = pc.fill_null(pc.list_value_length(sieve.rows["labels"]), 0)
-    sieve.reject(pc.equal(lengths, 0), "no labels")
-    labels = sieve.rows["labels"].combine_chunks()
+def _reject_labels(patches: CheckedRows) -> None:
+    lengths = pc.fill_null(pc.list_value_length(patches.rows["labels"]), 0)
+    patches.reject(pc.equal(lengths, 0), "no labels")
+    labels = patches.rows["labels"].combine_chunks()
     names = labels.flatten()
     unknown = pc.is_null(pc.index_in(names, pa.array(BIGEARTHNET_19))).to_numpy(zero_copy_only=False)
     rows, first = np.unique(_row_of_label(labels)[unknown], return_index=True)
@@ -97,7 +93,7 @@ def _reject_labels(sieve: Sieve) -> None:
     details = np.zeros(len(labels), np.int64)
     details[rows] = np.flatnonzero(unknown)[first]
     if len(rows):
-        sieve.reject(pa.array(bad), "unknown label", detail=names.take(pa.array(details)))
+        patches.reject(pa.array(bad), "unknown label", detail=names.take(pa.array(details)))
 
 
 def class_indices(labels: pa.ListArray) -> pa.ListArray:

@@ -1,7 +1,8 @@
 """Archives with one folder per class: listing them safely."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, index_table
 from pipelines.archives.files import ODD_NAME, is_folder, is_local, is_plain_name, join, list_remote
+from pipelines.archives.paths import stays_inside
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
     folders: list[str] = []
     files: list[tuple[str, int]] = []
     rejected: list[dict[str, str]] = []
-    with os.scandir(Path(root, folder)) as entries:
+    with _scanned(Path(root, folder)) as entries:
         for entry in entries:
             name = entry.name
             if name.startswith("."):
@@ -67,7 +69,7 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
                 rejected.append(rejection(root, path, "name is not UTF-8"))
             elif not is_plain_name(name):
                 rejected.append(rejection(root, path, ODD_NAME))
-            elif entry.is_symlink() and not _stays_inside(root, entry.path):
+            elif entry.is_symlink() and not stays_inside(root, entry.path):
                 rejected.append(rejection(root, path, "symbolic link", f"to {Path(entry.path).readlink()}"))
             elif entry.is_dir():
                 folders.append(name)
@@ -82,7 +84,7 @@ def _list_remote_folder(root: str, folder: str) -> FolderContents:
     """An object store knows no links or pipes, but its names may hold anything."""
     entries = [entry for entry in list_remote(root, folder) if entry[0] == ".." or not entry[0].startswith(".")]
     if not entries and not is_folder(join(root, folder)):
-        raise FileNotFoundError(f"{join(root, folder)}: no such folder")
+        raise FileNotFoundError(f"{join(root, folder)}: no such folder, expected the archive with its class folders")
     bad = [name for name, _, _ in entries if not is_plain_name(name)]
     prefix = f"{folder}/" if folder else ""
     return FolderContents(
@@ -90,6 +92,16 @@ def _list_remote_folder(root: str, folder: str) -> FolderContents:
         sorted((name, size) for name, is_folder, size in entries if not is_folder and name not in bad),
         [rejection(root, f"{prefix}{name}", ODD_NAME) for name in sorted(bad)],
     )
+
+
+@contextmanager
+def _scanned(path: Path) -> Iterator[Iterator[os.DirEntry[str]]]:
+    try:
+        entries = os.scandir(path)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(f"{path}: no such folder, expected the archive with its class folders") from None
+    with entries:
+        yield entries
 
 
 def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, str], str | None]) -> ClassFiles:
@@ -160,10 +172,3 @@ def _is_utf8(name: str) -> bool:
     except UnicodeEncodeError:  # a byte that Python keeps as a lone surrogate
         return False
     return True
-
-
-def _stays_inside(root: str, link: str) -> bool:
-    try:
-        return Path(link).resolve(strict=True).is_relative_to(Path(root).resolve())
-    except (OSError, RuntimeError):  # leads nowhere, or in a circle
-        return False

@@ -24,6 +24,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.archives import EuroSATConfig
 from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, Georeference
 from pipelines.archives.class_folders import (
     ClassFiles,
@@ -37,8 +38,8 @@ from pipelines.archives.class_folders import (
 from pipelines.archives.files import join
 from pipelines.archives.multiband_geotiff import read_bands
 from pipelines.archives.rgb_image import read_rgb
-from pipelines.archives.stratified import SPLITS, check_split, stratified_split
-from pipelines.sample import ImageGroup
+from pipelines.archives.stratified import check_split, stratified_split
+from pipelines.sample import SPLITS, ImageGroup
 
 CLASSES = (
     "AnnualCrop",
@@ -76,10 +77,10 @@ class EuroSAT:
     root: str
     """Folder that holds the class folders."""
     _: KW_ONLY
-    seed: int = 0
-    """Of the splits."""
-    split_fractions: Sequence[float] = (0.7, 0.15, 0.15)
-    """Of train, validation and test, within every class."""
+    seed: int = EuroSATConfig.default("seed")
+    """Seed of the splits."""
+    split_fractions: Sequence[float] = tuple(EuroSATConfig.default("split_fractions"))
+    """Fractions of train, validation and test within every class."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))

@@ -9,13 +9,16 @@
 import dataclasses
 import functools
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.archives import ImageFolderConfig
 from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, BadRecordError
 from pipelines.archives.class_folders import (
     ClassFiles,
@@ -27,15 +30,16 @@ from pipelines.archives.class_folders import (
 from pipelines.archives.files import join
 from pipelines.archives.rgb_image import read_rgb, upright_size
 from pipelines.archives.split_folders import ClassTree, find_class_folders
-from pipelines.archives.stratified import SPLITS, check_split, stratified_split
-from pipelines.sample import ImageGroup
+from pipelines.archives.stratified import check_split, stratified_split
+from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 
 KIND = "image_folder"
 GROUP = "rgb"
 
 _SUFFIXES = (".jpg", ".jpeg", ".png")
-_DEFAULT_FRACTIONS = (0.7, 0.15, 0.15)
-_DEFAULT_VALIDATION = 0.1
+_SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
+_DEFAULT_FRACTIONS = tuple(ImageFolderConfig.default("split_fractions"))
+_DEFAULT_VALIDATION = ImageFolderConfig.default("validation_fraction")
 
 
 @dataclass(frozen=True)
@@ -45,12 +49,13 @@ class ImageFolder:
     root: str
     """Folder that holds the splits or the classes."""
     _: KW_ONLY
-    image_size: int | None = None
-    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: all images have one size."""
-    seed: int = 0
-    """Of the splits that the archive has not."""
+    image_size: int | None = ImageFolderConfig.default("image_size")
+    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
+    and images of other sizes are bad records."""
+    seed: int = ImageFolderConfig.default("seed")
+    """Seed of the splits that the archive lacks."""
     split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
-    """Of train, validation and test within every class, where the folders are classes."""
+    """Fractions of train, validation and test within every class, where the folders are classes."""
     validation_fraction: float = _DEFAULT_VALIDATION
     """Part of every training class that becomes validation, where there is no such folder; 0: there is none."""
 
@@ -67,14 +72,15 @@ class ImageFolder:
 
     @functools.cached_property
     def description(self) -> ArchiveDescription:
-        """Classes by name, one per image, and the group `rgb`: `image_size`, or the size of the first image by path.
+        """Classes by name, one per image, and the group `rgb` of `image_size`, or of the size that most images have.
 
         Raises:
             FileNotFoundError: There is no such folder.
-            ValueError: There are no classes or images in it, or splits and classes are mixed.
+            ValueError: There are no classes or images in it, splits and classes are mixed, or the images have
+                different sizes and there is no `image_size`.
         """
         classes = tuple(dict.fromkeys(folder.rpartition("/")[2] for folder in self._tree.folders))
-        height, width = (self.image_size, self.image_size) if self.image_size else self._first_size()
+        height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
         group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
         return ArchiveDescription(KIND, "single_label", classes, (group,))
 
@@ -112,17 +118,29 @@ class ImageFolder:
     def _files(self) -> ClassFiles:
         tree = self._tree
         files = list_class_files(self.root, tree.folders, _why_not)
-        training = [folder for folder, split in zip(tree.folders, tree.splits, strict=True) if split in (None, "train")]
+        training = [
+            folder for folder, split in zip(tree.folders, tree.splits, strict=True) if split in (None, TRAINING_SPLIT)
+        ]
         check_none_empty(self.root, training, files)
         return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
 
-    def _first_size(self) -> tuple[int, int]:
-        for path in self._files.paths:
-            try:
-                return upright_size(join(self.root, path.as_py()))
-            except BadRecordError:  # counted when it is read
-                continue
-        raise ValueError(f"{self.root}: none of the {len(self._files.paths)} images can be read")
+    def _common_size(self) -> tuple[int, int]:
+        """Height and width of more than half of some images, spread over the folder; the others will be rejected."""
+        paths = self._files.paths
+        sizes: Counter[tuple[int, int]] = Counter()
+        for row in np.unique(np.linspace(0, len(paths) - 1, min(_SIZES_READ, len(paths)), dtype=np.int64)):
+            with suppress(BadRecordError):  # it is counted when it is read
+                sizes[upright_size(join(self.root, paths[int(row)].as_py()))] += 1
+        if not sizes:
+            raise ValueError(f"{self.root}: none of {min(_SIZES_READ, len(paths))} images can be read")
+        size, count = sizes.most_common(1)[0]
+        if count * 2 <= sizes.total():
+            found = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
+            raise ValueError(
+                f"{self.root}: the images have different sizes ({found} pixels, ...): set archive.image_size, to which "
+                "all are scaled and cropped"
+            )
+        return size
 
     def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
         """The split of every file: its folder's, or drawn by class."""
@@ -133,10 +151,10 @@ class ImageFolder:
             return np.array(SPLITS)[stratified_split(keys, labels, self.split_fractions, self.seed)]
         self._warn_without_effect("split_fractions", _DEFAULT_FRACTIONS, "it has split folders")
         splits = np.array(tree.splits, "U10")[files.folders]
-        if "validation" in tree.splits:
+        if VALIDATION_SPLIT in tree.splits:
             self._warn_without_effect("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
         else:
-            train = np.flatnonzero(splits == "train")
+            train = np.flatnonzero(splits == TRAINING_SPLIT)
             fractions = (1 - self.validation_fraction, self.validation_fraction)
             drawn = stratified_split([keys[row] for row in train], labels[train], fractions, self.seed)
             splits[train] = np.array(SPLITS)[drawn]

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from pipelines.archives.class_folders import list_folder, rejection
-from pipelines.archives.stratified import SPLITS
+from pipelines.sample import SPLITS, TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
 
 _SPLIT_OF_FOLDER = {
-    "train": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "test": "test",
+    "train": TRAINING_SPLIT,
+    "val": VALIDATION_SPLIT,
+    "valid": VALIDATION_SPLIT,
+    "validation": VALIDATION_SPLIT,
+    "test": TEST_SPLIT,
 }
 
 
@@ -56,15 +56,15 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
             f"{root}: holds {others[0]!r} beside {', '.join(inside)}, expected only splits or only classes"
         )
     of_split = {_SPLIT_OF_FOLDER[name.lower()]: name for name in inside}
-    if len(of_split) < len(inside) or "train" not in of_split:
+    if len(of_split) < len(inside) or TRAINING_SPLIT not in of_split:
         raise ValueError(f"{root}: holds {', '.join(inside)}, expected train and at most one each of the other splits")
     folders: list[str] = []
     splits: list[str | None] = []
     for split in (split for split in SPLITS if split in of_split):
         name = of_split[split]
-        unknown = set(inside[name].folders) - set(inside[of_split["train"]].folders)
+        unknown = set(inside[name].folders) - set(inside[of_split[TRAINING_SPLIT]].folders)
         if unknown:
-            raise ValueError(f"{root}: class {min(unknown)!r} is in {name} but not in {of_split['train']}")
+            raise ValueError(f"{root}: class {min(unknown)!r} is in {name} but not in {of_split[TRAINING_SPLIT]}")
         folders += [f"{name}/{folder}" for folder in inside[name].folders]
         splits += [split] * len(inside[name].folders)
         rejected += inside[name].rejected

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-SPLITS = ("train", "validation", "test")
+from pipelines.sample import SPLITS
 
 
 def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, float]:

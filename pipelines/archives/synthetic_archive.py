@@ -11,11 +11,13 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from conf.archives import SyntheticConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
-from pipelines.archives.bigearthnet_patch import GROUPS, SPLITS, dates_and_seasons
+from pipelines.archives.bigearthnet_patch import GROUPS, dates_and_seasons
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic_landscape import land_cover, render
 from pipelines.archives.synthetic_scenes import CAPACITY, patch
+from pipelines.sample import SPLITS
 
 KIND = "synthetic"
 
@@ -37,8 +39,8 @@ class SyntheticBigEarthNet:
     """Patches in the validation split."""
     test: int
     """Patches in the test split."""
-    seed: int = 0
-    """Of everything random, 0 or more."""
+    seed: int = SyntheticConfig.default("seed")
+    """Seed of everything random, 0 or more."""
 
     def __post_init__(self) -> None:
         counts = self._counts()

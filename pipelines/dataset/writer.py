@@ -110,7 +110,8 @@ def prepare_dataset(
     _check_rejected(known, total, max_rejected_fraction, None)
     plans = plan_shards(archive.description, index, **settings)
     if TRAINING_SPLIT not in plans:
-        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, only: {', '.join(plans)}")
+        others = f"only of {', '.join(plans)}" if plans else "nor of any other"
+        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, {others}")
     with staging_folder(dataset, identity, list(plans), overwrite) as staging:
         written = _write_shards(spark, archive, staging, plans, say, progress)
         found = [row for shards in written.values() for result in shards for row in result.rejected]

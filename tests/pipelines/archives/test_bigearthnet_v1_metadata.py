@@ -28,14 +28,14 @@ def lists(folder: Path, **names: list[str]) -> Path:
 
 def test_splits_are_sorted_and_named_as_ours(tmp_path: Path) -> None:
     folder = lists(tmp_path, train=[f"{SCENE}_1_2", f"{SCENE}_0_45"], val=[f"{SCENE}_1_1"], test=[f"{SCENE}_9_9"])
-    sieve = read_splits(folder)
-    assert [(row["id"][-3:], row["split"], Path(row["file"]).name) for row in sieve.rows.to_pylist()] == [
+    patches = read_splits(folder)
+    assert [(row["id"][-3:], row["split"], Path(row["file"]).name) for row in patches.rows.to_pylist()] == [
         ("_45", "train", "train.csv"),
         ("1_1", "validation", "val.csv"),
         ("1_2", "train", "train.csv"),
         ("9_9", "test", "test.csv"),
     ]
-    assert len(sieve.rejected()) == 0
+    assert len(patches.rejected()) == 0
 
 
 @pytest.mark.parametrize("ending", ["\n", "\r\n", "\n\n"])
@@ -61,18 +61,18 @@ def test_lines_end_in_any_way(tmp_path: Path, ending: str, compressed: bool) -> 
     ],
 )
 def test_malformed_names_are_rejected(tmp_path: Path, name: str) -> None:
-    sieve = read_splits(lists(tmp_path, train=[name, f"{SCENE}_0_45"]))
-    assert sieve.rows["id"].to_pylist() == [f"{SCENE}_0_45"]
-    assert sieve.rejected().to_pylist() == [
+    patches = read_splits(lists(tmp_path, train=[name, f"{SCENE}_0_45"]))
+    assert patches.rows["id"].to_pylist() == [f"{SCENE}_0_45"]
+    assert patches.rejected().to_pylist() == [
         {"id": name, "file": str(tmp_path / "train.csv"), "reason": "malformed id", "detail": ""}
     ]
 
 
 def test_a_name_counts_in_its_first_list(tmp_path: Path) -> None:
     name = f"{SCENE}_0_45"
-    sieve = read_splits(lists(tmp_path, train=[name], test=[name], val=[name]))
-    assert sieve.rows["split"].to_pylist() == ["train"]
-    assert [(row["reason"], Path(row["file"]).name) for row in sieve.rejected().to_pylist()] == [
+    patches = read_splits(lists(tmp_path, train=[name], test=[name], val=[name]))
+    assert patches.rows["split"].to_pylist() == ["train"]
+    assert [(row["reason"], Path(row["file"]).name) for row in patches.rejected().to_pylist()] == [
         ("repeated id", "val.csv"),
         ("repeated id", "test.csv"),
     ]
@@ -103,11 +103,13 @@ def test_damaged_lists(tmp_path: Path, name: str, data: bytes) -> None:
 
 def test_the_official_lists(shared_data: Path) -> None:
     folder = shared_data / "bigearthnet_v1" / "splits"
-    sieve = read_splits(folder)
-    assert len(sieve.rejected()) == 0
-    counts = {split: pc.sum(pc.equal(sieve.rows["split"], split)).as_py() for split in ("train", "validation", "test")}
+    patches = read_splits(folder)
+    assert len(patches.rejected()) == 0
+    counts = {
+        split: pc.sum(pc.equal(patches.rows["split"], split)).as_py() for split in ("train", "validation", "test")
+    }
     assert counts == {"train": 269_695, "validation": 123_723, "test": 125_866}
-    ids = set(sieve.rows["id"].to_pylist())
+    ids = set(patches.rows["id"].to_pylist())
     for name, count in ((CLOUD_LIST, 9280), (SNOW_LIST, 61_707), (NO_19_LIST, 57)):
         path = list_file(folder, name)
         assert path is not None

@@ -8,9 +8,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
-from pipelines.archives.bigearthnet_patch import SPLITS
 from pipelines.archives.bigearthnet_v2_metadata import class_indices, read_metadata
 from pipelines.archives.nomenclature import BIGEARTHNET_19
+from pipelines.sample import SPLITS
 
 TILE = "S2A_MSIL2A_20170101T000001_N9999_R001_T33UUP"
 S1_NAME = "S1A_IW_GRDH_1SDV_20170101T165043_33UUP_9_10"
@@ -31,12 +31,12 @@ def metadata(folder: Path, table: pa.Table | list[dict[str, Any]], name: str = "
 
 def test_good_rows_are_sorted_by_id(tmp_path: Path) -> None:
     path = metadata(tmp_path, rows())
-    sieve = read_metadata([path])
-    assert sieve.rows.select(["id", "labels", "split", "file"]).to_pylist() == [
+    patches = read_metadata([path])
+    assert patches.rows.select(["id", "labels", "split", "file"]).to_pylist() == [
         {"id": GOOD_ID, "labels": ["Urban fabric"], "split": "test", "file": str(path)},
         {"id": f"{TILE}_09_10", "labels": ["Pastures", "Arable land"], "split": "train", "file": str(path)},
     ]
-    assert sieve.rejected().equals(REJECTED_SCHEMA.empty_table())
+    assert patches.rejected().equals(REJECTED_SCHEMA.empty_table())
 
 
 def test_classes_are_ascending_and_each_once() -> None:
@@ -107,30 +107,32 @@ def test_a_bad_row_is_rejected_and_the_other_stays(
     tmp_path: Path, changes: dict[str, Any], reason: str, detail: str
 ) -> None:
     path = metadata(tmp_path, rows(**changes))
-    sieve = read_metadata([path], sentinel1=True)
-    assert sieve.rows["id"].to_pylist() == [GOOD_ID]
+    patches = read_metadata([path], sentinel1=True)
+    assert patches.rows["id"].to_pylist() == [GOOD_ID]
     id = (rows(**changes)[0]["patch_id"]) or ""
-    assert sieve.rejected().schema.equals(REJECTED_SCHEMA)
-    assert sieve.rejected().to_pylist() == [{"id": id, "file": str(path), "reason": reason, "detail": detail}]
+    assert patches.rejected().schema.equals(REJECTED_SCHEMA)
+    assert patches.rejected().to_pylist() == [{"id": id, "file": str(path), "reason": reason, "detail": detail}]
 
 
 def test_the_first_of_repeated_ids_counts_across_files(tmp_path: Path) -> None:
     first = metadata(tmp_path, rows())
     second = metadata(tmp_path, [rows()[1] | {"split": "train"}, *rows(patch_id=f"{TILE}_01_01")[:1]], "more.parquet")
-    sieve = read_metadata([first, second])
-    assert {row["id"]: row["split"] for row in sieve.rows.to_pylist()} == {
+    patches = read_metadata([first, second])
+    assert {row["id"]: row["split"] for row in patches.rows.to_pylist()} == {
         GOOD_ID: "test",
         f"{TILE}_01_01": "train",
         f"{TILE}_09_10": "train",
     }
-    assert sieve.rejected().to_pylist() == [{"id": GOOD_ID, "file": str(second), "reason": "repeated id", "detail": ""}]
+    assert patches.rejected().to_pylist() == [
+        {"id": GOOD_ID, "file": str(second), "reason": "repeated id", "detail": ""}
+    ]
 
 
 def test_a_row_with_several_faults_is_rejected_once(tmp_path: Path) -> None:
-    sieve = read_metadata(
+    patches = read_metadata(
         [metadata(tmp_path, rows(patch_id="x", split="val", labels=[], s1_name=None))], sentinel1=True
     )
-    assert sieve.rejected()["reason"].to_pylist() == ["malformed id"]
+    assert patches.rejected()["reason"].to_pylist() == ["malformed id"]
 
 
 def test_missing_columns_are_named(tmp_path: Path) -> None:
@@ -180,14 +182,14 @@ def test_the_complete_official_metadata_is_accepted(
     shared_data: Path, names: tuple[str, ...], counts: tuple[int, int, int]
 ) -> None:
     files = [shared_data / "bigearthnet_v2_full_metadata" / f"{name}.parquet" for name in names]
-    sieve = read_metadata(files, sentinel1=True)
-    assert len(sieve.rejected()) == 0
-    assert tuple(pc.sum(pc.equal(sieve.rows["split"], split)).as_py() for split in SPLITS) == counts
+    patches = read_metadata(files, sentinel1=True)
+    assert len(patches.rejected()) == 0
+    assert tuple(pc.sum(pc.equal(patches.rows["split"], split)).as_py() for split in SPLITS) == counts
     published = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("patch_id")
-    assert sieve.rows["id"].to_pylist() == published["patch_id"].to_pylist()
+    assert patches.rows["id"].to_pylist() == published["patch_id"].to_pylist()
     labels = published["labels"].combine_chunks()
     assert set(labels.flatten().to_pylist()) == set(BIGEARTHNET_19)
     # The published lists are alphabetical, so ascending indices must give the very same sequence.
-    indices = class_indices(sieve.rows["labels"].combine_chunks())
+    indices = class_indices(patches.rows["labels"].combine_chunks())
     assert pa.array(BIGEARTHNET_19).take(indices.flatten()).equals(labels.flatten())
     assert pc.list_value_length(indices).equals(pc.list_value_length(labels))

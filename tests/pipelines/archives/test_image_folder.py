@@ -152,25 +152,38 @@ def test_links_out_of_the_archive_are_rejected(tmp_path: Path) -> None:
     }
 
 
-def test_the_first_readable_image_decides_the_size(tmp_path: Path) -> None:
+def test_the_size_of_most_images_is_the_size_of_all(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.png").write_bytes(b"damaged")
-    image(tmp_path / "a" / "1.png", 5, 7)
+    image(tmp_path / "a" / "00.png", 1, 1)
+    for number in range(1, 4):
+        image(tmp_path / "a" / f"{number}.png", 5, 7)
     image(tmp_path / "b" / "0.png", 7, 5)
     archive = ImageFolder(str(tmp_path))
     assert archive.description.groups[0].shape == (5, 7, 3)
     assert read_sample(archive, ["a/1.png"])["rgb"].shape == (5, 7, 3)
     with pytest.raises(BadRecordError, match="wrong size"):
         read_sample(archive, ["b/0.png"])
+    with pytest.raises(BadRecordError, match=r"wrong size \(\(1, 1\) pixels"):
+        read_sample(archive, ["a/00.png"])
     with pytest.raises(BadRecordError, match="not a readable JPEG or PNG"):
         read_sample(archive, ["a/0.png"])
     assert read_sample(ImageFolder(str(tmp_path), image_size=4), ["b/0.png"])["rgb"].shape == (4, 4, 3)
 
 
+def test_images_of_many_sizes_need_the_setting(tmp_path: Path) -> None:
+    for number in range(40):
+        image(tmp_path / "a" / f"{number}.png", 4, 5 + number % 2)
+        image(tmp_path / "b" / f"{number}.png", 4 + number % 3, 5)
+    with pytest.raises(ValueError, match=r"different sizes \(4 x 5, .* pixels, \.\.\.\): set archive\.image_size"):
+        _ = ImageFolder(str(tmp_path)).description
+    assert ImageFolder(str(tmp_path), image_size=4).description.groups[0].shape == (4, 4, 3)
+
+
 def test_images_of_which_none_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "0.png").write_bytes(b"damaged")
-    with pytest.raises(ValueError, match="none of the 1 images can be read"):
+    with pytest.raises(ValueError, match="none of 1 images can be read"):
         ImageFolder(str(tmp_path)).index()
 
 
@@ -204,8 +217,11 @@ def test_settings_out_of_range(settings: dict[str, Any], message: str) -> None:
 
 def test_a_missing_archive(tmp_path: Path) -> None:
     archive = ImageFolder(str(tmp_path / "absent"))
-    with pytest.raises(FileNotFoundError, match="absent"):
+    with pytest.raises(FileNotFoundError, match="absent: no such folder, expected the archive with its class folders"):
         archive.index()
+    (tmp_path / "absent").write_bytes(b"a file")
+    with pytest.raises(FileNotFoundError, match="absent: no such folder, expected"):
+        ImageFolder(str(tmp_path / "absent")).index()
 
 
 def test_an_executor_gets_the_description_and_not_the_list_of_files(tmp_path: Path) -> None:

@@ -1,22 +1,23 @@
-"""Takes the bad rows out of an archive's metadata, so that none is lost and none stops the others."""
+"""Rows of an archive's metadata that are checked one by one: a bad row is noted, and does not stop the others."""
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.archives.archive import REJECTED_SCHEMA
 
 
-class Sieve:
-    """Rows of which some are rejected, step by step, each for the first reason found."""
+class CheckedRows:
+    """Rows of which bad ones are rejected, each for the first reason found."""
 
     def __init__(self, rows: pa.Table) -> None:
-        """Start with all rows.
+        """Take all rows.
 
         Args:
             rows: Has at least the columns `id` and `file`, the latter the file that names the sample.
         """
         self.rows = rows
-        """Those that are still good."""
+        """Rows that were not rejected."""
         self._rejected: list[pa.Table] = []
         self._unusable: list[pa.Table] = []
 
@@ -28,19 +29,26 @@ class Sieve:
         detail: pa.Array | pa.ChunkedArray | str = "",
         file: pa.Array | pa.ChunkedArray | None = None,
     ) -> None:
-        """Take rows out.
+        """Reject rows: they are no samples.
 
         Args:
             bad: One boolean per row of `rows`; null counts as true.
-            reason: Counted in the end, so one of few; for all or per row.
-            detail: What was found, for all or per row.
-            file: At fault, per row; by default the row's `file`.
+            reason: One of few short texts, by which rejected rows are counted; for all rows or per row.
+            detail: What was found, for all rows or per row.
+            file: The file at fault, per row; by default the row's `file`.
         """
         bad = pc.fill_null(bad, True)
         if not pc.any(bad).as_py():
             return
         self._rejected.append(self._report(bad, reason, detail, file))
         self.rows = self.rows.filter(pc.invert(bad))
+
+    def reject_repeated_ids(self) -> None:
+        """Reject every row whose id is that of the row before; the rows must be sorted by id."""
+        ids = self.rows["id"].combine_chunks()
+        repeated = np.zeros(len(ids), bool)
+        repeated[1:] = pc.equal(ids[1:], ids[:-1]).to_numpy(zero_copy_only=False)
+        self.reject(pa.array(repeated), "repeated id")
 
     def mark_unusable(
         self,
