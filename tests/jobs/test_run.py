@@ -1,0 +1,126 @@
+"""How a job ends: the exit code, what is printed, the result."""
+
+import json
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from py4j.protocol import Py4JNetworkError
+
+from jobs.command import run
+from jobs.result import Result
+from pipelines.launch.failure import InfrastructureError, Outcome, RankLostError, StartError, WorkerError
+from pipelines.storage import StorageError
+
+
+def outcomes(kind: str) -> list[Outcome]:
+    return [Outcome(0, "127.0.0.1", kind, "boom")]  # type: ignore[arg-type]
+
+
+def fail(error: BaseException) -> Callable[[Result], None]:
+    def body(result: Result) -> None:
+        raise error
+
+    return body
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ValueError("a value"), 2),
+        (FileNotFoundError("no such file"), 2),
+        (NotADirectoryError("no folder"), 2),
+        (PermissionError("not yours"), 2),
+        (WorkerError(outcomes("exception")), 3),
+        (RankLostError(outcomes("died")), 4),
+        (StartError("two of four ranks"), 4),
+        (InfrastructureError("lost"), 4),
+        (StorageError("no bucket"), 4),
+        (RuntimeError("no slots"), 4),
+        (OSError(28, "No space left on device"), 4),
+        (ConnectionRefusedError(111, "Connection refused"), 4),
+        (Py4JNetworkError("Answer from Java side is empty"), 4),
+        (KeyboardInterrupt(), 130),
+    ],
+)
+def test_the_exit_code_says_whose_fault_it_is(
+    error: BaseException, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "result.json"
+    assert run("train", ["--result", str(path)], fail(error)) == code
+    printed = capsys.readouterr().err
+    assert printed.startswith("groundswell train: ")
+    assert "Traceback (most recent call last)" not in printed
+    result = json.loads(path.read_text())
+    assert result["exit_code"] == code
+    assert result["ended"] in printed
+
+
+def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", [], fail(TypeError("oops"))) == 1
+    printed = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in printed
+    assert printed.endswith("groundswell train: error: oops\n")
+
+
+def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("GROUNDSWELL_TRACEBACK", "1")
+    assert run("train", [], fail(ValueError("a value"))) == 2
+    printed = capsys.readouterr().err
+    assert "raise error\nValueError: a value\ngroundswell train: error: a value\n" in printed
+
+
+def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+
+    def body(result: Result) -> None:
+        during = json.loads(path.read_text())
+        assert (during["exit_code"], during["ended"]) == (None, "running")
+        result.run_id, result.metrics = "0123", {"val/f1_micro": 0.5}
+
+    assert run("train", [f"--result={path}"], body) == 0
+    result = json.loads(path.read_text())
+    assert (result["verb"], result["exit_code"], result["ended"]) == ("train", 0, "finished")
+    assert (result["run_id"], result["metrics"]) == ("0123", {"val/f1_micro": 0.5})
+
+
+def test_a_result_that_can_no_longer_be_written_is_a_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+
+    def body(result: Result) -> None:
+        (folder / "result.json").unlink()
+        folder.rmdir()
+
+    assert run("train", ["--result", str(folder / "result.json")], body) == 4
+    assert "result.json cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_a_failed_job_says_which_command_continues(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def body(result: Result) -> None:
+        result.continue_with = ["--set", "training.resume_run=0123"]
+        raise RankLostError(outcomes("died"))
+
+    argv = ["--config", "my config.yaml", "--set", "training.resume_run=old", "--set", "training.epochs=3"]
+    assert run("train", argv, body) == 4
+    command = "groundswell train --config 'my config.yaml' --set training.epochs=3 --set training.resume_run=0123"
+    assert capsys.readouterr().err.endswith(f"groundswell train: to continue: {command}\n")
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert run("train", argv, body) == 4
+    expected = "to continue: the same spark-submit command, with --set training.resume_run=0123\n"
+    assert capsys.readouterr().err.endswith(expected)
+
+
+def test_sigterm_ends_a_job_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
+    def body(result: Result) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert run("train", [], body) == 130
+    assert capsys.readouterr().err.endswith("groundswell train: interrupted\n")
+    assert signal.getsignal(signal.SIGTERM) == before
