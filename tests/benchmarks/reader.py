@@ -1,10 +1,18 @@
 """Reading 160 kB rows (three image groups) as batches of 256 in a shuffled order, until they are tensors.
 
-Beside ours, on the same rows: Petastorm's `make_petastorm_dataset` with 2, 4 and 10 threads, a `tf.data` pipeline over
-TFRecord, and the limit, which is the same gather into warm memory on 2 threads and nothing else. Every measurement
-is a process of its own with the launcher's environment, all in turn, several rounds. Also: two processes at once, a
-cold page cache, memory over ten epochs, how well the shuffles mix rows that are sorted by class, and the part of a
-ResNet-50 training step that waits for input.
+    make bench NAME=reader
+    make bench NAME=reader ARGS=--smoke
+
+`ours` reads with `verify=never`, which is also what `first_epoch` does from the second epoch on; `ours always` computes
+every row's checksum. Beside them, on the same rows: Petastorm's `make_petastorm_dataset` with 2, 4 and 10 threads, a
+`tf.data` pipeline over TFRecord, and the limit. The limit copies the same rows from mapped files into warm memory on 2
+threads and does nothing else. Each measurement is a process of its own with the launcher's environment. All run in
+turn, several rounds. Also measured: two processes at once, a cold page cache, memory over ten epochs, how well the
+shuffles mix rows that are sorted by class, and the part of a ResNet-50 training step that waits for input in the first
+epoch, with `verify=first_epoch`.
+
+The last line is JSON. `--smoke` measures a few rows for a moment, all in one process; what needs several processes is
+null then, and the figures mean nothing.
 """
 
 import json
@@ -18,32 +26,39 @@ import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-ROWS = int(os.environ.get("ROWS", "6000"))
+SMOKE = "--smoke" in sys.argv
+ROWS = 96 if SMOKE else int(os.environ.get("ROWS", "6000"))
 CLASSES = 19
-BATCH_SIZE = 256
-ROW_GROUP_ROWS, ROW_GROUPS_PER_SHARD = 262, 4
-SECONDS = 6.0
-ROUNDS = 3
-TRAINING_STEPS, TRAINING_BATCH = 12, 32
+BATCH_SIZE = 16 if SMOKE else 256
+ROW_GROUP_ROWS, ROW_GROUPS_PER_SHARD = (12, 4) if SMOKE else (262, 4)
+SECONDS = 0.1 if SMOKE else 6.0
+ROUNDS = 1 if SMOKE else 3
+TRAINING_DEPTH = 18 if SMOKE else 50
+TRAINING_STEPS, TRAINING_BATCH = (1, 2) if SMOKE else (12, 32)
+MEMORY_EPOCHS = 2 if SMOKE else 10
 THREAD_COUNTS = (2, 4, 10)
+Source = Iterator[tuple[int, NDArray[Any]]]
 
 
 def write_dataset(folder: Path) -> None:
-    """Rows sorted by class, as our writer lays them out; the same rows as TFRecord."""
+    """Write rows sorted by class, as our writer lays them out; the same rows as TFRecord."""
+    import hashlib
+
     import pyarrow as pa
     import pyarrow.parquet as pq
     import tensorflow as tf
 
     from pipelines.archives.bigearthnet_patch import GROUPS
+    from pipelines.dataset.columns import METADATA_SCHEMA
     from pipelines.dataset.layout import PARQUET_OPTIONS
     from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
     from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-    from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
+    from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, plain_rows, row_checksum
     from pipelines.storage import Folder
 
     (folder / "train").mkdir(parents=True)
@@ -51,30 +66,37 @@ def write_dataset(folder: Path) -> None:
     columns = {name: ColumnBuffer(*field, ROW_GROUP_ROWS) for name, field in fields.items()}
     schema = arrow_schema(GROUPS, CLASSES)
     random = np.random.default_rng(0)
+    known: dict[str, Any] = {"label_names": [], "split": "train"}
     shards, row = [], 0
     while row < ROWS:
-        file, row_groups = f"train/part-{len(shards):05d}.parquet", []
+        file, row_groups, digest = f"train/part-{len(shards):05d}.parquet", [], hashlib.sha256()
         records = tf.io.TFRecordWriter(str(folder / f"{len(shards):05d}.tfrecord"))
         with pq.ParquetWriter(folder / file, schema, **PARQUET_OPTIONS) as writer:
             while len(row_groups) < ROW_GROUPS_PER_SHARD and row < ROWS:
                 count = min(ROW_GROUP_ROWS, ROWS - row)
+                checksums = []
                 for place in range(count):
+                    values = {name: random.integers(0, 10_000, shape).astype(d) for name, (shape, d) in fields.items()}
+                    values["labels"] = np.eye(CLASSES, dtype=np.uint8)[(row + place) * CLASSES // ROWS]
                     features = {}
-                    for name, (shape, dtype) in fields.items():
-                        value = random.integers(0, 10_000, shape).astype(dtype)
-                        if name == "labels":
-                            value = np.eye(CLASSES, dtype=np.uint8)[(row + place) * CLASSES // ROWS]
+                    for name, value in values.items():
                         columns[name].row(place)[:] = value
                         features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.tobytes()]))
                     example = tf.train.Example(features=tf.train.Features(feature=features))
                     records.write(example.SerializeToString())
-                ids = pa.array([f"{row + place:07d}" for place in range(count)])
-                arrays = [ids, *(column.arrow(count) for column in columns.values())]
-                writer.write_table(pa.table(arrays, schema=schema), row_group_size=count)
+                    checksums.append(row_checksum(value.data for value in values.values()))
+                arrays = [pa.array([f"{row + place:07d}" for place in range(count)])]
+                arrays += [column.arrow(count) for column in columns.values()]
+                arrays.append(pa.array(checksums, pa.uint32()))
+                arrays += [pa.array([known.get(field.name)] * count, field.type) for field in METADATA_SCHEMA]
+                table = pa.table(arrays, schema=schema)
+                writer.write_table(table, row_group_size=count)
+                digest.update(plain_rows(table, fields))
                 row_groups.append(count)
                 row += count
         records.close()
-        shards.append(Shard(file=file, row_groups=tuple(row_groups), size=(folder / file).stat().st_size))
+        size = (folder / file).stat().st_size
+        shards.append(Shard(file=file, row_groups=tuple(row_groups), size=size, content_digest=digest.hexdigest()))
     write_petastorm_metadata(Folder.at(folder / "train"), shards, GROUPS, CLASSES)
     statistics_ = {
         group.name: BandStatistics(mean=(5000.0,) * group.shape[2], std=(2900.0,) * group.shape[2]) for group in GROUPS
@@ -94,12 +116,12 @@ def write_dataset(folder: Path) -> None:
     )
 
 
-def ours(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+def ours(folder: Path, verify: Literal["first_epoch", "always", "never"] = "never") -> Source:
     """Batches without end: rows, and the labels."""
-    from pipelines.dataset.reader import SplitReader, training_batches
+    from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
     from pipelines.training.tensors import image_tensors
 
-    reader = SplitReader(folder, "train")
+    reader = SplitReader(folder, "train", ReaderSettings(verify=verify))
     pool = reader.pool(BATCH_SIZE)
     for epoch in range(1_000_000):
         for batch in training_batches(reader, seed=0, epoch=epoch, global_batch_size=BATCH_SIZE, pool=pool):
@@ -108,7 +130,7 @@ def ours(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
             del tensors, batch
 
 
-def petastorm(folder: Path, threads: int) -> Iterator[tuple[int, NDArray[Any]]]:
+def petastorm(folder: Path, threads: int) -> Source:
     """Petastorm's own way to `tf.data`."""
     from petastorm import make_reader
     from petastorm.tf_utils import make_petastorm_dataset
@@ -121,7 +143,7 @@ def petastorm(folder: Path, threads: int) -> Iterator[tuple[int, NDArray[Any]]]:
             yield BATCH_SIZE, batch.labels.numpy()
 
 
-def tfrecord(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+def tfrecord(folder: Path) -> Source:
     """A `tf.data` pipeline as its guide recommends it."""
     import tensorflow as tf
 
@@ -144,7 +166,7 @@ def tfrecord(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
         yield BATCH_SIZE, labels.numpy()
 
 
-def limit(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
+def limit(folder: Path) -> Source:
     """Random rows of the mapped files copied into warm memory by 2 threads, and nothing else."""
     import mmap
 
@@ -157,7 +179,7 @@ def limit(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
     del fields["labels"]
     views: list[list[NDArray[np.uint8]]] = [[] for _ in fields]
     for shard in manifest.splits["train"].shards:
-        for group in open_row_groups(folder / shard.file, fields):
+        for group in open_row_groups(folder / shard.file, fields, checksums=False):
             file = np.frombuffer(mmap.mmap(group.file.descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
             for column, (start, field) in enumerate(zip(group.starts, fields.values(), strict=True)):
                 stride, prefix = value_bytes(*field), len(value_prefix(*field))
@@ -181,8 +203,9 @@ def limit(folder: Path) -> Iterator[tuple[int, NDArray[Any]]]:
             yield BATCH_SIZE, np.zeros(0)
 
 
-SOURCES: dict[str, Callable[[Path], Iterator[tuple[int, NDArray[Any]]]]] = {
+SOURCES: dict[str, Callable[[Path], Source]] = {
     "ours": ours,
+    "ours always": lambda folder: ours(folder, "always"),
     "limit": limit,
     "tfrecord": tfrecord,
     **{f"petastorm {count}": lambda folder, count=count: petastorm(folder, count) for count in THREAD_COUNTS},
@@ -202,14 +225,14 @@ def measure_rate(folder: Path, name: str) -> float:
 
 
 def measure_cold(folder: Path, _: str) -> float:
-    """Rows per second of the first epoch with nothing in the page cache."""
+    """Rows per second of the first epoch, verified, with nothing in the page cache."""
     import tensorflow as tf
 
     from jobs.benchmark_reader import drop_from_memory
 
     tf.zeros(1)
     drop_from_memory(folder / "train")
-    batches, rows = ours(folder), 0
+    batches, rows = ours(folder, "first_epoch"), 0
     started = time.perf_counter()
     while rows < ROWS - BATCH_SIZE:
         rows += next(batches)[0]
@@ -230,7 +253,7 @@ def measure_memory(folder: Path, _: str) -> list[float]:
     import psutil
 
     batches, curve = ours(folder), []
-    for _ in range(10):
+    for _ in range(MEMORY_EPOCHS):
         for _ in range(ROWS // BATCH_SIZE):
             next(batches)
         memory = psutil.Process().memory_info()
@@ -239,7 +262,7 @@ def measure_memory(folder: Path, _: str) -> list[float]:
 
 
 def measure_training(folder: Path, _: str) -> float:
-    """Part of the time in which ResNet-50's training step waits for its batch, all cores, batch 32."""
+    """Part of the time in which ResNet-50's training step waits for its batch, in the first epoch, on all cores."""
     import keras
 
     from conf.exchange import ExchangeConfig
@@ -257,7 +280,7 @@ def measure_training(folder: Path, _: str) -> float:
 
     keras.utils.set_random_seed(0)
     reader = SplitReader(folder, "train")
-    settings = ResNetConfig().arguments()
+    settings = ResNetConfig(depth=TRAINING_DEPTH).arguments()
     model = build_model(input_groups(reader.manifest), network="resnet", classes=CLASSES, **settings)
     optimizer = make_optimizer(LARSConfig(), model)
     collective = HorovodCollective()
@@ -280,21 +303,25 @@ MEASURES: dict[str, Callable[[Path, str], Any]] = {
 }
 
 
-def start(folder: Path, measure: str, name: str = "ours") -> "subprocess.Popen[str]":
-    """One measurement as a process of its own."""
+def measure(folder: Path, name: str, source: str = "ours", *, times: int = 1) -> list[Any]:
+    """Measure in as many processes of their own at once; in a smoke run once, in this process."""
     from pipelines.launch.process import ALLOCATOR
 
+    if SMOKE:
+        return [MEASURES[name](folder, source)]
     environment = {**os.environ, **ALLOCATOR, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    command = [sys.executable, __file__, str(folder), measure, name]
-    return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-
-
-def result(process: "subprocess.Popen[str]") -> Any:
-    """What it printed last."""
-    output, _ = process.communicate(timeout=300)
-    if process.returncode:
-        raise RuntimeError(f"{process.args} failed")
-    return json.loads(output.splitlines()[-1])
+    command = [sys.executable, __file__, str(folder), name, source]
+    processes = [
+        subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        for _ in range(times)
+    ]
+    values = []
+    for process in processes:
+        output, _ = process.communicate(timeout=300)
+        if process.returncode:
+            raise RuntimeError(f"{process.args} failed")
+        values.append(json.loads(output.splitlines()[-1]))
+    return values
 
 
 def main() -> None:
@@ -306,44 +333,46 @@ def main() -> None:
         pairs: list[float] = []
         for number in range(ROUNDS):
             for name in SOURCES:
-                rates[name].append(result(start(folder, "rate", name)))
-            two = [start(folder, "rate"), start(folder, "rate")]
-            pairs.append(sum(result(process) for process in two))
+                rates[name] += measure(folder, "rate", name)
             line = ", ".join(f"{name} {values[-1]:,.0f}" for name, values in rates.items())
-            print(f"round {number + 1}: {line}, two processes of ours {pairs[-1]:,.0f} rows/s", flush=True)
-        cold = statistics.median(result(start(folder, "cold")) for _ in range(ROUNDS))
-        entropy = {name: result(start(folder, "entropy", name)) for name in ("ours", "petastorm 10", "tfrecord")}
-        memory = result(start(folder, "memory"))
-        waits = result(start(folder, "training"))
+            print(f"round {number + 1}: {line} rows/s", flush=True)
+            if not SMOKE:
+                pairs.append(sum(measure(folder, "rate", times=2)))
+                print(f"two processes of ours {pairs[-1]:,.0f} rows/s", flush=True)
+        cold = statistics.median([measure(folder, "cold")[0] for _ in range(ROUNDS)])
+        entropy = {name: measure(folder, "entropy", name)[0] for name in ("ours", "petastorm 10", "tfrecord")}
+        (memory,) = measure(folder, "memory")
+        (wait,) = measure(folder, "training")
     median = {name: statistics.median(values) for name, values in rates.items()}
     best = max((name for name in rates if name.startswith("petastorm")), key=lambda name: median[name])
 
-    def ratio(values: list[float], name: str) -> float:
-        return round(statistics.median(a / b for a, b in zip(values, rates[name], strict=True)), 2)
+    def ratio(values: list[float], name: str) -> float | None:
+        if not values:
+            return None
+        return round(statistics.median([a / b for a, b in zip(values, rates[name], strict=True)]), 2)
 
     ideal = expected_entropy()
     print(f"cold page cache {cold:,.0f} rows/s; memory by epoch, MiB: {memory}")
     print(f"class entropy of a batch, bits: {entropy}, independent draws {ideal:.3f}")
-    print(
-        json.dumps(
-            {
-                "rows_per_second": round(median["ours"]),
-                "ratio_vs_petastorm": ratio(rates["ours"], best),
-                "ratio_vs_limit": ratio(rates["ours"], "limit"),
-                "ratio_vs_tfrecord": ratio(rates["ours"], "tfrecord"),
-                "input_wait_fraction": round(waits, 4),
-                "two_processes_ratio_vs_petastorm": ratio(pairs, best),
-                "two_processes_ratio_vs_limit": ratio(pairs, "limit"),
-                "cold_rows_per_second": round(cold),
-                "cold_ratio_vs_petastorm_warm": round(cold / median[best], 2),
-                "rows_per_second_of": {name: round(value) for name, value in median.items()},
-                "memory_mib_by_epoch": memory,
-                "class_entropy_bits": {**{name: round(value, 3) for name, value in entropy.items()}, "ideal": ideal},
-                "rows": ROWS,
-                "cores": os.cpu_count(),
-            }
-        )
-    )
+    figures = {
+        "rows_per_second": round(median["ours"]),
+        "ratio_vs_petastorm": ratio(rates["ours"], best),
+        "ratio_vs_limit": ratio(rates["ours"], "limit"),
+        "ratio_vs_tfrecord": ratio(rates["ours"], "tfrecord"),
+        "ratio_always_vs_never": ratio(rates["ours always"], "ours"),
+        "ratio_always_vs_petastorm": ratio(rates["ours always"], best),
+        "input_wait_fraction": round(wait, 4),
+        "two_processes_ratio_vs_petastorm": ratio(pairs, best),
+        "two_processes_ratio_vs_limit": ratio(pairs, "limit"),
+        "cold_rows_per_second": round(cold),
+        "cold_ratio_vs_petastorm_warm": round(cold / median[best], 2),
+        "rows_per_second_of": {name: round(value) for name, value in median.items()},
+        "memory_mib_by_epoch": memory,
+        "class_entropy_bits": {**{name: round(value, 3) for name, value in entropy.items()}, "ideal": ideal},
+        "rows": ROWS,
+        "cores": os.cpu_count(),
+    }
+    print(json.dumps(figures))
 
 
 def expected_entropy() -> float:
@@ -355,7 +384,7 @@ def expected_entropy() -> float:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if len(sys.argv) > 2:
         print(json.dumps(MEASURES[sys.argv[2]](Path(sys.argv[1]), sys.argv[3])))
     else:
         main()
