@@ -45,9 +45,17 @@ check: $(READY) ## Lint, types, import directions, lock up to date
 lock: $(READY) ## Resolve the dependencies again and write both locks
 	@bash docker/horovod/lock.sh
 
-bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its own
-	@test -f tests/benchmarks/$(NAME).py || { echo "NAME=... is one of: $$(cd tests/benchmarks && ls *.py | sed 's/\.py//' | xargs)" >&2; exit 2; }
-	@$(BIN)/python tests/benchmarks/$(NAME).py $(ARGS)
+bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its own. Without NAME: list them
+	@if [ -z "$(NAME)" ]; then \
+	  for file in tests/benchmarks/*.py; do \
+	    printf 'NAME=%-13s %s\n' "$$(basename $$file .py)" "$$(sed -n '1s/"""//gp' $$file)"; \
+	  done; \
+	elif [ ! -f "tests/benchmarks/$(NAME).py" ]; then \
+	  echo "no benchmark '$(NAME)': NAME=... is one of $$(cd tests/benchmarks && ls *.py | sed 's/\.py//' | xargs)" >&2; \
+	  exit 2; \
+	else \
+	  $(BIN)/python tests/benchmarks/$(NAME).py $(ARGS); \
+	fi
 
 ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 	@case "$${MLFLOW_TRACKING_URI:-}" in http*) echo "the runs are at MLFLOW_TRACKING_URI"; exit 0 ;; esac; \

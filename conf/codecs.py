@@ -166,7 +166,7 @@ class LargestConfig(SparseConfig):
     """What codecs share that send the largest elements."""
 
     owner_factor: float = Field(default=2.0, ge=1)
-    """Each rank sums one part for all; of the sum it sends so many times as many elements as of its own gradient."""
+    """A rank that sums a part for all sends this many times as many elements of the sum as of its own gradient."""
 
 
 class TopKConfig(LargestConfig):

@@ -30,6 +30,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 PROJECT = Path(__file__).parents[2]
 RAW = PROJECT / "outputs" / "compression_links"
@@ -40,7 +41,7 @@ ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": "17179869184",
     "MALLOC_TOP_PAD_": "268435456",
 }
-METHODS = {
+METHODS: dict[str, dict[str, Any]] = {
     "none": {},
     "fp16": {},
     "bf16": {},

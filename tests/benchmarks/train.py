@@ -109,7 +109,7 @@ def main() -> None:
         def run(ranks: int, function: Any, *args: Any) -> float:
             environment = threads(CORES // ranks)
             runner = BarrierRunner(spark, ranks, env=environment, log_to_driver="none")
-            return ranks * BATCH_SIZE / max(runner.run_all(function, *args))
+            return float(ranks * BATCH_SIZE / max(runner.run_all(function, *args)))
 
         for number in range(ROUNDS):
             rates["keras fit"].append(run(1, keras_steps))

@@ -215,7 +215,7 @@ def test_a_codec_is_a_name_or_a_section(tmp_path: Path) -> None:
         assert load(str(path)).exchange.codec == TopKConfig(name="topk")
 
 
-_NEEDED = {
+_NEEDED: dict[str, dict[str, object]] = {
     "archive": {"root": "/data", "train": 8, "validation": 4, "test": 2},
     "exchange.codec": {"tau": 0.5},
 }

@@ -27,10 +27,18 @@ STEPS = 3
 HOST = "127.0.0.1"
 
 
-@pytest.fixture(scope="module", params=[2, 4])
+RINGS = [
+    # XLA takes seconds for each codec: see `test_codecs` on which three.
+    pytest.param((2, ("qsgd", "randomk", "threshold")), id="2"),
+    pytest.param((4, ()), id="4"),
+    pytest.param((2, tuple(CODECS)), id="2 compiled", marks=pytest.mark.long),
+]
+
+
+@pytest.fixture(scope="module", params=RINGS)
 def ring(request, tmp_path_factory):
-    """What every rank of a ring saved; the larger one leaves XLA out, to save time."""
-    size, folder = request.param, tmp_path_factory.mktemp("ring")
+    """What every rank of a ring saved; XLA compiles some of the codecs."""
+    (size, compiled), folder = request.param, tmp_path_factory.mktemp("ring")
     server = RendezvousHTTPServer((HOST, 0), RendezvousHandler, False)
     server.init(get_host_assignments(parse_hosts(f"{HOST}:{size}"), size))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -45,7 +53,7 @@ def ring(request, tmp_path_factory):
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    command = [sys.executable, str(WORKER), str(folder), "compiled" if size == 2 else "traced"]
+    command = [sys.executable, str(WORKER), str(folder), *compiled]
     logs = [(folder / f"log-{rank}").open("w+") for rank in range(size)]
     ranks = [
         subprocess.Popen(command, env={**common, **placement.environment()}, stdout=log, stderr=subprocess.STDOUT)

@@ -71,7 +71,7 @@ def training_that_dies(
     from pipelines.training import worker
 
     if attempt() == 1 and int(os.environ["HOROVOD_RANK"]) == rank:
-        make, count = worker.make_train_step, 0
+        make, count = worker.make_train_step, 0  # type: ignore[attr-defined]
 
         def kill(*_: Any, **__: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -91,7 +91,7 @@ def training_that_dies(
 
             return dying
 
-        worker.make_train_step = make_dying
+        worker.make_train_step = make_dying  # type: ignore[attr-defined]
     return worker.train_worker(config, run, checkpoints)
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from models.compression.codec import Codec
-from models.compression.codecs.topk import TopKSparsifier
+from models.compression.codecs.topk import TopKSparsifier, owner_sparsifier
 from models.compression.schemes.memory import MomentumCorrection
 from models.compression.schemes.piecewise import density_by_step
 from models.compression.schemes.scatter_gather import ScatterGather
@@ -46,14 +46,12 @@ def dgc(
         raise ValueError(f"momentum must be in [0, 1), got {momentum}")
     if clip_norm is not None and clip_norm <= 0:
         raise ValueError(f"clip_norm must be positive, got {clip_norm}")
-    if owner_factor < 1:
-        raise ValueError(f"owner_factor must be at least 1, got {owner_factor}")
     densities = density_by_step(density, density_schedule)
     return ScatterGather(
         "dgc",
         TopKSparsifier(densities),
         MomentumCorrection(momentum, nesterov=nesterov, masking=masking),
-        owner_compressor=TopKSparsifier(densities.scaled(owner_factor)),
+        owner_compressor=owner_sparsifier(densities, owner_factor),
         owner_feedback=True,
         local_clip_norm=clip_norm,
     )

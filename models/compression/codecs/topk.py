@@ -40,16 +40,25 @@ def topk(
     Differs: local thresholds, one for each rank's part of a tensor; exact instead of estimated from a sample; values
     are sent as they are, not quantised.
     """
-    if owner_factor < 1:
-        raise ValueError(f"owner_factor must be at least 1, got {owner_factor}")
     densities = density_by_step(density, density_schedule)
     return ScatterGather(
         "topk",
         TopKSparsifier(densities),
         ErrorFeedback() if error_feedback else NoMemory(),
-        owner_compressor=TopKSparsifier(densities.scaled(owner_factor)),
+        owner_compressor=owner_sparsifier(densities, owner_factor),
         owner_feedback=error_feedback,
     )
+
+
+def owner_sparsifier(density: PiecewiseConstant, owner_factor: float) -> "TopKSparsifier":
+    """Return what owners encode their sums with: `owner_factor` times as many elements as a rank sends.
+
+    Raises:
+        ValueError: a factor below 1.
+    """
+    if owner_factor < 1:
+        raise ValueError(f"owner_factor must be at least 1, got {owner_factor}")
+    return TopKSparsifier(density.scaled(owner_factor))
 
 
 class TopKSparsifier:

@@ -47,7 +47,8 @@ class GradientExchange:
         codec: One of `models.compression.codecs.table`.
         collective: The operations of all ranks together.
         dense_below: Tensors with fewer elements travel dense.
-        bucket_mib: Largest size of a bucket, in MiB of float32; None puts all gradients into one bucket.
+        bucket_mib: Largest size of a bucket, in MiB of float32; a larger gradient is a bucket of its own. None puts all
+            gradients into one bucket.
         warmup_steps: Number of first steps in which everything travels dense.
         rescale_residual: Whether residuals are multiplied by the old learning rate over the new one when it changes.
             Updates that were left out then keep their size. Needs the learning rate in `exchange`.

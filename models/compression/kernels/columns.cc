@@ -1,4 +1,5 @@
-// 1-bit SGD: a sign an element and two means a column. See models/compression/onebit.py, whose messages these are.
+// 1-bit SGD: a sign per element and two means per column. The messages are those of
+// models/compression/codecs/onebit.py.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -12,13 +13,14 @@
 namespace groundswell {
 namespace {
 
-// Rows whose values are summed in float32 before they are added to the columns' sums in float64.
+// Number of rows that are summed in float32 before the sums are added to float64 sums of the columns.
 constexpr int64_t kTogether = 16;
 
-// Columns whose results stay in the innermost cache until they are written.
+// Number of columns whose results stay in the first-level cache until they are written.
 constexpr int64_t kBlock = 256;
 
-// A long result is read much later: fetching its old content first would cost more than computing it.
+// Writes without reading the target's old content into the cache first: that would cost more than the computation, and
+// a long result is read much later.
 inline void write_past_cache(const float* values, float* target, int64_t length) {
   int64_t i = 0;
 #ifdef __SSE2__
@@ -29,23 +31,23 @@ inline void write_past_cache(const float* values, float* target, int64_t length)
   for (; i < length; ++i) target[i] = values[i];
 }
 
-// What was written past the cache is there for other threads.
+// Makes what was written past the cache visible to other threads.
 inline void finish_writes() {
 #ifdef __SSE2__
   _mm_sfence();
 #endif
 }
 
-// What the rows so far say about some columns.
+// Sums and counts of columns over the rows so far.
 struct Columns {
   explicit Columns(int64_t width) : above(width), below(width), count(width), positive(width), negative(width) {}
 
-  std::vector<float> above, below;  // sums of the last rows
-  std::vector<int32_t> count;       // of elements that are not negative
+  std::vector<float> above, below;  // sums over the last rows
+  std::vector<int32_t> count;       // number of elements that are not negative
   std::vector<double> positive, negative;
 };
 
-// What gradient + scale * residual says in one row; its signs go into one bit of each byte.
+// Adds one row of gradient + scale * residual to the sums, and writes its signs into one bit of each byte.
 GROUNDSWELL_FAST void encode_row(const float* __restrict gradient, const float* __restrict residual, float scale,
                                  float share, uint8_t* __restrict bits, int bit, float* __restrict above,
                                  float* __restrict below, int64_t width) {
@@ -59,7 +61,7 @@ GROUNDSWELL_FAST void encode_row(const float* __restrict gradient, const float* 
       const float value = gradient[start + i] + scale * residual[start + i];
       const float part = value * share;
       values[i] = value;
-      above[start + i] += 0.0f > part ? 0.0f : part;  // NaN stays NaN
+      above[start + i] += 0.0f > part ? 0.0f : part;  // keeps NaN
       below[start + i] += 0.0f < part ? 0.0f : part;
     }
     for (int64_t i = 0; i < length; ++i) bits[start + i] |= values[i] >= 0 ? mask : 0;
@@ -82,8 +84,8 @@ GROUNDSWELL_FAST void add_sums(float* __restrict sums, double* __restrict totals
   }
 }
 
-// What the means leave out of gradient + scale * residual in one row. Computed again, because to read both twice costs
-// less than to write the sum and change it.
+// Computes the remainder of one row: gradient + scale * residual minus the means. The sum is computed again, because
+// reading both inputs twice costs less than writing the sum and changing it.
 GROUNDSWELL_FAST void subtract_row(const float* __restrict gradient, const float* __restrict residual, float scale,
                                    const float* __restrict upper, const float* __restrict lower,
                                    float* __restrict remainder, int64_t width) {
@@ -122,8 +124,8 @@ GROUNDSWELL_FAST void add_row(const uint8_t* __restrict bits, int mask, const fl
   }
 }
 
-// gradient + scale * residual by its columns, cut into parts: a message, and what it leaves out. An empty residual is
-// one of zeros.
+// Computes the message and the remainder of gradient + scale * residual, whose columns are cut into parts. An empty
+// residual means zeros.
 void encode(Call& call) {
   auto gradient = call.input<float>(0);
   auto residual = call.input<float>(1);
@@ -198,7 +200,7 @@ Message message(Call& call, int64_t rows) {
   return read;
 }
 
-// The whole matrix from the messages of all parts.
+// Computes the whole matrix from the messages of all parts.
 void decode(Call& call) {
   const int64_t rows = call.count(3), columns = call.count(4);
   const Message read = message(call, rows);
@@ -215,7 +217,7 @@ void decode(Call& call) {
   finish_writes();
 }
 
-// The mean of all messages, each of the same part.
+// Computes the mean of all messages, one per rank, of the same part.
 void mean(Call& call) {
   const int64_t rows = call.count(3);
   const Message read = message(call, rows);

@@ -1,4 +1,4 @@
-// PowerSGD's products of a long matrix and a thin one. See models/compression/powersgd.py.
+// PowerSGD's products of a long matrix and a thin one. See models/compression/codecs/powersgd.py.
 #include <algorithm>
 #include <cmath>
 
@@ -8,11 +8,11 @@ namespace groundswell {
 namespace {
 
 constexpr int64_t kLanes = 16;
-constexpr int64_t kTogether = 4;  // columns of a factor in one pass over the matrix's row
-// A column that orthogonalisation leaves this much shorter was a combination of the others, up to rounding.
+constexpr int64_t kTogether = 4;  // columns of a factor per pass over a row of the matrix
+// A column that becomes shorter than this in orthogonalisation was a combination of the others, up to rounding.
 constexpr double kRelativeZero = 1e-5;
 
-// `(count, rank)` as `rank` rows, rounded up to a multiple of kTogether with zeros.
+// Returns a factor `(count, rank)` as `rank` rows, with zero rows up to a multiple of kTogether.
 std::vector<float> transposed(const float* factor, int64_t count, int64_t rank) {
   std::vector<float> rows((rank + kTogether - 1) / kTogether * kTogether * count);
   for (int64_t i = 0; i < count; ++i) {
@@ -26,7 +26,7 @@ GROUNDSWELL_FAST int32_t correct_row(const float* __restrict gradient, const flo
   return correct(gradient, residual, scale, row, columns);
 }
 
-// Products of one row with kTogether rows of a factor.
+// Computes the products of one row with kTogether rows of a factor.
 GROUNDSWELL_FAST void dot_row(const float* __restrict row, const float* __restrict factor, int64_t columns,
                               float* __restrict products) {
   float sums[kTogether][kLanes] = {};
@@ -46,7 +46,7 @@ GROUNDSWELL_FAST void dot_row(const float* __restrict row, const float* __restri
   }
 }
 
-// Adds to kTogether rows of sums the row times a weight each.
+// Adds the row, times one weight each, to kTogether rows of sums.
 GROUNDSWELL_FAST void accumulate_row(const float* __restrict row, const float* __restrict weights, float* __restrict sums,
                               int64_t columns) {
   const float a = weights[0], b = weights[1], c = weights[2], d = weights[3];
@@ -63,7 +63,7 @@ GROUNDSWELL_FAST void accumulate_row(const float* __restrict row, const float* _
   }
 }
 
-// One row of the product of two factors, kTogether columns of them: target = source + sign * product.
+// Adds kTogether columns of the product of two factors to one row: target += sign * product, or = where it is first.
 GROUNDSWELL_FAST void expand_row(const float* __restrict weights, const float* __restrict factor, int64_t columns,
                                  float sign, float* __restrict target, bool first) {
   const float a = sign * weights[0], b = sign * weights[1], c = sign * weights[2], d = sign * weights[3];
@@ -82,12 +82,12 @@ GROUNDSWELL_FAST void expand_row(const float* __restrict weights, const float* _
   }
 }
 
-// Up to kTogether entries of a row of a factor, the missing ones zeros.
+// Reads up to kTogether entries of a row of a factor; missing ones are 0.
 void read_weights(const float* row, int64_t start, int64_t rank, float* weights) {
   for (int64_t k = 0; k < kTogether; ++k) weights[k] = start + k < rank ? row[start + k] : 0.0f;
 }
 
-// matrix = gradient + scale * residual and its product with a factor `(columns, rank)`. An empty residual is one of
+// Computes matrix = gradient + scale * residual and its product with a factor `(columns, rank)`. An empty residual means
 // zeros.
 void project(Call& call) {
   auto gradient = call.input<float>(0);
@@ -126,7 +126,7 @@ double norm(const std::vector<double>& column) {
   return std::sqrt(squares);
 }
 
-// Orthonormal columns with the span of `columns`, by Gram-Schmidt, twice; dependent columns become zero.
+// Replaces columns by orthonormal ones with the same span, by Gram-Schmidt, twice; dependent columns become zero.
 void orthonormalise(std::vector<std::vector<double>>& columns) {
   for (size_t k = 0; k < columns.size(); ++k) {
     auto& column = columns[k];
@@ -144,8 +144,8 @@ void orthonormalise(std::vector<std::vector<double>>& columns) {
   }
 }
 
-// basis: orthonormal columns of `products`. own = transposed matrix times basis; remainder = matrix - basis times
-// transposed own.
+// Computes basis, the orthonormal columns of `products`; own = transposed matrix * basis; and
+// remainder = matrix - basis * transposed own.
 void improve(Call& call) {
   auto matrix = call.input<float>(0);
   auto products = call.input<float>(1);
@@ -184,7 +184,7 @@ void improve(Call& call) {
   }
 }
 
-// The product of `(rows, rank)` and the transposed `(columns, rank)`.
+// Computes the product of `(rows, rank)` and the transposed `(columns, rank)`.
 void expand(Call& call) {
   auto left = call.input<float>(0);
   auto right = call.input<float>(1);

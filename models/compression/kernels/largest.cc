@@ -1,4 +1,4 @@
-// The largest elements by place and value. See models/compression/topk.py, whose messages these are.
+// The largest elements by place and value. The messages are those of models/compression/codecs/topk.py.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,9 +9,9 @@
 namespace groundswell {
 namespace {
 
-// One in so many elements is looked at first. Odd, and so without a common factor with the widths of layers.
+// The sample has one of this many elements. Odd: it shares no factor with the usual widths of layers.
 constexpr int64_t kStride = 61;
-constexpr int64_t kSampled = 64 * kStride;  // parts that are shorter are compared whole
+constexpr int64_t kSampled = 64 * kStride;  // shorter parts are compared without a sample
 constexpr int64_t kRun = 64;
 
 inline uint32_t magnitude(float value) {
@@ -20,14 +20,14 @@ inline uint32_t magnitude(float value) {
   return bits & 0x7fffffffu;
 }
 
-// Orders by magnitude, equal ones by place, the first being the larger.
+// A key that orders by magnitude, and equal magnitudes by place: the first has the larger key.
 inline uint64_t rank_key(uint32_t size, int64_t place) {
   return static_cast<uint64_t>(size) << 32 | (0xffffffffu - static_cast<uint32_t>(place));
 }
 
 inline int32_t place_of(uint64_t key) { return static_cast<int32_t>(0xffffffffu - static_cast<uint32_t>(key)); }
 
-// Corrects a part; returns how many runs have an element that reaches the bound.
+// Corrects a part; writes the starts of the runs with an element that reaches the bound, and returns their number.
 GROUNDSWELL_FAST int64_t correct_runs(const float* __restrict gradient, const float* __restrict residual, float scale,
                                       float* __restrict corrected, int64_t elements, uint32_t bound,
                                       int64_t* __restrict runs) {
@@ -43,8 +43,9 @@ GROUNDSWELL_FAST int64_t correct_runs(const float* __restrict gradient, const fl
 
 class Selector {
  public:
-  // Places, rising, and values of the `count` largest of a part of `elements`, of which all from `real` on are zeros
-  // that are not in memory. Leaves corrected values without these in `remainder`. Returns whether all are finite.
+  // Writes places, in rising order, and values of the `count` largest of a part of `elements`. Those from `real` on are
+  // zeros that are not in memory. Writes the corrected values without the selected ones into `remainder`. Returns
+  // whether all are finite.
   bool select(const float* gradient, const float* residual, float scale, float* remainder, int64_t real,
               int64_t elements, int64_t count, int32_t* places, float* values) {
     uint32_t bound = lower_bound(gradient, residual, scale, real, count);
@@ -54,7 +55,7 @@ class Selector {
     for (int64_t run = 0; run < found; ++run) {
       collect(remainder, runs_[run], std::min(real, runs_[run] + kRun), bound);
     }
-    if (static_cast<int64_t>(keys_.size()) < count && bound > 1) {  // the sample was not like the rest
+    if (static_cast<int64_t>(keys_.size()) < count && bound > 1) {  // the sample was not representative
       keys_.clear();
       collect(remainder, 0, real, 1);
     }
@@ -80,14 +81,14 @@ class Selector {
   }
 
  private:
-  // Very likely a little below what `count` elements reach; at least the smallest that is not zero.
+  // Returns a bound that very likely a few more than `count` elements reach; at least the smallest number above 0.
   uint32_t lower_bound(const float* gradient, const float* residual, float scale, int64_t real, int64_t count) {
     if (real < kSampled) return 1;
     sample_.clear();
     for (int64_t place = 0; place < real; place += kStride) {
       sample_.push_back(magnitude(gradient[place] + scale * residual[place]));
     }
-    // Four standard deviations of the sample's share.
+    // Lower by four standard deviations of the sample.
     const double share = static_cast<double>(count) / kStride;
     const int64_t place = static_cast<int64_t>(share + 4 * std::sqrt(share) + 4);
     if (place >= static_cast<int64_t>(sample_.size())) return 1;
@@ -102,7 +103,7 @@ class Selector {
     }
   }
 
-  // Where fewer than `count` elements are not zero: the first that are.
+  // Adds the first zeros if fewer than `count` elements are not zero.
   void add_zeros(int64_t elements, int64_t count) {
     const size_t others = chosen_.size();
     size_t next = 0;
@@ -122,8 +123,8 @@ class Selector {
   std::vector<int32_t> chosen_;
 };
 
-// gradient + scale * residual, flat, cut into parts: the largest of each, and what is left. An empty residual is one of
-// zeros.
+// Selects the largest elements of each part of gradient + scale * residual, flat, and computes the remainder. An empty
+// residual means zeros.
 void encode(Call& call) {
   auto gradient = call.input<float>(0);
   auto residual = call.input<float>(1);
@@ -161,14 +162,14 @@ Message message(Call& call, int64_t elements) {
   read.rows = axes[0];
   read.count = axes[1];
   if (read.values.size() != read.places.size()) throw std::invalid_argument("places and values differ in number");
-  // They come from another process.
+  // Checked, because they come from another process.
   for (int64_t i = 0; i < read.places.size(); ++i) {
     if (read.places.data[i] < 0 || read.places.data[i] >= elements) throw std::invalid_argument("a place out of range");
   }
   return read;
 }
 
-// The first `total` elements of the parts, one after the other.
+// Computes the first `total` elements of the concatenated parts.
 void decode(Call& call) {
   const int64_t elements = call.count(2), total = call.count(3);
   const Message read = message(call, elements);
@@ -177,12 +178,12 @@ void decode(Call& call) {
   std::memset(joined, 0, total * sizeof(float));
   for (int64_t i = 0; i < read.rows * read.count; ++i) {
     const int64_t place = i / read.count * elements + read.places.data[i];
-    // Added, because a place that comes again, with 0, is how messages are filled up.
+    // Added, because messages are filled up by repeating a place with the value 0.
     if (place < total) joined[place] += read.values.data[i];
   }
 }
 
-// The mean of all messages, each of the same part.
+// Computes the mean of all messages, one per rank, of the same part.
 void mean(Call& call) {
   const int64_t elements = call.count(2);
   const Message read = message(call, elements);
@@ -193,7 +194,7 @@ void mean(Call& call) {
   for (int64_t place = 0; place < elements; ++place) sums[place] *= share;
 }
 
-// `values`, flat, with zeros at the places of a message of all parts.
+// Returns `values`, flat, with zeros at the places of a message of all parts.
 void clear(Call& call) {
   auto values = call.input<float>(0);
   auto places = call.input<int32_t>(1);

@@ -1,5 +1,5 @@
-// TensorFlow operations in C++, over TensorFlow's C interface: stable from version to version, and no header of
-// TensorFlow's is needed to build them.
+// TensorFlow operations in C++ through TensorFlow's C interface, which does not change between versions. No TensorFlow
+// header is needed to build them.
 #pragma once
 
 #include <cstddef>
@@ -10,15 +10,15 @@
 #include <stdexcept>
 #include <vector>
 
-// The same loops for three kinds of processor, of which the loader picks one. Results are equal bit for bit on all: the
-// compiler may neither reorder sums nor join products with them (-ffp-contract=off).
+// Compiles a function for three kinds of processor, from which the loader chooses. Results are equal bit for bit on
+// all: the compiler may neither reorder sums nor fuse products with them (-ffp-contract=off).
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(GROUNDSWELL_ONE_TARGET)
 #define GROUNDSWELL_FAST __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define GROUNDSWELL_FAST
 #endif
 
-#ifdef GROUNDSWELL_TF_HEADERS  // a test compares the declarations below with TensorFlow's own
+#ifdef GROUNDSWELL_TF_HEADERS  // a test compares the declarations below with TensorFlow's
 #include "tensorflow/c/kernels.h"
 #include "tensorflow/c/ops.h"
 #include "tensorflow/c/tf_datatype.h"
@@ -95,17 +95,17 @@ struct Array {
 
   int64_t size() const { return product(lengths); }
 
-  // The lengths, which must be so many.
+  // Returns the lengths; throws if there are not `count` of them.
   const Lengths& axes(size_t count) const {
     if (lengths.size() != count) throw std::invalid_argument("a tensor with another number of axes");
     return lengths;
   }
 };
 
-// TensorFlow's own, told by the status.
+// An error of TensorFlow; the status describes it.
 struct TensorflowError : std::exception {};
 
-// One call of an operation: its inputs and outputs, which live as long as it does.
+// One call of an operation. It owns the inputs and outputs.
 class Call {
  public:
   Call(TF_OpKernelContext* context, TF_Status* status) : context_(context), status_(status) {}
@@ -135,7 +135,7 @@ class Call {
     return value.data[0];
   }
 
-  // A natural number: of parts, rows, columns, elements.
+  // Returns a number of parts, rows, columns or elements, at least 1.
   int64_t count(int number) {
     int64_t value = scalar<int32_t>(number);
     if (value < 1) throw std::invalid_argument("a number below 1");
@@ -150,9 +150,9 @@ class Call {
     return static_cast<T*>(TF_TensorData(outputs_[number]));
   }
 
-  // In the memory of an input, where nothing else needs that.
+  // Allocates an output in the memory of an input, if nothing else uses that memory.
   float* output_over(int input, int number, const Lengths& lengths) {
-    // It is forwarded only where this is no second reference; TensorFlow's own keeps it until the call ends.
+    // Memory is reused only without a second reference. TensorFlow's own reference keeps it until the call ends.
     release(inputs_[input]);
     inputs_[input] = nullptr;
     int forwarded = -1;
@@ -195,16 +195,17 @@ void compute(void*, TF_OpKernelContext* context) {
   TF_DeleteStatus(status);
 }
 
-// Has some values fetched while those before them are worked on: one core reads memory twice as fast so.
+// Prefetches values while earlier ones are processed: one core then reads memory twice as fast.
 inline void fetch_ahead(const float* values, int64_t length) {
   constexpr int64_t kAhead = 2048, kLine = 16;
   for (int64_t i = 0; i < length; i += kLine) __builtin_prefetch(values + kAhead + i);
 }
 
-// The bits of infinity; smaller magnitudes are finite, NaN is larger.
+// The bits of infinity. Finite magnitudes have smaller bits, NaN has larger ones.
 constexpr int32_t kInfinite = 0x7f800000;
 
-// corrected = gradient + scale * residual. Returns the bits of the largest magnitude, which order as magnitudes do.
+// Computes corrected = gradient + scale * residual. Returns the bits of the largest magnitude; bits order as magnitudes
+// do.
 inline int32_t correct(const float* __restrict gradient, const float* __restrict residual, float scale,
                        float* __restrict corrected, int64_t length) {
   int32_t largest = 0;
@@ -221,7 +222,7 @@ inline int32_t correct(const float* __restrict gradient, const float* __restrict
   return largest;
 }
 
-// Makes `body` an operation on CPUs; inputs and outputs are written as in TensorFlow, "name: float".
+// Registers `body` as an operation on CPUs. Inputs and outputs are written as in TensorFlow, "name: float".
 template <void (*body)(Call&)>
 bool make_operation(const char* name, std::initializer_list<const char*> inputs,
                     std::initializer_list<const char*> outputs) {

@@ -101,7 +101,7 @@ def sparsify_backward_pass(model, part):
 def augmented_batches(images, labels, seed, epoch, collective):
     """This rank's batches of one epoch: random crops of images that were padded, half of them mirrored."""
     margins = ((0, 0), (CROP_MARGIN, CROP_MARGIN), (CROP_MARGIN, CROP_MARGIN), (0, 0))
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(images, margins, "reflect"), images.shape[1:3], (1, 2))
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(images, margins, "reflect"), images.shape[1:3], (1, 2))  # type: ignore[call-overload]
     random = np.random.default_rng([seed, epoch, collective.rank])
     order = epoch_order([len(images)], seed=seed, epoch=epoch)
     parts = rank_parts(

@@ -1,5 +1,7 @@
 """The crossover plot: seconds of a step over the speed of the link."""
 
+from typing import Any
+
 import matplotlib
 
 matplotlib.use("Agg")
@@ -20,13 +22,18 @@ def plot(steps, file):
     """
     figure, axes = plt.subplots(figsize=(10, 7))
     # Dark enough to be read as text.
-    colours = [*plt.get_cmap("Dark2").colors, *plt.get_cmap("tab10").colors]
+    colours = [*plt.get_cmap("Dark2").colors, *plt.get_cmap("tab10").colors]  # type: ignore[attr-defined]
     ours = [name for name in steps if not name.startswith("Horovod")]
     ends = {}
     for name, seconds in steps.items():
         points = sorted((_position(label), value) for label, value in seconds.items())
         baseline = name not in ours
-        style = {"color": "black", "linestyle": "--" if name.endswith("32") else ":", "linewidth": 2, "zorder": 3}
+        style: dict[str, Any] = {
+            "color": "black",
+            "linestyle": "--" if name.endswith("32") else ":",
+            "linewidth": 2,
+            "zorder": 3,
+        }
         if not baseline:
             style = {"color": colours[ours.index(name) % len(colours)], "linewidth": 1.3}
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, **style)

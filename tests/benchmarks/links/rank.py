@@ -33,11 +33,11 @@ def main(settings):
 
     collective = HorovodCollective()
     build = {"step": full_step, "exchange": exchange_alone}[settings["kind"]]
-    built = build(settings["method"], settings.get("bucket_mib"), collective)
+    step, metrics = build(settings["method"], settings.get("bucket_mib"), collective)
     print(json.dumps({"ready": True}), file=answers, flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = idle(asked["idle"]) if "idle" in asked else measure(*built, asked["steps"])
+        answer = idle(asked["idle"]) if "idle" in asked else measure(step, metrics, asked["steps"])
         print(json.dumps(answer), file=answers, flush=True)
 
 

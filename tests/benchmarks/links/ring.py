@@ -30,7 +30,7 @@ class Ring:
         for placement in place([hosts.address(host) for host in range(hosts.count)]):
             rank = placement.rank
             arguments = {**settings, "rank": rank, "size": hosts.count, "address": hosts.address(rank)}
-            core = str(rank % os.cpu_count())
+            core = str(rank % (os.cpu_count() or 1))
             self._ranks.append(
                 hosts.start(
                     rank,

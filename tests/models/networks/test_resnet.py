@@ -1,22 +1,11 @@
-"""Structure, initialisation and portability of the networks."""
-
-import subprocess
-import sys
+"""Structure and initialisation of ResNets."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.layers.preprocessing import InputGroup
-from models.networks.model import build_model, with_probabilities
 from models.networks.resnet import resnet
-
-SENTINEL_GROUPS = [
-    InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
-    InputGroup("bands_20m", (12, 12, 6), "uint16", (900.0,) * 6, (400.0,) * 6),
-    InputGroup("bands_60m", (4, 4, 2), "uint16", (700.0,) * 2, (200.0,) * 2),
-]
 
 
 def network(depth, *, bands=3, classes=10, width_factor=1.0):
@@ -28,32 +17,9 @@ def layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
-def sentinel_images(samples=2):
-    generator = np.random.default_rng(0)
-    return {group.name: generator.integers(0, 3000, (samples, *group.shape), np.uint16) for group in SENTINEL_GROUPS}
-
-
 @pytest.fixture(scope="module")
 def resnet50():
     return network(50, bands=12, classes=19)
-
-
-@pytest.fixture(scope="module")
-def small():
-    keras.utils.set_random_seed(0)
-    model = build_model(
-        SENTINEL_GROUPS,
-        network="resnet",
-        classes=5,
-        upsampling="bicubic",
-        augmentation="none",
-        depth=18,
-        width_factor=0.125,
-    )
-    for layer in layers_of(model, keras.layers.BatchNormalization):
-        # Gains of zero would hide the residual branches from every comparison of outputs.
-        layer.gamma.assign(np.random.default_rng(1).uniform(0.5, 1.5, layer.gamma.shape))
-    return model
 
 
 def test_resnet50_has_the_parameters_of_the_paper(resnet50):
@@ -139,22 +105,6 @@ def test_width_factor_scales_every_stage_to_multiples_of_8(width_factor, channel
     assert tuple(model.get_layer(f"stage{stage}_block2_conv2").filters for stage in range(1, 5)) == channels
 
 
-def test_build_model_maps_stored_pixels_to_logits(small):
-    logits = small(sentinel_images())
-    assert small.name == "resnet"
-    assert {name: (each.shape[1:], each.dtype) for name, each in small.input.items()} == {
-        group.name: (group.shape, group.dtype) for group in SENTINEL_GROUPS
-    }
-    assert logits.shape == (2, 5)
-    assert logits.dtype == tf.float32
-
-
-def test_compiles_with_integer_inputs(small):
-    images = sentinel_images()
-    compiled = tf.function(small, jit_compile=True)
-    np.testing.assert_allclose(compiled(images), small(images), atol=1e-4)
-
-
 def test_logits_are_float32_under_a_half_precision_policy():
     policy = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_bfloat16")
@@ -165,35 +115,3 @@ def test_logits_are_float32_under_a_half_precision_policy():
     assert model.get_layer("stage1_block1_conv1").compute_dtype == "bfloat16"
     assert model.get_layer("pool").compute_dtype == "float32"
     assert model(np.zeros((1, 32, 32, 3), np.float32)).dtype == tf.float32
-
-
-@pytest.mark.parametrize(("task", "function"), [("multi_label", tf.sigmoid), ("single_label", tf.nn.softmax)])
-def test_probabilities_have_the_inputs_and_a_copy_of_the_weights(small, task, function):
-    served = with_probabilities(small, task)
-    images = sentinel_images()
-    assert served.input.keys() == small.input.keys()
-    assert served.layers[-1].name == "probabilities"
-    assert not {id(variable) for variable in served.variables} & {id(variable) for variable in small.variables}
-    for own, other in zip(served.get_weights(), small.get_weights(), strict=True):
-        np.testing.assert_array_equal(own, other)
-    np.testing.assert_allclose(served(images), function(small(images)), atol=1e-6)
-
-
-def test_probabilities_of_an_unknown_task_are_rejected(small):
-    with pytest.raises(ValueError, match="'regression'"):
-        with_probabilities(small, "regression")
-
-
-def test_saved_model_needs_nothing_but_keras(small, tmp_path):
-    images = sentinel_images()
-    served = with_probabilities(small, "multi_label")
-    served.save(tmp_path / "model.keras")
-    np.savez(tmp_path / "images.npz", **images)
-    script = (
-        "import sys, keras, numpy\n"
-        "model = keras.saving.load_model('model.keras', safe_mode=True)\n"
-        "numpy.save('probabilities.npy', model(dict(numpy.load('images.npz'))).numpy())\n"
-        "assert not any(name.split('.')[0] == 'models' for name in sys.modules)\n"
-    )
-    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True, timeout=120)
-    np.testing.assert_allclose(np.load(tmp_path / "probabilities.npy"), served(images), atol=1e-6)

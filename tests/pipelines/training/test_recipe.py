@@ -160,8 +160,8 @@ def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: 
 
 def test_momentum_of_the_pair_is_stated_once() -> None:
     overrides = [*NEEDS["onebit_adam"][:2], "optimizer={name: onebit_adam, warmup_steps: 5, beta_1: 0.7}"]
-    exchange = make_exchange(load("smoke", overrides), OneRank())
-    assert exchange.codec.memory.beta_1 == 0.7
+    codec: Any = make_exchange(load("smoke", overrides), OneRank()).codec
+    assert codec.memory.beta_1 == 0.7
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,8 @@ def test_settings_reach_the_exchange() -> None:
     settings = ["dense_below=9", "bucket_mib=2.5", "warmup_steps=3", "rescale_residual=false"]
     overrides = [f"exchange.codec={codec}", *[f"exchange.{setting}" for setting in settings], "training.seed=11"]
     exchange = make_exchange(load("smoke", overrides), OneRank())
-    assert exchange.codec.compressor.density.values == (0.5, 0.02)
+    codec_built: Any = exchange.codec
+    assert codec_built.compressor.density.values == (0.5, 0.02)
     assert (exchange.dense_below, exchange.bucket_mib, exchange.warmup_steps) == (9, 2.5, 3)
     assert (exchange.rescale_residual, exchange.seed) == (False, 11)
 

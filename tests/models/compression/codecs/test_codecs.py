@@ -151,7 +151,14 @@ def test_state_of_another_codec_is_refused(make_ring, build):
         load_state(one, [save_state(other)])
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
+# XLA takes seconds for each. The usual tests compile one codec of each kind: QSGD, whose phases XLA compiles whole;
+# random-k, a linear one; and the threshold, whose messages have any length, so that only some functions are compiled.
+COMPILED = ("qsgd", "randomk", "threshold")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in COMPILED else pytest.param(name, marks=pytest.mark.long) for name in sorted(CODECS)]
+)
 def test_compiled_step_equals_eager_one(name, equal_ranks, random_gradients, make_exchange, build):
     gradients = [tf.constant(each) for each in random_gradients(1, ((40, 30), (30,)))[0]]
     eager = make_exchange(build(name), equal_ranks(1), dense_below=0, jit_compile=False)
