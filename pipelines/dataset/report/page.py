@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.report.figures import band_histogram, class_balance, preview, shown_bins
+from pipelines.dataset.report.metadata_counts import metadata_tables
 from pipelines.dataset.report.published_statistics import PUBLISHED
 from pipelines.dataset.report.style import STYLE
 from pipelines.dataset.report.tables import (
@@ -59,12 +60,14 @@ def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: H
     """
     dataset = Folder.at(dataset)
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    splits = split_rows(manifest)
     single_label = manifest.task == "single_label"
     page = environment.from_string(TEMPLATE).render(
         style=STYLE,
         manifest=manifest,
-        splits=split_rows(manifest),
+        splits=splits,
         classes=class_rows(manifest),
+        metadata=metadata_tables(dataset, manifest, [split["name"] for split in splits]),
         balance=class_balance_facts(manifest) if single_label else None,
         balance_plot=class_balance(manifest.splits[TRAINING_SPLIT].class_counts) if single_label else None,
         matrix=None if single_label else cooccurrence_rows(dataset, manifest),
@@ -93,7 +96,7 @@ def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, An
 
 
 def _first_rows(dataset: Folder, manifest: Manifest) -> pa.Table:
-    """As many row groups as it takes: rows are shuffled, and a remote dataset is not fetched for 24 pictures."""
+    """Read as many row groups as are needed: rows are shuffled, and 24 pictures are no reason to fetch a dataset."""
     tables: list[pa.Table] = []
     for shard in manifest.splits[TRAINING_SPLIT].shards:
         with dataset.open(shard.file) as source, pq.ParquetFile(source) as file:

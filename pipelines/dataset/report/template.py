@@ -85,6 +85,28 @@ sample.</p>
 </tbody></table></div>
 </section>
 
+{% if metadata %}
+<section id="metadata">
+<h2>Where and when</h2>
+<p class="soft">Samples and their share of the split, as far as the archive says. Seasons are meteorological: winter is
+December to February.</p>
+{% for table in metadata %}
+<div class="wide"><table class="counts">
+<thead><tr><th>{{ table.title }}</th>{% for split in splits %}<th class="n">{{ split.name }}</th>{% endfor %}
+</tr></thead>
+<tbody>
+{% for row in table.rows %}
+<tr><th>{{ row.name }}</th>
+{% for cell in row.cells %}
+<td class="n">{{ number(cell.count) }} <span class="soft">{{ percent(cell.share) }}</span></td>
+{% endfor %}
+</tr>
+{% endfor %}
+</tbody></table></div>
+{% endfor %}
+</section>
+{% endif %}
+
 {% if balance %}
 <section id="balance">
 <h2>Class balance</h2>
@@ -118,8 +140,8 @@ column. {% if classes.hidden %}The same {{ classes.rows|length }} classes as abo
 <section id="bands">
 <h2>Bands</h2>
 <p class="soft">Pixels of the training split, in stored units.
-{% if published %}Beside ours the published ones of the whole archive, and the difference from them.
-{% if manifest.archive == "bigearthnet_v2" %}Those were measured on bands resampled to 120 &times; 120 pixels, which
+{% if published %}The published values are those of the whole archive; the difference is ours from them.
+{% if manifest.archive == "bigearthnet_v2" %}They were measured on bands resampled to 120 &times; 120 pixels, which
 changes deviations a little.{% endif %}{% endif %}</p>
 <div class="wide"><table>
 <thead><tr><th>Group</th><th>Band</th><th class="n">Mean</th>
@@ -145,8 +167,8 @@ changes deviations a little.{% endif %}{% endif %}</p>
 {% if histograms %}
 <h3>Histograms</h3>
 <p class="soft">Share of pixels by value; the line is the mean. 16-bit axes of a group end where 99.9 % of the pixels of
-each of its bands are shown.{% if histograms|length < bands|length %} Bands of floating point have none; of very many
-bands, the first are shown.{% endif %}</p>
+each of its bands are shown.{% if histograms|length < bands|length %} Bands of floating-point values have no histogram;
+of very many bands, only the first are shown.{% endif %}</p>
 <div class="plots">
 {% for band in histograms %}
 <figure><figcaption><b>{{ band.name }}</b> <span class="soft">{{ band.group }}</span></figcaption>
@@ -158,7 +180,7 @@ bands, the first are shown.{% endif %}</p>
 
 <section id="samples">
 <h2>Training samples</h2>
-<p class="soft">{{ samples|length }} drawn at random, the same ones each time.</p>
+<p class="soft">{{ samples|length }} samples were drawn at random; a new report shows the same ones.</p>
 <div class="sheet">
 {% for sample in samples %}
 <figure><img src="{{ sample.image }}" alt="Preview of {{ sample.id }}">
@@ -170,9 +192,10 @@ bands, the first are shown.{% endif %}</p>
 <section id="rejected">
 <h2>Records left out</h2>
 {% if not rejected_total %}
-<p class="soft">None: every record of the archive is in the dataset.</p>
+<p class="soft">There are none: every record of the archive is in the dataset.</p>
 {% else %}
-<p class="soft">{{ number(rejected_total) }} records; all of them are in <code>_rejected.parquet</code>.</p>
+<p class="soft">{{ number(rejected_total) }} records could not be used; all of them are listed in
+<code>_rejected.parquet</code>.</p>
 <div class="wide"><table>
 <thead><tr><th>Reason</th><th class="n">Records</th></tr></thead>
 <tbody>

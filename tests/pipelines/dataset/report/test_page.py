@@ -43,8 +43,9 @@ class Invented:
     def index(self) -> ArchiveIndex:
         raise NotImplementedError
 
-    def fingerprint(self) -> str:
-        return "0123456789abcdef"
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        return {}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         random = np.random.default_rng(int(paths[0]))
@@ -59,8 +60,10 @@ def make_dataset(
 ) -> tuple[Manifest, Histograms]:
     """A finished dataset with one sample per entry of `labels` in each of two splits."""
     description = ArchiveDescription(kind, task, tuple(names), groups)
+    known = {"country": SCRIPT, "season": "winter", "flags": ["snow", "cloud_or_shadow"]} if len(groups) > 1 else {}
     rows = [
-        {"id": f"{SCRIPT}{i}", "split": "", "labels": classes, "paths": [str(i)]} for i, classes in enumerate(labels)
+        {"id": f"{SCRIPT}{i}", "split": "", "labels": classes, "paths": [str(i)]} | (known if i % 3 == 0 else {})
+        for i, classes in enumerate(labels)
     ]
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, INDEX_SCHEMA) as writer:
@@ -151,6 +154,18 @@ def test_counts_of_splits_and_classes(tmp_path: Path) -> None:
     # Of 3 with land 1 has sea, 33 %; of 1 with sea 1 has land.
     assert cells(section(page, "cooccurrence"))[4:] == ["land", "", "33", "", "sea", "100", "", "", "ice", "", "", ""]
     assert "every record of the archive" in section(page, "rejected")
+
+
+def test_countries_seasons_and_flags_are_counted_where_they_are_known(multi_label: str, thousand_classes: str) -> None:
+    shown = cells(section(multi_label, "metadata"))
+    of_each = ["14 35.0 %", "14 35.0 %"]
+    others = ["unknown", "26 65.0 %", "26 65.0 %"]
+    assert shown == [
+        *("Country", "train", "validation", SCRIPT, *of_each, *others),
+        *("Season", "train", "validation", "winter", *of_each, *others),
+        *("Flag", "train", "validation", "snow", *of_each, "cloud or shadow", *of_each, *others),
+    ]
+    assert 'id="metadata"' not in thousand_classes
 
 
 def test_a_report_replaces_the_one_before_and_is_the_same(tmp_path: Path) -> None:
