@@ -319,7 +319,7 @@ def measure(folder: Path, name: str, source: str = "ours", *, times: int = 1) ->
     for process in processes:
         output, _ = process.communicate(timeout=300)
         if process.returncode:
-            raise RuntimeError(f"{process.args} failed")
+            raise RuntimeError(f"{process.args!r} failed")
         values.append(json.loads(output.splitlines()[-1]))
     return values
 

@@ -228,7 +228,7 @@ def test_other_augmentations_are_refused():
 
 def test_training_without_seeds_is_refused(small):
     model, images = small
-    with pytest.raises(ValueError, match="needs seeds, one a sample"):
+    with pytest.raises(ValueError, match="needs seeds, one per sample"):
         model(images, training=True)
 
 

@@ -205,6 +205,7 @@ def test_declarations_are_tensorflows(source):
         assert (said.returncode, said.stderr) == (0, "")
 
 
+@pytest.mark.long  # compiles the library
 @needs_library
 @needs_compiler
 def test_the_plainest_processor_gives_the_same_digits(tmp_path):

@@ -3,7 +3,7 @@
 import pytest
 import tensorflow as tf
 
-from models.compression.schemes.piecewise import PiecewiseConstant
+from models.compression.schemes.piecewise import PiecewiseConstant, density_by_step, elements_to_send
 
 
 def test_a_value_holds_before_its_bound():
@@ -20,3 +20,20 @@ def test_constant_is_no_tensor():
 def test_bounds_must_rise(bounds):
     with pytest.raises(ValueError, match=r"rising values of before_step, 1 or more, got"):
         PiecewiseConstant(1, [(bound, 1) for bound in bounds])
+
+
+def test_a_scaled_density_is_at_most_everything():
+    scaled = density_by_step(0.25, [(3, 0.75)]).scaled(2.0)
+    assert (scaled.final, scaled.schedule) == (0.5, ((3, 1.0),))
+
+
+def test_at_least_one_element_is_sent():
+    density = density_by_step(0.001, [(4, 0.5)])
+    assert [int(elements_to_send(density, tf.constant(step), 100)) for step in (3, 4)] == [50, 1]
+    assert elements_to_send(density_by_step(0.001, []), tf.constant(0), 100) == 1
+
+
+@pytest.mark.parametrize("schedule", [[(3, 0.0)], [(3, 1.5)]])
+def test_densities_of_a_schedule_are_parts(schedule):
+    with pytest.raises(ValueError, match="density must be above 0 and at most 1"):
+        density_by_step(0.5, schedule)
