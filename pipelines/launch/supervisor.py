@@ -44,7 +44,7 @@ _SILENT_SECONDS = 5.0
 _PAUSED_SECONDS = 2.0
 # Survivors notice within a tenth of a second that a rank has ended; the rank that caused it may take longer to say so.
 _CONSEQUENCES_SECONDS = 1.0
-_CAUSE_SECONDS = 5.0
+_CAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
 _PROBE_SECONDS = 10.0

@@ -125,7 +125,7 @@ def test_messages_do_not_make_a_talkative_ranks_log_travel_faster(
         for number in range(200):
             link.send(Report({"number": number}))
             time.sleep(0.001)
-        received = []
+        received = collect(channel, lambda received: any(isinstance(event, Log) for event in received))
         with suppress(queue.Empty):
             while True:
                 received.append(channel.events.get(timeout=0.5)[1])
