@@ -18,19 +18,16 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines.dataset.manifest import Manifest, manifest_json, read_manifest
-from pipelines.dataset.order import steps_per_epoch
-from pipelines.dataset.reader import check_readable
+from pipelines.dataset.manifest import Manifest, manifest_json
 from pipelines.launch.preflight import check_cluster
 from pipelines.launch.runner import Attempt
 from pipelines.locations import redacted
-from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking import revision, runs, store
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
-from pipelines.training.checkpoint import list_checkpoints, newest_checkpoint
-from pipelines.training.input import reader_settings
+from pipelines.training.checkpoint import list_checkpoints
+from pipelines.training.checks import check_dataset, check_output, check_resume, run_folder
 from pipelines.training.results import TrainingSummary
 
 
@@ -59,44 +56,14 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
         return train_on(spark, config, manifest, result)
 
 
-def check_dataset(config: RunConfig) -> Manifest:
-    """Refuse, before anything starts, a dataset that this configuration cannot train on.
-
-    Raises:
-        FileNotFoundError: No dataset there.
-        ValueError: No training split, fewer rows than one global batch, a damaged shard, or a cache that is too small.
-    """
-    manifest = read_manifest(config.dataset.path)
-    if TRAINING_SPLIT not in manifest.splits:
-        raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
-    rows = manifest.splits[TRAINING_SPLIT].rows
-    if steps_per_epoch(rows, config.global_batch_size) == 0:
-        raise ValueError(
-            f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
-            f"{config.global_batch_size} ({config.launch.num_workers} workers x "
-            f"{config.training.batch_size_per_worker}): lower training.batch_size_per_worker or launch.num_workers"
-        )
-    row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
-    if config.reader.name == "petastorm" and row_groups < config.launch.num_workers:
-        raise ValueError(
-            f"Petastorm's reader shares out whole row groups, and {config.dataset.path} has {row_groups} for "
-            f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "
-            "prepare.row_group_mib"
-        )
-    # Petastorm's reader reads the training split without our cache.
-    splits = [VALIDATION_SPLIT] if config.reader.name == "petastorm" else [TRAINING_SPLIT, VALIDATION_SPLIT]
-    present = [split for split in splits if split in manifest.splits]
-    check_readable(config.dataset.path, manifest, present, reader_settings(config.reader))
-    return manifest
-
-
 def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result: Result) -> TrainedRun:
     """Train on a running session; one MLflow run, however it ends."""
     check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
     check_resume(config, manifest)
     store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
+    check_output(config)
     run = _tracked_run(config, manifest)
-    folder = Path(config.training.output) / run.run_id
+    folder = run_folder(config, run.run_id)
     say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
     result.run_id = run.run_id
     display = TrainingDisplay()
@@ -144,31 +111,6 @@ def _record_attempt(run: TrackedRun) -> Callable[[Attempt], None]:
         writer.tags({"attempt": str(attempt.number)})
 
     return record
-
-
-def check_resume(config: RunConfig, manifest: Manifest) -> None:
-    """Refuse, before anything starts, to continue a run that is not there, is over, or would go on otherwise.
-
-    Raises:
-        FileNotFoundError: The run has no checkpoints under `training.output`.
-        ValueError: All of them are damaged, every epoch is done, or data, seed or global batch are others.
-    """
-    if config.training.resume_run is None:
-        return
-    path, state = newest_checkpoint(Path(config.training.output) / config.training.resume_run / "checkpoints")
-    if state.epochs_done >= config.training.epochs:
-        raise ValueError(f"{path} has done {state.epochs_done} epochs: raise training.epochs to go on")
-    differences = [
-        f"{name} was {before}, is {now}"
-        for name, before, now in (
-            ("the dataset's fingerprint", state.dataset_fingerprint, manifest.fingerprint),
-            ("training.seed", state.seed, config.training.seed),
-            ("the global batch size", state.global_batch_size, config.global_batch_size),
-        )
-        if before != now
-    ]
-    if differences:
-        raise ValueError(f"{path} is of another training: {'; '.join(differences)}")
 
 
 def _tracked_run(config: RunConfig, manifest: Manifest) -> TrackedRun:

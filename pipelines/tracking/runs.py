@@ -46,6 +46,27 @@ def continue_run(run_id: str) -> TrackedRun:
     return TrackedRun(uri, run_id)
 
 
+def is_finished(run_id: str) -> bool:
+    """Whether a run ended well, which it does after its model was logged.
+
+    Raises:
+        ValueError: The store has no such run.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    uri = tracking_uri()
+    with readable_errors(uri), short_waits():
+        return str(MlflowClient(uri).get_run(run_id).info.status) == "FINISHED"
+
+
+def has_value(run: TrackedRun, metric: str, step: int) -> bool:
+    """Whether a run has a value of a metric at a step; False if the store does not answer."""
+    try:
+        with short_waits():
+            return any(value.step == step for value in MlflowClient(run.uri).get_metric_history(run.run_id, metric))
+    except (MlflowException, OSError):  # requests' errors are OSErrors
+        return False
+
+
 def end_run(run: TrackedRun, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
     """Close a run."""
     try:

@@ -1,14 +1,25 @@
-"""Checkpoints: plain arrays and JSON in one file, whole or not there, the newest two kept."""
+"""Checkpoints: arrays and JSON in one file, which is written whole or not at all. The newest two are kept.
 
+`step-NNNNNNNN.npz` holds `state.json`, the fields of `TrainingState` with their format version, and one array for each
+variable of model and optimizer. An exchange with state of its own adds one `step-NNNNNNNN.rank-RRRRR.npz` per rank.
+
+Format versions: this version writes format 2 and reads formats 1 and 2; so will every later version. Format 1 has no
+`settings`. A checkpoint of a format that this version does not know is an error, and is never passed over.
+"""
+
+import errno
 import json
 import logging
 import os
 import re
+import shutil
+import uuid
 import zipfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,21 +28,34 @@ if TYPE_CHECKING:
     import keras
 
 KEPT = 2
-_FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+_READABLE_VERSIONS = (1, 2)
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d{8})\.npz")
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, zipfile.BadZipFile)
+_PART_NAME = re.compile(r"(?P<checkpoint>\.?step-(?P<step>\d{8}))(\.rank-\d{5})?\.npz(\.\d+)?")
+_DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile)
+_NO_DAMAGE = (PermissionError,)
 _log = logging.getLogger(__name__)
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class UnknownFormatError(ValueError):
+    """A checkpoint has a format version that this version of Groundswell does not know."""
+
+
+class DamagedError(RuntimeError):
+    """A file of a checkpoint is missing, cut short, changed, or holds values that are not finite."""
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run stands, beside its variables."""
+    """Where a run stands, beside the values of its variables."""
 
     epochs_done: int
-    """Whole ones."""
+    """Number of whole epochs done."""
     step: int
-    """Optimizer steps done."""
+    """Number of optimizer steps done."""
     seed: int
     global_batch_size: int
     run_id: str
@@ -39,66 +63,234 @@ class TrainingState:
     history: list[dict[str, float]]
     """Metrics of each epoch done."""
     loss_sum: float = 0.0
-    """Of the steps of the epoch under way, over all ranks."""
+    """Sum of the losses of the unfinished epoch's steps, over all ranks."""
     loss_count: int = 0
+    """Number of the losses in `loss_sum`; 0 between two epochs."""
     exchange_ranks: int = 0
-    """Ranks whose exchange state lies beside the checkpoint; 0: the exchange has none."""
+    """Number of ranks whose exchange state was saved beside the checkpoint; 0 if the exchange has none."""
     order: str = ""
-    """What, beside seed and dataset, decides the order of samples: the reader, and its window where it has one."""
+    """What decides the order of samples beside seed and dataset: the reader, and its window if it has one."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """The settings that the checkpoint was written with, by key, and the versions of Groundswell, Keras, TensorFlow."""
 
     @property
     def is_within_an_epoch(self) -> bool:
-        """Whether an epoch has been begun."""
+        """Whether the checkpoint was written between the first and the last step of an epoch."""
         return self.loss_count > 0
 
 
 def checkpoint_path(folder: Path, step: int) -> Path:
-    """Of the checkpoint after so many optimizer steps."""
+    """Path of the checkpoint after `step` optimizer steps."""
     return folder / f"step-{step:08d}.npz"
 
 
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Checkpoints of a run, oldest first."""
+    return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
+
+
 def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["keras.Variable"]) -> Path:
-    """Write `step-NNNNNNNN.npz` atomically and remove all but the newest `KEPT`."""
-    header = json.dumps({"format_version": _FORMAT_VERSION, **asdict(state)}).encode()
+    """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
+
+    Raises:
+        FloatingPointError: A variable holds a value that is not finite; nothing is written.
+        OSError: The file cannot be written; no part of it remains.
+    """
     arrays = {_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
+    refuse_non_finite(arrays)
+    header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state)}).encode()
     path = checkpoint_path(folder, state.step)
     _write(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
-    for leftover in folder.glob(".step-*"):  # of a process that was killed while it wrote
-        leftover.unlink(missing_ok=True)
-    # Never the one just written: damaged ones with higher numbers may lie beside it.
+    # Never the one just written: damaged checkpoints with higher numbers may exist.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         old.unlink()
-        for part in folder.glob(f"{old.stem}.rank-*.npz"):
-            part.unlink()
+    _remove_leftovers(folder, state.step)
     return path
 
 
 def save_rank_state(folder: Path, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Write what one rank's exchange keeps, before the checkpoint of that step is written."""
+    """Write the exchange state of one rank, before the checkpoint of that step is written.
+
+    Raises:
+        FloatingPointError: An array holds a value that is not finite; nothing is written.
+        OSError: The file cannot be written; no part of it remains.
+    """
+    refuse_non_finite(arrays)
     _write(_rank_path(checkpoint_path(folder, step), rank), arrays)
 
 
+def remove_rank_states(folder: Path, step: int) -> None:
+    """Remove the exchange states of a checkpoint that could not be written."""
+    for part in folder.glob(f"step-{step:08d}.rank-*.npz"):
+        part.unlink(missing_ok=True)
+
+
 def check_rank_states(folder: Path, step: int, ranks: int) -> None:
-    """Refuse a folder in which not every rank's file has arrived.
+    """Check that the file of every rank has arrived in the folder.
 
     Raises:
         RuntimeError: Ranks write to different disks.
     """
     missing = [rank for rank in range(ranks) if not _rank_path(checkpoint_path(folder, step), rank).is_file()]
     if missing:
+        raise RuntimeError(elsewhere(missing[0], folder))
+
+
+def elsewhere(rank: int, folder: Path) -> str:
+    """The error text for a rank whose file is not where rank 0 looks for it."""
+    return f"rank {rank} wrote elsewhere than {folder}: set training.output to storage that all hosts mount"
+
+
+class RankStates(Sequence[Arrays]):
+    """The exchange states beside a checkpoint, in rank order; each access reads one rank's file."""
+
+    def __init__(self, checkpoint: Path, ranks: int) -> None:
+        """Open nothing yet."""
+        self._checkpoint, self._ranks = checkpoint, ranks
+
+    def __len__(self) -> int:
+        """Number of ranks that saved the checkpoint."""
+        return self._ranks
+
+    def __getitem__(self, rank: int) -> Arrays:  # type: ignore[override]  # no slices
+        """Read the state of one rank.
+
+        Raises:
+            IndexError: There is no such rank.
+            DamagedError: The file is missing or damaged.
+        """
+        if not 0 <= rank < self._ranks:
+            raise IndexError(rank)
+        path = _rank_path(self._checkpoint, rank)
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            refuse_non_finite(arrays)
+        except _NO_DAMAGE:
+            raise
+        except _DAMAGE as error:
+            raise DamagedError(f"{path.name}: {error}") from error
+        return arrays
+
+
+def newest_state(folder: Path) -> tuple[Path, TrainingState]:
+    """The newest checkpoint whose state can be read, and that state; its arrays are not read.
+
+    Raises:
+        FileNotFoundError: There are no checkpoints.
+        ValueError: No checkpoint can be read, or one has an unknown format.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
+    for path in reversed(paths):
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return path, _read_state(path, file)
+        except (UnknownFormatError, *_NO_DAMAGE):
+            raise
+        except _DAMAGE as error:
+            _warn_of_damage(path, error)
+    raise all_damaged(folder)
+
+
+def readable_checkpoints(folder: Path) -> Iterator[tuple[Path, TrainingState, Arrays]]:
+    """Yield the checkpoints that are whole and finite, the newest first, with their arrays.
+
+    Raises:
+        ValueError: A checkpoint has an unknown format.
+    """
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            # Each member's CRC is verified as it is read; pickled objects are refused.
+            with np.load(path, allow_pickle=False) as file:
+                state = _read_state(path, file)
+                arrays = {name: file[name] for name in file.files if name != _STATE}
+            refuse_non_finite(arrays)
+        except (UnknownFormatError, *_NO_DAMAGE):
+            raise
+        except _DAMAGE as error:
+            _warn_of_damage(path, error)
+            continue
+        yield path, state, arrays
+
+
+def all_damaged(folder: Path) -> ValueError:
+    """The error for a folder whose checkpoints cannot be used."""
+    return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
+
+
+def assign_arrays(path: Path, arrays: Arrays, variables: Sequence["keras.Variable"]) -> None:
+    """Set `variables` to the arrays of the checkpoint at `path`.
+
+    Raises:
+        ValueError: The checkpoint is of another model or optimizer.
+    """
+    expected = {_name(i, v): tuple(v.shape) for i, v in enumerate(variables)}
+    found = {name: array.shape for name, array in arrays.items()}
+    if expected != found:
+        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        raise ValueError(
+            f"checkpoint {path} is of another model or optimizer: {len(differing)} variables differ, the first is "
+            f"{differing[0]!r} ({found.get(differing[0])} in the checkpoint, {expected.get(differing[0])} in this run)"
+        )
+    for i, variable in enumerate(variables):
+        variable.assign(arrays[_name(i, variable)])
+
+
+def refuse_non_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Check that every value is finite.
+
+    Raises:
+        FloatingPointError: Names the first array with a value that is not finite.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise FloatingPointError(f"{name.partition(':')[2] or name} is not finite")
+
+
+def check_writable(folder: Path, needed_bytes: int = 0) -> None:
+    """Create the folder, write a file there and remove it, and compare the free space.
+
+    Args:
+        folder: Folder of `training.output`, or of one run in it.
+        needed_bytes: Space that checkpoints will take, as far as it is known.
+
+    Raises:
+        RuntimeError: The folder cannot be written, or its disk has less free space.
+    """
+    probe = folder / f".probe.{uuid.uuid4().hex}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+        space = shutil.disk_usage(folder)
+    except OSError as error:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
         raise RuntimeError(
-            f"rank {missing[0]} wrote its part of the checkpoint elsewhere than {folder}: set training.output to "
-            "storage that all hosts mount"
+            f"cannot write to {folder} ({error.strerror}): set training.output to a folder with write access"
+        ) from None
+    # Some network storage reports no size at all.
+    if space.total > 0 and space.free < needed_bytes:
+        raise RuntimeError(
+            f"{folder} has {_mib(space.free)} of free space, and the checkpoints take {_mib(needed_bytes)}: free some, "
+            "or set training.output to a larger disk"
         )
 
 
-def read_rank_states(checkpoint: Path, ranks: int) -> list[dict[str, NDArray[Any]]]:
-    """What the exchanges of all ranks kept, in rank order."""
-    states = []
-    for rank in range(ranks):
-        with np.load(_rank_path(checkpoint, rank), allow_pickle=False) as file:
-            states.append({name: file[name] for name in file.files})
-    return states
+def write_failure(folder: Path, error: OSError) -> str:
+    """The error text for a checkpoint that could not be written; its caller adds how to continue."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space" if full else "make the folder writable"
+    return f"cannot write a checkpoint to {folder} ({error.strerror}): {remedy}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
 
 
 def _rank_path(checkpoint: Path, rank: int) -> Path:
@@ -110,7 +302,7 @@ def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with temporary.open("wb") as file:
-            np.savez(file, **dict(arrays))
+            _write_arrays(file, arrays)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
@@ -118,71 +310,47 @@ def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
+def _write_arrays(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:
+    # `np.savez` leaves its ZIP file open when the disk is full, and that fails once more when it is collected.
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
 
 
-def newest_checkpoint(folder: Path) -> tuple[Path, TrainingState]:
-    """The newest checkpoint that verifies, and where its training stands.
-
-    Raises:
-        FileNotFoundError: There are no checkpoints.
-        ValueError: There are, and none verifies.
-    """
-    paths = list_checkpoints(folder)
-    if not paths:
-        raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
-    for path in reversed(paths):
-        try:
-            state = _read(path)[0]
-            read_rank_states(path, state.exchange_ranks)  # they verify too
-            return path, state
-        except _DAMAGE as error:
-            _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
-    raise ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
+def _remove_leftovers(folder: Path, step: int) -> None:
+    """Remove what killed processes left up to a step: half-written files, and rank states without a checkpoint."""
+    complete = {path.stem for path in list_checkpoints(folder)}
+    for path in [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]:
+        match = _PART_NAME.fullmatch(path.name)
+        if match is not None and int(match["step"]) <= step and match["checkpoint"] not in complete:
+            path.unlink(missing_ok=True)
 
 
-def restore(path: Path, variables: Sequence["keras.Variable"]) -> None:
-    """Load a checkpoint into `variables`.
-
-    Raises:
-        ValueError: It is of another model or optimizer.
-    """
-    _assign(path, _read(path)[1], variables)
+def _warn_of_damage(path: Path, error: Exception) -> None:
+    _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
 
 
-def _read(path: Path) -> tuple[TrainingState, dict[str, NDArray[Any]]]:
-    # Each member's CRC is verified as it is read; no pickled objects.
-    with np.load(path, allow_pickle=False) as file:
-        header = json.loads(file[_STATE].tobytes())
-        if header.pop("format_version") != _FORMAT_VERSION:
-            raise ValueError("another format version")
-        header["history"] = [_with_groups(metrics) for metrics in header["history"]]
-        return TrainingState(**header), {name: file[name] for name in file.files if name != _STATE}
+def _read_state(path: Path, file: Mapping[str, NDArray[Any]]) -> TrainingState:
+    header = json.loads(file[_STATE].tobytes())
+    version = header.pop("format_version")
+    if version not in _READABLE_VERSIONS:
+        raise UnknownFormatError(
+            f"checkpoint {path} has format {version!r}, and this version of Groundswell reads formats 1 to "
+            f"{FORMAT_VERSION}: continue with the version that wrote it, or a later one"
+        )
+    header["history"] = [_with_groups(metrics) for metrics in header["history"]]
+    return TrainingState(**header)
 
 
 def _with_groups(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics of one epoch by today's names; those of older checkpoints have no groups."""
+    """Metrics of one epoch by today's names; those of format 1 may have no groups."""
     names = {
         "train_loss": "train/loss",
         "images_per_second": "speed/images_per_second",
         "input_wait_fraction": "time/input_wait_fraction",
     }
     return {names.get(name, re.sub("^val_", "val/", name)): value for name, value in metrics.items()}
-
-
-def _assign(path: Path, arrays: dict[str, NDArray[Any]], variables: Sequence["keras.Variable"]) -> None:
-    expected = {_name(i, v): tuple(v.shape) for i, v in enumerate(variables)}
-    found = {name: array.shape for name, array in arrays.items()}
-    if expected != found:
-        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
-        raise ValueError(
-            f"checkpoint {path} is of another model or optimizer: {len(differing)} variables differ, the first is "
-            f"{differing[0]!r} ({found.get(differing[0])} there, {expected.get(differing[0])} here)"
-        )
-    for i, variable in enumerate(variables):
-        variable.assign(arrays[_name(i, variable)])
 
 
 def _name(position: int, variable: "keras.Variable") -> str:

@@ -1,4 +1,4 @@
-"""Which reader feeds the training, as the configuration says."""
+"""The reader that feeds the training, as the configuration says."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 def reader_settings(config: ReaderConfig) -> ReaderSettings:
-    """The configured settings in the reader's own units."""
+    """Return the configured settings in the reader's own units."""
     return ReaderSettings(
         threads=config.threads,
         batches_in_flight=config.batches_in_flight,
@@ -33,13 +33,15 @@ class TrainingInput:
     """This rank's batches of the training split."""
 
     batches_of: Callable[[int, int], Iterator[Batch]]
-    """Of an epoch, from a step of it on."""
+    """Returns the batches of an epoch, beginning with a step of it."""
     order: str
-    """What, beside seed and dataset, decides the order of samples."""
+    """What decides the order of samples beside seed and dataset."""
+    resumes_within_epoch: bool
+    """Whether `batches_of` can begin with another step than the first."""
 
 
 def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -> TrainingInput:
-    """The configured reader on the training split.
+    """Open the configured reader on the training split.
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError: As `SplitReader`.
@@ -64,7 +66,7 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -
                 size=size,
             )
 
-        return TrainingInput(of_petastorm, "Petastorm's reader")
+        return TrainingInput(of_petastorm, "Petastorm's reader", resumes_within_epoch=False)
 
     reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
     pool = reader.pool(global_batch_size // size)
@@ -94,4 +96,4 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -
         )
 
     window = "any row" if reader.window_rows is None else f"windows of {reader.window_rows} rows"
-    return TrainingInput(of_ours, f"groundswell's reader, {window}")
+    return TrainingInput(of_ours, f"groundswell's reader, {window}", resumes_within_epoch=True)

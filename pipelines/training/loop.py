@@ -1,4 +1,4 @@
-"""One epoch of training on one rank, and what makes the ranks' models one again."""
+"""One epoch of training on one rank, and the average of what each rank computes for itself."""
 
 import math
 import time
@@ -13,13 +13,43 @@ from numpy.typing import NDArray
 
 from models.schedules import Schedule
 from pipelines.dataset.reader import Batch
+from pipelines.launch.report import StoppedOnRequest
+from pipelines.training.clock import Clock
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.resume import REMEDY
 from pipelines.training.step import Step
+from pipelines.training.stop import StopAgreement
 from pipelines.training.tensors import image_tensors
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 _NOT_FINITE = "gradients are not finite"
-_REMEDY = "lower optimizer.learning_rate_per_256 or raise schedule.warmup_epochs"
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """What turns a batch into an update of the model, on one rank."""
+
+    step: Step
+    optimizer: keras.optimizers.Optimizer
+    """The optimizer whose learning rate is set before each step."""
+    schedule: Schedule
+    """Learning rate by optimizer step."""
+    collective: HorovodCollective
+    stop: StopAgreement | None = None
+    """The agreement that `step` includes; None if training cannot be asked to stop."""
+
+
+@dataclass(frozen=True)
+class LossTotal:
+    """Sum and number of the losses of an epoch's steps so far."""
+
+    sum: float = 0.0
+    count: int = 0
+
+    def over_ranks(self, collective: HorovodCollective) -> "LossTotal":
+        """The totals of all ranks together."""
+        total, count = collective.sum(np.array([self.sum, self.count], np.float64))
+        return LossTotal(float(total), int(count))
 
 
 @dataclass(frozen=True)
@@ -29,152 +59,169 @@ class EpochResult:
     loss: float
     """Mean over all samples of the epoch."""
     images_per_second: float
-    """Over all ranks; the first step, which compiles, is left out where there are others."""
+    """Rate over all ranks; the first step, which compiles, is left out if there are others."""
     input_wait_fraction: float
     """Part of that time in which this rank waited for its next batch."""
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Where rank 0 stands within an epoch."""
+    """How far rank 0 is within an epoch."""
 
     step: int
-    """Steps of this epoch done."""
+    """Number of steps done, of those that this call of `train_epoch` takes."""
     loss: float
-    """Of the latest step that was waited for, on this rank."""
+    """Loss on this rank of the latest step whose loss is known."""
     images_per_second: float
 
 
-class Watch(Protocol):
-    """Who is told of every step, once its loss is known."""
+class StepObserver(Protocol):
+    """Receives the values of every step, once its loss is known."""
 
     def measure(self) -> tf.Tensor:
-        """What is to be told beside the loss of the step that was begun last; must not wait for it."""
+        """Return what to record beside the loss of the latest step; must not wait for the step."""
         ...
 
-    def tell(self, step: int, loss: float, measured: tf.Tensor) -> None:
-        """Take what is known of one step: optimizer steps done before it, its loss on this rank, what was measured."""
+    def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
+        """Take the values of one step: optimizer steps done before it, its loss on this rank, what was measured."""
+        ...
+
+
+class StepSaver(Protocol):
+    """Writes checkpoints within an epoch; every rank makes the same calls."""
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint is due after so many optimizer steps."""
+        ...
+
+    def save(self, step: int, losses: LossTotal) -> None:
+        """Write a checkpoint after so many optimizer steps, with this rank's losses of the epoch."""
         ...
 
 
 def train_epoch(
     batches: Iterator[Batch],
-    step: Step,
-    optimizer: keras.optimizers.Optimizer,
-    schedule: Schedule,
-    collective: HorovodCollective,
+    trainer: Trainer,
     *,
     first_step: int,
+    earlier: LossTotal = LossTotal(),
     seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = None,
-    earlier: tuple[float, int] = (0.0, 0),
-    checkpoint_every: int | None = None,
-    checkpoint: Callable[[int, float, int], None] = lambda step, loss_sum, loss_count: None,
-    report: Callable[[Progress], None],
-    watch: Watch | None = None,
+    saver: StepSaver | None = None,
+    observer: StepObserver | None = None,
+    report: Callable[[Progress], None] = lambda progress: None,
 ) -> EpochResult:
     """Run every batch of one epoch.
 
     Args:
-        batches: This rank's batches; every rank has equally many.
-        step: One update.
-        optimizer: Whose learning rate is set before each step.
-        schedule: Learning rate by optimizer step.
-        collective: All ranks.
+        batches: This rank's batches; every rank has the same number.
+        trainer: What turns a batch into an update.
         first_step: Optimizer steps done before the first of these batches.
-        seeds_of: From the rows of a batch to the seeds of their augmentation; None: the model has none.
-        earlier: Sum and number of the losses, over all ranks, of this epoch's steps before; on one rank only.
-        checkpoint_every: Steps from checkpoint to checkpoint; None: there is none within an epoch.
-        checkpoint: Called on every rank with the optimizer steps done, and this rank's losses' sum and number.
+        earlier: Losses of this epoch's earlier steps over all ranks; given on one rank only.
+        seeds_of: Returns the seeds of a batch's augmentation from its rows; None if the model does not augment.
+        saver: Writes checkpoints within the epoch; None if there are none.
+        observer: Receives the values of every step.
         report: Called about once a second.
-        watch: Is told of every step.
 
     Raises:
         FloatingPointError: The loss or a gradient is not finite; names rank and step.
+        StoppedOnRequest: A rank was asked to stop; the checkpoint is written if there is a saver.
     """
-    losses: list[float] = []
-    pending: tuple[tf.Tensor, tf.Tensor | None] | None = None
-
-    def settle() -> None:
-        if pending is None:
-            return
-        (loss, measured), at = pending, first_step + len(losses)
-        losses.append(_finite(float(loss), collective.rank, at))
-        if watch is not None:
-            watch.tell(at, losses[-1], measured)
-
-    clock = _Clock()
-    reported = time.perf_counter()
-    done = first_step
+    losses = _Losses(trainer, first_step, earlier, observer)
+    clock, reported = Clock(), time.perf_counter()
+    step = first_step
     for batch in batches:
-        clock.batch_is_there()
-        optimizer.learning_rate = schedule(done)
-        seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
-        try:
-            result = step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
-        except tf.errors.InvalidArgumentError as error:
-            settle()  # where the loss before was not finite already, it is the one to name
-            if _NOT_FINITE not in error.message:
-                raise
-            raise FloatingPointError(
-                f"gradients are not finite on rank {collective.rank} at step {done}: {_REMEDY}"
-            ) from error
-        # The loss of the step before: waiting for this one's would keep an accelerator idle.
-        settle()
-        pending = result, None if watch is None else watch.measure()
-        if done == first_step:
-            float(result)
-        clock.step_is_done(len(batch.rows))
-        done += 1
-        if checkpoint_every is not None and done % checkpoint_every == 0:
-            settle()  # a checkpoint holds no step whose loss has not been seen to be finite
-            pending = None
-            checkpoint(done, earlier[0] + math.fsum(losses), earlier[1] + len(losses))
+        clock.batch_arrived()
+        loss = _take_step(trainer, step, batch, seeds_of, losses)
+        losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
+        losses.begin(loss, wait=step == first_step)
+        clock.step_done(len(batch.rows))
+        step += 1
+        if losses.stop_is_agreed:
+            break
+        if saver is not None and saver.is_due(step):
+            losses.settle()  # a checkpoint includes no step whose loss is unknown
+            saver.save(step, losses.total)
         if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
             reported = time.perf_counter()
-            report(Progress(done - first_step, losses[-1], collective.size * clock.images_per_second))
-        del batch  # its memory is free for the reader when the step has used it
-        clock.waits()
-    settle()
+            report(Progress(step - first_step, losses.latest, trainer.collective.size * clock.images_per_second))
+        del batch  # the reader may reuse its memory once the step has used it
+        clock.begin_waiting()
+    losses.settle()
+    if losses.stop_is_agreed:
+        if saver is not None:
+            saver.save(step, losses.total)
+        raise StoppedOnRequest(f"stopped after step {step}")
     rate, wait_fraction = clock.images_per_second, clock.wait_fraction
-    total, count = collective.sum(np.array([earlier[0] + math.fsum(losses), earlier[1] + len(losses)], np.float64))
-    return EpochResult(float(total / count), collective.size * rate, wait_fraction)
+    total = losses.total.over_ranks(trainer.collective)
+    return EpochResult(total.sum / total.count, trainer.collective.size * rate, wait_fraction)
 
 
-class _Clock:
-    """Images and seconds of one rank's epoch; the first step, which compiles, is left out where there are others."""
+def _take_step(
+    trainer: Trainer,
+    step: int,
+    batch: Batch,
+    seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None,
+    losses: "_Losses",
+) -> tf.Tensor:
+    """Begin one step and return its loss, which may not be computed yet."""
+    trainer.optimizer.learning_rate = trainer.schedule(step)
+    seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
+    if trainer.stop is not None:
+        trainer.stop.announce()
+    try:
+        return trainer.step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
+    except tf.errors.InvalidArgumentError as error:
+        losses.settle()  # if the loss before was not finite already, that is the one to name
+        if _NOT_FINITE not in error.message:
+            raise
+        rank = trainer.collective.rank
+    # Outside the handler, so that TensorFlow's trace of the graph does not follow.
+    raise FloatingPointError(f"{_NOT_FINITE} on rank {rank} at step {step}: {REMEDY}")
 
-    def __init__(self) -> None:
-        self._started = self._ready = time.perf_counter()
-        self._waited = 0.0
-        self._images = 0
-        self._compiled = False
-        self.measures = False
-        """Whether a step after the first is done."""
 
-    def batch_is_there(self) -> None:
-        self._waited += time.perf_counter() - self._ready
+class _Losses:
+    """The losses of an epoch's steps on this rank; that of the latest step is read one step later."""
 
-    def step_is_done(self, images: int) -> None:
-        if self._compiled and not self.measures:
-            self._images, self.measures = 0, True
-        elif not self._compiled:
-            self._first_ended, self._first_waited = time.perf_counter(), self._waited
-        self._compiled = True
-        self._images += images
+    def __init__(self, trainer: Trainer, first_step: int, earlier: LossTotal, observer: StepObserver | None) -> None:
+        self._trainer, self._step, self._earlier, self._observer = trainer, first_step, earlier, observer
+        self._values: list[float] = []
+        self._pending: tuple[tf.Tensor, tf.Tensor | None, tf.Tensor | None] | None = None
+        self.stop_is_agreed = False
 
-    def waits(self) -> None:
-        self._ready = time.perf_counter()
+    def begin(self, loss: tf.Tensor, *, wait: bool) -> None:
+        """Take the loss of a step that was begun."""
+        observer, stop = self._observer, self._trainer.stop
+        measured = None if observer is None else observer.measure()
+        self._pending = loss, measured, None if stop is None else stop.requests()
+        if wait:
+            float(loss)
+
+    def settle(self) -> None:
+        """Wait for the loss of the step that was begun last, if it is unknown."""
+        if self._pending is None:
+            return
+        (loss, measured, requests), self._pending = self._pending, None
+        at = self._step + len(self._values)
+        value = float(loss)
+        if not math.isfinite(value):
+            raise FloatingPointError(
+                f"the loss is {value} on rank {self._trainer.collective.rank} at step {at}: {REMEDY}"
+            )
+        self._values.append(value)
+        if self._observer is not None:
+            self._observer.record_step(at, value, measured)
+        if requests is not None and float(requests) > 0:
+            self.stop_is_agreed = True
 
     @property
-    def images_per_second(self) -> float:
-        since = self._first_ended if self.measures else self._started
-        return self._images / max(time.perf_counter() - since, 1e-9)
+    def latest(self) -> float:
+        """The latest loss that is known."""
+        return self._values[-1]
 
     @property
-    def wait_fraction(self) -> float:
-        if not self.measures:
-            return self._waited / max(time.perf_counter() - self._started, 1e-9)
-        return (self._waited - self._first_waited) / max(time.perf_counter() - self._first_ended, 1e-9)
+    def total(self) -> LossTotal:
+        """This rank's losses, with the epoch's earlier ones."""
+        return LossTotal(self._earlier.sum + math.fsum(self._values), self._earlier.count + len(self._values))
 
 
 def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:
@@ -185,9 +232,3 @@ def average_statistics(model: keras.Model, collective: HorovodCollective) -> Non
     sums = collective.allreduce([tf.convert_to_tensor(variable.value) for variable in statistics])
     for variable, total in zip(statistics, sums, strict=True):
         variable.assign(total / collective.size)
-
-
-def _finite(loss: float, rank: int, step: int) -> float:
-    if not math.isfinite(loss):
-        raise FloatingPointError(f"the loss is {loss} on rank {rank} at step {step}: {_REMEDY}")
-    return loss

@@ -14,6 +14,7 @@ from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report
 from pipelines.tracking.models import log_model
+from pipelines.tracking.runs import has_value
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 from pipelines.training.loop import EpochResult
@@ -33,11 +34,11 @@ class Record:
         self._points: dict[str, list[tuple[int, float]]] = {}
 
     def measure(self) -> tf.Tensor:
-        """See `Watch`."""
+        """See `StepObserver`."""
         return self._exchange.measure()
 
-    def tell(self, step: int, loss: float, measured: tf.Tensor) -> None:
-        """Keep one step until `write_steps`; see `Watch`."""
+    def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
+        """Keep one step until `write_steps`; see `StepObserver`."""
         values = dict(zip(map(_grouped, METRICS), measured.numpy().tolist(), strict=True))
         values |= {"train/learning_rate": self._schedule(step), "train/step_loss": loss}
         for name, value in values.items():
@@ -57,6 +58,10 @@ class Record:
         if evaluation is not None:
             self._writer.table(evaluation.per_class, "per_class_validation.json")
             self._writer.figure(per_class_bars(evaluation.per_class, "validation"), "per_class_validation.png")
+
+    def has_epoch(self, history: Sequence[dict[str, float]]) -> bool:
+        """Whether MLflow has the metrics of the epoch that ended last."""
+        return has_value(self._run, "train/loss", step=len(history))
 
     def write_result(self, model: keras.Model, manifest: Manifest, config: RunConfig, *, steps: int) -> str:
         """What is known at the end, after so many optimizer steps; the URI of the model."""

@@ -1,7 +1,8 @@
-"""Where a run stands, kept and found again on all ranks together."""
+"""The checkpoints of a run, which all ranks write and restore together."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,20 +13,34 @@ from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.resize import load_state, save_state
 from pipelines.launch.report import attempt
 from pipelines.training.checkpoint import (
+    KEPT,
+    Arrays,
+    DamagedError,
+    RankStates,
     TrainingState,
+    all_damaged,
+    assign_arrays,
     check_rank_states,
+    check_writable,
     checkpoint_path,
-    newest_checkpoint,
-    read_rank_states,
-    restore,
+    elsewhere,
+    list_checkpoints,
+    readable_checkpoints,
+    remove_rank_states,
     save_checkpoint,
     save_rank_state,
+    write_failure,
 )
 from pipelines.training.collective import HorovodCollective
 
 if TYPE_CHECKING:
     import keras
 
+REMEDY = (
+    "lower optimizer.learning_rate_per_256, raise schedule.warmup_epochs, or choose an exchange.codec of a wider range"
+)
+"""What to do when training diverges."""
+_NONE = -1
 _log = logging.getLogger(__name__)
 
 
@@ -35,37 +50,48 @@ class Checkpoints:
 
     folder: Path
     initial: TrainingState
-    """Of a run that has done nothing yet."""
+    """State of a run that has not started."""
     variables: Sequence["keras.Variable"]
-    """The same on every rank: of model and optimizer."""
+    """Variables of model and optimizer, which are the same on every rank."""
     exchange: GradientExchange
-    """Built; its state differs from rank to rank."""
+    """The exchange, already built; its state differs between ranks."""
     collective: HorovodCollective
     newest: str = ""
-    """Path of the newest checkpoint; rank 0 knows it."""
+    """Path of the newest checkpoint; only rank 0 knows it."""
 
-    def restore(self, *, resumes: bool) -> TrainingState:
-        """Go on from the newest checkpoint where this run or attempt does; the same variables on every rank.
-
-        Args:
-            resumes: Whether there must be a checkpoint.
-
-        Returns:
-            Where to go on; history and losses on rank 0 only.
+    def check_folder(self) -> None:
+        """Find out before the first step whether every rank that writes can write, and whether checkpoints fit.
 
         Raises:
-            FileNotFoundError: There is no checkpoint and must be one.
-            ValueError: It is of another model, or, within an epoch, of samples in another order.
+            RuntimeError: The folder cannot be written, is too small, or is another folder on another rank.
+        """
+        rank, size = self.collective.rank, self.collective.size if self._has_exchange_state else 1
+        if rank < size:
+            needed = KEPT + 1 - min(KEPT, len(list_checkpoints(self.folder))) if rank == 0 else 0
+            check_writable(self.folder, needed * self._checkpoint_bytes())
+        if size > 1:
+            self._check_that_ranks_share_the_folder()
+
+    def restore(self, *, resumes: bool) -> TrainingState:
+        """Continue from the newest checkpoint if this run or attempt resumes; every rank gets the same variables.
+
+        A checkpoint that is damaged, not finite, or lacks the file of a rank is passed over for the one before.
+
+        Args:
+            resumes: Whether a checkpoint must exist.
+
+        Returns:
+            The state to continue from; history and losses are those of the checkpoint on rank 0 only.
+
+        Raises:
+            FileNotFoundError: No checkpoint exists and one must.
+            ValueError: The checkpoint is of another model, or, within an epoch, of samples in another order.
         """
         state = self.initial
-        if self.collective.rank == 0 and (resumes or attempt() > 1):
-            state = self._restore_variables(must_be_there=resumes)
+        if resumes or attempt() > 1:
+            state = self._restore_newest(must_exist=resumes)
         self.collective.broadcast([variable.value for variable in self.variables])
-        step, epochs_done, ranks = (
-            self.collective.broadcast_number(number) for number in (state.step, state.epochs_done, state.exchange_ranks)
-        )
-        if self._has_exchange_state and ranks:
-            load_state(self.exchange, read_rank_states(checkpoint_path(self.folder, step), ranks))
+        step, epochs_done = (self.collective.broadcast_number(number) for number in (state.step, state.epochs_done))
         return replace(state, step=step, epochs_done=epochs_done)
 
     def save(
@@ -77,47 +103,127 @@ class Checkpoints:
         loss_sum: float = 0.0,
         loss_count: int = 0,
     ) -> None:
-        """Write a checkpoint, which is there when the last rank's part is.
+        """Write a checkpoint; it counts once the part of the last rank is written.
 
         Raises:
-            RuntimeError: Ranks write to different disks.
+            FloatingPointError: A value is not finite; nothing is written. Names rank and step.
+            RuntimeError: The files cannot be written, or ranks write to different disks.
         """
-        if self._has_exchange_state:
-            save_rank_state(self.folder, step, self.collective.rank, save_state(self.exchange))
-            self.collective.sum(np.zeros(1))  # every part is there before the checkpoint that counts on them
-        if self.collective.rank != 0:
-            return
-        ranks = self.collective.size if self._has_exchange_state else 0
-        check_rank_states(self.folder, step, ranks)
-        state = replace(
-            self.initial,
-            epochs_done=epochs_done,
-            step=step,
-            history=history,
-            loss_sum=loss_sum,
-            loss_count=loss_count,
-            exchange_ranks=ranks,
-        )
-        self.newest = str(save_checkpoint(self.folder, state, self.variables))
+        with self._failures_explained(step):
+            if self._has_exchange_state:
+                save_rank_state(self.folder, step, self.collective.rank, save_state(self.exchange))
+                self.collective.sum(np.zeros(1))  # every part is written before the checkpoint that relies on it
+            if self.collective.rank != 0:
+                return
+            ranks = self.collective.size if self._has_exchange_state else 0
+            check_rank_states(self.folder, step, ranks)
+            state = replace(
+                self.initial,
+                epochs_done=epochs_done,
+                step=step,
+                history=history,
+                loss_sum=loss_sum,
+                loss_count=loss_count,
+                exchange_ranks=ranks,
+            )
+            self.newest = str(save_checkpoint(self.folder, state, self.variables))
+
+    def how_to_continue(self) -> str:
+        """What to set to continue this run, and from which checkpoint it then continues."""
+        written = list_checkpoints(self.folder)
+        if not written:
+            return "no checkpoint was written yet: start the training again"
+        return f"continue from {written[-1]} with training.resume_run={self.initial.run_id}"
 
     @property
     def _has_exchange_state(self) -> bool:
         return bool(self.exchange.codec.collectives)
 
-    def _restore_variables(self, *, must_be_there: bool) -> TrainingState:
+    def _checkpoint_bytes(self) -> int:
+        """Size of one checkpoint with the exchange states of all ranks, of which each is as large as this one."""
+        shared = sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.variables)
+        own = sum(variable.shape.num_elements() * variable.dtype.size for variable in self.exchange.variables)
+        return int(shared) + (own * self.collective.size if self._has_exchange_state else 0)
+
+    def _check_that_ranks_share_the_folder(self) -> None:
+        def mark(rank: int) -> Path:
+            return self.folder / f".mark.rank-{rank:05d}"
+
+        own = mark(self.collective.rank)
         try:
-            path, state = newest_checkpoint(self.folder)
-        except FileNotFoundError:
-            if must_be_there:
-                raise
-            _log.warning("no checkpoint was written before the failure: attempt %d starts anew", attempt())
-            return self.initial
+            own.touch()
+            self.collective.sum(np.zeros(1))  # every rank has made its mark
+            missing = [rank for rank in range(self.collective.size) if not mark(rank).is_file()]
+            if self.collective.rank == 0 and missing:
+                raise RuntimeError(elsewhere(missing[0], self.folder))
+            self.collective.sum(np.zeros(1))  # rank 0 has looked
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _restore_newest(self, *, must_exist: bool) -> TrainingState:
+        """Restore the newest checkpoint that is good on every rank; rank 0 reads it, each rank its exchange state."""
+        candidates = readable_checkpoints(self.folder) if self.collective.rank == 0 else iter(())
+        while True:
+            candidate = next(candidates, None)
+            step, ranks = (
+                self.collective.broadcast_number(number)
+                for number in ((candidate[1].step, candidate[1].exchange_ranks) if candidate else (_NONE, 0))
+            )
+            if step == _NONE:
+                return self._begin_anew(must_exist=must_exist)
+            if self._all_ranks_load_their_state(step, ranks):
+                return self._assign(*candidate) if candidate else self.initial
+
+    def _begin_anew(self, *, must_exist: bool) -> TrainingState:
+        if self.collective.rank == 0:
+            if list_checkpoints(self.folder):
+                raise all_damaged(self.folder)
+            if must_exist:
+                raise FileNotFoundError(
+                    f"no checkpoints in {self.folder}: do the workers mount training.output as the driver does?"
+                )
+            _log.warning(
+                "no checkpoint was written before the failure: attempt %d starts from the beginning", attempt()
+            )
+        return self.initial
+
+    def _all_ranks_load_their_state(self, step: int, ranks: int) -> bool:
+        """Load the exchange state of a checkpoint; whether every rank could."""
+        if not ranks:
+            return True
+        path = checkpoint_path(self.folder, step)
+        if not self._has_exchange_state:
+            raise ValueError(
+                f"{path} holds what exchange.codec left to send, and exchange.codec=none would lose it: set "
+                "exchange.codec as it was"
+            )
+        failed = 0
+        try:
+            load_state(self.exchange, RankStates(path, ranks))
+        except DamagedError as error:
+            failed = 1
+            _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
+        return int(self.collective.sum(np.array([failed]))[0]) == 0
+
+    def _assign(self, path: Path, state: TrainingState, arrays: Arrays) -> TrainingState:
         if state.is_within_an_epoch and state.order != self.initial.order:
             raise ValueError(
                 f"{path} was written within an epoch of {state.order}, now it is {self.initial.order}: set reader.name "
                 "and reader.cache_limit_gib as they were"
             )
-        restore(path, self.variables)
+        assign_arrays(path, arrays, self.variables)
         self.newest = str(path)
-        _log.info("going on from %s: epoch %d, step %d", path, state.epochs_done + 1, state.step)
+        _log.info("continuing from %s: epoch %d, step %d", path, state.epochs_done + 1, state.step)
         return state
+
+    @contextmanager
+    def _failures_explained(self, step: int) -> Iterator[None]:
+        """Say which rank and step failed, why, and how to continue; remove the parts of a failed checkpoint."""
+        try:
+            yield
+        except FloatingPointError as error:
+            remove_rank_states(self.folder, step)
+            raise FloatingPointError(f"{error} on rank {self.collective.rank} after step {step}: {REMEDY}") from None
+        except OSError as error:
+            remove_rank_states(self.folder, step)
+            raise RuntimeError(f"{write_failure(self.folder, error)}, then {self.how_to_continue()}") from error

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from models.compression.exchange.compatibility import check_optimizer
 from models.compression.exchange.exchange import GradientExchange
+from pipelines.training.stop import StopAgreement
 
 Images = dict[str, tf.Tensor]
 
@@ -16,7 +17,7 @@ class Step(Protocol):
     """One update of a model from one batch of this rank."""
 
     def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the mean loss; `seeds` are the samples' of `models.layers.augmentation`, where the model augments."""
+        """Return the mean loss; `seeds` are the samples' of `models.layers.augmentation`, if the model augments."""
         ...
 
 
@@ -27,18 +28,20 @@ def make_train_step(
     exchange: GradientExchange,
     *,
     jit_compile: bool,
+    stop: StopAgreement | None = None,
 ) -> Step:
     """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
 
     Args:
         model: Maps a dict of image groups to logits `(batch, classes)`.
         loss: Per-sample losses `(batch,)` from targets and logits.
-        optimizer: Built for the model's trainable variables.
+        optimizer: The optimizer, already built for the model's trainable variables.
         exchange: Averages gradients over the ranks; its state is created here.
-        jit_compile: Compile forward and backward pass with XLA; Horovod's operations stay outside.
+        jit_compile: Whether XLA compiles forward and backward pass; Horovod's operations stay outside.
+        stop: The agreement on when to stop; each step includes it.
 
     Raises:
-        ValueError: codec and optimizer do not fit.
+        ValueError: Codec and optimizer do not fit each other.
     """
     variables = model.trainable_variables
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
@@ -49,13 +52,15 @@ def make_train_step(
             value = tf.reduce_mean(loss(targets, model(images, training=True, seeds=seeds)))
         return value, tape.gradient(value, [variable.value for variable in variables])
 
-    # A function of its own only where it must be: the gradients of one that updates state, as batch norm does, are all
-    # there at its end and none before, and the exchange could not begin earlier.
+    # A separate function only for XLA: a function that updates state, as batch norm does, returns all gradients at its
+    # end, so that the exchange could not begin during the backward pass.
     if jit_compile:
         gradients = tf.function(gradients, jit_compile=True)
 
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+        if stop is not None:
+            stop.exchange()
         value, computed = gradients(images, targets, seeds)
         optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
         return value

@@ -4,36 +4,43 @@ import functools
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from conf.schema import RunConfig
 from models.compression import kernels
+from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import augmentation_seeds
 from models.losses import classification_loss
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
-from pipelines.launch.report import report, step_done
+from pipelines.launch.report import StoppedOnRequest, report, step_done
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.models import load_model
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
-from pipelines.training.input import make_input, reader_settings
-from pipelines.training.loop import Progress, average_statistics, train_epoch
+from pipelines.training.input import TrainingInput, make_input, reader_settings
+from pipelines.training.loop import LossTotal, Progress, Trainer, average_statistics, train_epoch
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
 from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
+from pipelines.training.settings import recorded_settings
 from pipelines.training.step import make_predict, make_train_step
+from pipelines.training.stop import StopAgreement
 
 _log = logging.getLogger(__name__)
+
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Validate = Callable[[], Evaluation | None]
 
 
 def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) -> TrainingSummary:
@@ -41,87 +48,180 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
 
     Args:
         config: The whole configuration.
-        run: Written by rank 0.
-        checkpoint_folder: Of this run, seen by every rank.
+        run: The MLflow run, to which rank 0 writes.
+        checkpoint_folder: Folder of this run's checkpoints, which every rank sees.
+
+    Raises:
+        FloatingPointError: Training diverged; names rank, step and the checkpoint to continue from.
+        StoppedOnRequest: A rank was asked to stop; every rank stopped after the same step.
     """
-    collective = HorovodCollective()
-    use_assigned_devices()
-    # The same seed everywhere: every rank builds the same weights, and a broadcast makes sure.
+    collective = _join_ranks()
+    # The same seed on every rank builds the same weights, and the broadcast in `restore` makes sure of it.
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
     data = make_input(config, manifest, rank=collective.rank, size=collective.size)
-    rows = manifest.splits[TRAINING_SPLIT].rows
-    steps = steps_per_epoch(rows, config.global_batch_size)
-    _log.info("rank %d of %d: %d training samples, %d steps an epoch", collective.rank, collective.size, rows, steps)
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    _log_size(collective, manifest, steps)
 
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
     loss = classification_loss(manifest.task)
     _agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
-    step = make_train_step(model, loss, optimizer, exchange, jit_compile=config.training.jit_compile)
     schedule = make_schedule(config, steps)
+    stop = StopAgreement(collective)
+    step = make_train_step(model, loss, optimizer, exchange, jit_compile=config.training.jit_compile, stop=stop)
+    trainer = Trainer(step, optimizer, schedule, collective, stop)
     validate = _make_validation(config, manifest, model, loss, collective)
-    checkpoints = Checkpoints(
-        checkpoint_folder,
-        TrainingState(
-            epochs_done=0,
-            step=0,
-            seed=config.training.seed,
-            global_batch_size=config.global_batch_size,
-            run_id=run.run_id,
-            dataset_fingerprint=manifest.fingerprint,
-            history=[],
-            order=data.order,
-        ),
-        [*model.variables, *optimizer.variables],
-        exchange,
-        collective,
-    )
+
+    initial = _initial_state(config, manifest, run, data)
+    variables = [*model.variables, *optimizer.variables]
+    checkpoints = Checkpoints(checkpoint_folder, initial, variables, exchange, collective)
+    checkpoints.check_folder()
     start = checkpoints.restore(resumes=config.training.resume_run is not None)
     history = list(start.history)
-
     record = Record(run, schedule, exchange) if collective.rank == 0 else None
-    if record is not None and start.epochs_done < config.training.epochs:
-        report(event="compiling")  # which the first step does, in silence
-    for epoch in range(start.epochs_done, config.training.epochs):
-        resumed = epoch == start.epochs_done
-        start_step = start.step - epoch * steps if resumed else 0
-        place = {"epoch": epoch + 1, "epochs": config.training.epochs, "steps": steps}
-        seeds_of = functools.partial(augmentation_seeds, config.training.seed, epoch)
-        with _steps_kept(record):
-            trained = train_epoch(
-                data.batches_of(epoch, start_step),
-                step,
-                optimizer,
-                schedule,
-                collective,
-                first_step=epoch * steps + start_step,
-                seeds_of=seeds_of if config.model.augmentation != "none" else None,
-                earlier=(start.loss_sum, start.loss_count) if resumed else (0.0, 0),
-                checkpoint_every=config.training.checkpoint_every_steps,
-                checkpoint=_make_saver(checkpoints, model, epoch, steps, history, record),
-                report=_make_teller(collective, place, start_step),
-                watch=record,
-            )
-        average_statistics(model, collective)
-        evaluation = validate()
-        history.append(epoch_metrics(trained, evaluation))
-        if record is not None:
-            record.write_epoch(history, evaluation)
-            report(event="epoch", **place, metrics=history[-1])
-        # Last: an epoch whose checkpoint is there has been told.
-        checkpoints.save(epochs_done=epoch + 1, step=(epoch + 1) * steps, history=history)
 
+    if record is not None and start.epochs_done < config.training.epochs:
+        report(event="compiling")  # the first step compiles, and reports nothing until it is done
+    with _ends_explained(checkpoints, record):
+        for epoch in range(start.epochs_done, config.training.epochs):
+            if stop.is_requested_now():
+                raise StoppedOnRequest(f"stopped after step {epoch * steps}")
+            place = _Place(epoch, config.training.epochs, steps, resumed_from=start)
+            trained = train_epoch(
+                data.batches_of(epoch, place.start_step),
+                trainer,
+                first_step=epoch * steps + place.start_step,
+                earlier=place.earlier,
+                seeds_of=_make_seeds(config, epoch),
+                saver=_EpochSaver(checkpoints, model, record, history, place, config.training.checkpoint_every_steps)
+                if data.resumes_within_epoch
+                else None,
+                observer=record,
+                report=_make_progress_report(collective, place),
+            )
+            average_statistics(model, collective)
+            evaluation = validate()
+            history.append(epoch_metrics(trained, evaluation))
+            if record is not None:
+                record.write_epoch(history, evaluation)
+                report(event="epoch", **place.fields, metrics=history[-1])
+            # Last: an epoch whose checkpoint exists is recorded and was reported.
+            checkpoints.save(epochs_done=epoch + 1, step=(epoch + 1) * steps, history=history)
+    if start.epochs_done == config.training.epochs:
+        _record_lost_epoch(record, history, validate, collective)
     if record is None:
         return TrainingSummary("", history, "", 0)
-    payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    model_uri = record.write_result(model, manifest, config, steps=config.training.epochs * steps)
-    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes)
+    return _finish(config, manifest, model, exchange, record, history, checkpoints)
+
+
+def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation:
+    """Score a logged model on one split; the same call on every rank."""
+    collective = _join_ranks()
+    model, description = load_model(model_uri)
+    reader = SplitReader(config.dataset.path, split, reader_settings(config.reader))
+    return evaluate(
+        make_predict(model, jit_compile=False),
+        None,
+        reader,
+        collective,
+        batch_size=config.training.batch_size_per_worker,
+        class_names=description["class_names"],
+        task=description["task"],
+        from_logits=False,
+    )
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Which epoch is trained, and what was done of it before this attempt."""
+
+    epoch: int
+    """Index of the epoch, from 0."""
+    epochs: int
+    steps: int
+    """Steps of one epoch."""
+    resumed_from: TrainingState
+
+    @property
+    def start_step(self) -> int:
+        """Steps of this epoch that the checkpoint already has."""
+        return self.resumed_from.step - self.epoch * self.steps if self._is_resumed else 0
+
+    @property
+    def earlier(self) -> LossTotal:
+        """Losses of those steps."""
+        return LossTotal(self.resumed_from.loss_sum, self.resumed_from.loss_count) if self._is_resumed else LossTotal()
+
+    @property
+    def fields(self) -> dict[str, int]:
+        """What a report to the driver says of it."""
+        return {"epoch": self.epoch + 1, "epochs": self.epochs, "steps": self.steps}
+
+    @property
+    def _is_resumed(self) -> bool:
+        return self.epoch == self.resumed_from.epochs_done
+
+
+@dataclass(frozen=True)
+class _EpochSaver:
+    """Writes checkpoints within an epoch; the one at its end is written when it has been evaluated."""
+
+    checkpoints: Checkpoints
+    model: keras.Model
+    record: Record | None
+    history: list[dict[str, float]]
+    place: _Place
+    every_steps: int | None
+
+    def is_due(self, step: int) -> bool:
+        """Whether the setting asks for a checkpoint after so many optimizer steps."""
+        return self.every_steps is not None and step % self.every_steps == 0 and step % self.place.steps != 0
+
+    def save(self, step: int, losses: LossTotal) -> None:
+        """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
+        # A checkpoint holds one set of moving statistics, so that training is the same if it is resumed from here.
+        average_statistics(self.model, self.checkpoints.collective)
+        everyones = losses.over_ranks(self.checkpoints.collective)
+        if self.record is not None:
+            self.record.write_steps()
+        self.checkpoints.save(
+            epochs_done=self.place.epoch,
+            step=step,
+            history=self.history,
+            loss_sum=everyones.sum,
+            loss_count=everyones.count,
+        )
+
+
+def _join_ranks() -> HorovodCollective:
+    collective = HorovodCollective()
+    use_assigned_devices()
+    return collective
+
+
+def _log_size(collective: HorovodCollective, manifest: Manifest, steps: int) -> None:
+    rows = manifest.splits[TRAINING_SPLIT].rows
+    _log.info("rank %d of %d: %d training samples, %d steps per epoch", collective.rank, collective.size, rows, steps)
+
+
+def _initial_state(config: RunConfig, manifest: Manifest, run: TrackedRun, data: TrainingInput) -> TrainingState:
+    return TrainingState(
+        epochs_done=0,
+        step=0,
+        seed=config.training.seed,
+        global_batch_size=config.global_batch_size,
+        run_id=run.run_id,
+        dataset_fingerprint=manifest.fingerprint,
+        history=[],
+        order=data.order,
+        settings=recorded_settings(config),
+    )
 
 
 def _agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
-    """Every rank computes the result for itself: by the same code, or last digits differ and ranks drift apart."""
+    """Use the C++ kernels on every rank or on none: ranks decode alone, and other code gives other last digits."""
     if config.exchange.codec.name in kernels.CODECS:
         (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
         if loaded < collective.size:
@@ -130,25 +230,17 @@ def _agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
             kernels.disable()
 
 
-@contextmanager
-def _steps_kept(record: Record | None) -> Iterator[None]:
-    """Where training diverges, the steps that led there are written."""
-    try:
-        yield
-    except FloatingPointError:
-        if record is not None:
-            record.write_steps()
-        raise
+def _make_seeds(config: RunConfig, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int32]] | None:
+    """Return the function from rows to the seeds of their augmentation; None if the model does not augment."""
+    if config.model.augmentation == "none":
+        return None
+    return functools.partial(augmentation_seeds, config.training.seed, epoch)
 
 
 def _make_validation(
-    config: RunConfig,
-    manifest: Manifest,
-    model: keras.Model,
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
-    collective: HorovodCollective,
-) -> Callable[[], Evaluation | None]:
-    """Return what scores the validation split on all ranks; None where the dataset has none."""
+    config: RunConfig, manifest: Manifest, model: keras.Model, loss: Loss, collective: HorovodCollective
+) -> Validate:
+    """Return the function that scores the validation split on all ranks; it returns None if there is no such split."""
     if VALIDATION_SPLIT not in manifest.splits:
         return lambda: None
     reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
@@ -164,55 +256,58 @@ def _make_validation(
     )
 
 
-def _make_saver(
-    checkpoints: Checkpoints,
-    model: keras.Model,
-    epoch: int,
-    steps: int,
-    history: list[dict[str, float]],
-    record: Record | None,
-) -> Callable[[int, float, int], None]:
-    """Return what writes a checkpoint within an epoch; the one at its end is written when it has been evaluated."""
-    collective = checkpoints.collective
+def _make_progress_report(collective: HorovodCollective, place: _Place) -> Callable[[Progress], None]:
+    """Return the function that reports rank 0's progress to the driver, and a sign of life from every other rank."""
 
-    def save(step: int, loss_sum: float, loss_count: int) -> None:
-        if step % steps == 0:
-            return
-        # One set of moving statistics, as a checkpoint holds one: the same whether or not it is resumed from.
-        average_statistics(model, collective)
-        total, count = collective.sum(np.array([loss_sum, loss_count], np.float64))
-        if record is not None:
-            record.write_steps()
-        checkpoints.save(epochs_done=epoch, step=step, history=history, loss_sum=float(total), loss_count=int(count))
-
-    return save
-
-
-def _make_teller(collective: HorovodCollective, place: dict[str, int], start_step: int) -> Callable[[Progress], None]:
-    """Return what tells the driver how far rank 0 is, and that the others are alive."""
-
-    def tell(progress: Progress) -> None:
+    def report_progress(progress: Progress) -> None:
         if collective.rank == 0:
-            report(event="step", **place, **{**asdict(progress), "step": start_step + progress.step})
+            report(event="step", **place.fields, **{**asdict(progress), "step": place.start_step + progress.step})
         else:
             step_done()
 
-    return tell
+    return report_progress
 
 
-def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation:
-    """Score a logged model on one split; the same call on every rank."""
-    collective = HorovodCollective()
-    use_assigned_devices()
-    model, description = load_model(model_uri)
-    reader = SplitReader(config.dataset.path, split, reader_settings(config.reader))
-    return evaluate(
-        make_predict(model, jit_compile=False),
-        None,
-        reader,
-        collective,
-        batch_size=config.training.batch_size_per_worker,
-        class_names=description["class_names"],
-        task=description["task"],
-        from_logits=False,
-    )
+@contextmanager
+def _ends_explained(checkpoints: Checkpoints, record: Record | None) -> Iterator[None]:
+    """Write the steps that led to an early end, and say how to continue."""
+    try:
+        yield
+    except (FloatingPointError, StoppedOnRequest) as error:
+        if record is not None:
+            record.write_steps()
+        # Raised without its cause, which says nothing more.
+        raise type(error)(f"{error}; {checkpoints.how_to_continue()}") from None
+
+
+def _record_lost_epoch(
+    record: Record | None, history: list[dict[str, float]], validate: Validate, collective: HorovodCollective
+) -> None:
+    """Evaluate and record the last epoch again if MLflow had not taken it when the run was interrupted."""
+    lost = record is not None and not record.has_epoch(history)
+    if collective.broadcast_number(int(lost)):
+        evaluation = validate()
+        if record is not None:
+            record.write_epoch(history, evaluation)
+
+
+def _finish(
+    config: RunConfig,
+    manifest: Manifest,
+    model: keras.Model,
+    exchange: GradientExchange,
+    record: Record,
+    history: list[dict[str, float]],
+    checkpoints: Checkpoints,
+) -> TrainingSummary:
+    """Log the model; on rank 0."""
+    steps = config.training.epochs * steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
+    try:
+        model_uri = record.write_result(model, manifest, config, steps=steps)
+    except Exception as error:  # whatever MLflow and its storage raise
+        raise RuntimeError(
+            f"every epoch is done, but MLflow did not take the model ({error}): once it does, "
+            f"{checkpoints.how_to_continue()}; no epoch is trained again"
+        ) from error
+    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes)

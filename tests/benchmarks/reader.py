@@ -274,7 +274,7 @@ def measure_training(folder: Path, _: str) -> float:
     from models.networks.model import build_model
     from pipelines.dataset.reader import SplitReader, training_batches
     from pipelines.training.collective import HorovodCollective
-    from pipelines.training.loop import train_epoch
+    from pipelines.training.loop import Trainer, train_epoch
     from pipelines.training.recipe import input_groups, make_optimizer
     from pipelines.training.step import make_train_step
 
@@ -288,9 +288,7 @@ def measure_training(folder: Path, _: str) -> float:
     step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
     last = len(reader) // TRAINING_BATCH - TRAINING_STEPS
     batches = training_batches(reader, seed=0, epoch=0, global_batch_size=TRAINING_BATCH, start_step=last)
-    result = train_epoch(
-        batches, step, optimizer, lambda number: 0.001, collective, first_step=0, report=lambda progress: None
-    )
+    result = train_epoch(batches, Trainer(step, optimizer, lambda number: 0.001, collective), first_step=0)
     return result.input_wait_fraction
 
 

@@ -18,10 +18,11 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.evaluate import evaluate, per_class_lines
 from jobs.prepare import prepare
-from jobs.train import TrainedRun, check_resume, train
+from jobs.train import TrainedRun, train
 from pipelines.dataset.manifest import read_manifest
 from pipelines.launch.runner import WorkerError
 from pipelines.training.checkpoint import list_checkpoints
+from pipelines.training.checks import check_resume
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
 
@@ -150,7 +151,7 @@ def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
 @pytest.mark.parametrize(
     ("training", "message"),
     [
-        ({}, "has done 2 epochs: raise training.epochs"),
+        ({}, "has done 2 epochs, and the model is logged: raise training.epochs"),
         ({"epochs": 3, "seed": 5}, "training.seed was 0, is 5"),
         ({"epochs": 3, "batch_size_per_worker": 8}, "the global batch size was 8, is 16"),
         ({"epochs": 3, "output": "elsewhere"}, "no checkpoints in elsewhere"),

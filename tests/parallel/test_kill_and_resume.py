@@ -65,10 +65,8 @@ def training_that_dies(
     import os
     import signal
 
-    import numpy
-
     from pipelines.launch.report import attempt
-    from pipelines.training import worker
+    from pipelines.training import checkpoint, worker
 
     if attempt() == 1 and int(os.environ["HOROVOD_RANK"]) == rank:
         make, count = worker.make_train_step, 0  # type: ignore[attr-defined]
@@ -86,7 +84,7 @@ def training_that_dies(
                     kill()
                 if count == at:
                     # The file is open and has a part of its content.
-                    numpy.savez = lambda file, **arrays: (file.write(b"PK" * 1000), file.flush(), kill())
+                    checkpoint._write_arrays = lambda file, arrays: (file.write(b"PK" * 1000), file.flush(), kill())
                 return step(*batch)
 
             return dying

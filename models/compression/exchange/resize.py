@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from models.compression.codec import Shape
 from models.compression.exchange.exchange import GradientExchange
 
 Saved = Mapping[str, NDArray[Any]]
@@ -21,48 +20,75 @@ def save_state(exchange: GradientExchange) -> dict[str, NDArray[Any]]:
 def load_state(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
     """Set this rank's state from the states of all ranks that saved it.
 
-    With the same number of ranks, a rank takes the state that it saved. With another number, no update is lost:
+    With the same number of ranks, a rank reads only the state that it saved. With another number, no update is lost:
 
         worker state (residual, velocity):  every rank takes the mean over the old ranks
         owner state:                        joined to the whole tensor, added to every rank's residual, then set to 0
-        shared state, step, learning rate:  unchanged
+        shared state, step, learning rate:  taken from old rank 0
 
     The mean over ranks of the worker residuals plus the owners' residuals does not change: it is the sum of what all
     exchanges so far left out.
 
     Args:
         exchange: The exchange, built.
-        saved: What `save_state` returned on the old ranks 0, 1, ...
+        saved: What `save_state` returned on the old ranks 0, 1, ...; each is read at most once.
 
     Raises:
-        ValueError: names of another model or codec.
+        ValueError: The names or shapes are of another model or codec.
     """
-    expected = {entry.name for entry in exchange.state} | exchange.clock.keys()
+    if len(saved) == exchange.collective.size:
+        rank = exchange.collective.rank
+        own = saved[rank]
+        _check(exchange, own, rank)
+        for entry in exchange.state:
+            entry.variable.assign(own[entry.name])
+        _set_clock(exchange, own)
+    else:
+        _load_resized(exchange, saved)
+
+
+def _load_resized(exchange: GradientExchange, saved: Sequence[Saved]) -> None:
+    """Read the old ranks' states one after the other, so that one of them is in memory at a time."""
+    sums: dict[str, NDArray[Any]] = {}
+    parts: dict[str, list[NDArray[Any]]] = {}
     for rank, state in enumerate(saved):
-        if state.keys() != expected:
-            differing = sorted(state.keys() ^ expected)
-            raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing[0]!r} differs")
-    for name, variable in exchange.clock.items():
-        variable.assign(saved[0][name])
-    same_size = len(saved) == exchange.collective.size
-    owned: dict[str, NDArray[Any]] = {}
+        _check(exchange, state, rank)
+        if rank == 0:
+            _set_clock(exchange, state)
+        for entry in exchange.state:
+            value = state[entry.name]
+            if entry.spec.scope == "owner":
+                parts.setdefault(entry.name, []).append(value)
+            elif entry.spec.scope == "worker":
+                sums[entry.name] = sums.get(entry.name, 0.0) + value.astype(np.float64)
+            elif rank == 0:
+                entry.variable.assign(value)
     for entry in exchange.state:
-        values = [state[entry.name] for state in saved]
-        if same_size:
-            entry.variable.assign(values[exchange.collective.rank])
+        if entry.spec.scope == "worker":
+            entry.variable.assign((sums[entry.name] / len(saved)).astype(np.float32))
         elif entry.spec.scope == "owner":
-            owned[entry.name.partition("/")[2]] = _join(exchange, values, entry.tensor_shape)
             entry.variable.assign(np.zeros(entry.spec.shape, np.float32))
-        elif entry.spec.scope == "worker":
-            entry.variable.assign(np.mean(values, axis=0))
-        else:
-            entry.variable.assign(values[0])
+    owned = {part.partition("/")[2]: part for part in parts}
     for entry in exchange.state:
         name, _, tensor = entry.name.partition("/")
         if name == "residual" and tensor in owned:
-            entry.variable.assign_add(owned[tensor])
+            joined = exchange.codec.join_parts(np.stack(parts[owned[tensor]]), entry.tensor_shape).numpy()
+            entry.variable.assign_add(joined)
 
 
-def _join(exchange: GradientExchange, parts: list[NDArray[Any]], shape: Shape) -> NDArray[Any]:
-    joined: NDArray[Any] = exchange.codec.join_parts(np.stack(parts), shape).numpy()
-    return joined
+def _check(exchange: GradientExchange, state: Saved, rank: int) -> None:
+    expected = {entry.name for entry in exchange.state} | exchange.clock.keys()
+    if state.keys() != expected:
+        differing = sorted(state.keys() ^ expected)
+        raise ValueError(f"exchange state of rank {rank} is of another model or codec: {differing[0]!r} differs")
+    for entry in exchange.state:
+        if entry.spec.scope != "owner" and state[entry.name].shape != tuple(entry.variable.shape):
+            raise ValueError(
+                f"exchange state of rank {rank} is of another model or codec: {entry.name!r} has shape "
+                f"{state[entry.name].shape}, expected {tuple(entry.variable.shape)}"
+            )
+
+
+def _set_clock(exchange: GradientExchange, state: Saved) -> None:
+    for name, variable in exchange.clock.items():
+        variable.assign(state[name])

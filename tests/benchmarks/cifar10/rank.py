@@ -31,7 +31,7 @@ from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective
-from pipelines.training.loop import average_statistics, train_epoch
+from pipelines.training.loop import Trainer, average_statistics, train_epoch
 from pipelines.training.recipe import make_exchange, make_optimizer, make_schedule
 from pipelines.training.step import make_predict, make_train_step
 from pipelines.training.tensors import image_tensors
@@ -66,13 +66,11 @@ def train(method, seed, data, collective):
     exchange = make_exchange(config, collective)
     step = make_train_step(model, classification_loss("single_label"), optimizer, exchange, jit_compile=False)
     predict = make_predict(model, jit_compile=False)
-    schedule = make_schedule(config, STEPS_PER_EPOCH)
+    trainer = Trainer(step, optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
     accuracies, losses, metrics = [], [], []
     for epoch in range(EPOCHS):
         batches = augmented_batches(data["train_images"], data["train_labels"], seed, epoch, collective)
-        result = train_epoch(
-            batches, step, optimizer, schedule, collective, first_step=epoch * STEPS_PER_EPOCH, report=lambda _: None
-        )
+        result = train_epoch(batches, trainer, first_step=epoch * STEPS_PER_EPOCH)
         losses.append(round(result.loss, 4))
         if (epoch + 1) % EPOCHS_PER_EVALUATION == 0:
             average_statistics(model, collective)

@@ -1,5 +1,8 @@
+import itertools
 import math
+import traceback
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -7,10 +10,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.load import load
 from models.schedules import gradual_warmup, multi_step
 from pipelines.dataset.reader import Batch
-from pipelines.training.loop import EpochResult, average_statistics, train_epoch
-from pipelines.training.step import Step
+from pipelines.launch.report import StoppedOnRequest
+from pipelines.training.checkpoint import TrainingState, newest_state
+from pipelines.training.loop import EpochResult, LossTotal, Trainer, average_statistics, train_epoch
+from pipelines.training.recipe import make_exchange
+from pipelines.training.resume import Checkpoints
+from pipelines.training.step import Step, make_train_step
 
 
 class OneRank:
@@ -19,13 +27,16 @@ class OneRank:
     def sum(self, values: np.ndarray) -> np.ndarray:
         return values
 
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        return tensors
+
 
 class TwoRanks(OneRank):
     """The other rank's statistics are all 10."""
 
     size = 2
 
-    def allreduce(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         return [tensor + 10.0 for tensor in tensors]
 
 
@@ -38,14 +49,10 @@ def batches(count: int) -> Iterator[Batch]:
 
 def one_epoch(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
     """An epoch of so many batches on one rank, at a rate that stays where it is unless `settings` say otherwise."""
-    chosen = {"optimizer": keras.optimizers.SGD(0.0), "schedule": multi_step(1.0, 100, []), "report": lambda _: None}
-    return train_epoch(
-        batches(count),
-        step,
-        collective=OneRank(),  # type: ignore[arg-type]
-        first_step=first_step,
-        **{**chosen, **settings},
-    )
+    optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
+    schedule = settings.pop("schedule", multi_step(1.0, 100, []))
+    trainer = Trainer(step, optimizer, schedule, OneRank(), settings.pop("stop", None))  # type: ignore[arg-type]
+    return train_epoch(batches(count), trainer, first_step=first_step, **settings)
 
 
 def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
@@ -80,8 +87,12 @@ def test_a_gradient_that_is_not_finite_is_told_alike() -> None:
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
         raise tf.errors.InvalidArgumentError(None, None, "assertion failed: [rank 0: these gradients are not finite]")
 
-    with pytest.raises(FloatingPointError, match=r"gradients are not finite on rank 0 at step 7: lower optimizer"):
+    with pytest.raises(
+        FloatingPointError, match=r"gradients are not finite on rank 0 at step 7: lower optimizer"
+    ) as raised:
         one_epoch(1, step, 7)
+    # TensorFlow's trace of the graph is no part of what is shown.
+    assert "InvalidArgumentError" not in "".join(traceback.format_exception(raised.value))
 
 
 def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: keras.Model) -> None:
@@ -105,17 +116,85 @@ def test_the_step_is_given_the_seeds_of_its_samples() -> None:
     assert given == [[0, 10, 20, 30]] * 2
 
 
-def test_checkpoints_come_at_multiples_and_go_on_counting() -> None:
-    saved = []
-    values = iter([1.0, 2.0, 3.0, 4.0])
-    result = one_epoch(
-        4,
-        lambda images, targets, seeds: tf.constant(next(values)),
-        5,
-        earlier=(10.0, 5),
-        checkpoint_every=3,
-        checkpoint=lambda *place: saved.append(place),
-    )
+class Saver:
+    """Keeps what it is told to save."""
+
+    def __init__(self, every: int = 100) -> None:
+        self.every, self.saved = every, []
+
+    def is_due(self, step: int) -> bool:
+        return step % self.every == 0
+
+    def save(self, step: int, losses: LossTotal) -> None:
+        self.saved.append((step, losses.sum, losses.count))
+
+
+def counting_step() -> Step:
+    values = itertools.count(1.0)
+    return lambda images, targets, seeds: tf.constant(next(values))
+
+
+def test_checkpoints_come_at_multiples_and_count_earlier_steps() -> None:
+    saver = Saver(every=3)
+    result = one_epoch(4, counting_step(), 5, earlier=LossTotal(10.0, 5), saver=saver)
     # Steps 6 to 9: at 6 after the first, at 9 after the last.
-    assert saved == [(6, 11.0, 6), (9, 20.0, 9)]
+    assert saver.saved == [(6, 11.0, 6), (9, 20.0, 9)]
     assert result.loss == 20.0 / 9
+
+
+class AskedAt:
+    """A stop that some rank was asked for before one step; what `StopAgreement` is to the loop."""
+
+    def __init__(self, at: int) -> None:
+        self.at, self.steps = at, 0
+
+    def announce(self) -> None:
+        self.steps += 1
+
+    def requests(self) -> tf.Tensor:
+        return tf.constant(float(self.steps > self.at))
+
+
+@pytest.mark.parametrize(
+    ("asked_before", "stops_after"),
+    # The sum of a step is known one step later; that of the last one at the end of the epoch.
+    [(0, 2), (1, 3), (2, 4), (3, 4)],
+)
+def test_a_stop_that_is_asked_for_writes_a_checkpoint(asked_before: int, stops_after: int) -> None:
+    saver = Saver()
+    with pytest.raises(StoppedOnRequest, match=f"stopped after step {stops_after}$"):
+        one_epoch(4, counting_step(), 0, stop=AskedAt(asked_before), saver=saver)
+    assert saver.saved == [(stops_after, sum(range(1, stops_after + 1)), stops_after)]
+
+
+def test_a_codec_that_overflows_leaves_no_checkpoint_with_its_weights(tmp_path: Path) -> None:
+    """A spike gives a finite loss, gradients above fp16's 65504, and weights that are not finite."""
+    inputs = keras.Input((2, 2, 1), dtype="uint16", name="a")
+    flat = keras.layers.Flatten()(keras.ops.cast(inputs, "float32") + 1.0)
+    model = keras.Model({"a": inputs}, keras.layers.Dense(3, use_bias=False)(flat))
+    optimizer = keras.optimizers.SGD(0.0)
+    optimizer.build(model.trainable_variables)
+    scale = tf.Variable(1.0)
+    exchange = make_exchange(load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0"]), OneRank())
+    inner = make_train_step(
+        model, lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1), optimizer, exchange, jit_compile=False
+    )
+    calls = itertools.count()
+
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
+        if next(calls) == 2:
+            scale.assign(1e7)
+        return inner(images, targets, seeds)
+
+    initial = TrainingState(0, 0, 0, 4, "run", "data", [])
+    checkpoints = Checkpoints(tmp_path, initial, model.variables, exchange, OneRank())  # type: ignore[arg-type]
+
+    class EveryStep(Saver):
+        def save(self, step: int, losses: LossTotal) -> None:
+            checkpoints.save(epochs_done=0, step=step, history=[], loss_sum=losses.sum, loss_count=losses.count)
+
+    with pytest.raises(FloatingPointError, match=r"kernel is not finite on rank 0 after step 3: lower optimizer"):
+        one_epoch(6, step, 0, optimizer=optimizer, saver=EveryStep(1))
+    assert newest_state(tmp_path)[1].step == 2
+    assert not list(tmp_path.glob("*00000003*"))
+    assert checkpoints.how_to_continue() == (f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run")

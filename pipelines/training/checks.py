@@ -1,0 +1,123 @@
+"""What the driver can know about a training before any rank starts; imports no TensorFlow."""
+
+import math
+from pathlib import Path
+
+from conf.schema import RunConfig
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.order import steps_per_epoch
+from pipelines.dataset.reader import check_readable
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.tracking import runs
+from pipelines.training.checkpoint import KEPT, check_writable, newest_state
+from pipelines.training.input import reader_settings
+from pipelines.training.settings import check_same_training
+
+
+def check_dataset(config: RunConfig) -> Manifest:
+    """Read the dataset's manifest, and check that this configuration can train on it.
+
+    Raises:
+        FileNotFoundError: There is no dataset.
+        ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
+            is too small, or the model cannot use the images.
+    """
+    manifest = read_manifest(config.dataset.path)
+    if TRAINING_SPLIT not in manifest.splits:
+        raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
+    _check_steps(config, manifest)
+    _check_reader(config, manifest)
+    _check_model_input(config, manifest)
+    # Petastorm's reader reads the training split without our cache.
+    splits = [VALIDATION_SPLIT] if config.reader.name == "petastorm" else [TRAINING_SPLIT, VALIDATION_SPLIT]
+    present = [split for split in splits if split in manifest.splits]
+    check_readable(config.dataset.path, manifest, present, reader_settings(config.reader))
+    return manifest
+
+
+def check_resume(config: RunConfig, manifest: Manifest) -> None:
+    """Check that the run of `training.resume_run` can be continued.
+
+    A run whose epochs are all done can, if its model was not logged: only what is missing is then done.
+
+    Raises:
+        FileNotFoundError: The run has no checkpoints under `training.output`.
+        ValueError: All of them are damaged or of another training, the run is finished, or MLflow does not know it.
+        RuntimeError: MLflow does not answer.
+    """
+    run_id = config.training.resume_run
+    if run_id is None:
+        return
+    path, state = newest_state(run_folder(config, run_id) / "checkpoints")
+    check_same_training(path, state, config, manifest)
+    if state.epochs_done > config.training.epochs:
+        raise ValueError(
+            f"{path} has done {state.epochs_done} epochs, more than training.epochs={config.training.epochs}: raise "
+            "training.epochs to continue"
+        )
+    if state.epochs_done == config.training.epochs and runs.is_finished(run_id):
+        raise ValueError(
+            f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
+        )
+
+
+def check_output(config: RunConfig) -> None:
+    """Check that the driver can write to `training.output`, and that the checkpoints of a resumed run fit there.
+
+    The size of a new run's checkpoints is known to rank 0, which compares it before the first step.
+
+    Raises:
+        RuntimeError: The folder cannot be written, or its disk has too little free space.
+    """
+    run_id = config.training.resume_run
+    if run_id is None:
+        check_writable(Path(config.training.output))
+        return
+    folder = run_folder(config, run_id)
+    path, _ = newest_state(folder / "checkpoints")
+    size = sum(part.stat().st_size for part in path.parent.glob(f"{path.stem}*.npz"))
+    written = len(list(path.parent.glob("step-????????.npz")))
+    check_writable(folder, size * (KEPT + 1 - min(KEPT, written)))
+
+
+def run_folder(config: RunConfig, run_id: str) -> Path:
+    """Folder of a run's checkpoints and logs."""
+    return Path(config.training.output) / run_id
+
+
+def _check_steps(config: RunConfig, manifest: Manifest) -> None:
+    rows = manifest.splits[TRAINING_SPLIT].rows
+    if steps_per_epoch(rows, config.global_batch_size) == 0:
+        raise ValueError(
+            f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
+            f"{config.global_batch_size} ({config.launch.num_workers} workers x "
+            f"{config.training.batch_size_per_worker}): lower training.batch_size_per_worker or launch.num_workers"
+        )
+
+
+def _check_reader(config: RunConfig, manifest: Manifest) -> None:
+    row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
+    if config.reader.name == "petastorm" and row_groups < config.launch.num_workers:
+        raise ValueError(
+            f"Petastorm's reader gives each worker whole row groups, and {config.dataset.path} has {row_groups} for "
+            f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "
+            "prepare.row_group_mib"
+        )
+
+
+def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
+    """Check what the model's first layers need, in the words of the configuration."""
+    for group in manifest.groups:
+        height, width, bands = group.shape
+        if config.model.augmentation == "dihedral" and height != width:
+            raise ValueError(
+                f"model.augmentation=dihedral turns images by 90 degrees, and group {group.name!r} of "
+                f"{config.dataset.path} has {height} x {width} pixels, no square: set model.augmentation=flips or none"
+            )
+        statistics = manifest.statistics.get(group.name)
+        values = (*statistics.mean, *statistics.std) if statistics is not None else ()
+        if len(values) != 2 * bands or not all(map(math.isfinite, values)):
+            raise ValueError(
+                f"{config.dataset.path} has no finite mean and standard deviation for each of the {bands} bands of "
+                f"group {group.name!r}: prepare the dataset again"
+            )

@@ -1,0 +1,46 @@
+"""Images and seconds of one rank's epoch."""
+
+import time
+
+
+class Clock:
+    """Measures images per second and the wait for input; the first step, which compiles, counts only if it is alone."""
+
+    def __init__(self) -> None:
+        """Start with the wait for the first batch."""
+        self._started = self._waits_since = time.perf_counter()
+        self._waited = 0.0
+        self._images = 0
+        self._first_step_done = False
+        self.measures = False
+        """Whether a step after the first is done."""
+
+    def batch_arrived(self) -> None:
+        """End the wait for input."""
+        self._waited += time.perf_counter() - self._waits_since
+
+    def step_done(self, images: int) -> None:
+        """Count the images of one step of this rank."""
+        if self._first_step_done and not self.measures:
+            self._images, self.measures = 0, True
+        elif not self._first_step_done:
+            self._first_ended, self._first_waited = time.perf_counter(), self._waited
+        self._first_step_done = True
+        self._images += images
+
+    def begin_waiting(self) -> None:
+        """Begin the wait for the next batch."""
+        self._waits_since = time.perf_counter()
+
+    @property
+    def images_per_second(self) -> float:
+        """Rate of this rank so far."""
+        since = self._first_ended if self.measures else self._started
+        return self._images / max(time.perf_counter() - since, 1e-9)
+
+    @property
+    def wait_fraction(self) -> float:
+        """Part of the time that was spent waiting for input."""
+        if not self.measures:
+            return self._waited / max(time.perf_counter() - self._started, 1e-9)
+        return (self._waited - self._first_waited) / max(time.perf_counter() - self._first_ended, 1e-9)

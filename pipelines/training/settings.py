@@ -1,0 +1,69 @@
+"""The settings that a checkpoint was written with, and which of them a resumed run may change."""
+
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from conf.schema import RunConfig
+from pipelines.dataset.manifest import Manifest
+from pipelines.training.checkpoint import TrainingState
+
+_SECTIONS = ("model", "optimizer", "schedule", "exchange", "training")
+_NO_SETTINGS = ("training.resume_run", "training.output")
+_PACKAGES = ("groundswell", "keras", "tensorflow")
+_MAY_CHANGE = ("model.augmentation",)
+
+
+def recorded_settings(config: RunConfig) -> dict[str, str]:
+    """Everything that decides what a step does, by key, and the versions of the packages that matter."""
+    values = {name: str(value) for section in _SECTIONS for name, value in _flat(section, getattr(config, section))}
+    values["launch.num_workers"] = str(config.launch.num_workers)
+    versions = {f"version.{package}": found for package in _PACKAGES if (found := _version(package))}
+    return {name: value for name, value in values.items() if name not in _NO_SETTINGS} | versions
+
+
+def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+    """Check that a checkpoint's state fits the training that is to continue from it.
+
+    Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
+    step; another network or optimizer, whose variables are others; another codec where the old one left something to
+    send. Every other setting may change from here on: rates, schedule, epochs, a codec's parameters, augmentation.
+
+    Raises:
+        ValueError: Names every setting that differs, with both values and what to do.
+    """
+    fixed = [
+        ("the dataset's fingerprint", state.dataset_fingerprint, manifest.fingerprint),
+        ("training.seed", str(state.seed), str(config.training.seed)),
+        ("the global batch size", str(state.global_batch_size), str(config.global_batch_size)),
+    ]
+    now = recorded_settings(config)
+    for name in sorted(state.settings.keys() & now.keys()):
+        network = name.startswith("model.") and name not in _MAY_CHANGE
+        codec = name == "exchange.codec.name" and state.exchange_ranks > 0
+        if network or codec or name == "optimizer.name":
+            fixed.append((name, state.settings[name], now[name]))
+    differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
+    if differences:
+        raise ValueError(
+            f"{checkpoint} is of another training: {'; '.join(differences)}. Set them as they were, or start a new run"
+        )
+
+
+def _flat(prefix: str, value: Any) -> list[tuple[str, Any]]:
+    fields = value if isinstance(value, Mapping) else value.model_dump(mode="json")
+    flat: list[tuple[str, Any]] = []
+    for name, inner in fields.items():
+        key = f"{prefix}.{name}"
+        flat += _flat(key, inner) if isinstance(inner, Mapping) else [(key, inner)]
+    return flat
+
+
+def _version(package: str) -> str | None:
+    for name in (package, f"{package}-cpu"):
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            continue
+    return None

@@ -1,0 +1,92 @@
+"""Which settings of a resumed run may differ from those of its checkpoint."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.load import load
+from pipelines.dataset.manifest import Manifest
+from pipelines.training.checkpoint import TrainingState
+from pipelines.training.settings import check_same_training, recorded_settings
+
+PATH = Path("step-00000004.npz")
+MANIFEST = Manifest(
+    archive="image_folder",
+    task="single_label",
+    class_names=("water", "land"),
+    groups=(),
+    splits={},
+    statistics={},
+    settings={},
+    source_fingerprint="abc",
+)
+STATE = TrainingState(
+    epochs_done=1,
+    step=4,
+    seed=0,
+    global_batch_size=8,
+    run_id="run",
+    dataset_fingerprint=MANIFEST.fingerprint,
+    history=[],
+    settings=recorded_settings(load("smoke")),
+)
+
+
+def test_a_checkpoint_says_what_it_was_written_with() -> None:
+    settings = STATE.settings
+    assert settings["model.depth"] == "18"
+    assert settings["optimizer.name"] == "lars"
+    assert settings["exchange.codec.name"] == "none"
+    assert settings["training.batch_size_per_worker"] == "4"
+    assert settings["launch.num_workers"] == "2"
+    assert all(settings[f"version.{package}"] for package in ("groundswell", "keras", "tensorflow"))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.seed=5", "training.seed was 0, is 5"),
+        ("training.batch_size_per_worker=8", "the global batch size was 8, is 16"),
+        ("model.depth=50", "model.depth was 18, is 50"),
+        ("model.upsampling=bilinear", "model.upsampling was nearest, is bilinear"),
+        ("optimizer.name=sgd", "optimizer.name was lars, is sgd"),
+    ],
+)
+def test_what_does_not_fit_the_state_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"step-00000004.npz is of another training: {message}\. Set them as they"):
+        check_same_training(PATH, STATE, load("smoke", [setting]), MANIFEST)
+
+
+def test_another_dataset_is_refused() -> None:
+    with pytest.raises(ValueError, match="the dataset's fingerprint was 0123, is "):
+        check_same_training(PATH, replace(STATE, dataset_fingerprint="0123"), load("smoke"), MANIFEST)
+
+
+def test_another_codec_is_refused_where_something_is_left_to_send() -> None:
+    config = load("smoke", ["exchange.codec=onebit"])
+    check_same_training(PATH, STATE, config, MANIFEST)
+    with pytest.raises(ValueError, match=r"exchange\.codec\.name was none, is onebit"):
+        check_same_training(PATH, replace(STATE, exchange_ranks=2), config, MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["optimizer.learning_rate_per_256=1.0"],
+        ["schedule.warmup_epochs=0"],
+        ["training.epochs=9"],
+        ["model.augmentation=flips"],
+        ["training.batch_size_per_worker=8", "launch.num_workers=1"],
+        ["exchange.bucket_mib=1"],
+    ],
+)
+def test_what_leaves_the_state_valid_may_change(settings: list[str]) -> None:
+    check_same_training(PATH, STATE, load("smoke", settings), MANIFEST)
+
+
+def test_a_checkpoint_without_settings_is_compared_by_what_it_has() -> None:
+    old = replace(STATE, settings={})
+    check_same_training(PATH, old, load("smoke", ["model.depth=50"]), MANIFEST)
+    with pytest.raises(ValueError, match=r"training\.seed was 0, is 1"):
+        check_same_training(PATH, old, load("smoke", ["training.seed=1"]), MANIFEST)
