@@ -26,7 +26,11 @@ class PrepareConfig(Section):
     max_rejected_fraction: float = Field(default=0.01, ge=0, le=1)
     """The job fails when a larger fraction of the samples is rejected."""
     overwrite: bool = False
-    """Whether to replace a dataset that another archive or other settings made."""
+    """Whether to replace an existing dataset, also one that another archive or other settings made."""
+    restart: bool = False
+    """Whether to discard the unfinished work of an earlier run; a finished dataset is left as it is."""
+    verify: bool = False
+    """Whether to read the shards that are finished already, and to write again those with damaged rows."""
 
 
 class ReaderConfig(Section):

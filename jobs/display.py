@@ -6,7 +6,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from jobs.command import interactive, say
-from pipelines.dataset.writer import PrepareProgress
+from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.launch.messages import JsonObject
 
 _SECONDS_BETWEEN_LINES = 15.0

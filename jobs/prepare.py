@@ -32,6 +32,8 @@ def prepare(config: RunConfig) -> Manifest:
                 seed=config.prepare.seed,
                 max_rejected_fraction=config.prepare.max_rejected_fraction,
                 overwrite=config.prepare.overwrite,
+                restart=config.prepare.restart,
+                verify=config.prepare.verify,
                 say=say,
                 progress=display,
             )

@@ -5,9 +5,10 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.resources import as_file, files
 
+from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
@@ -55,7 +56,8 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     try:
         yield spark
     finally:
-        spark.stop()
+        with suppress(Py4JError, OSError):  # its JVM may have died, which is told by whoever needed it
+            spark.stop()
 
 
 def _start(builder: SparkSession.Builder) -> SparkSession:

@@ -227,6 +227,26 @@ class Folder:
             if info["name"].rstrip("/") != own and info["name"].startswith(f"{own}/")
         ]
 
+    def files(self) -> dict[str, int]:
+        """List every file in this folder and in those below it: path relative to the folder -> bytes.
+
+        Symbolic links are listed, not followed.
+        """
+        if not self.is_local:
+            self._forget("")
+            with self._remote_errors():
+                found = self._filesystem.find(self.url, detail=True)
+            start = len(self._filesystem._strip_protocol(self.url).rstrip("/")) + 1
+            return {path[start:]: int(info["size"] or 0) for path, info in found.items() if path[start:].strip("/")}
+        sizes: dict[str, int] = {}
+        for parent, folders, names in os.walk(self.path):
+            links = [folder for folder in folders if Path(parent, folder).is_symlink()]
+            for name in (*names, *links):
+                path = Path(parent, name)
+                with suppress(FileNotFoundError):  # removed in this moment
+                    sizes[str(path.relative_to(self.path))] = path.lstat().st_size
+        return sizes
+
     def make(self, name: str = "") -> None:
         """Make a folder and those above it, where the storage has folders."""
         if not self._is_object_store():

@@ -16,11 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelines.dataset.files import LEASE_PREFIX
 from pipelines.storage import Folder
 
 REFRESH_SECONDS = 10.0
 DEAD_SECONDS = 60.0
-_PREFIX = "lease-"
 _REPLACES = "replaces"
 _log = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def lease(folder: Folder, inside: str) -> Iterator[str]:
     Raises:
         RuntimeError: Another job holds the folder.
     """
-    name = f"{inside}/{_PREFIX}{uuid.uuid4().hex}.json"
+    name = f"{inside}/{LEASE_PREFIX}{uuid.uuid4().hex}.json"
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
     folder.write(name, json.dumps(owner).encode())
     kept = threading.Event()
@@ -66,7 +66,9 @@ def check_held(folder: Folder, inside: str) -> None:
         RuntimeError: One did.
     """
     own = {"pid": os.getpid(), "machine": _machine()}
-    leases = {name: _owner(folder, f"{inside}/{name}") for name in folder.names(inside) if name.startswith(_PREFIX)}
+    leases = {
+        name: _owner(folder, f"{inside}/{name}") for name in folder.names(inside) if name.startswith(LEASE_PREFIX)
+    }
     replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
     if not any(own.items() <= owner.items() for name, owner in leases.items() if name not in replaced):
         raise RuntimeError(
@@ -80,7 +82,7 @@ def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
     now = folder.modified(own)
     for other in folder.names(inside):
         path = f"{inside}/{other}"
-        if path == own or not other.startswith(_PREFIX):
+        if path == own or not other.startswith(LEASE_PREFIX):
             continue
         written = folder.modified(path)
         if now is None or written is None:  # gone in this moment

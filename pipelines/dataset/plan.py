@@ -1,33 +1,42 @@
 """Which sample goes into which shard."""
 
+import hashlib
+import json
 import math
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.archives.archive import ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import Archive, ArchiveDescription, ArchiveIndex
+from pipelines.dataset.files import shard_name
+from pipelines.dataset.manifest import FORMAT_VERSION
 from pipelines.dataset.rows import fixed_fields
 from pipelines.dataset.shard import ShardPlan
 
 
 def plan_shards(
-    description: ArchiveDescription, index: ArchiveIndex, *, row_group_mib: int, row_groups_per_shard: int, seed: int
+    archive: Archive, index: ArchiveIndex, *, row_group_mib: int, row_groups_per_shard: int, seed: int
 ) -> dict[str, list[ShardPlan]]:
     """Shuffle each split once and cut it into shards whose sizes differ by one row at most.
 
     A sample that is unusable now has its place like any other, so that it can be added later without moving others.
 
     Args:
-        description: Classes and image groups, which give a row's bytes.
+        archive: Its classes and image groups give a row's bytes.
         index: Every sample.
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups of the fullest shard.
         seed: Of the shuffle.
     """
+    description = archive.description
     fields = fixed_fields(description.groups, len(description.class_names)).values()
     row_bytes = sum(math.prod(shape) * dtype.itemsize for shape, dtype in fields)
     rows_per_group = max(1, row_group_mib * 2**20 // row_bytes)
+    layout = json.dumps(
+        [FORMAT_VERSION, rows_per_group, describe(description, archive.read_settings)], sort_keys=True
+    ).encode()
     samples, unusable = index.samples, {row["id"]: row for row in index.unusable.to_pylist()}
     plans: dict[str, list[ShardPlan]] = {}
     for number, split in enumerate(sorted(pc.unique(samples["split"]).to_pylist())):
@@ -35,16 +44,40 @@ def plan_shards(
         shuffled = samples.take(pa.array(np.random.default_rng([seed, number]).permutation(rows)))
         shard_count = math.ceil(len(rows) / (rows_per_group * row_groups_per_shard))
         ends = [len(rows) * (shard + 1) // shard_count for shard in range(shard_count)]
-        plans[split] = [
-            _plan(f"{split}/part-{shard:05d}.parquet", shuffled.slice(start, end - start), rows_per_group, unusable)
-            for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False))
-        ]
+        plans[split] = []
+        for shard, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            part = shuffled.slice(start, end - start)
+            stream = _stream(part)
+            plan = ShardPlan(
+                file=shard_name(split, shard),
+                samples=stream,
+                rows=end - start,
+                rows_per_group=rows_per_group,
+                digest=hashlib.sha256(layout + stream).hexdigest(),
+                unusable=_known(part, unusable),
+            )
+            plans[split].append(plan)
     return plans
 
 
-def _plan(file: str, samples: pa.Table, rows_per_group: int, unusable: dict[str, dict[str, str]]) -> ShardPlan:
-    known = tuple(unusable[name] for name in samples["id"].to_pylist() if name in unusable) if unusable else ()
-    return ShardPlan(file, _stream(samples), len(samples), rows_per_group, known)
+def describe(description: ArchiveDescription, read_settings: dict[str, int | None]) -> dict[str, Any]:
+    """Give what decides the rows beside the samples, in words that a message can name: kind, classes, images."""
+    names = json.dumps([description.task, *description.class_names]).encode()
+    return {
+        "archive": description.kind,
+        **read_settings,
+        "classes": f"{len(description.class_names)} ({hashlib.sha256(names).hexdigest()[:8]})",
+        "images": [
+            f"{group.name} {'x'.join(map(str, group.shape))} {group.dtype} {','.join(group.bands)}"
+            for group in description.groups
+        ],
+    }
+
+
+def _known(samples: pa.Table, unusable: dict[str, dict[str, str]]) -> tuple[dict[str, str], ...]:
+    if not unusable:
+        return ()
+    return tuple(unusable[name] for name in samples["id"].to_pylist() if name in unusable)
 
 
 def _stream(table: pa.Table) -> bytes:

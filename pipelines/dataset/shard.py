@@ -1,12 +1,10 @@
 """One shard: planned on the driver, written by one Spark task, whole or not there."""
 
 import hashlib
-import json
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,11 +19,11 @@ from pipelines.archives.files import is_local
 from pipelines.dataset.columns import LABEL_FIELD, label_vector, metadata_columns
 from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard
+from pipelines.dataset.notes import WrittenShard, write_note
 from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, plain_rows, row_checksum
 from pipelines.dataset.statistics import BandSums
 from pipelines.storage import Folder
 
-PROGRESS_FOLDER = "_progress"
 _REMOTE_READS = 32
 
 
@@ -39,24 +37,15 @@ class ShardPlan:
     """Rows of the archive's index, as an Arrow stream."""
     rows: int
     rows_per_group: int
+    digest: str
+    """Hex digest of the samples, the format and the layout: of all that decides the file's bytes but the pixels."""
     unusable: tuple[dict[str, str], ...] = ()
     """Rows of `REJECTED_SCHEMA`: samples that are known not to be readable, and are not read."""
 
     @property
-    def record(self) -> str:
-        """Path, relative to the dataset's folder, of what is noted when the file is finished."""
-        return f"{PROGRESS_FOLDER}/{self.file.replace('/', '-')}.json"
-
-
-@dataclass(frozen=True)
-class WrittenShard:
-    """What became of the planned rows."""
-
-    shard: Shard
-    class_counts: list[int]
-    band_sums: dict[str, BandSums]
-    rejected: list[dict[str, str]]
-    """Rows of `REJECTED_SCHEMA`."""
+    def table(self) -> pa.Table:
+        """The rows of `samples`."""
+        return pa.ipc.open_stream(self.samples).read_all()
 
 
 def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str) -> WrittenShard:
@@ -75,7 +64,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
     """
     folder = Folder.at(dataset)
     unusable = {row["id"] for row in plan.unusable}
-    index = pa.ipc.open_stream(plan.samples).read_all()
+    index = plan.table
     everything = index.select(["id", "labels", "paths"]).to_pylist()
     samples = [{**sample, "row": row} for row, sample in enumerate(everything) if sample["id"] not in unusable]
     # Not flushed to disk shard by shard: what a power cut takes is found by its size, or by its reader.
@@ -87,24 +76,31 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
                 rows.add(batch, read)
         size = path.stat().st_size
     written = rows.written(size)
-    _note(written, folder, plan.record)
+    write_note(written, folder)
     return written
 
 
-_Result = BadRecordError | Georeference | None
-_Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable[_Result]]
+ReadResult = BadRecordError | Georeference | None
+_Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable[ReadResult]]
+
+
+def read_sample(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> ReadResult:
+    """Read one sample into `out`; returns where it lies, or what is wrong with it."""
+    try:
+        return archive.read(sample["paths"], out)
+    except BadRecordError as error:
+        return error
+
+
+def rejection(sample_id: str, error: BadRecordError) -> dict[str, str]:
+    """Give the row of `REJECTED_SCHEMA` of a sample that cannot be read."""
+    return {"id": sample_id, "file": error.file, "reason": error.reason, "detail": error.detail}
 
 
 @contextmanager
 def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
     """How samples are read, and how many at once: a remote storage answers late, but many at the same time."""
-
-    def read_one(sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> _Result:
-        try:
-            return archive.read(sample["paths"], out)
-        except BadRecordError as error:
-            return error
-
+    read_one = partial(read_sample, archive)
     if is_local(archive.root):
         yield partial(map, read_one), 1
         return
@@ -118,6 +114,7 @@ class _RowGroups:
     def __init__(self, plan: ShardPlan, index: pa.Table, description: ArchiveDescription, path: Path) -> None:
         self._index, self._class_names = index, description.class_names
         class_count = len(description.class_names)
+        self._plan_digest = plan.digest
         self._file, self._capacity = plan.file, min(plan.rows_per_group, plan.rows)
         self._fields = fixed_fields(description.groups, class_count)
         self._columns = {name: ColumnBuffer(*field, self._capacity) for name, field in self._fields.items()}
@@ -155,9 +152,7 @@ class _RowGroups:
         places = self._images[first : first + len(samples)]
         for sample, image, result in zip(samples, places, read(samples, places), strict=True):
             if isinstance(result, BadRecordError):
-                self._rejected.append(
-                    {"id": sample["id"], "file": result.file, "reason": result.reason, "detail": result.detail}
-                )
+                self._rejected.append(rejection(sample["id"], result))
                 continue
             row = self._images[len(self._ids)]
             if row is not image:
@@ -195,40 +190,4 @@ class _RowGroups:
         shard = Shard(
             file=self._file, row_groups=tuple(self._row_groups), size=size, content_digest=self._digest.hexdigest()
         )
-        return WrittenShard(shard, self._class_counts.tolist(), self._sums, self._rejected)
-
-
-def read_finished(plan: ShardPlan, dataset: Folder) -> WrittenShard | None:
-    """What an earlier attempt noted, if the file is still there as it was noted."""
-    try:
-        values = json.loads(dataset.read(plan.record))
-        shard = Shard.model_validate_json(json.dumps(values["shard"]))
-    except (FileNotFoundError, ValueError):
-        return None
-    if dataset.size(shard.file) != shard.size:
-        return None
-    sums = {
-        name: BandSums(
-            value["count"],
-            tuple(value["total"]),
-            tuple(value["squares"]),
-            tuple(tuple(band) for band in value["histogram"]),
-        )
-        for name, value in values["band_sums"].items()
-    }
-    return WrittenShard(shard, values["class_counts"], sums, values["rejected"])
-
-
-def count_reasons(rejected: list[dict[str, str]]) -> dict[str, int]:
-    """Bad records by reason, the most frequent first."""
-    return dict(Counter(row["reason"] for row in rejected).most_common())
-
-
-def _note(written: WrittenShard, dataset: Folder, name: str) -> None:
-    values = {
-        "shard": written.shard.model_dump(mode="json"),
-        "class_counts": written.class_counts,
-        "band_sums": {name: asdict(sums) for name, sums in written.band_sums.items()},
-        "rejected": written.rejected,
-    }
-    dataset.write(name, json.dumps(values).encode(), flush=False)
+        return WrittenShard(shard, self._plan_digest, self._class_counts.tolist(), self._sums, self._rejected)

@@ -1,116 +1,181 @@
-"""The unfinished dataset: whose it is, and how it becomes the finished one."""
+"""The unfinished dataset: whose it is, what becomes of the old one, and how it becomes the finished one.
 
-import fcntl
+On local disks it is written to `<dataset>.incomplete` and takes the dataset's name when it is complete. Behind a URL,
+where folders cannot be renamed, it is written in place, and `dataset.json` makes it a dataset. Every step can be the
+last one before the process is killed: the next run finds out by the mark where it was.
+"""
+
+import hashlib
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+import os
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from pipelines.dataset.lease import check_held, lease
+from pipelines.dataset.files import (
+    LEASE_PREFIX,
+    MARK_FILE,
+    PROGRESS_FOLDER,
+    files_of_finished,
+    files_of_unfinished,
+    is_progress,
+    remove_empty,
+    remove_files,
+)
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
-from pipelines.dataset.shard import PROGRESS_FOLDER
+from pipelines.dataset.swap import swap_folders
 from pipelines.storage import Folder
 
-_IDENTITY_FILE = f"{PROGRESS_FOLDER}/plan.json"
-_ARCHIVE = "the archive's content or settings"
+_SPLITS_OF_OLD_MARKS = ["train", "validation", "test"]
 
 
-def finished_dataset(dataset: Folder, identity: dict[str, Any]) -> Manifest | None:
-    """The manifest of a dataset that is there already; None where there is none, or an unfinished one.
+@dataclass(frozen=True)
+class Mark:
+    """What an unfinished dataset says about itself, in `_progress/plan.json`: this proves that it is ours."""
+
+    identity: dict[str, Any]
+    """Settings and digests that the job was started with."""
+    splits: list[str]
+    removing: list[str] = field(default_factory=list)
+    """Files of a dataset that is being replaced in place, and that must go before anything is written."""
+    replaced: str | None = None
+    """Digest of the `dataset.json` of the local dataset whose place this one takes."""
+
+
+def staging_of(dataset: Folder) -> Folder:
+    """Give the folder that an unfinished dataset is written to."""
+    return dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
+
+
+def read_mark(folder: Folder) -> Mark | None:
+    """Read the mark of a folder; None where there is none.
 
     Raises:
-        ValueError: It is something else, or a dataset that another archive or other settings made; names the
-            difference.
+        ValueError: It is damaged.
     """
-    if not dataset.exists(FILE_NAME):
-        found = dataset.names()
-        if (found or (dataset.is_local and dataset.exists())) and PROGRESS_FOLDER not in found:
-            raise ValueError(
-                f"{dataset} exists and is not a dataset: choose another dataset.path, or remove the folder"
-            )
+    try:
+        values = json.loads(folder.read(MARK_FILE))
+        return Mark(**values) if "identity" in values else Mark(dict(values), _SPLITS_OF_OLD_MARKS)
+    except (FileNotFoundError, NotADirectoryError):
         return None
-    manifest = read_manifest(dataset)
-    there = {**manifest.settings, "archive": manifest.archive, "source": manifest.source_fingerprint}
-    _refuse_another(dataset, there, identity)
-    return manifest
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
 
 
-def _refuse_another(folder: Folder, there: dict[str, Any], asked: dict[str, Any]) -> None:
-    differences = [
-        _ARCHIVE if name == "source" else f"{name} {there.get(name)} there, {value} asked for"
-        for name, value in asked.items()
-        if there.get(name) != value
-    ]
-    if differences:
-        raise ValueError(
-            f"{folder} was made otherwise ({'; '.join(differences)}): choose another dataset.path, or replace it with "
-            "--set prepare.overwrite=true"
-        )
+def write_mark(folder: Folder, mark: Mark) -> None:
+    """Write the mark of a folder."""
+    folder.make(PROGRESS_FOLDER)
+    folder.write(MARK_FILE, json.dumps(asdict(mark)).encode())
 
 
-@contextmanager
-def staging_folder(dataset: Folder, identity: dict[str, Any], splits: list[str], overwrite: bool) -> Iterator[Folder]:
-    """Yield where the dataset is written to: this job's alone, with what the same job left there before.
-
-    That is `<dataset>.incomplete` on local disks, and the dataset's own folder elsewhere.
+def discard(staging: Folder, mark: Mark) -> None:
+    """Remove an unfinished dataset, file by file.
 
     Raises:
-        ValueError: Another archive or other settings made what is there; names the difference.
-        RuntimeError: Another job is writing it.
+        ValueError: The folder holds a file that is not ours; nothing is removed.
     """
-    staging = dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
-    with _locked(staging) if dataset.is_local else lease(staging, PROGRESS_FOLDER) as kept:
-        if not overwrite and staging.exists(_IDENTITY_FILE):
-            _refuse_another(staging, json.loads(staging.read(_IDENTITY_FILE)), identity)
-        else:
-            # Without its manifest, which goes first, what is left is no dataset.
-            for name in sorted(staging.names(), key=lambda name: name != FILE_NAME):
-                for path in _files_to_remove(staging, name, kept):
-                    staging.remove(path)
-        for folder in (*splits, PROGRESS_FOLDER):
-            staging.make(folder)
-        staging.write(_IDENTITY_FILE, json.dumps(identity).encode())
-        yield staging
+    names = [name for name in files_of_unfinished(staging, mark.splits) if not _is_lease(name)]
+    _remove_in_place(staging, mark, names)
+    remove_files(staging, [MARK_FILE])
+    remove_empty(staging)
 
 
-def _files_to_remove(staging: Folder, name: str, kept: str) -> list[str]:
-    """A file or folder, but of a folder with the file `kept` all others in it."""
-    if not kept.startswith(f"{name}/"):
-        return [name]
-    return [path for path in (f"{name}/{inner}" for inner in staging.names(name)) if path != kept]
+def remove_finished(dataset: Folder, manifest: Manifest, identity: dict[str, Any], splits: list[str]) -> None:
+    """Remove a finished dataset behind a URL, file by file, `dataset.json` first; a mark tells what still has to go.
+
+    Raises:
+        ValueError: The folder holds a file that is not ours; nothing is removed.
+    """
+    names = [name for name in files_of_finished(dataset, manifest) if not _is_lease(name)]
+    _remove_in_place(dataset, Mark(identity, splits), names)
 
 
-@contextmanager
-def _locked(staging: Folder) -> Iterator[str]:
-    """Hold the lock of a local folder; nothing in the folder is part of it."""
-    staging.path.parent.mkdir(parents=True, exist_ok=True)
-    with staging.path.with_name(f".{staging.name}.lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise RuntimeError(f"another job is writing {staging}: wait for it, or stop it") from None
-        yield ""
-    Path(lock.name).unlink(missing_ok=True)
+def _remove_in_place(folder: Folder, mark: Mark, names: Collection[str]) -> None:
+    names = [name for name in dict.fromkeys(names) if name != MARK_FILE]
+    write_mark(folder, replace(mark, removing=names))
+    resume_removing(folder)
 
 
-def finish(staging: Folder, dataset: Folder, manifest: Manifest) -> None:
-    """Turn the unfinished dataset into a finished one, at once: by the rename, or else by its `dataset.json`."""
-    for split in manifest.splits:
-        for name in staging.names(split):
-            if name.startswith(".part-"):  # of attempts that were killed
-                staging.remove(f"{split}/{name}")
-    if staging == dataset:
-        check_held(staging, PROGRESS_FOLDER)
-    write_manifest(manifest, staging)
-    staging.remove(PROGRESS_FOLDER)
-    if staging == dataset:
+def resume_removing(folder: Folder) -> None:
+    """Remove what the mark says has to go before anything is written."""
+    mark = read_mark(folder)
+    if mark is not None and mark.removing:
+        # Without its manifest what is left is no dataset.
+        remove_files(folder, [name for name in mark.removing if name == FILE_NAME])
+        remove_files(folder, mark.removing)
+        write_mark(folder, replace(mark, removing=[]))
+
+
+def link_shard(source: Folder, staging: Folder, name: str) -> None:
+    """Give a finished shard a second name in the staging folder; a copy where there are no hard links."""
+    old, new = source.path / name, staging.path / name
+    if new.exists() and new.samefile(old):
         return
-    if dataset.exists():
-        replaced = dataset.sibling(f".{dataset.name}.replaced")
-        replaced.remove()
-        dataset.path.rename(replaced.path)
-        staging.path.rename(dataset.path)
-        replaced.remove()
-    else:
-        staging.path.rename(dataset.path)
+    new.unlink(missing_ok=True)
+    try:
+        os.link(old, new)
+    except OSError:  # not every file system has them
+        with staging.new_file(name) as path:
+            shutil.copyfile(old, path)
+
+
+def finish(
+    staging: Folder, dataset: Folder, manifest: Manifest, files: Collection[str], still_held: Callable[[], None]
+) -> None:
+    """Turn the unfinished dataset into a finished one, at once: by the rename, or else by its `dataset.json`.
+
+    Args:
+        staging: The unfinished dataset.
+        dataset: Its final place, where an older dataset may be.
+        manifest: What becomes `dataset.json`.
+        files: Everything that belongs to the dataset; what else the staging folder holds of earlier plans is removed.
+        still_held: Raises where another job took over.
+
+    Raises:
+        ValueError: A folder holds a file that is not ours.
+        RuntimeError: Another job took over.
+    """
+    mark = read_mark(staging)
+    assert mark is not None, staging
+    ours = files_of_unfinished(staging, mark.splits)
+    stale = [name for name in ours if name not in files and not name.startswith(f"{PROGRESS_FOLDER}/")]
+    remove_files(staging, [name for name in stale if name != FILE_NAME])
+    still_held()
+    write_manifest(manifest, staging)
+    if staging != dataset:
+        if dataset.exists():
+            files_of_finished(dataset, read_manifest(dataset))
+            write_mark(staging, replace(mark, replaced=_digest(dataset)))
+            swap_folders(staging.path, dataset.path, _aside(dataset))
+        else:
+            staging.path.rename(dataset.path)
+    clean_up(dataset)
+
+
+def clean_up(dataset: Folder) -> None:
+    """Remove what a finished dataset has left behind: its notes of progress, and the dataset whose place it took."""
+    mark = read_mark(dataset)
+    if mark is None or not dataset.exists(FILE_NAME):
+        return
+    if dataset.is_local and mark.replaced is not None:
+        for old in (staging_of(dataset), Folder(str(_aside(dataset)))):
+            if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
+                remove_files(old, files_of_finished(old, read_manifest(old)), last=[FILE_NAME])
+            remove_empty(old)
+    names = [f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)]
+    remove_files(dataset, [name for name in names if is_progress(name) and not _is_lease(name)], last=[MARK_FILE])
+
+
+def _aside(dataset: Folder) -> Path:
+    """Where the old dataset is for a moment on file systems that cannot exchange two folders."""
+    return dataset.path.with_name(f".{dataset.name}.replaced")
+
+
+def _digest(dataset: Folder) -> str:
+    return hashlib.sha256(dataset.read(FILE_NAME)).hexdigest()
+
+
+def _is_lease(name: str) -> bool:
+    return name.startswith(f"{PROGRESS_FOLDER}/{LEASE_PREFIX}")

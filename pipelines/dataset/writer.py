@@ -1,56 +1,74 @@
-"""From an archive to a dataset, as one Spark job that may be stopped and started again."""
+"""From an archive to a dataset, as one Spark job that may be stopped, started again, and asked to repair its result."""
 
+import errno
 import functools
 import logging
 import operator
-import threading
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
-from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription
-from pipelines.dataset.index import index_digest
-from pipelines.dataset.manifest import Manifest, Split
-from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-from pipelines.dataset.plan import plan_shards
-from pipelines.dataset.report.page import FILE_NAME as REPORT_FILE
-from pipelines.dataset.report.page import write_report
-from pipelines.dataset.shard import (
-    PROGRESS_FOLDER,
-    ShardPlan,
-    WrittenShard,
-    count_reasons,
-    read_finished,
-    write_shard,
+from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription, ArchiveIndex
+from pipelines.dataset.files import (
+    INDEX_FILE,
+    NOTES_FILE,
+    PETASTORM_FILE,
+    REJECTED_FILE,
+    REPORT_FILE,
+    check_apart,
+    files_of_finished,
+    files_of_unfinished,
+    note_name,
+    remove_files,
 )
-from pipelines.dataset.staging import finish, finished_dataset, staging_folder
+from pipelines.dataset.index import index_digest, write_index
+from pipelines.dataset.lock import hold
+from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard, Split
+from pipelines.dataset.notes import WrittenShard, count_reasons, write_all_notes, write_note
+from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
+from pipelines.dataset.plan import describe, plan_shards
+from pipelines.dataset.report.page import write_report
+from pipelines.dataset.rows import Fields, fixed_fields
+from pipelines.dataset.spark_job import PrepareProgress, check_shards, write_shards
+from pipelines.dataset.staging import (
+    Mark,
+    clean_up,
+    discard,
+    finish,
+    link_shard,
+    read_mark,
+    remove_finished,
+    resume_removing,
+    staging_of,
+    write_mark,
+)
 from pipelines.dataset.statistics import BandSums
+from pipelines.dataset.survey import (
+    Existing,
+    Plans,
+    Usable,
+    all_of,
+    find_finished,
+    find_unfinished,
+    find_usable,
+    merge,
+    reconcile,
+    refuse_another,
+    rejected_of,
+    without,
+)
+from pipelines.dataset.verify import ShardCheck
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage import Folder
 
-REJECTED_FILE = "_rejected.parquet"
-"""Readers that search folders for Parquet files pass over names with a leading underscore."""
-_SECONDS_BETWEEN_LOOKS = 1.0
-_LOOKS_AT_ONCE = 16
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class PrepareProgress:
-    """How far the job is."""
-
-    done: int
-    """Samples in finished shards, bad ones included."""
-    total: int
-    rejected: int
 
 
 def prepare_dataset(
@@ -63,151 +81,356 @@ def prepare_dataset(
     seed: int = 0,
     max_rejected_fraction: float = 0.01,
     overwrite: bool = False,
+    restart: bool = False,
+    verify: bool = False,
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[PrepareProgress], None] = lambda progress: None,
 ) -> Manifest:
     """Write `archive` as a dataset of Petastorm-format Parquet, one directory per split.
 
-    Shards are written under `<dataset>.incomplete` and the folder is renamed at the end, with `dataset.json` in it:
-    whatever stops the job, `dataset` is whole or does not exist. Behind a URL, where folders cannot be renamed, they
+    Shards are written under `<dataset>.incomplete`, and the folder is renamed at the end, with `dataset.json` in it.
+    Whatever stops the job, `dataset` is whole or does not exist. Behind a URL, where folders cannot be renamed, they
     are written in place and `dataset.json` comes last: without it there is no dataset.
 
-    The same call again goes on with the shards that are not finished; the result is, byte for byte, that of a job that
-    was never stopped. A finished dataset of the same archive and settings is left as it is.
+    The same call again continues with the shards that are not finished. The result is, byte for byte, that of a job
+    that was never stopped. Each finished shard is noted with a digest of its samples. Where samples were added to the
+    archive, removed from it or changed since, the call is refused, and says how many.
+
+    The same call on a finished dataset looks at it. Shards that are missing or have another size are written again,
+    and so are those with rejected records that can be read now, and with `verify` those with damaged rows. The
+    repaired dataset equals, byte for byte, one that never failed. On local disks it takes the old one's place at once,
+    and the old files stay readable for who has them open. Behind a URL `dataset.json` is removed first and written
+    again last.
+
+    Nothing is removed but files that a `dataset.json` or the mark of our own unfinished work shows to be ours, one by
+    one, after the archive was read. A folder that holds any other file is refused.
 
     Args:
         spark: Session whose executors see both paths.
         archive: What to read.
-        dataset: Folder to make: a path, or a URL that fsspec knows.
+        dataset: Folder to make: a path, or a URL that fsspec knows. It must not contain the archive, nor be in it.
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups per Parquet file.
         seed: Of the one shuffle of rows within their split.
         max_rejected_fraction: More bad records than this part of all fail the job.
-        overwrite: Replace what another archive or other settings made: on local disks when the new one is complete;
-            behind a URL the old one is removed first, so there is none until the job ends.
-        say: Told what goes on, a line at a time.
+        overwrite: Replace an existing dataset, also one that another archive or other settings made: on local disks
+            when the new one is complete; behind a URL the old one is removed first, so there is none until the job
+            ends. Unfinished work of another archive or other settings is discarded.
+        restart: Discard unfinished work, and start from nothing; a finished dataset is not touched by this.
+        verify: Read the shards that are finished already, and write again those with rows that differ from their
+            checksums.
+        say: Told what happens, a line at a time.
         progress: Called about once a second, from another thread.
 
     Raises:
         FileNotFoundError: The archive is missing.
-        ValueError: It is empty or malformed, has no training split or too many bad records, or `dataset` exists and
-            is something else.
-        RuntimeError: Another job is writing this dataset, the storage cannot be used, or Spark gave up; the finished
-            shards are kept.
+        ValueError: It is empty or malformed, has no training split or too many bad records, or changed; or `dataset`
+            exists and is something else, or holds files that are not ours, or cannot be written.
+        RuntimeError: Another job is writing this dataset, the storage cannot be used, a disk is full, or Spark gave
+            up; the finished shards are kept.
     """
-    dataset = Folder.at(dataset)
+    dataset = _followed(Folder.at(dataset))
     dataset.check()
     if archive.root:
         Folder.at(archive.root).check()
+    check_apart(archive.root, dataset)
+    check_apart(archive.root, staging_of(dataset))
     settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
+    job = _Job(spark, archive, dataset, settings, max_rejected_fraction, say, progress, verify)
     index = archive.index()
-    identity = {**settings, "archive": archive.description.kind, "source": index_digest(index.samples)}
-    if not overwrite and (existing := finished_dataset(dataset, identity)) is not None:
-        say(f"{dataset} is finished already; left as it is")
-        return existing
-    total = len(index.samples) + len(index.rejected)
-    known = index.rejected.to_pylist() + index.unusable.to_pylist()
-    _check_rejected(known, total, max_rejected_fraction, None)
-    plans = plan_shards(archive.description, index, **settings)
-    if TRAINING_SPLIT not in plans:
-        others = f"only of {', '.join(plans)}" if plans else "nor of any other"
+    found = sorted(index.samples["split"].unique().to_pylist())
+    if TRAINING_SPLIT not in found:
+        others = f"only of {', '.join(found)}" if found else "nor of any other"
         raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, {others}")
-    with staging_folder(dataset, identity, list(plans), overwrite) as staging:
-        written = _write_shards(spark, archive, staging, plans, say, progress)
-        found = [row for shards in written.values() for result in shards for row in result.rejected]
-        rejected = index.rejected.to_pylist() + found
+    with _disk_errors(dataset):
+        finished = find_finished(dataset)
+        if finished is not None and not overwrite and read_mark(dataset) is None:
+            stock = job.take_stock(index, [finished])
+            if job.is_whole(finished, stock):
+                return job.leave(finished, stock)
+        with hold(dataset) as still_held:
+            clean_up(dataset)
+            resume_removing(staging_of(dataset))
+            return job.write(index, overwrite=overwrite, restart=restart, still_held=still_held)
+
+
+@dataclass(frozen=True)
+class _Stock:
+    """What is to be written, and what of it is there."""
+
+    index: ArchiveIndex
+    identity: dict[str, Any]
+    plans: Plans
+    usable: Usable
+
+    @property
+    def written(self) -> dict[str, WrittenShard]:
+        """The shards that need not be written again."""
+        return {file: written for file, (written, _) in self.usable.shards.items()}
+
+    @property
+    def total(self) -> int:
+        """Everything that the archive names."""
+        return len(self.index.samples) + len(self.index.rejected)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call of `prepare_dataset`."""
+
+    spark: SparkSession
+    archive: Archive
+    dataset: Folder
+    settings: dict[str, int]
+    max_rejected_fraction: float
+    say: Callable[[str], None]
+    progress: Callable[[PrepareProgress], None]
+    verify: bool
+    checked: dict[str, ShardCheck] = field(default_factory=dict)
+    """By path, the shards that were read and compared with their checksums."""
+
+    def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> _Stock:
+        """Plan the dataset, and find the shards that earlier runs wrote.
+
+        Raises:
+            ValueError: Settings or samples are not those of the earlier runs.
+        """
+
+        def plan(index: ArchiveIndex) -> Plans:
+            return plan_shards(self.archive, index, **self.settings)
+
+        identity = {
+            "format": FORMAT_VERSION,
+            **self.settings,
+            **describe(self.archive.description, self.archive.read_settings),
+        }
+        for existing in sources:
+            if existing.is_old:
+                _check_old(existing, {name: value for name, value in identity.items() if name != "format"}, index)
+                continue
+            refuse_another(existing, identity)
+            index = reconcile(existing, index, plan)
+        plans = plan(index)
+        usable = Usable({}, {})
+        for existing in sources:
+            found = find_usable(existing, plans, self.archive)
+            usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
+        identity["index"] = index_digest(index.samples)
+        return _Stock(index, identity, plans, usable)
+
+    def verified(self, folder: Folder, usable: Usable) -> Usable:
+        """Leave out the shards whose rows differ from their checksums."""
+        description = self.archive.description
+        fields = fixed_fields(description.groups, len(description.class_names))
+        shards = [written.shard for written, _ in usable.shards.values()]
+        new = [shard for shard in shards if f"{folder}/{shard.file}" not in self.checked]
+        if new:
+            self.say(f"{len(new)} shards are read and compared with their checksums")
+            self.checked.update({f"{folder}/{check.file}": check for check in self.check(folder, new, fields)})
+        damaged = [check for shard in shards if (check := self.checked[f"{folder}/{shard.file}"]).damage is not None]
+        return without(usable, [check.file for check in damaged], "with damaged rows") if damaged else usable
+
+    def check(self, folder: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
+        """Compare shards with their checksums."""
+        checks = check_shards(self.spark, folder, shards, fields)
+        for check in checks:
+            if check.damage is not None:
+                self.say(f"{folder}/{check}")
+        return checks
+
+    def is_whole(self, finished: Existing, stock: _Stock) -> bool:
+        """Whether a finished dataset is what this call would make."""
+        assert finished.manifest is not None
+        if finished.is_old:
+            return True
+        complete = set(stock.written) == {plan.file for plan in all_of(stock.plans)}
+        return (
+            complete
+            and set(_file_names(stock.plans)) <= set(finished.sizes)
+            and self.manifest(stock, stock.written) == finished.manifest
+        )
+
+    def leave(self, finished: Existing, stock: _Stock) -> Manifest:
+        """Leave a whole dataset as it is; a report that is lost is made again."""
+        assert finished.manifest is not None
+        if not finished.is_old and REPORT_FILE not in finished.sizes:
+            self.report(stock, stock.written, finished.manifest)
+        self.say(f"{self.dataset} is finished already; left as it is")
+        return finished.manifest
+
+    def write(self, index: ArchiveIndex, *, overwrite: bool, restart: bool, still_held: Callable[[], None]) -> Manifest:
+        """Write what is not there, with the dataset held."""
+        finished, unfinished = find_finished(self.dataset), find_unfinished(self.dataset)
+        stale = unfinished if restart else None
+        if overwrite:
+            same = unfinished is not None and unfinished.identity == self.take_stock(index, []).identity
+            stale = stale if same else unfinished
+            sources = [unfinished] if unfinished is not None and stale is None else []
+        else:
+            if finished is not None:
+                stock = self.take_stock(index, [finished])
+                if self.is_whole(finished, stock):
+                    return self.leave(finished, stock)
+                self.say(f"{self.dataset} is repaired: {_problems(stock.usable)}")
+            sources = [
+                existing for existing in (finished, unfinished) if existing is not None and existing is not stale
+            ]
+        stock = self.take_stock(index, sources)
+        self.check_rejected(self.rejected(stock, stock.written), stock.total, None)
+        if finished is not None and finished.manifest is not None:
+            files_of_finished(self.dataset, finished.manifest)
+        staging = self.open(stock, finished, unfinished, stale, overwrite)
+        return self.complete(stock, staging, still_held)
+
+    def open(
+        self,
+        stock: _Stock,
+        finished: Existing | None,
+        unfinished: Existing | None,
+        stale: Existing | None,
+        overwrite: bool,
+    ) -> Folder:
+        """Make the folder of the unfinished dataset, with all shards that are usable; removes what is in the way.
+
+        Raises:
+            ValueError: A folder holds a file that is not ours; nothing is removed.
+        """
+        staging, splits = staging_of(self.dataset), list(stock.plans)
+        mark = read_mark(staging) if unfinished is not None else None
+        if mark is not None:
+            files_of_unfinished(staging, mark.splits)
+        if stale is not None and mark is not None:
+            discard(staging, mark)
+            unfinished = mark = None
+        if finished is not None and finished.manifest is not None and overwrite and not self.dataset.is_local:
+            remove_finished(self.dataset, finished.manifest, stock.identity, splits)
+            finished = None
+        keep = (mark.splits, mark.replaced) if mark is not None else ([], None)
+        write_mark(staging, Mark(stock.identity, sorted({*splits, *keep[0]}), replaced=keep[1]))
+        for split in splits:
+            staging.make(split)
+        known = unfinished.notes if unfinished is not None else {}
+        remove_files(staging, [note_name(file) for file in known if file not in stock.written])
+        for file, (written, folder) in stock.usable.shards.items():
+            if folder != staging:
+                link_shard(folder, staging, file)
+            if known.get(file) != written:
+                write_note(written, staging)
+        if finished is not None and not self.dataset.is_local:
+            staging.remove(FILE_NAME)
+        if unfinished is None or unfinished.identity != stock.identity or INDEX_FILE not in unfinished.sizes:
+            write_index(stock.index.samples, staging)
+        return staging
+
+    def complete(self, stock: _Stock, staging: Folder, still_held: Callable[[], None]) -> Manifest:
+        """Write the shards that are not usable, and make a dataset of them all."""
+        plans, found = all_of(stock.plans), stock.written
+        self.say(f"{sum(plan.rows for plan in plans)} samples of {len(stock.plans)} splits in {len(plans)} shards")
+        if found:
+            self.say(f"{len(found)} shards are finished already")
+        written = write_shards(self.spark, self.archive, staging, plans, found, self.say, self.progress)
+        rejected = self.rejected(stock, written)
         _write_rejected(rejected, staging)
-        _check_rejected(rejected, total, max_rejected_fraction, f"{staging}/{REJECTED_FILE}")
-        manifest = _manifest(archive.description, written, settings, str(identity["source"]), rejected)
+        self.check_rejected(rejected, stock.total, f"{staging}/{REJECTED_FILE}")
+        manifest = self.manifest(stock, written)
         for split, shards in manifest.splits.items():
             write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names))
-        finish(staging, dataset, manifest)
-    _report(dataset, manifest, merge_sums(written[TRAINING_SPLIT]), rejected)
-    say(f"look at it: {dataset}/{REPORT_FILE}")
-    for reason, count in manifest.skipped.items():
-        say(f"left out {count} of {total} samples: {reason} (see {dataset}/{REJECTED_FILE})")
-    return manifest
+        write_all_notes(stock.identity, [written[plan.file] for plan in plans], staging)
+        finish(staging, self.dataset, manifest, _file_names(stock.plans), still_held)
+        self.report(stock, written, manifest)
+        self.say(f"look at it: {self.dataset}/{REPORT_FILE}")
+        for reason, count in manifest.skipped.items():
+            self.say(f"left out {count} of {stock.total} samples: {reason} (see {self.dataset}/{REJECTED_FILE})")
+        return manifest
+
+    def rejected(self, stock: _Stock, written: dict[str, WrittenShard]) -> list[dict[str, str]]:
+        """Every bad record that is known: of finished shards what was found, of others what the index says."""
+        rows = list(stock.index.rejected.to_pylist())
+        for plan in all_of(stock.plans):
+            rows += rejected_of([written[plan.file]]) if plan.file in written else plan.unusable
+        return rows
+
+    def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
+        """Make sure that no more records are bad than allowed."""
+        allowed = self.max_rejected_fraction
+        if len(rejected) <= allowed * total:
+            return
+        counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
+        raise ValueError(
+            f"{len(rejected)} of {total} samples are bad ({counts}), more than "
+            f"prepare.max_rejected_fraction={allowed}; the first: {rejected[0]['file']}: {rejected[0]['reason']}; "
+            "mend the files, or allow more, and the same command continues"
+            + (f"; all of them: {report}" if report else "")
+        )
+
+    def manifest(self, stock: _Stock, written: dict[str, WrittenShard]) -> Manifest:
+        """Describe the dataset that these shards make."""
+        splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
+        source = index_digest(stock.index.samples)
+        rejected = self.rejected(stock, written)
+        return _manifest(self.archive.description, splits, self.settings, source, rejected)
+
+    def report(self, stock: _Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
+        """Make the page about the dataset."""
+        sums = merge_sums([written[plan.file] for plan in stock.plans[TRAINING_SPLIT]])
+        _report(self.dataset, manifest, sums, self.rejected(stock, written))
 
 
-def _write_shards(
-    spark: SparkSession,
-    archive: Archive,
-    staging: Folder,
-    plans: dict[str, list[ShardPlan]],
-    say: Callable[[str], None],
-    progress: Callable[[PrepareProgress], None],
-) -> dict[str, list[WrittenShard]]:
-    everything = [plan for shards in plans.values() for plan in shards]
-    noted = set(staging.names(PROGRESS_FOLDER))
-    finished: dict[str, WrittenShard | None] = dict.fromkeys([plan.file for plan in everything])
-    candidates = [plan for plan in everything if PurePosixPath(plan.record).name in noted]
-    with ThreadPoolExecutor(_LOOKS_AT_ONCE) as pool:
-        results = pool.map(functools.partial(read_finished, dataset=staging), candidates)
-        finished |= {plan.file: result for plan, result in zip(candidates, results, strict=True)}
-    waiting = [plan for plan in everything if finished[plan.file] is None]
-    samples = sum(plan.rows for plan in everything)
-    say(f"{samples} samples of {len(plans)} splits in {len(everything)} shards")
-    if len(waiting) < len(everything):
-        say(f"{len(everything) - len(waiting)} shards are finished already")
-    with _Watch(everything, staging, progress):
-        finished |= {written.shard.file: written for written in _run(spark, archive, staging, waiting)}
-    return {
-        split: [written for plan in shards if (written := finished[plan.file]) is not None]
-        for split, shards in plans.items()
-    }
+def _followed(dataset: Folder) -> Folder:
+    """The folder that a symbolic link leads to: its neighbours are on the same disk."""
+    return Folder(str(dataset.path.resolve())) if dataset.is_local and dataset.path.is_symlink() else dataset
 
 
-def _run(spark: SparkSession, archive: Archive, staging: Folder, plans: list[ShardPlan]) -> list[WrittenShard]:
-    if not plans:
-        return []
+def _file_names(plans: Plans) -> list[str]:
+    """Everything that makes a dataset; the report, which is about it, can be made again."""
+    petastorm = [f"{split}/{PETASTORM_FILE}" for split in plans]
+    return [FILE_NAME, REJECTED_FILE, INDEX_FILE, NOTES_FILE, *petastorm, *(plan.file for plan in all_of(plans))]
 
-    def task(shards: Iterable[ShardPlan]) -> Iterator[WrittenShard]:
-        for shard in shards:
-            yield write_shard(shard, archive, staging)
 
+def _problems(usable: Usable) -> str:
+    counts = [f"{count} shards {reason}" for reason, count in usable.problems.items()]
+    return ", ".join(counts) or "what describes the shards is lost or out of date"
+
+
+def _check_old(existing: Existing, identity: dict[str, Any], index: ArchiveIndex) -> None:
+    """A dataset of format version 1 keeps no notes: it can be left as it is, or replaced.
+
+    Raises:
+        ValueError: It has other settings, is not whole, or has another number of samples than the archive.
+    """
+    refuse_another(existing, identity)
+    assert existing.manifest is not None
+    shards = [shard for split in existing.manifest.splits.values() for shard in split.shards]
+    damaged = [shard.file for shard in shards if existing.sizes.get(shard.file) != shard.size]
+    if damaged:
+        raise ValueError(
+            f"{existing.folder}: {len(damaged)} shards are missing or of another size, the first is {damaged[0]}. A "
+            f"dataset of format version 1 cannot be repaired: {existing.advice}"
+        )
+    before = sum(shard.rows for shard in shards) + sum(existing.manifest.skipped.values())
+    now = len(index.samples) + len(index.rejected)
+    if before != now:
+        raise ValueError(f"the archive has {now} samples, {existing.folder} was made of {before}: {existing.advice}")
+
+
+@contextmanager
+def _disk_errors(dataset: Folder) -> Iterator[None]:
+    """Say which folder cannot be written, and how to continue."""
     try:
-        return spark.sparkContext.parallelize(plans, len(plans)).mapPartitions(task).collect()
-    except Py4JError as error:
-        java = getattr(error, "java_exception", None)
-        reason = str(java.getMessage() if java is not None else error)
-        # The last line of the Python traceback in it says what happened: no space left, a lost executor.
-        lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]
-        raise RuntimeError(
-            f"Spark gave up: {lines[-1].strip()}; finished shards are kept in {staging}, the same command goes on"
-        ) from None
-
-
-class _Watch:
-    """Counts finished shards while the job runs, by the notes that they leave."""
-
-    def __init__(self, plans: list[ShardPlan], staging: Folder, progress: Callable[[PrepareProgress], None]) -> None:
-        self._open = {PurePosixPath(plan.record).name: plan for plan in plans}
-        self._total = sum(plan.rows for plan in plans)
-        self._staging, self._progress = staging, progress
-        self._done = self._rejected = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="groundswell-prepare-progress", daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._look()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
-            with suppress(RuntimeError, OSError):  # a storage that fails for long stops the tasks, not the display
-                self._look()
-
-    def _look(self) -> None:
-        for record in set(self._staging.names(PROGRESS_FOLDER)) & set(self._open):
-            plan = self._open.pop(record)
-            written = read_finished(plan, self._staging)
-            self._done += plan.rows
-            self._rejected += len(written.rejected) if written is not None else 0
-        self._progress(PrepareProgress(self._done, self._total, self._rejected))
+        yield
+    except OSError as error:
+        where = error.filename or dataset
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RuntimeError(
+                f"{where}: {error.strerror}: make room on the disk of {dataset}; finished shards are kept, and the "
+                "same command continues"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise ValueError(
+                f"{dataset} cannot be written ({where}: {error.strerror}): choose another dataset.path, or change its "
+                "permissions"
+            ) from error
+        raise
 
 
 def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
@@ -221,16 +444,6 @@ def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], reje
 def _write_rejected(rejected: list[dict[str, str]], staging: Folder) -> None:
     with staging.new_file(REJECTED_FILE) as path:
         pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), path)
-
-
-def _check_rejected(rejected: list[dict[str, str]], total: int, allowed: float, report: str | None) -> None:
-    if len(rejected) <= allowed * total:
-        return
-    counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
-    raise ValueError(
-        f"{len(rejected)} of {total} samples are bad ({counts}), more than prepare.max_rejected_fraction={allowed}; "
-        f"the first: {rejected[0]['file']}: {rejected[0]['reason']}" + (f"; all of them: {report}" if report else "")
-    )
 
 
 def _manifest(

@@ -119,7 +119,7 @@ def plan_official(queue: Any) -> None:
         archive = BigEarthNetV2(str(root), include_flagged=True)
         started = time.perf_counter()
         index = archive.index()
-        plans = plan_shards(archive.description, index, row_group_mib=40, row_groups_per_shard=4, seed=0)
+        plans = plan_shards(archive, index, row_group_mib=40, row_groups_per_shard=4, seed=0)
         seconds = time.perf_counter() - started
     assert len(index.rejected) == len(index.unusable) == 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024

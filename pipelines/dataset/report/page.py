@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from jinja2 import Environment, StrictUndefined
 
 from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
+from pipelines.dataset.files import REPORT_FILE
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.report.figures import band_histogram, class_balance, preview, shown_bins
 from pipelines.dataset.report.metadata_counts import metadata_tables
@@ -29,8 +30,6 @@ from pipelines.dataset.report.tables import (
 from pipelines.dataset.report.template import TEMPLATE
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage import Folder
-
-FILE_NAME = "report.html"
 
 _PREVIEWS = 24
 _HISTOGRAMS = 32
@@ -79,8 +78,8 @@ def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: H
         rejected=first_rejected(rejected),
         rejected_total=len(rejected),
     )
-    dataset.write(FILE_NAME, page.encode())
-    return f"{dataset}/{FILE_NAME}"
+    dataset.write(REPORT_FILE, page.encode())
+    return f"{dataset}/{REPORT_FILE}"
 
 
 def _histograms(manifest: Manifest, histograms: Histograms) -> list[dict[str, Any]]:

@@ -74,7 +74,8 @@ def test_manifest_counts_and_statistics(small_dataset: Path, small_archive: Path
 
 def test_files_are_as_the_manifest_says(small_dataset: Path, manifest: Manifest) -> None:
     files = {str(path.relative_to(small_dataset)) for path in small_dataset.rglob("*.parquet")}
-    assert files == {shard.file for split in manifest.splits.values() for shard in split.shards} | {"_rejected.parquet"}
+    shards = {shard.file for split in manifest.splits.values() for shard in split.shards}
+    assert files == shards | {"_rejected.parquet", "_index.parquet"}
     for split in manifest.splits.values():
         for shard in split.shards:
             metadata = pq.read_metadata(small_dataset / shard.file)
@@ -83,11 +84,11 @@ def test_files_are_as_the_manifest_says(small_dataset: Path, manifest: Manifest)
 
 def test_shards_hold_every_sample_once_and_are_balanced(small_archive: Path) -> None:
     archive = BigEarthNetV2(str(small_archive))
-    plans = plan_shards(archive.description, archive.index(), row_group_mib=1, row_groups_per_shard=1, seed=0)
+    plans = plan_shards(archive, archive.index(), row_group_mib=1, row_groups_per_shard=1, seed=0)
     sizes = [plan.rows for plan in plans["train"]]
     assert max(sizes) - min(sizes) <= 1
     assert len({sample for plan in plans["train"] for sample in ids(plan)}) == 32
-    other = plan_shards(archive.description, archive.index(), row_group_mib=1, row_groups_per_shard=1, seed=1)
+    other = plan_shards(archive, archive.index(), row_group_mib=1, row_groups_per_shard=1, seed=1)
     assert [ids(plan) for plan in plans["train"]] != [ids(plan) for plan in other["train"]]
 
 

@@ -1,0 +1,77 @@
+"""One job at a time writes a dataset."""
+
+import errno
+import fcntl
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+from pipelines.dataset.files import PROGRESS_FOLDER
+from pipelines.dataset.lease import check_held, lease
+from pipelines.storage import Folder
+
+# What `flock` answers on a file system that has no locks, such as NFS without its lock daemon.
+_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+
+
+@contextmanager
+def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
+    """Hold a dataset for writing; yields a function that raises RuntimeError where another job has taken it over.
+
+    On local disks this is a locked file beside the dataset. Behind a URL, and where files cannot be locked, it is a
+    lease that its owner keeps fresh.
+
+    Raises:
+        RuntimeError: Another job is writing the dataset.
+    """
+    if not dataset.is_local:
+        with lease(dataset, PROGRESS_FOLDER):
+            yield lambda: check_held(dataset, PROGRESS_FOLDER)
+        return
+    path = dataset.path.with_name(f".{dataset.name}.incomplete.lock")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = _take(path, dataset)
+    if lock is None:
+        parent, inside = Folder(str(path.parent)), f".{dataset.name}.incomplete.lease"
+        parent.make(inside)
+        try:
+            with lease(parent, inside):
+                yield lambda: check_held(parent, inside)
+        finally:
+            with suppress(OSError):  # another job's lease is in it
+                (path.parent / inside).rmdir()
+        return
+    with lock:
+        try:
+            yield lambda: None
+        finally:
+            # Removed while it is locked: who waits for this file finds that its name is gone, and makes another.
+            path.unlink(missing_ok=True)
+
+
+def _take(path: Path, dataset: Folder) -> IO[str] | None:
+    """Lock the file; None where the file system has no locks."""
+    while True:
+        lock = path.open("w")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            lock.close()
+            if error.errno == errno.EWOULDBLOCK:
+                raise RuntimeError(f"another job is writing {dataset}: wait for it, or stop it") from None
+            if error.errno in _NO_LOCKS:
+                path.unlink(missing_ok=True)
+                return None
+            raise
+        if _is_at(lock, path):
+            return lock
+        lock.close()  # the job that held it has removed it
+
+
+def _is_at(file: IO[str], path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(file.fileno()), path.stat())
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,98 @@
+"""Notes: what became of each shard. They say what is finished, and hold what the report and a repair need."""
+
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from pipelines.dataset.files import NOTES_FILE, PROGRESS_FOLDER, note_name
+from pipelines.dataset.manifest import Shard
+from pipelines.dataset.statistics import BandSums
+from pipelines.storage import Folder
+
+_READ_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """What became of the planned rows."""
+
+    shard: Shard
+    digest: str
+    """`ShardPlan.digest` of the rows."""
+    class_counts: list[int]
+    band_sums: dict[str, BandSums]
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`."""
+
+
+def write_note(written: WrittenShard, dataset: Folder) -> None:
+    """Note that a shard is finished."""
+    dataset.write(note_name(written.shard.file), json.dumps(_values(written)).encode(), flush=False)
+
+
+def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
+    """Read the note of one shard; None where there is none, or a damaged one."""
+    try:
+        return _written(json.loads(dataset.read(note_name(shard))))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard]:
+    """Read the notes of those of the shards that have one."""
+    noted = set(dataset.names(PROGRESS_FOLDER))
+    candidates = [shard for shard in shards if note_name(shard).removeprefix(f"{PROGRESS_FOLDER}/") in noted]
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        notes = pool.map(partial(read_note, dataset=dataset), candidates)
+        return {shard: note for shard, note in zip(candidates, notes, strict=True) if note is not None}
+
+
+def write_all_notes(identity: dict[str, Any], shards: Iterable[WrittenShard], dataset: Folder) -> None:
+    """Write the notes of all shards as one file, which stays in the finished dataset."""
+    lines = [json.dumps(identity), *(json.dumps(_values(written)) for written in shards)]
+    dataset.write(NOTES_FILE, gzip.compress("\n".join(lines).encode(), mtime=0))
+
+
+def read_all_notes(dataset: Folder) -> tuple[dict[str, Any], dict[str, WrittenShard]] | None:
+    """Read what `write_all_notes` wrote: identity, and notes by shard; None where it is lost or damaged."""
+    try:
+        identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")
+        notes = [_written(json.loads(line)) for line in lines]
+        return json.loads(identity), {written.shard.file: written for written in notes}
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        return None
+
+
+def count_reasons(rejected: list[dict[str, str]]) -> dict[str, int]:
+    """Count bad records by reason, the most frequent first."""
+    return dict(Counter(row["reason"] for row in rejected).most_common())
+
+
+def _values(written: WrittenShard) -> dict[str, Any]:
+    return {
+        "shard": written.shard.model_dump(mode="json"),
+        "digest": written.digest,
+        "class_counts": written.class_counts,
+        "band_sums": {name: asdict(sums) for name, sums in written.band_sums.items()},
+        "rejected": written.rejected,
+    }
+
+
+def _written(values: dict[str, Any]) -> WrittenShard:
+    sums = {
+        name: BandSums(
+            value["count"],
+            tuple(value["total"]),
+            tuple(value["squares"]),
+            tuple(tuple(band) for band in value["histogram"]),
+        )
+        for name, value in values["band_sums"].items()
+    }
+    shard = Shard.model_validate_json(json.dumps(values["shard"]))
+    return WrittenShard(shard, values["digest"], values["class_counts"], sums, values["rejected"])

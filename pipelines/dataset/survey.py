@@ -1,0 +1,231 @@
+"""What earlier runs left: whether it is ours and of the same samples and settings, and what of it is still good."""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.files import is_local
+from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
+from pipelines.dataset.index import compare, index_digest, keep_known, read_index
+from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest
+from pipelines.dataset.notes import WrittenShard, read_all_notes, read_notes
+from pipelines.dataset.plan import describe
+from pipelines.dataset.shard import ShardPlan, read_sample, rejection
+from pipelines.dataset.staging import read_mark, staging_of
+from pipelines.storage import Folder
+
+Plans = dict[str, list[ShardPlan]]
+_THREADS, _REMOTE_THREADS = 8, 32
+_INDEX = "index"
+OVERWRITE, RESTART = "--set prepare.overwrite=true", "--set prepare.restart=true"
+
+
+@dataclass(frozen=True)
+class Existing:
+    """Shards that an earlier run wrote."""
+
+    folder: Folder
+    identity: dict[str, Any]
+    """Settings and digests that they were written with; `index` is that of the samples."""
+    notes: dict[str, WrittenShard]
+    sizes: dict[str, int]
+    """Bytes of every file in the folder."""
+    manifest: Manifest | None
+    """None: the dataset is unfinished."""
+
+    @property
+    def is_old(self) -> bool:
+        """Whether it is a finished dataset of format version 1, which keeps no notes."""
+        return self.manifest is not None and self.manifest.format_version == 1 and INDEX_FILE not in self.sizes
+
+    @property
+    def advice(self) -> str:
+        """Tell how to continue with other settings or another archive."""
+        if self.manifest is None:
+            return f"choose another dataset.path, or discard the unfinished work with {RESTART}"
+        return f"choose another dataset.path, or replace the dataset with {OVERWRITE}"
+
+
+@dataclass(frozen=True)
+class Usable:
+    """The shards that need not be written again."""
+
+    shards: dict[str, tuple[WrittenShard, Folder]]
+    """By file: what is in it, and in which folder it is."""
+    problems: dict[str, int]
+    """How many are to be written again, by reason."""
+
+
+def find_finished(dataset: Folder) -> Existing | None:
+    """Look at the dataset's folder; None where there is no finished dataset.
+
+    Raises:
+        ValueError: There is something else, or the dataset's `dataset.json` is damaged.
+    """
+    if not dataset.exists(FILE_NAME):
+        files = dataset.files()
+        started = MARK_FILE in files or (files and all(map(is_progress, files)))
+        if (files or (dataset.is_local and dataset.exists())) and not (started and not dataset.is_local):
+            raise ValueError(
+                f"{dataset} exists and is not a dataset: choose another dataset.path, or remove the folder"
+            )
+        return None
+    manifest = read_manifest(dataset)
+    found = read_all_notes(dataset)
+    identity, notes = found if found is not None else (_identity_of(manifest), {})
+    return Existing(dataset, identity, notes, dataset.files(), manifest)
+
+
+def _identity_of(manifest: Manifest) -> dict[str, Any]:
+    """What `dataset.json` tells of settings and samples, where the notes are lost."""
+    described = describe(ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups), {})
+    return {"format": manifest.format_version, **manifest.settings, **described, _INDEX: manifest.source_fingerprint}
+
+
+def find_unfinished(dataset: Folder) -> Existing | None:
+    """Look at the folder of an unfinished dataset; None where there is none.
+
+    Raises:
+        ValueError: Something else is there.
+    """
+    staging = staging_of(dataset)
+    mark = read_mark(staging)
+    if mark is None:
+        if dataset.is_local and (staging.files() or staging.path.is_file()):
+            raise ValueError(
+                f"{staging} is in the way and is not ours: move it elsewhere, or choose another dataset.path"
+            )
+        return None
+    sizes = staging.files()
+    shards = [name for name in sizes if name.endswith(".parquet") and name.split("/")[0] in mark.splits]
+    return Existing(staging, mark.identity, read_notes(staging, shards), sizes, None)
+
+
+def refuse_another(existing: Existing, identity: dict[str, Any]) -> None:
+    """Make sure that the settings are the same.
+
+    Raises:
+        ValueError: They are not; names the differences.
+    """
+    differences = [
+        f"{name} {existing.identity[name]} there, {value} asked for"
+        for name, value in identity.items()
+        if name != _INDEX and existing.identity.get(name, value) != value
+    ]
+    if differences:
+        raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
+
+
+def reconcile(existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]) -> ArchiveIndex:
+    """Make sure that finished shards and the archive agree; returns the index to continue with.
+
+    Samples that were rejected or not written yet may have other labels and files now, and files of samples that are
+    in a finished shard may be gone: what is known of them is kept.
+
+    Raises:
+        ValueError: The archive's samples changed; says how many.
+    """
+    if existing.identity.get(_INDEX) == index_digest(index.samples):
+        return index
+    before = read_index(existing.folder)
+    if before is None:
+        if not existing.notes:
+            return index
+        raise ValueError(f"the archive changed since {existing.folder} was written: {existing.advice}")
+    index = keep_known(before, index)
+    settled = _settled(existing, plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table())))
+    changes = compare(before, index.samples).of(settled)
+    if settled and changes:
+        raise ValueError(f"the archive changed since {existing.folder} was written ({changes}): {existing.advice}")
+    return index
+
+
+def _settled(existing: Existing, plans: Plans) -> set[str]:
+    """The samples whose rows are in a finished shard."""
+    settled: set[str] = set()
+    for plan in all_of(plans):
+        note = existing.notes.get(plan.file)
+        if note is not None and note.digest == plan.digest:
+            settled |= set(plan.table["id"].to_pylist()) - {row["id"] for row in note.rejected}
+    return settled
+
+
+def find_usable(existing: Existing, plans: Plans, archive: Archive) -> Usable:
+    """Find the shards that are there, of the planned samples, and whose rejected records are still bad."""
+    usable: dict[str, tuple[WrittenShard, Folder]] = {}
+    problems: Counter[str] = Counter()
+    for plan in all_of(plans):
+        note, size = existing.notes.get(plan.file), existing.sizes.get(plan.file)
+        if size is None:
+            problems["missing"] += 1
+        elif note is None or note.digest != plan.digest:
+            problems["of other samples"] += 1
+        elif note.shard.size != size:
+            problems["of another size"] += 1
+        else:
+            usable[plan.file] = note, existing.folder
+    changed = _with_other_outcomes([plan for plan in all_of(plans) if plan.file in usable], existing, archive)
+    return without(Usable(usable, dict(problems)), changed, "with rejected records that changed")
+
+
+def _with_other_outcomes(plans: list[ShardPlan], existing: Existing, archive: Archive) -> set[str]:
+    """The shards of which a rejected record can be read now, or fails for another reason; each is tried again."""
+    tries: list[tuple[str, dict[str, Any], dict[str, str]]] = []
+    changed: set[str] = set()
+    for plan in plans:
+        before = {row["id"]: row for row in existing.notes[plan.file].rejected}
+        unusable = {row["id"]: row for row in plan.unusable}
+        if not before:
+            continue
+        for sample in plan.table.to_pylist():
+            if sample["id"] not in before:
+                continue
+            if sample["id"] in unusable:
+                if not _same(unusable[sample["id"]], before[sample["id"]]):
+                    changed.add(plan.file)
+            else:
+                tries.append((plan.file, sample, before[sample["id"]]))
+    with ThreadPoolExecutor(_THREADS if is_local(archive.root) else _REMOTE_THREADS) as pool:
+        outcomes = pool.map(partial(_try, archive), [sample for _, sample, _ in tries])
+        for (file, _, before_), now in zip(tries, outcomes, strict=True):
+            if now is None or not _same(now, before_):
+                changed.add(file)
+    return changed
+
+
+def _try(archive: Archive, sample: dict[str, Any]) -> dict[str, str] | None:
+    out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
+    result = read_sample(archive, sample, out)
+    return rejection(sample["id"], result) if isinstance(result, BadRecordError) else None
+
+
+def _same(one: dict[str, str], other: dict[str, str]) -> bool:
+    """Whether two rejections are the same, wherever the archive's root is."""
+    return (one["reason"], one["detail"]) == (other["reason"], other["detail"])
+
+
+def without(usable: Usable, files: Collection[str], reason: str) -> Usable:
+    """Leave out some shards."""
+    problems = {**usable.problems, reason: len(files)} if files else usable.problems
+    return Usable({file: found for file, found in usable.shards.items() if file not in files}, problems)
+
+
+def merge(first: Usable, second: Usable) -> Usable:
+    """Take the shards of both, of a shard that both have the first's."""
+    return Usable({**second.shards, **first.shards}, first.problems or second.problems)
+
+
+def all_of(plans: Plans) -> list[ShardPlan]:
+    """Give the shards of all splits."""
+    return [plan for shards in plans.values() for plan in shards]
+
+
+def rejected_of(usable: Iterable[WrittenShard]) -> list[dict[str, str]]:
+    """Give the rejected records of some shards."""
+    return [row for written in usable for row in written.rejected]

@@ -1,0 +1,72 @@
+"""`groundswell prepare` as a process that is stopped from outside."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+
+def jvm_of(process: subprocess.Popen[str]) -> psutil.Process:
+    return next(child for child in psutil.Process(process.pid).children(recursive=True) if child.name() == "java")
+
+
+def kill_jvm(process: subprocess.Popen[str]) -> None:
+    jvm_of(process).kill()
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the whole group
+
+
+@pytest.mark.parametrize(
+    ("stop", "code", "message"),
+    [
+        (
+            kill_jvm,
+            4,
+            r"error: Spark's JVM has died of signal 9; finished shards are kept in \S+, and the same command",
+        ),
+        (interrupt, 130, r"interrupted"),
+    ],
+    ids=["dead JVM", "Ctrl-C"],
+)
+def test_what_ends_it_is_said_without_a_trace(
+    tmp_path: Path, stop: Callable[[subprocess.Popen[str]], None], code: int, message: str
+) -> None:
+    command = [
+        sys.executable, "-m", "jobs.cli", "prepare", "--config", "smoke",
+        "--set", "archive=synthetic", "--set", "archive.train=900", "--set", "archive.validation=6",
+        "--set", "archive.test=6", "--set", f"dataset.path={tmp_path}/dataset", "--set", "prepare.row_group_mib=1",
+        "--set", "prepare.row_groups_per_shard=1", "--set", "launch.master=local[1]",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    notes = tmp_path / "dataset.incomplete" / "_progress"
+    try:
+        deadline = time.monotonic() + 120
+        while not list(notes.glob("*-part-*.json")):
+            assert time.monotonic() < deadline
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.02)
+        stop(process)
+        output, errors = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
+    assert process.returncode == code, (output, errors)
+    assert re.search(message, errors), errors
+    assert "to continue: groundswell prepare --config smoke" in errors
+    for word in ("Traceback", "py4j", "Py4J", "Errno"):
+        assert word not in errors, errors
+    assert not (tmp_path / "dataset").exists()

@@ -1,0 +1,682 @@
+"""Preparation where it is killed after any step, and where the world changes between two runs. No JVM is needed.
+
+The archive is one small file per sample, and the tasks run in this process: so hundreds of runs take seconds.
+"""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import (
+    INDEX_SCHEMA,
+    REJECTED_SCHEMA,
+    ArchiveDescription,
+    ArchiveIndex,
+    BadRecordError,
+)
+from pipelines.dataset import lease, spark_job, staging, swap, writer
+from pipelines.dataset.files import check_apart
+from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.shard import ShardPlan
+from pipelines.dataset.writer import prepare_dataset
+from pipelines.sample import ImageGroup
+from pipelines.storage import Folder
+
+GROUP = ImageGroup("pixels", (256, 128, 3), "uint8", ("red", "green", "blue"))  # ten rows per MiB
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """An archive of one folder per sample with a number in it, and a list that names splits and labels."""
+
+    root: str
+
+    @property
+    def description(self) -> ArchiveDescription:
+        return ArchiveDescription("numbers", "single_label", ("even", "odd"), (GROUP,))
+
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        return {}
+
+    def index(self) -> ArchiveIndex:
+        rows = json.loads(Path(self.root, "list.json").read_text())
+        missing = [name for name in rows if not Path(self.root, name).is_dir()]
+        samples = [
+            {"id": name, "split": split, "labels": [label], "paths": [name], "size": None}
+            for name, (split, label) in sorted(rows.items())
+        ]
+        unusable = [
+            {"id": name, "file": f"{self.root}/{name}", "reason": "missing folder", "detail": ""} for name in missing
+        ]
+        return ArchiveIndex(
+            pa.Table.from_pylist(samples, INDEX_SCHEMA),
+            REJECTED_SCHEMA.empty_table(),
+            pa.Table.from_pylist(unusable, REJECTED_SCHEMA),
+        )
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        file = Path(self.root, paths[0], "number")
+        try:
+            out["pixels"][...] = int(file.read_text())
+        except FileNotFoundError:
+            raise BadRecordError(file, "missing file") from None
+        except ValueError:
+            raise BadRecordError(file, "damaged") from None
+
+
+class World:
+    """An archive of 60 samples in six shards, and where it is prepared to."""
+
+    def __init__(self, root: Path, dataset: str | Path) -> None:
+        self.archive, self.dataset, self.lines = root, dataset, list[str]()
+        names = {f"s{number:03d}": number for number in range(60)}
+        splits = {name: "train" if number < 40 else "test" for name, number in names.items()}
+        for name, number in names.items():
+            (root / name).mkdir(parents=True)
+            (root / name / "number").write_text(str(number))
+        self.write_list({name: (splits[name], number % 2) for name, number in names.items()})
+
+    def write_list(self, rows: dict[str, tuple[str, int]]) -> None:
+        (self.archive / "list.json").write_text(json.dumps(rows))
+
+    def list(self) -> dict[str, tuple[str, int]]:
+        rows: dict[str, tuple[str, int]] = json.loads((self.archive / "list.json").read_text())
+        return rows
+
+    def prepare(self, **settings: Any) -> Manifest:
+        self.lines.clear()
+        values = {"row_group_mib": 1, "row_groups_per_shard": 1, "seed": 3, "max_rejected_fraction": 0.2, **settings}
+        return prepare_dataset(None, Numbers(str(self.archive)), self.dataset, say=self.lines.append, **values)  # type: ignore[arg-type]
+
+    def said(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+
+def content(dataset: str | Path) -> dict[str, str]:
+    """Digest of every file of a dataset."""
+    folder = Folder.at(dataset)
+    return {name: hashlib.sha256(folder.read(name)).hexdigest() for name in sorted(folder.files())}
+
+
+def ids(dataset: str | Path) -> list[str]:
+    folder = Folder.at(dataset)
+    names = [name for name in folder.files() if Path(name).name.startswith("part-")]
+    return sorted(
+        sample for name in names for sample in pq.read_table(pa.BufferReader(folder.read(name)))["id"].to_pylist()
+    )
+
+
+class Tasks:
+    """Runs the tasks of the Spark job here, and remembers the shards."""
+
+    def __init__(self) -> None:
+        self.shards: list[str] = []
+        self.before: Callable[[str], None] = lambda file: None
+
+    def __call__(
+        self, spark: object, items: list[Any], function: Callable[[Any], Any], folder: Folder, files: list[str]
+    ) -> list[Any]:
+        results = []
+        for item, file in zip(items, files, strict=True):
+            self.before(file)
+            results.append(function(item))
+            if isinstance(item, ShardPlan):
+                self.shards.append(file)
+        return results
+
+
+@pytest.fixture
+def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
+    run = Tasks()
+    monkeypatch.setattr(spark_job, "_run", run)
+
+    def page(dataset: Folder, manifest: Manifest, *_: object) -> None:
+        dataset.write("report.html", manifest.fingerprint.encode())
+
+    monkeypatch.setattr(writer, "write_report", page)
+    return run
+
+
+@pytest.fixture
+def world(tasks: Tasks, tmp_path: Path) -> World:
+    return World(tmp_path / "archive", tmp_path / "dataset")
+
+
+@pytest.fixture
+def undisturbed(world: World, tmp_path: Path) -> dict[str, str]:
+    """What a job that nothing disturbed writes."""
+    world.prepare()
+    whole = content(world.dataset)
+    shutil.rmtree(world.dataset)
+    assert sum("part-" in name for name in whole) == 6
+    return whole
+
+
+class Killed(BaseException):
+    """Ends a run as a signal would: nothing handles it."""
+
+
+class Kill:
+    """Raises before or after the n-th operation on files, and then at every other: the process is gone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left, self.count, self.after = -1, 0, False
+        for name in ("write", "remove", "make"):
+            self._wrap(monkeypatch, Folder, name)
+        for module, name in ((writer, "write_index"), (writer, "write_petastorm_metadata"), (writer, "link_shard")):
+            self._wrap(monkeypatch, module, name)
+        for module, name in ((staging, "swap_folders"), (spark_job, "_run"), (writer, "write_note")):
+            self._wrap(monkeypatch, module, name)
+        self._wrap(monkeypatch, Path, "rename")
+        self._wrap(monkeypatch, Path, "rmdir")
+
+    def _wrap(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if self.left == 0:
+                raise Killed
+            self.count += 1
+            self.left -= 1
+            if self.left == 0 and not self.after:
+                raise Killed
+            value = original(*args, **kwargs)
+            if self.left == 0:
+                raise Killed
+            return value
+
+        monkeypatch.setattr(owner, name, wrapped)
+
+    def run(self, world: World, number: int, after: bool, **settings: Any) -> bool:
+        """Prepare, killed at an operation; whether it was."""
+        self.left, self.after = number, after
+        try:
+            world.prepare(**settings)
+            return False
+        except Killed:
+            return True
+        finally:
+            self.left = -1
+
+
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    ("scene", "exchanges"),
+    [("fresh", True), ("repair", True), ("repair", False), ("overwrite", True), ("overwrite", False)],
+)
+def test_killed_after_any_step_the_same_command_continues(
+    world: World,
+    undisturbed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    scene: str,
+    exchanges: bool,
+    every: int,
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(swap.ctypes, "CDLL", lambda *_, **__: object())
+    dataset = tmp_path / "dataset"
+    world.prepare()
+    if scene == "repair":
+        (dataset / "train" / "part-00001.parquet").unlink()
+    old = tmp_path / "old"
+    if scene == "overwrite":
+        shutil.rmtree(dataset)
+        world.prepare(seed=9)
+    shutil.copytree(dataset, old)
+
+    def ground() -> None:
+        shutil.rmtree(dataset, ignore_errors=True)
+        if scene != "fresh":
+            shutil.copytree(old, dataset)
+
+    def check(number: int, after: bool) -> None:
+        assert content(dataset) == undisturbed, (number, after)
+        left = {path.name for path in tmp_path.iterdir()}
+        assert left == {"archive", "dataset", "old"}, (number, after, left)
+
+    kill = Kill(monkeypatch)
+    settings = {"overwrite": True} if scene == "overwrite" else {}
+    number = every
+    while True:
+        ground()
+        before = kill.run(world, number, False, **settings)
+        world.prepare(**settings)
+        check(number, False)
+        ground()
+        behind = kill.run(world, number, True, **settings)
+        world.prepare(**settings)
+        check(number, True)
+        if not before and not behind:
+            break
+        number += every
+    assert number > 20
+
+
+@pytest.mark.parametrize("scene", ["fresh", "repair", "overwrite"])
+@pytest.mark.parametrize("every", [29, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_killed_after_any_step_behind_a_url(
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, s3_folder: str, scene: str, every: int
+) -> None:
+    world.dataset = s3_folder
+    folder = Folder.at(s3_folder)
+    world.prepare(seed=9 if scene == "overwrite" else 3)
+    if scene == "repair":
+        folder.remove("train/part-00001.parquet")
+    old = {name: folder.read(name) for name in folder.files()}
+    kill = Kill(monkeypatch)
+    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the killed process is this one
+    settings = {"overwrite": True} if scene == "overwrite" else {}
+    number, killed = every, True
+    while killed:
+        killed = False
+        for after in (False, True):
+            kill.left = -1
+            folder.remove()
+            if scene != "fresh":
+                for name, data in old.items():
+                    folder.write(name, data)
+            killed = kill.run(world, number, after, **settings) or killed
+            world.prepare(**settings)
+            assert content(folder) == undisturbed, (number, after)
+        number += every
+
+
+def test_only_our_own_objects_are_removed_behind_a_url(world: World, s3_folder: str) -> None:
+    folder = Folder.at(s3_folder)
+    world.dataset = f"{s3_folder}/project"
+    world.prepare()
+    folder.write("project/model.bin", b"precious")
+    folder.write("project/train/x/y.txt", b"precious")
+    before = content(folder)
+    with pytest.raises(ValueError, match=r"holds model\.bin and 1 more files, which are not part of the dataset"):
+        world.prepare(seed=4, overwrite=True)
+    assert content(folder) == before
+
+
+@pytest.mark.parametrize("dataset", ["", "/archive", "/archive/dataset"])
+def test_archive_and_dataset_may_not_contain_each_other_behind_urls(s3_folder: str, dataset: str) -> None:
+    folder = Folder.at(f"{s3_folder}/archive")
+    folder.write("list.json", b"{}")
+    with pytest.raises(ValueError, match=r"dataset\.path .* the archive"):
+        prepare_dataset(None, Numbers(str(folder)), f"{s3_folder}{dataset}", overwrite=True)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"dataset\.path .* the archive"):
+        check_apart(str(folder).replace("s3://", "s3a://"), Folder.at(f"{s3_folder}{dataset}"))
+    assert folder.names() == ["list.json"]
+
+
+def stop_after(tasks: Tasks, count: int) -> None:
+    """Stop the next run when so many shards are written."""
+    tasks.shards.clear()
+
+    def before(file: str) -> None:
+        if len(tasks.shards) == count:
+            raise Killed
+
+    tasks.before = before
+
+
+def interrupted(world: World, tasks: Tasks, count: int, **settings: Any) -> None:
+    stop_after(tasks, count)
+    with pytest.raises(Killed):
+        world.prepare(**settings)
+    tasks.before = lambda file: None
+    tasks.shards.clear()
+
+
+def hide(world: World, *names: str) -> None:
+    for name in names:
+        (world.archive / name).rename(world.archive.parent / f"hidden-{name}")
+
+
+def bring_back(world: World, *names: str) -> None:
+    for name in names:
+        (world.archive.parent / f"hidden-{name}").rename(world.archive / name)
+
+
+def test_folders_that_are_extracted_between_two_runs_are_neither_lost_nor_doubled(
+    world: World, undisturbed: dict[str, str], tasks: Tasks
+) -> None:
+    names = sorted(world.list())
+    hide(world, "s003", "s017", "s055")
+    interrupted(world, tasks, 4)
+    bring_back(world, "s003", "s017", "s055")
+    world.prepare()
+    assert ids(world.dataset) == names
+    assert content(world.dataset) == undisturbed
+    assert len(tasks.shards) < 6  # shards that had all their samples are kept
+
+
+def test_folders_that_are_removed_between_two_runs_keep_their_rows(
+    world: World, undisturbed: dict[str, str], tasks: Tasks
+) -> None:
+    interrupted(world, tasks, 6 - 1)
+    finished = ids(f"{world.dataset}.incomplete")
+    hide(world, finished[0], *sorted(set(world.list()) - set(finished))[:1])
+    world.prepare()
+    assert len(ids(world.dataset)) == 59
+    assert finished[0] in ids(world.dataset)
+    bring_back(world, *[path.name.removeprefix("hidden-") for path in world.archive.parent.glob("hidden-*")])
+    world.prepare()
+    assert content(world.dataset) == undisturbed
+
+
+@pytest.mark.parametrize("state", ["unfinished", "finished"])
+@pytest.mark.parametrize(
+    ("change", "counts"),
+    [
+        (lambda rows: rows.pop("s001"), "0 samples added, 1 removed, 0 changed, for example s001"),
+        (lambda rows: rows.update(s900=("train", 0)), "1 samples added, 0 removed, 0 changed, for example s900"),
+        (lambda rows: rows.update(s004=("test", 0)), "0 samples added, 0 removed, 1 changed, for example s004"),
+        (
+            lambda rows: rows.update({name: (split, 1 - label) for name, (split, label) in rows.items()}),
+            r"0 samples added, 0 removed, \d+ changed",
+        ),
+    ],
+    ids=["removed", "added", "moved", "labels"],
+)
+def test_a_changed_archive_is_refused_with_counts_and_the_command(
+    world: World, tasks: Tasks, state: str, change: Callable[[dict[str, tuple[str, int]]], None], counts: str
+) -> None:
+    if state == "unfinished":
+        interrupted(world, tasks, 3)
+        folder, advice = Path(f"{world.dataset}.incomplete"), r"--set prepare\.restart=true"
+    else:
+        world.prepare()
+        folder, advice = Path(world.dataset), r"--set prepare\.overwrite=true"
+    before = content(folder)
+    rows = world.list()
+    change(rows)
+    world.write_list(rows)
+    with pytest.raises(ValueError, match=rf"the archive changed since .* was written \({counts}.*{advice}"):
+        world.prepare()
+    assert content(folder) == before
+    setting = {"restart": True} if state == "unfinished" else {"overwrite": True}
+    world.prepare(**setting)
+    known = [name for name in rows if (world.archive / name).is_dir()]
+    assert ids(world.dataset) == sorted(known)
+    assert not folder.exists() or folder == world.dataset
+
+
+def test_labels_of_samples_that_are_not_written_yet_may_change(world: World, tasks: Tasks) -> None:
+    interrupted(world, tasks, 2)
+    finished = ids(f"{world.dataset}.incomplete")
+    rows = {name: (split, label if name in finished else 1 - label) for name, (split, label) in world.list().items()}
+    world.write_list(rows)
+    world.prepare()
+    after = content(world.dataset)
+    shutil.rmtree(world.dataset)
+    world.prepare()
+    assert content(world.dataset) == after
+    assert ids(world.dataset) == sorted(rows)
+
+
+def test_restart_leaves_a_finished_dataset_alone(world: World, undisturbed: dict[str, str]) -> None:
+    world.prepare()
+    world.prepare(restart=True)
+    assert world.said("finished already")
+    assert content(world.dataset) == undisturbed
+
+
+def test_restart_discards_our_own_staging_only(world: World, tasks: Tasks, undisturbed: dict[str, str]) -> None:
+    interrupted(world, tasks, 3, seed=4)
+    staging_folder = Path(f"{world.dataset}.incomplete")
+    with pytest.raises(ValueError, match=r"seed 4 there, 3 asked for.*discard the unfinished work with --set prepare"):
+        world.prepare()
+    (staging_folder / "train" / "thesis.txt").write_text("x")
+    for settings in ({"restart": True}, {"overwrite": True}):
+        with pytest.raises(ValueError, match=r"holds train/thesis\.txt, which is not part of the dataset"):
+            world.prepare(**settings)
+    assert len(list(staging_folder.rglob("part-*.parquet"))) == 3
+    (staging_folder / "train" / "thesis.txt").unlink()
+    world.prepare(restart=True)
+    assert content(world.dataset) == undisturbed
+
+
+def test_a_folder_in_the_way_of_the_unfinished_dataset_is_refused(world: World) -> None:
+    other = Path(f"{world.dataset}.incomplete")
+    other.mkdir()
+    (other / "mine.txt").write_text("x")
+    for settings in ({}, {"restart": True}, {"overwrite": True}):
+        with pytest.raises(ValueError, match=r"dataset\.incomplete is in the way and is not ours"):
+            world.prepare(**settings)
+    assert (other / "mine.txt").exists()
+
+
+def damage(world: World, name: str) -> None:
+    (world.archive / name / "number").write_text("?")
+
+
+def mend(world: World, name: str) -> None:
+    (world.archive / name / "number").write_text(str(int(name[1:])))
+
+
+def test_mended_files_redo_only_their_shards(world: World, undisturbed: dict[str, str], tasks: Tasks) -> None:
+    damage(world, "s001")
+    hide(world, "s002")
+    damage(world, "s050")
+    assert world.prepare().skipped == {"damaged": 2, "missing folder": 1}
+    tasks.shards.clear()
+    world.prepare()
+    assert world.said("finished already")
+    assert tasks.shards == []
+    mend(world, "s001")
+    world.prepare()
+    assert world.said("1 shards with rejected records that changed")
+    assert len(tasks.shards) == 1
+    assert "s001" in ids(world.dataset)
+    mend(world, "s050")
+    bring_back(world, "s002")
+    world.prepare()
+    assert len(tasks.shards) <= 3
+    assert content(world.dataset) == undisturbed
+
+
+def test_above_the_limit_mended_files_let_the_same_command_succeed(
+    world: World, undisturbed: dict[str, str], tasks: Tasks
+) -> None:
+    for name in ("s010", "s020"):
+        damage(world, name)
+    with pytest.raises(ValueError, match=r"2 of 60 samples are bad \(damaged 2\).*the same command continues"):
+        world.prepare(max_rejected_fraction=0.0)
+    tasks.shards.clear()
+    with pytest.raises(ValueError, match="2 of 60"):
+        world.prepare(max_rejected_fraction=0.0)
+    assert tasks.shards == []
+    mend(world, "s010")
+    mend(world, "s020")
+    world.prepare(max_rejected_fraction=0.0)
+    assert 1 <= len(tasks.shards) <= 2
+    assert content(world.dataset) == undisturbed
+
+
+def truncate(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.truncate(100)
+
+
+@pytest.mark.parametrize(
+    ("what", "harm", "shards"),
+    [
+        ("train/part-00002.parquet", Path.unlink, 1),
+        ("test/part-00000.parquet", truncate, 1),
+        ("train/_common_metadata", Path.unlink, 0),
+        ("_index.parquet", Path.unlink, 0),
+        ("_rejected.parquet", Path.unlink, 0),
+        ("_notes.json.gz", Path.unlink, 6),
+        ("_notes.json.gz", truncate, 6),
+        ("report.html", Path.unlink, 0),
+    ],
+)
+def test_what_is_lost_is_made_again_and_nothing_else(
+    world: World, undisturbed: dict[str, str], tasks: Tasks, what: str, harm: Callable[[Path], None], shards: int
+) -> None:
+    world.prepare()
+    harm(Path(world.dataset, what))
+    tasks.shards.clear()
+    world.prepare()
+    assert len(tasks.shards) == shards
+    assert content(world.dataset) == undisturbed
+    world.prepare()
+    assert world.said("finished already")
+
+
+def flip_a_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_damaged_rows_are_found_when_asked_for(world: World, undisturbed: dict[str, str], tasks: Tasks) -> None:
+    world.prepare()
+    flip_a_bit(Path(world.dataset, "train/part-00001.parquet"))
+    world.prepare()
+    assert world.said("finished already")
+    tasks.shards.clear()
+    world.prepare(verify=True)
+    assert world.said("train/part-00001.parquet has 1 damaged rows of 10")
+    assert tasks.shards == ["train/part-00001.parquet"]
+    assert content(world.dataset) == undisturbed
+    world.prepare(verify=True)
+    assert world.said("finished already")
+
+
+def test_who_has_an_old_file_open_goes_on_reading_it(world: World, undisturbed: dict[str, str]) -> None:
+    damage(world, "s001")
+    world.prepare()
+    name = next(
+        str(path.relative_to(world.dataset))
+        for path in Path(world.dataset).rglob("part-*")
+        if hashlib.sha256(path.read_bytes()).hexdigest() not in undisturbed.values()
+    )
+    before = Path(world.dataset, name).read_bytes()
+    with Path(world.dataset, name).open("rb") as file:
+        start = file.read(1000)
+        mend(world, "s001")
+        world.prepare()
+        assert start + file.read() == before
+    assert Path(world.dataset, name).read_bytes() != before
+
+
+def test_a_dataset_of_format_1_is_left_or_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.prepare()
+    dataset = Path(world.dataset)
+    values = json.loads((dataset / "dataset.json").read_text())
+    values.pop("digest", None)
+    for split in values["splits"].values():
+        for shard in split["shards"]:
+            shard.pop("content_digest", None)
+    (dataset / "dataset.json").write_text(json.dumps({**values, "format_version": 1}))
+    for name in ("_notes.json.gz", "_index.parquet"):
+        (dataset / name).unlink()
+    before = content(dataset)
+    world.prepare()
+    assert world.said("finished already")
+    with pytest.raises(ValueError, match="seed 3 there, 5 asked for"):
+        world.prepare(seed=5)
+    rows = world.list()
+    world.write_list({name: row for name, row in rows.items() if name != "s001"})
+    with pytest.raises(ValueError, match=r"the archive has 59 samples, .* was made of 60.*prepare\.overwrite=true"):
+        world.prepare()
+    world.write_list(rows)
+    assert content(dataset) == before
+    truncate(dataset / "train/part-00000.parquet")
+    with pytest.raises(ValueError, match=r"1 shards are missing or of another size.*cannot be repaired.*overwrite"):
+        world.prepare()
+    world.prepare(overwrite=True)
+    assert ids(dataset) == sorted(rows)
+
+
+@pytest.mark.parametrize("settings", [{}, {"overwrite": True}, {"restart": True}])
+def test_a_foreign_file_stops_what_would_remove_it(world: World, settings: dict[str, bool]) -> None:
+    world.prepare()
+    precious = Path(world.dataset, "train", "notes.txt")
+    precious.write_text("precious")
+    before = content(world.dataset)
+    if settings.get("overwrite"):
+        with pytest.raises(ValueError, match=r"holds train/notes\.txt, which is not part of the dataset.*nothing was"):
+            world.prepare(**settings)
+    else:
+        world.prepare(**settings)  # a finished dataset is left alone, whatever else is in the folder
+    assert content(world.dataset) == before
+    Path(world.dataset, "train", "part-00000.parquet").unlink()
+    with pytest.raises(ValueError, match=r"holds train/notes\.txt"):
+        world.prepare(**settings)
+    assert precious.read_text() == "precious"
+    assert {path.name for path in world.archive.parent.iterdir()} == {"archive", "dataset"}
+
+
+def test_a_shard_that_the_manifest_does_not_list_is_foreign(world: World) -> None:
+    world.prepare()
+    shutil.copy(Path(world.dataset, "train", "part-00000.parquet"), Path(world.dataset, "train", "part-00077.parquet"))
+    with pytest.raises(ValueError, match=r"holds train/part-00077\.parquet"):
+        world.prepare(overwrite=True)
+
+
+@pytest.mark.parametrize("where", ["archive", "archive/inside", "."])
+def test_archive_and_dataset_may_not_contain_each_other(world: World, where: str, tmp_path: Path) -> None:
+    before = content(world.archive)
+    (tmp_path / "link").symlink_to(tmp_path)
+    for path in (tmp_path / where, tmp_path / "link" / where):
+        world.dataset = path
+        for settings in ({}, {"overwrite": True}):
+            with pytest.raises(ValueError, match=r"dataset\.path .* (is|is in|contains) the archive"):
+                world.prepare(**settings)
+    assert content(world.archive) == before
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_folder_of_somebody_else_is_refused(world: World, overwrite: bool) -> None:
+    Path(world.dataset).mkdir()
+    Path(world.dataset, "thesis.txt").write_text("x")
+    with pytest.raises(ValueError, match="exists and is not a dataset"):
+        world.prepare(overwrite=overwrite)
+    Path(world.dataset, "dataset.json").write_text('{"mine": 1}')
+    with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
+        world.prepare(overwrite=overwrite)
+    assert Path(world.dataset, "thesis.txt").exists()
+
+
+def test_a_dataset_that_is_a_link_stays_one(world: World, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "dataset")
+    world.dataset = tmp_path / "link"
+    world.prepare()
+    (tmp_path / "dataset" / "train" / "part-00000.parquet").unlink()
+    world.prepare()
+    assert (tmp_path / "link").is_symlink()
+    assert content(tmp_path / "dataset") == undisturbed
+
+
+def test_a_dataset_of_elsewhere_in_the_same_place(world: World, undisturbed: dict[str, str], tmp_path: Path) -> None:
+    """The folder is replaced between two runs by a dataset of other settings."""
+    world.prepare(seed=9)
+    Path(world.dataset).rename(tmp_path / "other")
+    world.prepare()
+    shutil.rmtree(world.dataset)
+    (tmp_path / "other").rename(world.dataset)
+    with pytest.raises(ValueError, match=r"seed 9 there, 3 asked for"):
+        world.prepare()
+    world.prepare(overwrite=True)
+    assert content(world.dataset) == undisturbed
+
+
+def test_where_there_are_no_hard_links_shards_are_copied(
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tasks: Tasks
+) -> None:
+    world.prepare()
+    Path(world.dataset, "train", "part-00000.parquet").unlink()
+    monkeypatch.setattr(staging.os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    tasks.shards.clear()
+    world.prepare()
+    assert tasks.shards == ["train/part-00000.parquet"]
+    assert content(world.dataset) == undisturbed
