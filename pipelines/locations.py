@@ -1,4 +1,4 @@
-"""What people write for a folder, a path or a URL, as one absolute spelling; and URLs without their passwords."""
+"""Turns the usual spellings of a path or URL into one, and removes passwords from texts."""
 
 import os
 import re
@@ -34,7 +34,7 @@ _VOLUMES = Path("/Volumes")
 
 
 def absolute_location(location: str | Path) -> str:
-    """A folder's absolute path, or its URL with a scheme that can be used, from any usual spelling.
+    """Give a folder's absolute path, or its URL with a scheme that can be used, from any usual spelling.
 
     `~`, `$NAME` and `${NAME}` are expanded; an absolute `Path` is taken as it is. `file:/x` and `file:///x` are the
     path `/x`. `dbfs:/x` is `/dbfs/x`, and `dbfs:/Volumes/x` is `/Volumes/x`, where Databricks mounts them. A scheme
@@ -42,8 +42,8 @@ def absolute_location(location: str | Path) -> str:
     `s3:`; write `./s3:/x` for such a folder.
 
     Raises:
-        ValueError: A variable or home folder is unknown, the scheme is unknown or misspelt, its package is not
-            installed, no bucket or host is named, or the URL holds a password.
+        ValueError: A variable or home folder is unknown. The scheme is unknown or misspelt, or its package is not
+            installed. No bucket or host is named, or the URL holds a password.
     """
     if isinstance(location, Path) and location.is_absolute():
         return str(location)
@@ -66,7 +66,7 @@ def absolute_location(location: str | Path) -> str:
 
 
 def absolute_path(setting: str, location: str | Path) -> str:
-    """An absolute path of this machine, for a setting that cannot be a URL; spelt as in `absolute_location`.
+    """Give an absolute path of this machine, for a setting that cannot be a URL; spelt as in `absolute_location`.
 
     Args:
         setting: Its name, for the message.
@@ -87,7 +87,7 @@ def absolute_path(setting: str, location: str | Path) -> str:
 
 
 def is_url(location: str) -> bool:
-    """Whether an absolute location is a URL and no path."""
+    """Tell whether an absolute location is a URL and not a path."""
     return "://" in location
 
 

@@ -1,4 +1,4 @@
-"""What a sample is, for archives, datasets and training alike: its images, its task, its split."""
+"""The properties of a sample that archives, datasets and training share: images, task and split."""
 
 from dataclasses import dataclass
 from typing import Literal

@@ -1,4 +1,4 @@
-"""Folders on this machine's disks, or behind a URL that fsspec knows: an object store, HDFS."""
+"""Folders on this machine's disks, or behind a URL that fsspec knows (an object store, HDFS)."""
 
 import os
 import shutil
@@ -17,7 +17,7 @@ import fsspec
 
 from pipelines.locations import absolute_location, is_url
 
-# A whole object appears when its upload ends; elsewhere a file is written under another name and renamed.
+# An object appears whole when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _SECONDS_FOR_AN_ANSWER = 20.0
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
@@ -33,7 +33,7 @@ class StorageError(RuntimeError):
 
 @dataclass(frozen=True)
 class Folder:
-    """A folder by its path or URL; small and picklable, because it travels to the executors.
+    """A folder by its path or URL. It is small and picklable, because it is sent to the executors.
 
     Credentials come from where the storage's own library looks for them (environment, instance role), never from
     the URL, which is logged.
@@ -52,7 +52,7 @@ class Folder:
         return location if isinstance(location, Folder) else cls(absolute_location(location))
 
     def check(self) -> None:
-        """Find out early, and within seconds, that a remote folder cannot be used; it need not be there yet.
+        """Find out early, and within seconds, whether a remote folder can be used. It need not exist yet.
 
         Raises:
             StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
@@ -60,7 +60,7 @@ class Folder:
         if self.is_local:
             return
         found: list[Exception | None] = []
-        # The libraries try again for minutes, which is right for a job in its middle.
+        # The libraries retry for minutes, which is right for a running job, but too long for its start.
         asking = threading.Thread(target=lambda: found.append(self._ask()), daemon=True)
         asking.start()
         asking.join(_SECONDS_FOR_AN_ANSWER)
@@ -76,7 +76,7 @@ class Folder:
         try:
             self.names()
             bucket = "/".join(self.url.split("/")[:3])
-            with suppress(PermissionError):  # who may use a folder may not see the bucket
+            with suppress(PermissionError):  # a user of the folder may have no right to see the bucket
                 if self._is_object_store() and not self._filesystem.exists(bucket):
                     return StorageError(f"{self}: there is no {bucket}; make it, or correct the URL")
         except StorageError as error:
@@ -104,7 +104,7 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """Whether files can be opened, mapped and renamed as this machine's own."""
+        """Whether files can be opened, mapped and renamed as local files."""
         return not is_url(self.url)
 
     @property
@@ -118,15 +118,15 @@ class Folder:
         return Path(self.url)
 
     def __str__(self) -> str:
-        """The path or URL."""
+        """Return the path or URL."""
         return self.url
 
     def __truediv__(self, name: str) -> "Folder":
-        """A folder in this one."""
+        """Give a folder in this one."""
         return Folder(f"{self.url}/{name}")
 
     def sibling(self, name: str) -> "Folder":
-        """A folder beside this one."""
+        """Give a folder beside this one."""
         return Folder(f"{self.url.rpartition('/')[0]}/{name}")
 
     @property
@@ -135,7 +135,7 @@ class Folder:
         return self.url.rpartition("/")[2]
 
     def __getstate__(self) -> dict[str, Any]:
-        """The URL alone: an open filesystem has threads and sockets."""
+        """Pickle the URL alone: an open filesystem has threads and sockets."""
         return {"url": self.url}
 
     @cached_property
@@ -152,20 +152,20 @@ class Folder:
         return f"{self.url}/{name}" if name else self.url
 
     def read(self, name: str) -> bytes:
-        """The whole of one file.
+        """Read the whole of one file.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: The file does not exist.
         """
         with self._remote_errors():
             data: bytes = self._filesystem.cat_file(self._full(name))
         return data
 
     def read_start(self, name: str, limit: int) -> bytes:
-        """At most the first `limit` bytes of one file, with one request.
+        """Read at most the first `limit` bytes of one file, with one request.
 
         Raises:
-            FileNotFoundError: It is not there.
+            FileNotFoundError: The file does not exist.
         """
         with self._remote_errors():
             try:
@@ -177,12 +177,12 @@ class Folder:
         return data
 
     def open(self, name: str) -> Any:
-        """One file, opened for reading at any place; a context manager."""
+        """Open one file for reading at any position; the result is a context manager."""
         with self._remote_errors():
             return self._filesystem.open(self._full(name), "rb")
 
     def size(self, name: str) -> int | None:
-        """Bytes of one file; None where there is no such file."""
+        """Give the bytes of one file; None if it does not exist."""
         try:
             self._forget(name)
             with self._remote_errors():
@@ -192,7 +192,7 @@ class Folder:
         return int(info["size"]) if info["type"] == "file" else None
 
     def modified(self, name: str) -> datetime | None:
-        """When one file was written, by the storage's clock; None where there is no such file."""
+        """Give the time when one file was written, by the storage's clock; None if it does not exist."""
         try:
             self._forget(name)
             with self._remote_errors():
@@ -202,17 +202,17 @@ class Folder:
         return moment
 
     def exists(self, name: str = "") -> bool:
-        """Whether there is a file or folder; an object store knows folders by what is in them."""
+        """Tell whether a file or folder exists; on an object store a folder exists if it has content."""
         self._forget(name)
         with self._remote_errors():
             return bool(self._filesystem.exists(self._full(name)))
 
     def names(self, name: str = "") -> list[str]:
-        """What is in a folder, sorted; nothing where there is none."""
+        """List the names in a folder, sorted; an absent folder is empty."""
         return sorted(name for name, _, _ in self.entries(name))
 
     def entries(self, name: str = "") -> list[tuple[str, bool, int]]:
-        """What is in a folder: name, whether it is a folder, and bytes; nothing where there is none."""
+        """List a folder: name, whether it is a folder, and bytes of each entry; an absent folder is empty."""
         self._forget(name)
         try:
             with self._remote_errors():
@@ -248,22 +248,22 @@ class Folder:
         return sizes
 
     def make(self, name: str = "") -> None:
-        """Make a folder and those above it, where the storage has folders."""
+        """Make a folder and its parents, if the storage has folders."""
         if not self._is_object_store():
             self._filesystem.makedirs(self._full(name), exist_ok=True)
 
     def write(self, name: str, data: bytes, *, flush: bool = True) -> None:
-        """Write one file, whole or not at all; `flush` as in `new_file`."""
+        """Write one file completely or not at all; `flush` as in `new_file`."""
         with self.new_file(name, flush=flush) as path:
             path.write_bytes(data)
 
     @contextmanager
     def new_file(self, name: str, *, flush: bool = True) -> Iterator[Path]:
-        """Yield a local path to write to; what is there at the end becomes the file, at once, unless it fails.
+        """Yield a local path to write to. Without an error, its content becomes the file, at once, at the end.
 
         Args:
-            name: Of the file.
-            flush: Wait until a local file is on the disk, so that it is whole after a power cut.
+            name: Name of the file.
+            flush: Whether to wait until a local file is on the disk, so that it survives a power cut.
         """
         if self.is_local:
             target = Path(self._full(name))
@@ -282,7 +282,7 @@ class Folder:
                 self._upload(Path(folder, "file"), self._full(name))
 
     def remove(self, name: str = "") -> None:
-        """Remove a file, or a folder with all that is in it; nothing where there is none."""
+        """Remove a file, or a folder with its content; an absent one is no error."""
         if self.is_local:
             path = Path(self._full(name))
             if path.is_dir() and not path.is_symlink():
@@ -306,7 +306,7 @@ class Folder:
         return self._scheme in _OBJECT_STORES
 
     def _forget(self, name: str) -> None:
-        """Other processes write here too: a listing that fsspec remembers may be an old one."""
+        """Forget the listings that fsspec keeps, because other processes write here too."""
         if not self.is_local:
             self._filesystem.invalidate_cache()
 

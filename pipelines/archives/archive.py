@@ -35,12 +35,12 @@ metadata knows of the image: `tile` of the Sentinel-2 grid (`33UWP`), `season` (
 REJECTED_SCHEMA = pa.schema(
     [pa.field(name, pa.string(), nullable=False) for name in ("id", "file", "reason", "detail")]
 )
-"""One row per sample that cannot be used: `reason` is one of few, `detail` says what was found."""
+"""One row per sample that cannot be used. `reason` is one of few short texts, `detail` says what was found."""
 
 
 @dataclass(frozen=True)
 class ArchiveIndex:
-    """Every sample that the archive's metadata names.
+    """All samples that the archive's metadata names.
 
     The ids and splits of `samples` depend on the metadata alone, not on which folders exist now. So the same samples
     get the same places in the dataset, also when some are missing today and there tomorrow.
@@ -76,7 +76,7 @@ def index_table(columns: Mapping[str, Any]) -> pa.Table:
 
 
 class Georeference(NamedTuple):
-    """Where an image lies on the ground."""
+    """The place of an image on the ground."""
 
     epsg: int
     """Code of the coordinate reference system."""
@@ -95,19 +95,19 @@ class BadRecordError(ValueError):
         Args:
             file: The file or folder at fault.
             reason: One of few short texts, by which bad records are counted, e.g. `wrong size`.
-            detail: What was found and expected.
+            detail: Text that says what was found and what was expected.
         """
         self.file, self.reason, self.detail = str(file), reason, detail
         super().__init__(f"{file}: {reason}" + (f" ({detail})" if detail else ""))
 
     def __reduce__(self) -> tuple[type["BadRecordError"], tuple[str, str, str]]:
-        """Travel from an executor with all three parts."""
+        """Pickle all three parts, so that the error can be sent from an executor."""
         return type(self), (self.file, self.reason, self.detail)
 
 
 @dataclass(frozen=True)
 class ArchiveDescription:
-    """What every sample of one archive has in common."""
+    """The properties that all samples of one archive share."""
 
     kind: str
     """Name in the table of archives, e.g. `bigearthnet_v2`."""
@@ -118,11 +118,11 @@ class ArchiveDescription:
 
 
 class Archive(Protocol):
-    """A raw archive; small and picklable, because it travels to the executors."""
+    """A raw archive. It is small and picklable, because it is sent to the executors."""
 
     @property
     def root(self) -> str:
-        """Its folder or URL; empty where there are no files."""
+        """The folder or URL of the archive; empty if it has no files."""
 
     @property
     def description(self) -> ArchiveDescription:
@@ -141,7 +141,7 @@ class Archive(Protocol):
         """Settings that decide what `read` gives and that neither index nor description shows, by name."""
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
-        """Read one sample into `out`, by image group an array of the group's shape and dtype (executors).
+        """Read one sample into `out`, which has an array of the right shape and dtype for each image group (executors).
 
         After an error `out` holds anything.
 

@@ -1,4 +1,4 @@
-"""What the versions of BigEarthNet share: image groups, names, and a patch as a folder with one GeoTIFF per band."""
+"""Code for both versions of BigEarthNet: image groups, names, and a patch as a folder with one GeoTIFF per band."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -48,7 +48,7 @@ def flag_lists(snow: pa.Array, cloud_or_shadow: pa.Array) -> pa.ListArray:
 
     Args:
         snow: Booleans, one per patch.
-        cloud_or_shadow: Likewise.
+        cloud_or_shadow: Booleans, one per patch.
     """
     known = pc.and_(pc.is_valid(snow), pc.is_valid(cloud_or_shadow)).to_numpy(zero_copy_only=False)
     columns = [pc.fill_null(flag, False).to_numpy(zero_copy_only=False) for flag in (snow, cloud_or_shadow)]
@@ -66,8 +66,8 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
 
     Args:
         folder: A patch.
-        groups: Which bands.
-        out: By group name; every pixel is written.
+        groups: Image groups whose bands are read.
+        out: One array per group, by its name; every pixel is written.
 
     Returns:
         Where the patch lies, by its first band.

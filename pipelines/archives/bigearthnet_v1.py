@@ -68,7 +68,7 @@ class BigEarthNetV1:
 
     The official splits have none of them."""
     subset: bool = BigEarthNetV1Config.default("subset")
-    """Whether the lists may name patches that are not there."""
+    """Whether the lists may name patches that the archive lacks."""
 
     def __post_init__(self) -> None:
         if self.nomenclature not in _CLASS_NAMES:
@@ -88,7 +88,7 @@ class BigEarthNetV1:
 
         Raises:
             FileNotFoundError: The archive or a list is missing.
-            ValueError: A list is damaged, no patch is there, or the folder of images is a link out of the archive.
+            ValueError: A list is damaged, no patch exists, or the folder of images is a link out of the archive.
         """
         return self._index
 
@@ -154,7 +154,7 @@ class BigEarthNetV1:
         prefix = len(f"{IMAGES}/") if self._images() else 0
         found, links = (pc.utf8_slice_codeunits(names, prefix).combine_chunks() for names in (inside, leading_out))
         if not pc.any(pc.is_in(patches.rows["id"], pa.concat_arrays([found, links]))).as_py():
-            raise ValueError(f"{top}: none of the {len(patches.rows)} patches of {self._splits()} is there")
+            raise ValueError(f"{top}: none of the {len(patches.rows)} patches of {self._splits()} exists")
         patches.mark_unusable(
             pc.is_in(patches.rows["id"], links), "symbolic link", file=self._folders(patches.rows["id"])
         )

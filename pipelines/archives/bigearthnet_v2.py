@@ -52,9 +52,9 @@ class BigEarthNetV2:
     """Folder that holds `metadata.parquet` and `BigEarthNet-S2`."""
     _: KW_ONLY
     include_flagged: bool = BigEarthNetV2Config.default("include_flagged")
-    """Take the patches with snow, clouds or shadows too, which have a metadata file of their own."""
+    """Whether to include the patches with snow, clouds or shadows, which have a metadata file of their own."""
     sentinel1: bool | None = BigEarthNetV2Config.default("sentinel1")
-    """Read `BigEarthNet-S1` as a further image group; None: where it is there."""
+    """Whether to read `BigEarthNet-S1` as a further image group; None: if it exists."""
 
     @property
     def description(self) -> ArchiveDescription:
@@ -120,7 +120,7 @@ class BigEarthNetV2:
         if not is_file(path):
             raise FileNotFoundError(f"{self.root}: no BigEarthNet v2.0 archive, {_LAYOUT}")
         if self.include_flagged and not is_file(flagged):
-            raise FileNotFoundError(f"{flagged}: not there, download it or leave the flagged patches out")
+            raise FileNotFoundError(f"{flagged} does not exist: download it, or set archive.include_flagged=false")
         return [path, flagged] if self.include_flagged else [path]
 
     def _mark_missing(self, patches: CheckedRows, images: str, column: str) -> None:

@@ -29,7 +29,7 @@ def read_metadata(files: Sequence[str | PathLike[str]], *, sentinel1: bool = Fal
     """Read metadata files, whatever is on disk beside them.
 
     Args:
-        files: Where an id is repeated, its first row counts.
+        files: Metadata files. If an id is repeated, its first row counts.
         sentinel1: Whether the patches of Sentinel-1 are needed.
 
     Returns:

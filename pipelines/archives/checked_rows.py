@@ -34,7 +34,7 @@ class CheckedRows:
         Args:
             bad: One boolean per row of `rows`; null counts as true.
             reason: One of few short texts, by which rejected rows are counted; for all rows or per row.
-            detail: What was found, for all rows or per row.
+            detail: Text that says what was found, for all rows or per row.
             file: The file at fault, per row; by default the row's `file`.
         """
         bad = pc.fill_null(bad, True)

@@ -52,7 +52,7 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
         folder: Relative to it.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It does not exist.
     """
     if not is_local(root):
         return _list_remote_folder(root, folder)

@@ -1,8 +1,8 @@
-"""The few things that an archive's files are asked, on this machine's disks or behind a URL.
+"""Questions about the files of an archive, on this machine's disks or behind a URL.
 
-Local files are opened by whoever reads them, with the care that links and pipes need (`paths`, `geotiff`); this module
-says where a path leads, and reads what is remote. What cannot be reached is an error of the whole task, never a bad
-record: only a file that is not there is one.
+Local files are opened by the modules that read them, with the care that links and pipes need (`paths`, `geotiff`).
+This module resolves paths and reads remote files. A storage that cannot be reached is an error of the whole task. Only
+a file that does not exist is a bad record.
 """
 
 import threading
@@ -23,12 +23,12 @@ _LARGEST_FILE = 1 << 28  # bytes; a remote file is in memory as a whole
 
 
 def is_local(path: str | PathLike[str]) -> bool:
-    """Whether a path is one of this machine, and no URL."""
+    """Tell whether a path is one of this machine, and not a URL."""
     return "://" not in fspath(path)
 
 
 def join(root: str | PathLike[str], path: str) -> str:
-    """A path in the archive.
+    """Join the archive's root and a path in the archive.
 
     Raises:
         ValueError: `path` is absolute or leads upwards.
@@ -45,12 +45,12 @@ def _refuse(root: str, path: str) -> None:
 
 
 def is_plain_name(name: str) -> bool:
-    """Whether a name of a listing is that of one file or folder, on every system and behind every URL."""
+    """Tell whether a listed name is that of one file or folder, on every system and behind every URL."""
     return name not in ("", ".", "..") and not any(letter in "/\\" or ord(letter) < 32 for letter in name)
 
 
 def is_file(path: str | PathLike[str]) -> bool:
-    """Whether there is a regular file, links followed."""
+    """Tell whether a regular file exists; links are followed."""
     if is_local(path):
         return Path(path).is_file()
     folder, name = _place(path)
@@ -58,15 +58,15 @@ def is_file(path: str | PathLike[str]) -> bool:
 
 
 def is_folder(path: str | PathLike[str]) -> bool:
-    """Whether there is a folder, links followed; behind a URL, one with something in it."""
+    """Tell whether a folder exists; links are followed. Behind a URL a folder exists if it has content."""
     return Path(path).is_dir() if is_local(path) else bool(_folder(fspath(path).rstrip("/")).entries())
 
 
 def read_whole(path: str | PathLike[str]) -> bytes:
-    """All bytes of a file of the archive's metadata.
+    """Read all bytes of a file of the archive's metadata.
 
     Raises:
-        FileNotFoundError: It is not there.
+        FileNotFoundError: The file does not exist.
     """
     if is_local(path):
         return Path(path).read_bytes()
@@ -75,7 +75,7 @@ def read_whole(path: str | PathLike[str]) -> bytes:
 
 
 def whole_remote(path: str, data: bytes | None = None) -> bytes | None:
-    """All bytes of a file behind a URL, or None for a local one, which is opened by its path.
+    """Read all bytes of a file behind a URL; None for a local file, which is opened by its path.
 
     Args:
         path: Path or URL.
@@ -94,7 +94,7 @@ def whole_remote(path: str, data: bytes | None = None) -> bytes | None:
 
 
 def read_remote(path: str, limit: int) -> bytes:
-    """At most the first `limit` bytes of a file behind a URL.
+    """Read at most the first `limit` bytes of a file behind a URL.
 
     Raises:
         BadRecordError: It is missing.
@@ -107,7 +107,7 @@ def read_remote(path: str, limit: int) -> bytes:
 
 
 def list_remote(root: str, folder: str) -> list[tuple[str, bool, int]]:
-    """Names in a folder behind a URL, whether each is a folder, and bytes; nothing where there is none."""
+    """List a folder behind a URL: names, whether each is a folder, and bytes. An absent folder is empty."""
     return _folder(root.rstrip("/")).entries("" if folder == "." else folder)
 
 

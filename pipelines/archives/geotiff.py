@@ -1,4 +1,4 @@
-"""One band of one sample: a GeoTIFF with a single band."""
+"""Reads one band of one sample: a GeoTIFF with a single band."""
 
 import errno
 import os
@@ -106,7 +106,7 @@ def _read_with_gdal(
 
 
 def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
-    """Where an opened image lies; None without a coordinate reference system that has an EPSG code, or if it is turned.
+    """Give the place of an opened image; None if its coordinate system has no EPSG code, or if the image is turned.
 
     Args:
         source: Its affine transform maps the outer corner of the upper left pixel to `(x0, y0)`.

@@ -1,4 +1,4 @@
-"""All bands of one sample: a GeoTIFF with several."""
+"""Reads all bands of one sample: a GeoTIFF with several bands."""
 
 from os import PathLike
 from typing import Any
@@ -18,7 +18,7 @@ def read_bands(path: str | PathLike[str], out: NDArray[Any]) -> Georeference | N
 
     Args:
         path: A GeoTIFF file, or its URL.
-        out: Of the size, number of bands and dtype that the file must have; after an error it holds anything.
+        out: Array of the size, number of bands and dtype that the file must have; after an error it holds anything.
 
     Returns:
         Where the image lies, as `geotiff.read_band_into`.

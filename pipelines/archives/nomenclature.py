@@ -80,7 +80,7 @@ BIGEARTHNET_43 = tuple(_CORINE_TO_19)
 """The 43 classes of CORINE Land Cover 2018, level 3, that occur in BigEarthNet v1.0, by their CORINE code."""
 
 TO_19 = tuple(None if name is None else BIGEARTHNET_19.index(name) for name in _CORINE_TO_19.values())
-"""For each of the 43 classes its place in `BIGEARTHNET_19`, or None: 11 classes have no counterpart.
+"""The place in `BIGEARTHNET_19` of each of the 43 classes, or None: 11 classes have no counterpart.
 
 Source: Sumbul et al., "BigEarthNet-MM", 2021.
 """

@@ -1,4 +1,4 @@
-"""Where an archive's folders lead: nothing outside its root is read."""
+"""Follows links in an archive's folders, so that nothing outside its root is read."""
 
 import os
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from pipelines.archives.files import is_local, is_plain_name, list_remote
 
 
 def stays_inside(root: str, path: str) -> bool:
-    """Whether `path`, every symbolic link followed, is something below `root`."""
+    """Tell whether `path`, with every symbolic link followed, exists below `root`."""
     try:
         return Path(path).resolve(strict=True).is_relative_to(Path(root).resolve())
     except (OSError, RuntimeError):  # leads nowhere, or in a circle
@@ -18,7 +18,7 @@ def stays_inside(root: str, path: str) -> bool:
 
 
 def leads_out(root: str, path: str) -> bool:
-    """Whether `path` is a symbolic link to something outside `root`."""
+    """Tell whether `path` is a symbolic link to something outside `root`."""
     return is_local(root) and Path(path).is_symlink() and not stays_inside(root, path)
 
 
@@ -27,7 +27,7 @@ def list_subfolders(root: str, folders: Iterable[str]) -> tuple[pa.ChunkedArray,
 
     Args:
         root: The archive.
-        folders: Relative to it, `.` for the archive itself; those that are not there have nothing in them.
+        folders: Paths relative to the root, `.` for the archive itself; an absent folder counts as empty.
 
     Returns:
         Paths relative to the root, `<folder>/<name>`: the folders, and those that a symbolic link leads out of the

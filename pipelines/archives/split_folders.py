@@ -1,4 +1,4 @@
-"""Where the class folders are: below split folders, or at the top."""
+"""Finds the class folders: below split folders, or at the top."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,12 +34,12 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
 
     Args:
         root: The archive.
-        is_image: Tells it by a file's name.
+        is_image: Tells by its name whether a file is an image.
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: There are no class folders, splits are mixed with classes, there is no train or a split twice, or a
-            class of another split is not in train.
+        ValueError: There are no class folders, or splits are mixed with classes. The split train is missing, or a split
+            exists twice. A class of another split is not in train.
     """
     top = list_folder(root)
     stray = [name for name, _ in top.files if is_image(name)]

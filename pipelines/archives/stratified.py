@@ -1,4 +1,4 @@
-"""Splits for archives that come without: by class, seeded, the same on every machine."""
+"""Makes splits for archives that have none: by class, by a seed, the same on every machine."""
 
 import hashlib
 import math
@@ -38,9 +38,9 @@ def stratified_split(
     matter, and a further file moves few others to another split.
 
     Args:
-        keys: One per sample, unique within a class (where not, the listing's order decides).
+        keys: One per sample, unique within a class. Otherwise the listing's order decides.
         classes: One per sample.
-        fractions: Of each split; they sum to 1.
+        fractions: Fraction of each split; they add up to 1.
         seed: 0 or more.
 
     Returns:

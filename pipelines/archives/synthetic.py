@@ -53,18 +53,18 @@ def generate_bigearthnet_v2(
     processes: int | None = None,
     progress: Callable[[int], None] | None = None,
 ) -> None:
-    """Generate an archive that `BigEarthNetV2` opens; does nothing where `root` already is exactly this archive.
+    """Generate an archive that `BigEarthNetV2` opens; do nothing if `root` is exactly this archive already.
 
     A patch is a pure function of the seed and its number, whatever the number of processes. The archive appears under
-    its name only when it is complete. Worker processes are spawned (a caller may run Spark's or TensorFlow's threads,
-    which a fork does not survive), so a script calls this below `if __name__ == "__main__":`.
+    its name only when it is complete. Worker processes are spawned, because the threads of Spark or TensorFlow do not
+    survive a fork. So a script calls this below `if __name__ == "__main__":`.
 
     Args:
         root: Folder to make; may exist when empty.
         train: Patches in the training split.
         validation: Patches in the validation split.
         test: Patches in the test split.
-        seed: Of everything random, 0 or more.
+        seed: Seed of everything random, 0 or more.
         processes: Worker processes; by default one per core. With 1, all happens in this process.
         progress: Called with 1 for each finished patch, e.g. `tqdm.update`.
 

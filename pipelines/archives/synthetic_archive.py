@@ -31,7 +31,7 @@ class SyntheticBigEarthNet:
     """The patches that `synthetic.generate_bigearthnet_v2` writes as files, with the same ids, labels and pixels."""
 
     root: str = ""
-    """Not used: there are no files."""
+    """Unused, because there are no files."""
     _: KW_ONLY
     train: int
     """Patches in the training split."""

@@ -93,8 +93,8 @@ def render(
     A coarse band sees the mean of the 10 m pixels below each of its own, so shares of classes mix within a pixel.
 
     Args:
-        seed: Of the archive.
-        number: Of the patch.
+        seed: Seed of the archive.
+        number: Number of the patch.
         groups: Image groups to draw; each height and width divides 120.
 
     Returns:

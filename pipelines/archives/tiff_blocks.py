@@ -1,4 +1,4 @@
-"""What GDAL does not report: an absent or damaged block (strip or tile) of a GeoTIFF, and a second page."""
+"""Checks that GDAL does not make: absent or damaged blocks (strips or tiles) of a GeoTIFF, and further pages."""
 
 import io
 import itertools

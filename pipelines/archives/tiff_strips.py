@@ -1,4 +1,4 @@
-"""Which GeoTIFF files are a header followed by the pixels as they are in memory: those are copied without GDAL.
+"""Copies the pixels of a GeoTIFF without GDAL where the file is a header followed by the pixels as in memory.
 
 GDAL needs about a millisecond to open a file, most of it for the georeference. But GDAL decides how a file is read.
 So a file is copied only under two conditions. Its directory is of the plain kind that `is_plain` describes. And GDAL
@@ -26,6 +26,7 @@ _BESIDE_THE_PIXELS = {270, 305, 306, 33550, 33922, 34264, 34735, 34736, 34737, 4
 _CORNER = struct.pack("<HHI", 33922, _DOUBLE, 6)
 _CORNER_BYTES = 48
 _MAP_COORDINATES = 24  # byte within the corner, behind the pixel's three doubles
+_TWO_DOUBLES = struct.Struct("<dd")
 _DIRECTORY = 10  # after byte order, version, the directory's offset and the number of its entries
 _ENTRY_BYTES = 12
 
@@ -34,18 +35,19 @@ _Key = tuple[int, int, bytes, tuple[int, ...], str]
 
 @dataclass(frozen=True)
 class Header:
-    """What is known of all files that have the same header, but for the corner's coordinates."""
+    """The knowledge about all files whose headers differ in the corner's coordinates only."""
 
     first: Georeference | None
-    """What GDAL found in the first of them."""
+    """The place that GDAL found in the first of these files."""
     corner: int | None
     """Byte of the corner's map coordinates; None where the header has no corner."""
 
     def georeference(self, data: bytes) -> Georeference | None:
-        """Where the image lies whose file holds `data`."""
+        """Give the place of the image whose file holds `data`."""
         if self.first is None or self.corner is None:
             return self.first
-        return Georeference(self.first.epsg, *struct.unpack_from("<dd", data, self.corner))
+        x, y = _TWO_DOUBLES.unpack_from(data, self.corner)
+        return Georeference(self.first.epsg, x, y)
 
 
 _read_by_gdal: dict[_Key, Header] = {}
@@ -74,8 +76,8 @@ def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference |
 
     Args:
         data: All bytes of a file.
-        pixels: What GDAL read from it, `(height, width)`.
-        georeference: Where GDAL says that the image lies.
+        pixels: Pixels that GDAL read from the file, `(height, width)`.
+        georeference: The place that GDAL found in the file.
     """
     start = len(data) - pixels.nbytes
     if start <= 0 or len(_read_by_gdal) >= _MAXIMUM_HEADERS:
@@ -102,12 +104,12 @@ def _key(header: bytes, pixels: NDArray[np.generic]) -> _Key:
 def is_plain(header: bytes, pixels: NDArray[np.generic]) -> bool:
     """Whether the header says that rows of pixels follow it, one after another to the end of the file.
 
-    That is a classic little-endian TIFF with one directory, right at the start, one band, uncompressed strips in
-    order and without gaps, and no tag that is not known to leave the pixels alone.
+    Such a file is a classic little-endian TIFF with one directory at its start. It has one band, in uncompressed
+    strips in order and without gaps. It has no tag but those that are known not to change the pixels.
 
     Args:
         header: The file without as many bytes at its end as there are bytes of pixels.
-        pixels: Of the expected size and dtype, `(height, width)`.
+        pixels: An array of the expected size and dtype, `(height, width)`.
     """
     end = _DIRECTORY + _ENTRY_BYTES * int.from_bytes(header[8:10], "little")
     # The directory is at byte 8 and none follows it.

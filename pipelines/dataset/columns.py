@@ -39,12 +39,12 @@ nulls.
 def metadata_columns(
     samples: pa.Table, class_names: Sequence[str], georeferences: Sequence[Georeference | None]
 ) -> list[pa.Array]:
-    """The columns of `METADATA_SCHEMA`, in its order.
+    """Build the columns of `METADATA_SCHEMA`, in its order.
 
     Args:
         samples: Rows of the archive's index (`INDEX_SCHEMA`).
         class_names: Name of every class index.
-        georeferences: What the image files said, one per row.
+        georeferences: The place of each row's image, by its files.
     """
     labels = samples["labels"].combine_chunks()
     offsets = np.concatenate([[0], np.cumsum(pc.list_value_length(labels).to_numpy(zero_copy_only=False))])
@@ -60,7 +60,7 @@ def metadata_columns(
 
 
 def label_vector(indices: list[int], class_count: int) -> NDArray[np.uint8]:
-    """Multi-hot `(classes,)` uint8 vector of the given class indices."""
+    """Build the multi-hot `(classes,)` uint8 vector of the given class indices."""
     vector = np.zeros(class_count, np.uint8)
     vector[indices] = 1
     return vector

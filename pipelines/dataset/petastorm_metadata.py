@@ -1,4 +1,4 @@
-"""`_common_metadata`: what Petastorm's readers look for in the folder of a split."""
+"""Writes `_common_metadata`, which Petastorm's readers expect in the folder of a split."""
 
 import json
 import pickle
@@ -17,7 +17,7 @@ from pipelines.storage import Folder
 def write_petastorm_metadata(
     folder: Folder, shards: Sequence[Shard], groups: Sequence[ImageGroup], class_count: int
 ) -> None:
-    """Write Petastorm's schema and the row groups per file, all of which the writer knows already.
+    """Write Petastorm's schema and the row groups per file, which the writer knows already.
 
     `petastorm.etl.materialize_dataset` would read every footer again, in a Spark job of its own.
     """

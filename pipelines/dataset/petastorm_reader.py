@@ -1,8 +1,7 @@
-"""The same batches through Petastorm's own reader: for comparison, and for whoever trusts it more.
+"""Batches through Petastorm's own reader, for comparison and compatibility.
 
-Its order depends on the number of ranks and of threads, it shares out whole row groups, and cannot resume within an
-epoch. Equal steps are enforced here: it repeats a rank's rows as long as batches are asked for, so that a rank with
-fewer rows than others meets some of them twice in an epoch.
+Its order depends on the number of ranks and threads. It distributes whole row groups, and cannot resume within an
+epoch. All ranks do the same number of steps: a rank with fewer rows than others reads some of them twice in an epoch.
 """
 
 import warnings
@@ -32,7 +31,7 @@ def petastorm_batches(
 ) -> Iterator[Batch]:
     """Yield exactly `steps` batches of one rank.
 
-    `Batch.rows` are running numbers within the epoch, not rows of the split: Petastorm does not tell these.
+    `Batch.rows` counts rows within the epoch. They are not rows of the split, which Petastorm does not report.
 
     Raises:
         ValueError: The dataset is not on a filesystem that Petastorm reads with this pyarrow.

@@ -43,7 +43,7 @@ class Plot:
     light: str
     dark: str
     width: int
-    """In CSS pixels."""
+    """Width in CSS pixels."""
     height: int
 
 
@@ -52,9 +52,9 @@ def band_histogram(histogram: Sequence[int], mean: float, right: int, dtype: str
 
     Args:
         histogram: `BandSums.histogram` of one band.
-        mean: Of the same pixels, in stored units.
+        mean: Mean of the same pixels, in stored units.
         right: Bins to show, from 0 on.
-        dtype: Of the pixels.
+        dtype: Numpy name of the pixels' dtype.
     """
 
     def draw(axis: Axes, colors: _Colors) -> None:

@@ -1,4 +1,4 @@
-"""Which classes to show, and how often they occur together, from the labels column alone."""
+"""Chooses the classes to show, and counts how often they occur together, from the labels column alone."""
 
 from collections.abc import Sequence
 from pathlib import Path

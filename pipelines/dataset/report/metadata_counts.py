@@ -1,4 +1,4 @@
-"""How many samples of each split have each country, season and flag, from the plain columns alone."""
+"""Counts the samples of each split by country, season and flag, from the plain columns alone."""
 
 from collections import Counter
 from typing import Any
@@ -19,7 +19,7 @@ _LONGEST_NAME = 100
 
 
 def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> list[dict[str, Any]]:
-    """A table for each plain column of which anything is known; none for a dataset of format version 1.
+    """Make a table for each plain column with any known value; none for a dataset of format version 1.
 
     Args:
         dataset: A finished dataset.

@@ -1,4 +1,4 @@
-"""`report.html`: a finished dataset to look at, as one page that needs nothing else."""
+"""Writes `report.html`, one page that shows a finished dataset and needs no other file."""
 
 import io
 from collections.abc import Mapping
@@ -39,10 +39,10 @@ Histograms = Mapping[str, tuple[tuple[int, ...], ...]]
 
 
 def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: Histograms, rejected: pa.Table) -> str:
-    """Write `<dataset>/report.html`, whole or not at all.
+    """Write `<dataset>/report.html` completely or not at all.
 
-    Names, ids and paths come from archives that nobody checked: everything is escaped, and the page's own policy
-    forbids scripts and addresses.
+    Names, ids and paths come from unchecked archives. So everything is escaped, and the page's own policy forbids
+    scripts and addresses.
 
     Args:
         dataset: Folder of a finished dataset.

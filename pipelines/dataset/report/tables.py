@@ -77,7 +77,7 @@ def class_balance_facts(manifest: Manifest) -> dict[str, Any]:
 
 
 def cooccurrence_rows(dataset: Folder, manifest: Manifest) -> list[dict[str, Any]]:
-    """For each class of `class_rows`, how many of its training samples also have each other class."""
+    """Count, for each class of `class_rows`, the training samples that also have each other class."""
     split = manifest.splits[TRAINING_SPLIT]
     order = classes_by_frequency(split.class_counts, _CLASSES)
     counts = label_cooccurrence(dataset, split.shards, len(manifest.class_names), order)

@@ -138,7 +138,7 @@ def test_listed_patches_that_are_not_there(v1: Path) -> None:
 def test_no_patch_at_all(v1: Path) -> None:
     shutil.rmtree(v1 / "BigEarthNet-v1.0")
     for subset in (False, True):
-        with pytest.raises(ValueError, match=r"none of the 5 patches of .*splits is there"):
+        with pytest.raises(ValueError, match=r"none of the 5 patches of .*splits exists"):
             BigEarthNetV1(str(v1), subset=subset).index()
 
 
