@@ -65,7 +65,7 @@ class PrepareDisplay:
 
     def __call__(self, progress: PrepareProgress) -> None:
         """Take the state of the job."""
-        rate = progress.done / (time.monotonic() - self._started)
+        rate = (progress.done - progress.found) / (time.monotonic() - self._started)
         line = f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected"
         self._bar.move("", progress.done, progress.total, f"{progress.rejected} rejected", line)
 

@@ -1,6 +1,7 @@
-"""What a person sees of training where there is no terminal."""
+"""What a person sees of a job where there is no terminal."""
 
-from jobs.display import TrainingDisplay
+from jobs.display import PrepareDisplay, TrainingDisplay
+from pipelines.dataset.spark_job import PrepareProgress
 
 
 def test_lines_of_a_run(capsys):
@@ -20,3 +21,12 @@ def test_lines_of_a_run(capsys):
         "epoch 1/2: loss 0.2500, F1 micro 0.5000, 12.0 images/s",
         "saving the model",
     ]
+
+
+def test_the_rate_of_preparation_counts_what_this_run_wrote(capsys, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("jobs.display.time.monotonic", lambda: clock[0])
+    display = PrepareDisplay()
+    clock[0] = 120.0
+    display(PrepareProgress(done=5040, total=9000, rejected=3, found=5000))
+    assert capsys.readouterr().out == "5040/9000 samples, 2/s, 3 rejected\n"

@@ -3,6 +3,7 @@
 The archive is one small file per sample, and the tasks run in this process: so hundreds of runs take seconds.
 """
 
+import errno
 import hashlib
 import json
 import shutil
@@ -27,6 +28,7 @@ from pipelines.dataset import lease, spark_job, staging, swap, writer
 from pipelines.dataset.files import check_apart
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.shard import ShardPlan
+from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
@@ -680,3 +682,43 @@ def test_where_there_are_no_hard_links_shards_are_copied(
     world.prepare()
     assert tasks.shards == ["train/part-00000.parquet"]
     assert content(world.dataset) == undisturbed
+
+
+def test_a_full_disk_names_the_folder_and_the_same_command_continues(
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tasks: Tasks
+) -> None:
+    with monkeypatch.context() as patch:
+
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", f"{world.dataset}.incomplete/_notes.json.gz")
+
+        patch.setattr(writer, "write_all_notes", full)
+        with pytest.raises(RuntimeError, match=r"_notes\.json\.gz: No space left on device: make room.*same command"):
+            world.prepare()
+    tasks.shards.clear()
+    world.prepare()
+    assert tasks.shards == []
+    assert content(world.dataset) == undisturbed
+
+
+def test_a_folder_that_cannot_be_written_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read_only(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "mkdir", read_only)
+    with pytest.raises(ValueError, match=r"dataset cannot be written \(.*: Read-only file system\): choose another"):
+        world.prepare()
+
+
+def test_a_dataset_below_a_file_is_named(world: World, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    world.dataset = tmp_path / "file" / "dataset"
+    with pytest.raises((ValueError, NotADirectoryError, FileExistsError), match="file"):
+        world.prepare()
+
+
+def test_what_a_resumed_run_found_is_told_apart(world: World, tasks: Tasks) -> None:
+    interrupted(world, tasks, 4)
+    seen: list[PrepareProgress] = []
+    world.prepare(progress=seen.append)
+    assert seen[-1] == PrepareProgress(60, 60, 0, 40)
