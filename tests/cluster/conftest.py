@@ -19,7 +19,7 @@ import pyspark
 import pytest
 
 NETWORK = "10.213.77"
-_START_SECONDS = 60.0
+_START_SECONDS = 180.0
 _RUN = """
 import pickle, sys
 function, args = pickle.load(open(sys.argv[1], "rb"))
@@ -180,7 +180,11 @@ def make_cluster(
         def make(slots: Sequence[int]) -> Cluster:
             cluster = Cluster(tmp_path_factory.mktemp("cluster"), project)
             stack.callback(cluster.close)
-            cluster.start(slots)
+            try:
+                cluster.start(slots)
+            except BaseException:
+                cluster.close()  # the next one has the same names
+                raise
             return cluster
 
         yield make

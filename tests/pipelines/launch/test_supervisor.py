@@ -57,11 +57,14 @@ class FakeChannel:
 
 
 class FakeTasks:
+    def __init__(self, stop_reason: str | None = None) -> None:
+        self._stop_reason = stop_reason
+
     def failure(self) -> str | None:
         return None
 
     def stop_reason(self) -> str | None:
-        return None
+        return self._stop_reason
 
     def finished(self) -> bool:
         return False
@@ -72,10 +75,11 @@ def supervise(
     size: int,
     limits: Limits = Limits(start=60, hang=None, stop_grace=60),  # noqa: B008  immutable
     on_report: Callable[[JsonObject], None] = lambda report: None,
+    tasks: FakeTasks | None = None,
 ) -> Supervisor:
     """A supervisor whose ranks have begun."""
     listener = Listener("none", lambda rank, line: None, on_report, None)
-    supervisor = Supervisor(cast(DriverChannel, channel), FakeTasks(), size, listener, limits)
+    supervisor = Supervisor(cast(DriverChannel, channel), tasks or FakeTasks(), size, listener, limits)
     supervisor.gather()
     supervisor.go([Go(task, {}, wants_result=True) for task in range(size)])
     for task in range(size):
@@ -192,3 +196,18 @@ def test_a_rank_that_outlasts_the_grace_is_named() -> None:
     words = r"rank 0 on h0 failed: still ran 0\.2 s after it was asked to stop \(the driver received SIGTERM\)"
     with pytest.raises(RankLostError, match=words):
         supervisor.watch()
+
+
+def test_an_executor_that_spark_takes_away_stops_all_ranks() -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, tasks=FakeTasks("Spark decommissions executor 3"))
+    saved = Failure("StoppedOnRequest", "", "", on_request=True)
+
+    def answer(task: int, order: Order) -> None:
+        if order == StopSoon():
+            channel.events.put((task, Exit(False, False, 1, "exited with code 1", "", saved, [])))
+
+    channel.answer = answer
+    with pytest.raises(RankLostError, match="rank 0 on h0 failed: stopped on request"):
+        supervisor.watch()
+    assert [task for task, order in channel.sent if order == StopSoon()] == [0, 1]
