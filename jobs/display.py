@@ -1,7 +1,7 @@
 """A job as the person at the terminal sees it: a bar, or lines where there is no terminal."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tqdm.auto import tqdm
 
@@ -9,7 +9,11 @@ from jobs.command import interactive, say
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.launch.messages import JsonObject
 
+if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does without
+    from pipelines.tracking.delivery import News
+
 _SECONDS_BETWEEN_LINES = 15.0
+_RANK_0 = "rank 0"
 _SHOWN = {
     "val/loss": "validation loss",
     "val/top_1": "top-1",
@@ -80,11 +84,13 @@ class TrainingDisplay:
     def __init__(self) -> None:
         """Nothing is shown before the first report."""
         self._bar = Bar("step")
+        self._without_tracking: set[str] = set()
 
     def __call__(self, message: JsonObject) -> None:
         """Take one report of a worker."""
         match message.get("event"):
             case "compiling":
+                self._without_tracking.discard(_RANK_0)  # a further attempt is another process
                 say("compiling the training step, which takes a minute or two with some codecs")
             case "step":
                 title = f"epoch {message['epoch']}/{message['epochs']}"
@@ -96,6 +102,24 @@ class TrainingDisplay:
                 say(_epoch_line(message))
             case "saving":
                 say("saving the model")
+            case "tracking":
+                self._say_tracking(_RANK_0, message["news"], message["reason"])
+
+    def tracking(self, news: "News", reason: str) -> None:
+        """Take what the driver's own writes to MLflow meet."""
+        self._say_tracking("driver", news, reason)
+
+    def _say_tracking(self, process: str, news: "News", reason: str) -> None:
+        """Say once that MLflow is away, whoever notices, and once that it is back for all."""
+        if news == "refused":
+            say(f"MLflow refuses a write, which is lost: {reason}")
+            return
+        before = bool(self._without_tracking)
+        (self._without_tracking.add if news == "away" else self._without_tracking.discard)(process)
+        if not before and self._without_tracking:
+            say(f"MLflow does not answer; training continues, and what it records is kept on disk ({reason})")
+        elif before and not self._without_tracking:
+            say("MLflow answers again and gets what was kept")
 
     def close(self) -> None:
         """Remove the bar."""

@@ -1,6 +1,8 @@
 """`groundswell evaluate`: test metrics of a logged model."""
 
 import argparse
+import tempfile
+from pathlib import Path
 
 from conf.schema import RunConfig
 from jobs import cli
@@ -14,7 +16,7 @@ from pipelines.dataset.reader import check_readable
 from pipelines.launch.preflight import check_cluster
 from pipelines.storage import Folder
 from pipelines.tracking import models, store
-from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
 from pipelines.training.input import reader_settings
@@ -33,6 +35,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     Raises:
         FileNotFoundError: No such dataset, or a shard is missing.
         ValueError: No such model or split, a damaged shard, or the model has other classes than the dataset.
+        RuntimeError: Workers on other machines cannot reach MLflow's store.
+        TrackingError: The store did not take the scores; they are in the message.
     """
     config = with_absolute_paths(config)
     dataset = Folder.at(config.dataset.path)
@@ -47,11 +51,21 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             spark, config.launch, description=f"groundswell evaluate: {model_uri}", log_to_driver="none"
         )
         result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
-    writer = RunWriter(TrackedRun(store.tracking_uri(), description["run_id"]))
-    writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
-    writer.table(result.per_class, f"per_class_{split}.json")
-    writer.figure(per_class_bars(result.per_class, split), f"per_class_{split}.png")
+    _record(TrackedRun(store.tracking_uri(), description["run_id"]), result, split)
     return result
+
+
+def _record(run: TrackedRun, result: Evaluation, split: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(run, Path(folder, "journal"))
+        writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
+        writer.table(result.per_class, f"per_class_{split}.json")
+        writer.figure(per_class_bars(result.per_class, split), f"per_class_{split}.png")
+        reason = writer.drain()
+        writer.close()
+    if reason:
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        raise TrackingError(f"MLflow did not take the scores ({reason}): {scores}. Evaluate again to record them")
 
 
 def _check_classes(model_uri: str, class_names: list[str] | None, manifest: Manifest) -> None:

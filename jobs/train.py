@@ -1,13 +1,9 @@
 """`groundswell train`: a Spark barrier stage trains on a prepared dataset."""
 
 import argparse
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import yaml
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
@@ -18,16 +14,15 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines.dataset.manifest import Manifest, manifest_json
+from pipelines.dataset.manifest import Manifest
 from pipelines.launch.preflight import check_cluster
-from pipelines.launch.runner import Attempt
 from pipelines.locations import redacted
-from pipelines.tracking import revision, runs, store
+from pipelines.tracking import store
 from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
 from pipelines.training.checkpoint import list_checkpoints
-from pipelines.training.checks import check_dataset, check_output, check_resume, run_folder
+from pipelines.training.checks import check_dataset, check_output, check_resume
+from pipelines.training.driver_record import newest_resumable, recorded_run
 from pipelines.training.results import TrainingSummary
 
 
@@ -52,8 +47,21 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     config = with_absolute_paths(config)
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
+    config = _with_run_to_resume(config)
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest, result)
+
+
+def _with_run_to_resume(config: RunConfig) -> RunConfig:
+    """Put the run's identifier in place of `training.resume_run=latest`."""
+    if config.training.resume_run != "latest":
+        return config
+    run = newest_resumable(config)
+    say(f"resuming the newest unfinished run, {run.run_id} ({run.name}, {run.status.lower()})")
+    if run.status == "RUNNING":
+        say("MLflow shows it as running: its job has died, or make sure that no other job trains it")
+    training = config.training.model_copy(update={"resume_run": run.run_id})
+    return config.model_copy(update={"training": training})
 
 
 def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result: Result) -> TrainedRun:
@@ -62,31 +70,31 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
     check_resume(config, manifest)
     store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
     check_output(config)
-    run = _tracked_run(config, manifest)
-    folder = run_folder(config, run.run_id)
-    say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
-    result.run_id = run.run_id
     display = TrainingDisplay()
-    with _closing(run):
+    with recorded_run(config, manifest, display.tracking) as record:
+        say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
+        result.run_id = record.run.run_id
         runner = barrier_runner(
             spark,
             config.launch,
-            description=f"groundswell train: {config.tracking.run_name or run.run_id}",
+            description=f"groundswell train: {config.tracking.run_name or record.run.run_id}",
             allowed_sizes=_smaller_sizes(config),
-            log_folder=folder / "logs",
-            on_attempt=_record_attempt(run),
+            log_folder=record.folder / "logs",
+            on_attempt=record.attempt,
             on_report=display,
         )
+        summary: TrainingSummary | None = None
         try:
-            summary = runner.run(entry.train, config, run, folder / "checkpoints")
+            try:
+                summary = runner.run(entry.train, config, record.run, record.folder / "checkpoints")
+            finally:
+                display.close()
+                record.finish(summary)
         except BaseException:
-            _remember_checkpoint(result, run, folder / "checkpoints")
+            _remember_checkpoint(result, record.run, record.folder / "checkpoints")
             raise
-        finally:
-            display.close()
-            RunWriter(run).folder(folder / "logs", "logs")
     result.model_uri, result.checkpoint, result.metrics = summary.model_uri, summary.checkpoint, summary.history[-1]
-    return TrainedRun(run, summary, folder)
+    return TrainedRun(record.run, summary, record.folder)
 
 
 def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> None:
@@ -100,58 +108,6 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> 
 def _smaller_sizes(config: RunConfig) -> list[int]:
     """Numbers of workers among which the global batch divides."""
     return [size for size in range(1, config.launch.num_workers) if config.global_batch_size % size == 0]
-
-
-def _record_attempt(run: TrackedRun) -> Callable[[Attempt], None]:
-    writer = RunWriter(run)
-
-    def record(attempt: Attempt) -> None:
-        if attempt.number > 1:
-            writer.tags({f"attempt_{attempt.number}_after": attempt.after})
-        writer.tags({"attempt": str(attempt.number)})
-
-    return record
-
-
-def _tracked_run(config: RunConfig, manifest: Manifest) -> TrackedRun:
-    if config.training.resume_run is not None:
-        return runs.continue_run(config.training.resume_run)
-    values = config.model_dump(mode="json")
-    run = runs.start_run(
-        config.tracking.experiment,
-        config.tracking.run_name,
-        _flat(values) | {"global_batch_size": config.global_batch_size, "dataset_fingerprint": manifest.fingerprint},
-        {
-            "mlflow.source.name": "groundswell train",
-            "mlflow.source.type": "JOB",
-            "dataset_fingerprint": manifest.fingerprint,
-            **revision.tags(),
-        },
-    )
-    writer = RunWriter(run)
-    writer.text(yaml.safe_dump(values, sort_keys=False), "config.yaml")
-    writer.text(manifest_json(manifest), "dataset.json")
-    return run
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return flat
-
-
-@contextmanager
-def _closing(run: TrackedRun) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        runs.end_run(run, "KILLED")
-        raise
-    except BaseException:
-        runs.end_run(run, "FAILED")
-        raise
-    runs.end_run(run, "FINISHED")
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -1,5 +1,6 @@
 """Keras models: logged to a run with their signature, and loaded back."""
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -10,12 +11,13 @@ from mlflow import MlflowClient
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from pipelines.tracking.store import TrackedRun, readable_errors, tracking_uri
+from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors, reason_of, tracking_uri
 
 if TYPE_CHECKING:
     import keras
 
 _NAME = "model"
+_log = logging.getLogger(__name__)
 _STEP = "optimizer_steps"
 
 
@@ -32,16 +34,20 @@ def log_model(
         step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
 
     Raises:
-        MlflowException, OSError: The store did not take the model.
+        TrackingError: The store did not take the model.
     """
-    with _using(run.uri):
-        model_id = _logged_before(run, step) or _log(run, model, metadata, step)
-        if registered_name is not None:
-            _register(run, model_id, registered_name)
+    try:
+        with _using(run.uri):
+            model_id = _logged_before(run, step) or _log_anew(run, model, metadata, step)
+            if registered_name is not None:
+                _register(run, model_id, registered_name)
+    except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
+        _log.warning("MLflow did not take the model", exc_info=True)
+        raise TrackingError(reason_of(error)) from error
     return f"runs:/{run.run_id}/{_NAME}"
 
 
-def _log(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], step: int) -> str:
+def _log_anew(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], step: int) -> str:
     import keras
 
     client = MlflowClient(run.uri)

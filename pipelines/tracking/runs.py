@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -9,10 +10,21 @@ from mlflow import MlflowClient
 from mlflow.entities import Param
 from mlflow.exceptions import MlflowException
 
-from pipelines.tracking.store import TrackedRun, readable_errors, reason_of, short_waits, tracking_uri
+from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors, reason_of, short_waits, tracking_uri
 
 _PARAMS_PER_BATCH = 100
 _log = logging.getLogger(__name__)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True)
+class UnfinishedRun:
+    """A run that failed, was killed, or is still shown as running."""
+
+    run_id: str
+    name: str
+    status: str
 
 
 def start_run(experiment: str, name: str | None, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> TrackedRun:
@@ -51,29 +63,60 @@ def is_finished(run_id: str) -> bool:
 
     Raises:
         ValueError: The store has no such run.
-        RuntimeError: The tracking server cannot be reached.
+        TrackingError: The store does not answer.
     """
     uri = tracking_uri()
     with readable_errors(uri), short_waits():
         return str(MlflowClient(uri).get_run(run_id).info.status) == "FINISHED"
 
 
-def has_value(run: TrackedRun, metric: str, step: int) -> bool:
-    """Whether a run has a value of a metric at a step; False if the store does not answer."""
-    try:
-        with short_waits():
-            return any(value.step == step for value in MlflowClient(run.uri).get_metric_history(run.run_id, metric))
-    except (MlflowException, OSError):  # requests' errors are OSErrors
-        return False
+def parameters(run: TrackedRun) -> dict[str, str]:
+    """Return the parameters with which a run was made.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    with readable_errors(run.uri), short_waits():
+        return dict(MlflowClient(run.uri).get_run(run.run_id).data.params)
 
 
-def end_run(run: TrackedRun, status: Literal["FINISHED", "FAILED", "KILLED"]) -> None:
-    """Close a run."""
+def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
+    """Return the runs of an experiment that are not finished, the newest first; none where there is no experiment.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    with readable_errors(uri), short_waits():
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name(experiment)
+        if found is None:
+            return []
+        runs = client.search_runs(
+            [found.experiment_id], "attributes.status != 'FINISHED'", order_by=["attributes.start_time DESC"]
+        )
+        return [UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status) for run in runs]
+
+
+def end_run(run: TrackedRun, status: Status) -> None:
+    """Close a run.
+
+    Raises:
+        TrackingError: The store does not answer or refuses.
+    """
     try:
         with short_waits():
             MlflowClient(run.uri).set_terminated(run.run_id, status)
     except (MlflowException, OSError) as error:  # requests' errors are OSErrors
-        _log.warning("MLflow did not take a write: %s", reason_of(error))
+        raise TrackingError(reason_of(error)) from None
+
+
+def end_failed_run(run: TrackedRun, status: Status) -> None:
+    """Close a run after a failure, which a store that does not answer must not hide: that is a warning."""
+    try:
+        end_run(run, status)
+    except TrackingError as error:
+        _log.warning("MLflow still shows run %s as running: %s", run.run_id, error)
 
 
 def _make_folder(uri: str) -> None:

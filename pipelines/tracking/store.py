@@ -1,5 +1,6 @@
 """Where MLflow's store is, who can reach it, and how long a call waits for it."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,13 @@ from pipelines.locations import redacted
 _DEFAULT_FOLDER = "mlruns"
 # MLflow shows a progress bar for each small file that it loads, between the lines of a job.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-_SHORT_WAITS = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "5"}
+REQUEST_SECONDS = 5
+"""How long a short wait for the answer to one request is."""
+_RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+
+
+class TrackingError(RuntimeError):
+    """The store does not answer, or refuses what a run cannot do without."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +49,12 @@ def _default_uri() -> str:
 
 
 def worker_environment() -> dict[str, str]:
-    """Return what a worker needs to write to the driver's store: its address and credentials."""
+    """Return what a worker needs to write to the driver's store: its address and credentials.
+
+    A rank repeats a failed request itself, from a thread, and MLflow's own retries only delay the news.
+    """
     settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
-    return {**settings, "MLFLOW_TRACKING_URI": tracking_uri()}
+    return {_RETRIES: "2", **settings, "MLFLOW_TRACKING_URI": tracking_uri()}
 
 
 def is_file_store(uri: str) -> bool:
@@ -75,27 +85,33 @@ def show_command(run: TrackedRun) -> str:
 
 
 @contextmanager
-def short_waits() -> Iterator[None]:
-    """Let MLflow's calls give up within seconds, where the environment does not say otherwise; restores it after."""
-    before = {name: os.environ.get(name) for name in _SHORT_WAITS}
-    os.environ.update({name: value for name, value in _SHORT_WAITS.items() if before[name] is None})
+def short_waits(timeout: int = REQUEST_SECONDS) -> Iterator[None]:
+    """Let MLflow's calls give up after `timeout` seconds and one retry, unless the environment says otherwise.
+
+    The environment is as before afterwards: it may be that of a user's notebook.
+    """
+    ours = {name: value for name, value in ((_RETRIES, "1"), (_TIMEOUT, str(timeout))) if name not in os.environ}
+    retries_log = logging.getLogger("urllib3.connectionpool")
+    level = retries_log.level
+    os.environ.update(ours)
+    retries_log.setLevel(logging.ERROR)
     try:
         yield
     finally:
-        for name in _SHORT_WAITS:
-            if before[name] is None:
-                os.environ.pop(name, None)
+        retries_log.setLevel(level)
+        for name in ours:
+            os.environ.pop(name, None)
 
 
 @contextmanager
 def readable_errors(what: str) -> Iterator[None]:
-    """Turn MLflow's errors into one line: RuntimeError where nobody answers, else ValueError about `what`."""
+    """Turn MLflow's errors into one line: TrackingError where nobody answers, else ValueError about `what`."""
     try:
         yield
     except MlflowException as error:
         reason = reason_of(error)
         if not isinstance(error, RestException) and reason.startswith("API request to"):
-            raise RuntimeError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
+            raise TrackingError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
         raise ValueError(f"{redacted(what)}: {reason}") from None
 
 

@@ -1,80 +1,118 @@
-"""What is written to one run."""
+"""What is written to one run, by way of a journal."""
 
-import logging
+import io
+import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mlflow import MlflowClient
-from mlflow.entities import Metric
-from mlflow.exceptions import MlflowException
-
-from pipelines.tracking.store import TrackedRun, reason_of
+from pipelines.tracking.delivery import PATIENCE_SECONDS, Delivery, OnNews, warn
+from pipelines.tracking.journal import Journal
+from pipelines.tracking.store import TrackedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_METRICS_PER_BATCH = 1000
-_log = logging.getLogger(__name__)
+_POINTS_PER_ENTRY = 1000  # what MLflow takes in one request
+
+
+class Point(NamedTuple):
+    """One value of a curve."""
+
+    step: int
+    """Optimizer steps."""
+    value: float
+    milliseconds: int
+    """Time at which it was measured, since 1970."""
+
+
+def now() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
 
 
 class RunWriter:
-    """Writes to one run; used by rank 0.
+    """Writes to one run.
 
-    A write that fails is a warning and not the end of the training, but for the model's.
+    Each method returns when the journal has what was written. It reaches the store later, in the same order: from a
+    thread after `start`, else within `drain`. Whatever tells of steps that no checkpoint holds yet waits for `hold`.
     """
 
-    def __init__(self, run: TrackedRun) -> None:
-        """Connect."""
-        self._run = run
-        self._client = MlflowClient(run.uri)
+    def __init__(
+        self,
+        run: TrackedRun,
+        folder: Path,
+        *,
+        restart_step: int | None = None,
+        on_news: OnNews = warn,
+    ) -> None:
+        """Open the journal.
 
-    def metrics(self, values: Mapping[str, float], step: int) -> None:
-        """One value per metric."""
-        self.curves({name: [(step, value)] for name, value in values.items()})
+        Args:
+            run: The run.
+            folder: Folder of the journal; one that an earlier process left is continued.
+            restart_step: Optimizer steps of the checkpoint from which training starts; see `Journal`.
+            on_news: Is told when the store does not answer and when it does again, from the thread that delivers.
+        """
+        self._journal = Journal(folder, restart_step)
+        self._delivery = Delivery(run, self._journal, on_news)
 
-    def curves(self, points: Mapping[str, Sequence[tuple[int, float]]]) -> None:
-        """Several `(step, value)` per metric."""
-        now = time.time_ns() // 1_000_000
-        metrics = [Metric(name, float(value), now, step) for name, series in points.items() for step, value in series]
-        with _training_goes_on():
-            for start in range(0, len(metrics), _METRICS_PER_BATCH):
-                self._client.log_batch(self._run.run_id, metrics=metrics[start : start + _METRICS_PER_BATCH])
+    def start(self) -> None:
+        """Deliver from a thread from now on."""
+        self._delivery.start()
+
+    def metrics(self, values: Mapping[str, float], step: int, *, after_step: int = 0) -> None:
+        """Write one value per metric."""
+        measured = now()
+        self.curves({name: [Point(step, value, measured)] for name, value in values.items()}, after_step=after_step)
+
+    def curves(self, points: Mapping[str, Sequence[Point]], *, after_step: int = 0) -> None:
+        """Write several values per metric."""
+        rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
+        for start in range(0, len(rows), _POINTS_PER_ENTRY):
+            content = {"points": rows[start : start + _POINTS_PER_ENTRY]}
+            self._journal.append("metrics", content, after_step=after_step)
+        self._delivery.wake()
 
     def tags(self, values: Mapping[str, str]) -> None:
-        """Tags of the run."""
-        with _training_goes_on():
-            for name, value in values.items():
-                self._client.set_tag(self._run.run_id, name, value)
+        """Set tags of the run."""
+        self._journal.append("tags", {"tags": dict(values)}, after_step=0)
+        self._delivery.wake()
 
-    def text(self, text: str, path: str) -> None:
-        """A text artifact."""
-        with _training_goes_on():
-            self._client.log_text(self._run.run_id, text, path)
+    def text(self, text: str, path: str, *, after_step: int = 0) -> None:
+        """Write a text artifact; it replaces an earlier one of the same path."""
+        self._journal.append_file(text.encode(), path, after_step=after_step)
+        self._delivery.wake()
 
-    def table(self, rows: Sequence[Mapping[str, Any]], path: str) -> None:
-        """A table artifact, JSON as MLflow's own tables; replaces what was there, where `log_table` would append."""
+    def table(self, rows: Sequence[Mapping[str, Any]], path: str, *, after_step: int = 0) -> None:
+        """Write a table artifact, JSON as MLflow's own tables; replaces an earlier one, where `log_table` appends."""
         names = list(rows[0])
         data = [[None if row[name] != row[name] else row[name] for name in names] for row in rows]
-        with _training_goes_on():
-            self._client.log_dict(self._run.run_id, {"columns": names, "data": data}, path)
+        self.text(json.dumps({"columns": names, "data": data}), path, after_step=after_step)
 
-    def figure(self, figure: "Figure", path: str) -> None:
-        """A PNG artifact."""
-        with _training_goes_on():
-            self._client.log_figure(self._run.run_id, figure, path)
+    def figure(self, figure: "Figure", path: str, *, after_step: int = 0) -> None:
+        """Write a PNG artifact."""
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        self._journal.append_file(image.getvalue(), path, after_step=after_step)
+        self._delivery.wake()
 
     def folder(self, folder: Path, path: str) -> None:
-        """All files of a folder as artifacts."""
-        with _training_goes_on():
-            self._client.log_artifacts(self._run.run_id, str(folder), path)
+        """Write all files of a folder as artifacts, as they are when they are delivered."""
+        self._journal.append("folder", {"folder": str(folder)}, after_step=0, path=path)
+        self._delivery.wake()
 
+    def hold(self, step: int) -> None:
+        """Say that a checkpoint holds so many optimizer steps."""
+        self._journal.hold(step)
+        self._delivery.wake()
 
-@contextmanager
-def _training_goes_on() -> Iterator[None]:
-    try:
-        yield
-    except (MlflowException, OSError) as error:  # requests' errors are OSErrors
-        _log.warning("MLflow did not take a write: %s", reason_of(error))
+    def drain(self, patience: float = PATIENCE_SECONDS) -> str:
+        """Wait until everything is delivered; why not, where the store does not answer for `patience` seconds."""
+        return self._delivery.drain(patience)
+
+    def close(self) -> None:
+        """End, after a last `drain`; a journal in which something is left stays for the next process."""
+        self._delivery.end()
+        self._journal.close()

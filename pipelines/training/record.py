@@ -1,7 +1,9 @@
 """What rank 0 writes to the tracked run while it trains."""
 
 import math
+import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -13,10 +15,10 @@ from models.networks.model import with_probabilities
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report
+from pipelines.tracking.delivery import News
 from pipelines.tracking.models import log_model
-from pipelines.tracking.runs import has_value
-from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.writer import RunWriter
+from pipelines.tracking.store import TrackedRun, TrackingError
+from pipelines.tracking.writer import Point, RunWriter, now
 from pipelines.training.loop import EpochResult
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.results import Evaluation
@@ -25,13 +27,24 @@ from pipelines.training.results import Evaluation
 class Record:
     """One run's curves by step and by epoch, its plots and its model."""
 
-    def __init__(self, run: TrackedRun, schedule: Schedule, exchange: GradientExchange) -> None:
-        """Connect."""
+    def __init__(
+        self, run: TrackedRun, journal: Path, schedule: Schedule, exchange: GradientExchange, *, start_step: int
+    ) -> None:
+        """Begin to write beside training.
+
+        Args:
+            run: The run.
+            journal: Folder where everything waits until MLflow has taken it.
+            schedule: Learning rate by optimizer step.
+            exchange: The exchange that is measured.
+            start_step: Optimizer steps of the checkpoint from which training continues; 0 at its start.
+        """
         self._run = run
-        self._writer = RunWriter(run)
+        self._writer = RunWriter(run, journal, restart_step=start_step, on_news=_tell_driver)
+        self._writer.start()
         self._schedule = schedule
         self._exchange = exchange
-        self._points: dict[str, list[tuple[int, float]]] = {}
+        self._points: dict[str, list[Point]] = {}
 
     def measure(self) -> tf.Tensor:
         """See `StepObserver`."""
@@ -41,39 +54,70 @@ class Record:
         """Keep one step until `write_steps`; see `StepObserver`."""
         values = dict(zip(map(_grouped, METRICS), measured.numpy().tolist(), strict=True))
         values |= {"train/learning_rate": self._schedule(step), "train/step_loss": loss}
+        measured_at = now()
         for name, value in values.items():
             if math.isfinite(value):
-                self._points.setdefault(name, []).append((step, value))
+                self._points.setdefault(name, []).append(Point(step, value, measured_at))
 
-    def write_steps(self) -> None:
-        """Before each checkpoint: a run that goes on from there has all steps up to it."""
-        self._writer.curves(self._points)
+    def write_steps(self, step: int) -> None:
+        """Write what is known of the steps so far, before the checkpoint that holds `step` optimizer steps."""
+        self._writer.curves(self._points, after_step=step)
         self._points = {}
 
-    def write_epoch(self, history: Sequence[dict[str, float]], evaluation: Evaluation | None) -> None:
-        """Everything about the epoch that ended last."""
-        self.write_steps()
-        self._writer.metrics(history[-1], step=len(history))
-        self._writer.figure(learning_curves(history), "learning_curves.png")
+    def write_last_steps(self) -> None:
+        """Write the steps that led to a failure, which no checkpoint will hold; the driver delivers them."""
+        self.write_steps(0)
+        self._writer.hold(sys.maxsize)
+
+    def write_epoch(self, history: Sequence[dict[str, float]], evaluation: Evaluation | None, *, step: int) -> None:
+        """Write everything about the epoch that ended last, before its checkpoint.
+
+        Args:
+            history: Metrics of each epoch so far.
+            evaluation: Validation after the epoch; None where the dataset has no validation split.
+            step: Optimizer steps at the end of the epoch.
+        """
+        self.write_steps(step)
+        self._writer.metrics(history[-1], step=step, after_step=step)
+        self._writer.figure(learning_curves(history), "learning_curves.png", after_step=step)
         if evaluation is not None:
-            self._writer.table(evaluation.per_class, "per_class_validation.json")
-            self._writer.figure(per_class_bars(evaluation.per_class, "validation"), "per_class_validation.png")
+            self._writer.table(evaluation.per_class, "per_class_validation.json", after_step=step)
+            bars = per_class_bars(evaluation.per_class, "validation")
+            self._writer.figure(bars, "per_class_validation.png", after_step=step)
 
-    def has_epoch(self, history: Sequence[dict[str, float]]) -> bool:
-        """Whether MLflow has the metrics of the epoch that ended last."""
-        return has_value(self._run, "train/loss", step=len(history))
+    def hold(self, step: int) -> None:
+        """Say that a checkpoint holds so many optimizer steps: what was written about them goes to MLflow."""
+        self._writer.hold(step)
 
-    def write_result(self, model: keras.Model, manifest: Manifest, config: RunConfig, *, steps: int) -> str:
-        """What is known at the end, after so many optimizer steps; the URI of the model."""
+    def write_result(self, model: keras.Model, manifest: Manifest, config: RunConfig, *, steps: int) -> tuple[str, str]:
+        """Write what is known at the end, the model last.
+
+        Args:
+            model: The trained model.
+            manifest: Its dataset.
+            config: The whole configuration.
+            steps: Optimizer steps in all.
+
+        Returns:
+            The URI of the model and an empty text; or an empty URI, and why MLflow has not taken everything.
+        """
         self._writer.figure(learning_rate_curve([self._schedule(step) for step in range(steps)]), "learning_rate.png")
         report(event="saving")
-        return log_model(
-            self._run,
-            with_probabilities(model, manifest.task),
-            _model_description(manifest, config),
-            config.tracking.registered_model,
-            step=steps,
-        )
+        reason = self._writer.drain()
+        if reason:
+            return "", reason
+        self._writer.close()
+        try:
+            uri = log_model(
+                self._run,
+                with_probabilities(model, manifest.task),
+                _model_description(manifest, config),
+                config.tracking.registered_model,
+                step=steps,
+            )
+        except TrackingError as error:
+            return "", str(error)
+        return uri, ""
 
 
 def epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[str, float]:
@@ -86,6 +130,10 @@ def epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[s
     if evaluation is not None:
         metrics |= {f"val/{name}": value for name, value in evaluation.metrics.items()}
     return metrics
+
+
+def _tell_driver(news: News, reason: str) -> None:
+    report(event="tracking", news=news, reason=reason)
 
 
 def _grouped(name: str) -> str:

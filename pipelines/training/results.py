@@ -18,9 +18,12 @@ class TrainingSummary:
     """One finished training."""
 
     model_uri: str
+    """Where MLflow has the model; empty where it has not taken it, and on ranks other than 0."""
     history: list[dict[str, float]]
     """Metrics of each epoch."""
     checkpoint: str
     """Path of the newest checkpoint."""
     payload_bytes_per_step: int
     """What one rank hands to the collective each step; like the model, known to rank 0."""
+    not_recorded: str = ""
+    """Why MLflow has not taken everything; empty where it has."""

@@ -22,6 +22,7 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.launch.report import StoppedOnRequest, report, step_done
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.tracking.journal import rank_journal
 from pipelines.tracking.models import load_model
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
@@ -80,7 +81,9 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     checkpoints.check_folder()
     start = checkpoints.restore(resumes=config.training.resume_run is not None)
     history = list(start.history)
-    record = Record(run, schedule, exchange) if collective.rank == 0 else None
+    record = None
+    if collective.rank == 0:
+        record = Record(run, rank_journal(checkpoint_folder.parent), schedule, exchange, start_step=start.step)
 
     if record is not None and start.epochs_done < config.training.epochs:
         report(event="compiling")  # the first step compiles, and reports nothing until it is done
@@ -105,12 +108,12 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
             evaluation = validate()
             history.append(epoch_metrics(trained, evaluation))
             if record is not None:
-                record.write_epoch(history, evaluation)
+                record.write_epoch(history, evaluation, step=(epoch + 1) * steps)
                 report(event="epoch", **place.fields, metrics=history[-1])
             # Last: an epoch whose checkpoint exists is recorded and was reported.
             checkpoints.save(epochs_done=epoch + 1, step=(epoch + 1) * steps, history=history)
-    if start.epochs_done == config.training.epochs:
-        _record_lost_epoch(record, history, validate, collective)
+            if record is not None:
+                record.hold((epoch + 1) * steps)
     if record is None:
         return TrainingSummary("", history, "", 0)
     return _finish(config, manifest, model, exchange, record, history, checkpoints)
@@ -185,7 +188,7 @@ class _EpochSaver:
         average_statistics(self.model, self.checkpoints.collective)
         everyones = losses.over_ranks(self.checkpoints.collective)
         if self.record is not None:
-            self.record.write_steps()
+            self.record.write_steps(step)
         self.checkpoints.save(
             epochs_done=self.place.epoch,
             step=step,
@@ -193,6 +196,8 @@ class _EpochSaver:
             loss_sum=everyones.sum,
             loss_count=everyones.count,
         )
+        if self.record is not None:
+            self.record.hold(step)
 
 
 def _join_ranks() -> HorovodCollective:
@@ -270,25 +275,15 @@ def _make_progress_report(collective: HorovodCollective, place: _Place) -> Calla
 
 @contextmanager
 def _ends_explained(checkpoints: Checkpoints, record: Record | None) -> Iterator[None]:
-    """Write the steps that led to an early end, and say how to continue."""
+    """Write the steps that led to a divergence, and say how to continue."""
     try:
         yield
     except (FloatingPointError, StoppedOnRequest) as error:
-        if record is not None:
-            record.write_steps()
+        # After a stop on request the steps since the checkpoint are trained, and then recorded, again.
+        if record is not None and isinstance(error, FloatingPointError):
+            record.write_last_steps()
         # Raised without its cause, which says nothing more.
         raise type(error)(f"{error}; {checkpoints.how_to_continue()}") from None
-
-
-def _record_lost_epoch(
-    record: Record | None, history: list[dict[str, float]], validate: Validate, collective: HorovodCollective
-) -> None:
-    """Evaluate and record the last epoch again if MLflow had not taken it when the run was interrupted."""
-    lost = record is not None and not record.has_epoch(history)
-    if collective.broadcast_number(int(lost)):
-        evaluation = validate()
-        if record is not None:
-            record.write_epoch(history, evaluation)
 
 
 def _finish(
@@ -303,11 +298,5 @@ def _finish(
     """Log the model; on rank 0."""
     steps = config.training.epochs * steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    try:
-        model_uri = record.write_result(model, manifest, config, steps=steps)
-    except Exception as error:  # whatever MLflow and its storage raise
-        raise RuntimeError(
-            f"every epoch is done, but MLflow did not take the model ({error}): once it does, "
-            f"{checkpoints.how_to_continue()}; no epoch is trained again"
-        ) from error
-    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes)
+    model_uri, not_recorded = record.write_result(model, manifest, config, steps=steps)
+    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes, not_recorded)

@@ -88,7 +88,7 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
     assert len(table["data"]) == 19
     assert table["columns"][0] == "class"
     for name in ("train/loss", "val/loss", "val/f1_micro", "val/f1_macro", "val/mean_average_precision"):
-        assert [metric.step for metric in client.get_metric_history(result.run.run_id, name)] == [1, 2], name
+        assert [metric.step for metric in client.get_metric_history(result.run.run_id, name)] == [4, 8], name
     rates = client.get_metric_history(result.run.run_id, "train/learning_rate")
     assert [metric.step for metric in rates] == list(range(8))
     # One epoch of warm-up: 4 steps of 8 samples each.

@@ -1,4 +1,5 @@
 import os
+from pathlib import Path
 
 import keras
 import mlflow
@@ -34,9 +35,13 @@ def test_a_model_comes_back_with_signature_metadata_and_equal_outputs(run: Track
     np.testing.assert_allclose(outputs, model(images), rtol=1e-5)
 
 
-def test_a_model_is_logged_once_for_each_step(run: TrackedRun, model: keras.Model, mlflow_store: str) -> None:
+def test_a_model_is_logged_once_for_each_step(
+    run: TrackedRun, model: keras.Model, mlflow_store: str, tmp_path: Path
+) -> None:
     client = MlflowClient(mlflow_store)
-    RunWriter(run).metrics({"val/loss": 0.5}, step=8)
+    writer = RunWriter(run, tmp_path / "journal")
+    writer.metrics({"val/loss": 0.5}, step=8)
+    assert writer.drain() == ""
     environment = dict(os.environ)
     log_model(run, model, {}, None, step=8)
     # As after a training that ended before the model was registered.

@@ -1,0 +1,188 @@
+"""The way from a journal to the store, beside training or at its end, whether or not the store answers."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException, RestException
+
+from pipelines.tracking.journal import Entry, Journal
+from pipelines.tracking.store import REQUEST_SECONDS, TrackedRun, reason_of, short_waits
+
+News = Literal["away", "back", "refused"]
+OnNews = Callable[[News, str], None]
+"""Is told that the store does not answer, that it does again, or that it refuses a write for good; and the reason."""
+
+PATIENCE_SECONDS = 5.0
+"""How long the end of a job waits for a store that does not answer."""
+_SECONDS_BETWEEN_REQUESTS = 0.05
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
+_UPLOAD_SECONDS = 120
+_REFUSALS = {
+    "BAD_REQUEST",
+    "INVALID_PARAMETER_VALUE",
+    "INVALID_STATE",
+    "RESOURCE_ALREADY_EXISTS",
+    "RESOURCE_DOES_NOT_EXIST",
+}
+_WORDS: dict[News, str] = {"away": "does not answer", "back": "answers again", "refused": "refuses a write for good"}
+_log = logging.getLogger(__name__)
+
+
+def warn(news: News, reason: str) -> None:
+    """Write the news to the log, where nobody else takes them."""
+    _log.warning("MLflow %s%s", _WORDS[news], f": {reason}" if reason else "")
+
+
+class Delivery:
+    """Delivers the entries of a journal in their order, each until the store has taken it.
+
+    A store that answers but refuses an entry for good is told of once, and the entry is dropped. Repeating a write that
+    the store had taken already changes nothing there: points carry the time at which they were made.
+    """
+
+    def __init__(self, run: TrackedRun, journal: Journal, on_news: OnNews = warn) -> None:
+        """Connect; nothing is delivered yet."""
+        self._run = run
+        self._client = MlflowClient(run.uri)
+        self._journal = journal
+        self._on_news = on_news
+        self._reason = ""
+        self._refused = False
+        self._progress = threading.Condition()
+        self._last_progress = time.monotonic()
+        self._ending = False
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Deliver from a thread from now on."""
+        logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log every retry of an outage
+        self._thread = threading.Thread(target=self._deliver_until_the_end, name="tracking", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Say that the journal has something new to deliver."""
+        with self._progress:
+            self._progress.notify_all()
+
+    def drain(self, patience: float = PATIENCE_SECONDS) -> str:
+        """Wait until everything is delivered.
+
+        Args:
+            patience: Seconds without progress after which this gives up.
+
+        Returns:
+            Empty where all is delivered, else why the store does not take the rest.
+        """
+        if self._thread is None:
+            return self._drain_here(patience)
+        started = time.monotonic()
+        with self._progress:
+            self._progress.notify_all()
+            while self._journal.next() is not None:
+                left = max(started, self._last_progress) + patience - time.monotonic()
+                if left <= 0:
+                    return self._reason or f"no answer within {patience:.0f} s"
+                self._progress.wait(left)
+        return ""
+
+    def end(self) -> None:
+        """Let the thread end when its request has; does not wait for it."""
+        with self._progress:
+            self._ending = True
+            self._progress.notify_all()
+
+    def _drain_here(self, patience: float) -> str:
+        deadline = time.monotonic() + patience
+        while (entry := self._journal.next()) is not None:
+            if self._deliver(entry):
+                deadline = time.monotonic() + patience
+            elif time.monotonic() + _FIRST_PAUSE_SECONDS > deadline:
+                return self._reason
+            else:
+                time.sleep(_FIRST_PAUSE_SECONDS)
+        return ""
+
+    def _deliver_until_the_end(self) -> None:
+        pause = _FIRST_PAUSE_SECONDS
+        while not self._ending:
+            entry = self._journal.next()
+            if entry is None:
+                with self._progress:
+                    if not self._ending and self._journal.next() is None:
+                        self._progress.wait(_LONGEST_PAUSE_SECONDS)
+                continue
+            if self._deliver(entry):
+                pause = _FIRST_PAUSE_SECONDS
+                with self._progress:
+                    self._last_progress = time.monotonic()
+                    self._progress.notify_all()
+                time.sleep(_SECONDS_BETWEEN_REQUESTS)
+            else:
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+
+    def _deliver(self, entry: Entry) -> bool:
+        """Try to deliver one entry; whether it is done with."""
+        try:
+            if not self._journal.is_replaced(entry):
+                self._send(entry)
+        except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
+            if not _is_refusal(error):
+                self._store_is_away(error)
+                return False
+            _log.info("MLflow refused a write: %s", reason_of(error))
+            if not self._refused:
+                self._refused = True
+                self._on_news("refused", reason_of(error))
+        if self._reason:
+            self._reason = ""
+            _log.info("MLflow answers again")
+            self._on_news("back", "")
+        self._journal.delivered(entry)
+        return True
+
+    def _store_is_away(self, error: Exception) -> None:
+        away = bool(self._reason)
+        self._reason = reason_of(error)
+        if not away:
+            _log.info("MLflow does not take writes, which are kept in %s: %s", self._journal.folder, self._reason)
+            self._on_news("away", self._reason)
+
+    def _send(self, entry: Entry) -> None:
+        content, run_id = self._journal.content(entry), self._run.run_id
+        match entry.kind:
+            case "metrics":
+                metrics = [Metric(name, value, time, step) for name, step, value, time in content["points"]]
+                with self._waits():
+                    self._client.log_batch(run_id, metrics=metrics)
+            case "tags":
+                with self._waits():
+                    for name, value in content["tags"].items():
+                        self._client.set_tag(run_id, name, value)
+            case "file":
+                file = self._journal.file_of(content)
+                if file.is_file():  # else it was delivered, and the process died before it could say so
+                    with self._waits():
+                        self._client.log_artifact(run_id, str(file), entry.path.rpartition("/")[0] or None)
+            case "folder":
+                with self._waits():
+                    self._client.get_run(run_id)  # a store that is away fails here, and soon
+                with self._waits(_UPLOAD_SECONDS):
+                    self._client.log_artifacts(run_id, content["folder"], entry.path)
+
+    def _waits(self, timeout: int = REQUEST_SECONDS) -> AbstractContextManager[None]:
+        """Short waits in the process that a user's notebook may be; ranks have them in their environment."""
+        return short_waits(timeout) if self._thread is None else nullcontext()
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the store itself says that it never takes this write; a gateway's error page is none of its answers."""
+    if not isinstance(error, MlflowException) or error.error_code not in _REFUSALS:
+        return False
+    return isinstance(error, RestException) or not str(error).startswith("API request to")

@@ -1,0 +1,139 @@
+"""A real MLflow server, which is killed and started again once."""
+
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import keras
+import pytest
+from matplotlib.figure import Figure
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from pipelines.tracking.delivery import News
+from pipelines.tracking.models import log_model, model_metadata
+from pipelines.tracking.runs import end_run, start_run
+from pipelines.tracking.store import TrackedRun, TrackingError, worker_environment
+from pipelines.tracking.writer import Point, RunWriter, now
+
+if TYPE_CHECKING:
+    from tests.pipelines.tracking.conftest import Server
+
+pytestmark = pytest.mark.timeout(280)
+
+
+class Told:
+    """What a writer was told, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self.news: list[str] = []
+        self._changed = threading.Condition()
+
+    def __call__(self, news: News, reason: str) -> None:
+        with self._changed:
+            self.news.append(news)
+            self._changed.notify_all()
+
+    def wait_for(self, news: News) -> None:
+        with self._changed:
+            assert self._changed.wait_for(lambda: news in self.news, timeout=120), self.news
+
+
+def curve(client: MlflowClient, run: TrackedRun, name: str) -> list[tuple[int, float]]:
+    return [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, name)]
+
+
+def test_a_write_that_the_server_took_before_it_died_is_not_doubled(server: "Server", tmp_path: Path) -> None:
+    client = MlflowClient(server.uri)
+    run = start_run("tests", None, {}, {})
+    points = [Point(step, 0.5, now() + step) for step in range(3)]
+    # The server took the points, and its answer was lost.
+    client.log_batch(run.run_id, metrics=[Metric("train/loss", p.value, p.milliseconds, p.step) for p in points])
+    writer = RunWriter(run, tmp_path / "journal")
+    writer.curves({"train/loss": points})
+    assert writer.drain() == ""
+    assert curve(client, run, "train/loss") == [(0, 0.5), (1, 0.5), (2, 0.5)]
+
+
+def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others(
+    server: "Server", tmp_path: Path
+) -> None:
+    run, told = start_run("tests", None, {}, {}), Told()
+    writer = RunWriter(run, tmp_path / "journal", on_news=told)
+    writer.metrics({"no such name: 100 %": 1.0}, step=1)
+    writer.metrics({"not this one either?": 1.0}, step=1)
+    writer.metrics({"train/loss": 1.0}, step=1)
+    assert writer.drain() == ""
+    assert told.news == ["refused"]
+    assert curve(MlflowClient(server.uri), run, "train/loss") == [(1, 1.0)]
+
+
+def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
+    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = MlflowClient(server.uri)
+    trained, driven, ended = (start_run("tests", None, {}, {}) for _ in range(3))
+    before = dict(os.environ)
+    for name, value in worker_environment().items():
+        monkeypatch.setenv(name, value)  # as in a rank
+    told = Told()
+    rank = RunWriter(trained, tmp_path / "rank", on_news=told)
+    rank.start()
+    rank.metrics({"train/loss": 3.0, "val/f1_micro": float("nan")}, step=1)
+    assert rank.drain() == ""
+
+    server.kill()
+    # Training: none of these waits for the server.
+    started = now()
+    for step in range(2, 10):
+        rank.curves({"train/loss": [Point(step, 1.0 / step, started + step)]})
+    rank.table([{"class": "x", "f1": float("nan")}], "per_class.json")
+    rank.figure(Figure(), "plots/curves.png")
+    rank.tags({"attempt": "2"})
+    told.wait_for("away")
+    # The end of a training whose server stays away.
+    left = RunWriter(ended, tmp_path / "left")
+    left.start()
+    left.metrics({"val/loss": 0.25}, step=8)
+    assert left.drain(patience=0.5)
+    left.close()
+    with pytest.raises(TrackingError):
+        log_model(ended, keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), {}, None, step=8)
+    with pytest.raises(TrackingError, match="MLFLOW_TRACKING_URI"):
+        model_metadata(f"runs:/{ended.run_id}/model")
+    # The driver, whose environment is a notebook's.
+    for name in os.environ.keys() - before.keys():
+        monkeypatch.delenv(name)
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "rank-0.log").write_text("step 0")
+    told_driver = Told()
+    driver = RunWriter(driven, tmp_path / "driver", on_news=told_driver)
+    driver.tags({"attempt": "1"})
+    driver.folder(tmp_path / "logs", "logs")
+    assert "127.0.0.1" in driver.drain(patience=0)
+    with pytest.raises(TrackingError):
+        end_run(driven, "FINISHED")
+    with pytest.raises(TrackingError, match="MLFLOW_TRACKING_URI"):
+        start_run("tests", None, {}, {})
+    assert dict(os.environ) == before
+
+    server.start()
+    told.wait_for("back")
+    assert rank.drain(patience=60) == ""
+    rank.close()
+    assert told.news == ["away", "back"]
+    assert not (tmp_path / "rank").exists()
+    assert curve(client, trained, "train/loss") == [(1, 3.0), *[(step, 1.0 / step) for step in range(2, 10)]]
+    assert client.get_run(trained.run_id).data.tags["attempt"] == "2"
+    assert {item.path for item in client.list_artifacts(trained.run_id)} == {"per_class.json", "plots"}
+    assert [item.path for item in client.list_artifacts(trained.run_id, "plots")] == ["plots/curves.png"]
+
+    again = RunWriter(ended, tmp_path / "left")
+    assert again.drain() == ""
+    assert curve(client, ended, "val/loss") == [(8, 0.25)]
+
+    assert driver.drain() == ""
+    assert told_driver.news == ["away", "back"]
+    assert [item.path for item in client.list_artifacts(driven.run_id, "logs")] == ["logs/rank-0.log"]
+    assert client.get_run(driven.run_id).data.tags["attempt"] == "1"

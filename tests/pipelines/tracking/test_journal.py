@@ -1,0 +1,109 @@
+import resource
+from pathlib import Path
+
+import pytest
+
+from pipelines.tracking.journal import Journal
+
+
+def taken(journal: Journal) -> list[object]:
+    """Deliver everything that may be delivered; the contents in their order."""
+    contents = []
+    while (entry := journal.next()) is not None:
+        contents.append(journal.content(entry)["tags"]["n"])
+        journal.delivered(entry)
+    return contents
+
+
+def add(journal: Journal, *numbers: int, after_step: int = 0) -> None:
+    for number in numbers:
+        journal.append("tags", {"tags": {"n": number}}, after_step=after_step)
+
+
+def test_entries_wait_for_the_checkpoint_that_holds_their_steps(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    add(journal, 1)
+    add(journal, 2, 3, after_step=8)
+    add(journal, 4, after_step=16)
+    assert taken(journal) == [1]
+    journal.hold(8)
+    assert taken(journal) == [2, 3]
+    assert taken(journal) == []
+
+
+def test_what_was_not_delivered_is_there_after_the_process_died(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    add(journal, 1, 2, 3, after_step=8)
+    journal.hold(8)
+    first = journal.next()
+    assert first is not None
+    journal.delivered(first)
+    # Not closed: the process was killed while it wrote a line.
+    with (tmp_path / "j" / "entries.jsonl").open("ab") as file:
+        file.write(b'{"entry": 3, "kind": "ta')
+    again = Journal(tmp_path / "j")
+    add(again, 4, after_step=8)
+    assert taken(again) == [2, 3, 4]
+
+
+def test_training_that_falls_back_drops_the_steps_that_it_repeats(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j", restart_step=0)
+    add(journal, 1, after_step=8)
+    add(journal, 2, after_step=16)
+    # The checkpoint of step 8 was written, and the process died before it could say so.
+    again = Journal(tmp_path / "j", restart_step=8)
+    assert taken(again) == [1]
+    add(again, 3, after_step=16)
+    again.hold(16)
+    assert taken(again) == [3]
+
+
+def test_files_are_kept_until_they_are_delivered(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append_file(b"old", "plots/a.png", after_step=0)
+    journal.append_file(b"new", "plots/a.png", after_step=0)
+    journal.append_file(b"later", "plots/a.png", after_step=8)
+    again = Journal(tmp_path / "j")
+    first = again.next()
+    assert first is not None
+    assert again.is_replaced(first)
+    assert again.file_of(again.content(first)).read_bytes() == b"old"
+    again.delivered(first)
+    second = again.next()
+    assert second is not None
+    assert (second.path, again.is_replaced(second)) == ("plots/a.png", False)
+    file = again.file_of(again.content(second))
+    assert (file.name, file.read_bytes()) == ("a.png", b"new")
+    again.delivered(second)
+    assert not file.exists()
+
+
+def test_an_empty_journal_is_removed_and_a_strangers_file_is_not(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "a")
+    add(journal, 1)
+    assert taken(journal) == [1]
+    journal.close()
+    assert not (tmp_path / "a").exists()
+    kept = Journal(tmp_path / "b")
+    (tmp_path / "b" / "notes.txt").write_text("mine")
+    kept.close()
+    assert [path.name for path in (tmp_path / "b").iterdir()] == ["notes.txt"]
+    left = Journal(tmp_path / "c")
+    add(left, 1)
+    left.close()
+    assert taken(Journal(tmp_path / "c")) == [1]
+
+
+def test_a_full_disk_names_the_journal_and_spoils_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    add(journal, 1)
+    size = (tmp_path / "j" / "entries.jsonl").stat().st_size
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 10, limits[1]))  # the next line does not fit whole
+    try:
+        with pytest.raises(OSError, match=r"No space left on device.*/j"):
+            add(journal, 2)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    add(journal, 3)
+    assert taken(journal) == [1, 3]
