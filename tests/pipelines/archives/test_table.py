@@ -39,7 +39,7 @@ def test_a_new_archive_is_one_file_and_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setitem(ARCHIVES, "toy", importlib.import_module("toy_archive").Toy)
     archive = open_archive("toy")
-    plans = plan_shards(archive.description, archive.index(), row_group_mib=1, row_groups_per_shard=1, seed=0)
+    plans = plan_shards(archive, archive.index(), row_group_mib=1, row_groups_per_shard=1, seed=0)
     (tmp_path / "train").mkdir()
     (tmp_path / "_progress").mkdir()
     written = write_shard(plans["train"][0], archive, tmp_path)
