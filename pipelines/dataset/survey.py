@@ -122,6 +122,27 @@ def refuse_another(existing: Existing, identity: dict[str, Any]) -> None:
         raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
 
 
+def check_old(existing: Existing, identity: dict[str, Any], index: ArchiveIndex) -> None:
+    """Look at a dataset of format version 1. It keeps no notes: it can be left as it is, or replaced.
+
+    Raises:
+        ValueError: It has other settings, is not whole, or has another number of samples than the archive.
+    """
+    refuse_another(existing, identity)
+    assert existing.manifest is not None
+    shards = [shard for split in existing.manifest.splits.values() for shard in split.shards]
+    damaged = [shard.file for shard in shards if existing.sizes.get(shard.file) != shard.size]
+    if damaged:
+        raise ValueError(
+            f"{existing.folder}: {len(damaged)} shards are missing or of another size, the first is {damaged[0]}. A "
+            f"dataset of format version 1 cannot be repaired: {existing.advice}"
+        )
+    before = sum(shard.rows for shard in shards) + sum(existing.manifest.skipped.values())
+    now = len(index.samples) + len(index.rejected)
+    if before != now:
+        raise ValueError(f"the archive has {now} samples, {existing.folder} was made of {before}: {existing.advice}")
+
+
 def reconcile(existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]) -> ArchiveIndex:
     """Make sure that finished shards and the archive agree; returns the index to continue with.
 

@@ -1,21 +1,17 @@
 """From an archive to a dataset, as one Spark job that may be stopped, started again, and asked to repair its result."""
 
 import errno
-import functools
 import logging
-import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveIndex
 from pipelines.dataset.files import (
     INDEX_FILE,
     NOTES_FILE,
@@ -30,7 +26,7 @@ from pipelines.dataset.files import (
 )
 from pipelines.dataset.index import index_digest, write_index
 from pipelines.dataset.lock import hold
-from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard, Split
+from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
 from pipelines.dataset.notes import WrittenShard, count_reasons, write_all_notes, write_note
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
 from pipelines.dataset.plan import describe, plan_shards
@@ -50,11 +46,13 @@ from pipelines.dataset.staging import (
     write_mark,
 )
 from pipelines.dataset.statistics import BandSums
+from pipelines.dataset.summary import merge_sums, summarise, write_rejected
 from pipelines.dataset.survey import (
     Existing,
     Plans,
     Usable,
     all_of,
+    check_old,
     find_finished,
     find_unfinished,
     find_usable,
@@ -206,7 +204,7 @@ class _Job:
         }
         for existing in sources:
             if existing.is_old:
-                _check_old(existing, {name: value for name, value in identity.items() if name != "format"}, index)
+                check_old(existing, {name: value for name, value in identity.items() if name != "format"}, index)
                 continue
             refuse_another(existing, identity)
             index = reconcile(existing, index, plan)
@@ -330,7 +328,7 @@ class _Job:
             self.say(f"{len(found)} shards are finished already")
         written = write_shards(self.spark, self.archive, staging, plans, found, self.say, self.progress)
         rejected = self.rejected(stock, written)
-        _write_rejected(rejected, staging)
+        write_rejected(rejected, staging)
         self.check_rejected(rejected, stock.total, f"{staging}/{REJECTED_FILE}")
         manifest = self.manifest(stock, written)
         for split, shards in manifest.splits.items():
@@ -368,7 +366,7 @@ class _Job:
         splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
         source = index_digest(stock.index.samples)
         rejected = self.rejected(stock, written)
-        return _manifest(self.archive.description, splits, self.settings, source, rejected)
+        return summarise(self.archive.description, splits, self.settings, source, rejected)
 
     def report(self, stock: _Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
         """Make the page about the dataset."""
@@ -390,27 +388,6 @@ def _file_names(plans: Plans) -> list[str]:
 def _problems(usable: Usable) -> str:
     counts = [f"{count} shards {reason}" for reason, count in usable.problems.items()]
     return ", ".join(counts) or "what describes the shards is lost or out of date"
-
-
-def _check_old(existing: Existing, identity: dict[str, Any], index: ArchiveIndex) -> None:
-    """A dataset of format version 1 keeps no notes: it can be left as it is, or replaced.
-
-    Raises:
-        ValueError: It has other settings, is not whole, or has another number of samples than the archive.
-    """
-    refuse_another(existing, identity)
-    assert existing.manifest is not None
-    shards = [shard for split in existing.manifest.splits.values() for shard in split.shards]
-    damaged = [shard.file for shard in shards if existing.sizes.get(shard.file) != shard.size]
-    if damaged:
-        raise ValueError(
-            f"{existing.folder}: {len(damaged)} shards are missing or of another size, the first is {damaged[0]}. A "
-            f"dataset of format version 1 cannot be repaired: {existing.advice}"
-        )
-    before = sum(shard.rows for shard in shards) + sum(existing.manifest.skipped.values())
-    now = len(index.samples) + len(index.rejected)
-    if before != now:
-        raise ValueError(f"the archive has {now} samples, {existing.folder} was made of {before}: {existing.advice}")
 
 
 @contextmanager
@@ -439,43 +416,3 @@ def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], reje
         write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
     except Exception:  # a night's work is not lost to a picture
         _log.exception("the dataset is finished, its report is not")
-
-
-def _write_rejected(rejected: list[dict[str, str]], staging: Folder) -> None:
-    with staging.new_file(REJECTED_FILE) as path:
-        pq.write_table(pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA), path)
-
-
-def _manifest(
-    description: ArchiveDescription,
-    written: dict[str, list[WrittenShard]],
-    settings: dict[str, int],
-    source: str,
-    rejected: list[dict[str, str]],
-) -> Manifest:
-    if not sum(result.shard.rows for result in written[TRAINING_SPLIT]):
-        raise ValueError(f"every sample of the split {TRAINING_SPLIT!r} is bad")
-    return Manifest(
-        archive=description.kind,
-        task=description.task,
-        class_names=description.class_names,
-        groups=description.groups,
-        splits={split: _split(shards) for split, shards in written.items()},
-        statistics={name: sums.statistics() for name, sums in merge_sums(written[TRAINING_SPLIT]).items()},
-        settings=settings,
-        source_fingerprint=source,
-        skipped=count_reasons(rejected),
-    )
-
-
-def _split(shards: list[WrittenShard]) -> Split:
-    return Split(
-        shards=tuple(result.shard for result in shards),
-        class_counts=tuple(np.sum([result.class_counts for result in shards], axis=0).tolist()),
-    )
-
-
-def merge_sums(shards: list[WrittenShard]) -> dict[str, BandSums]:
-    """Band sums of several shards, by image group."""
-    sums = [result.band_sums for result in shards if result.band_sums]
-    return {name: functools.reduce(operator.add, (part[name] for part in sums)) for name in sums[0]}
