@@ -12,6 +12,7 @@ import yaml
 
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest, manifest_json
+from pipelines.launch.failure import RankLostError
 from pipelines.launch.runner import Attempt
 from pipelines.locations import redacted
 from pipelines.tracking import revision, runs
@@ -199,8 +200,9 @@ def _ended(run: TrackedRun) -> Iterator[None]:
     except KeyboardInterrupt:
         runs.end_failed_run(run, "KILLED")
         raise
-    except BaseException:
-        runs.end_failed_run(run, "FAILED")
+    except BaseException as error:
+        requested = isinstance(error, RankLostError) and error.root.kind == "requested"
+        runs.end_failed_run(run, "KILLED" if requested else "FAILED")
         raise
     try:
         runs.end_run(run, "FINISHED")

@@ -5,7 +5,8 @@
 
 All methods share data, model, schedule and optimizer, but for what `cifar10/methods.py` says. A run goes into a file of
 JSON lines when it ends; what is there with the same settings is not run again. The data (GROUNDSWELL_CIFAR10, default
-../shared/data/cifar10.zip) are JPEG files `cifar10/<split>/<class>/<number>.jpg`.
+../shared/data/cifar10.zip) are JPEG files `cifar10/<split>/<class>/<number>.jpg`. `--smoke` trains two methods on a few
+invented images and keeps no results.
 """
 
 import argparse
@@ -20,7 +21,17 @@ from pathlib import Path
 
 import numpy as np
 from cifar10.figures import draw_accuracies, draw_curves
-from cifar10.methods import CLASSES, METHODS, RANKS, SEEDS, TEST_IMAGES, TRAIN_IMAGES, fingerprint
+from cifar10.methods import (
+    CLASSES,
+    IS_SMOKE,
+    METHODS,
+    RANKS,
+    SEEDS,
+    SMOKE_VARIABLE,
+    TEST_IMAGES,
+    TRAIN_IMAGES,
+    fingerprint,
+)
 from PIL import Image
 
 from pipelines.launch.runner import BarrierRunner, WorkerError
@@ -31,6 +42,7 @@ RESULTS = Path(__file__).with_name("results")
 # One pair of processes for so many runs: what TensorFlow keeps of each is given back.
 RUNS_PER_START = 8
 POINT = 0.01
+SMOKE_METHODS = ["none", "fp16"]
 
 
 def read_archive(path):
@@ -44,6 +56,15 @@ def read_archive(path):
             chosen = [name for members in of_class for name in members[: count // CLASSES]]
             data[f"{split}_images"] = np.stack([np.asarray(Image.open(io.BytesIO(archive.read(n)))) for n in chosen])
             data[f"{split}_labels"] = np.repeat(np.arange(CLASSES), count // CLASSES)
+    return data
+
+
+def invented_images():
+    """Images of noise as `read_archive` returns them, for a smoke run."""
+    random, data = np.random.default_rng(0), {}
+    for split, count in (("train", TRAIN_IMAGES), ("test", TEST_IMAGES)):
+        data[f"{split}_images"] = random.integers(0, 256, (count, 32, 32, 3), dtype=np.uint8)
+        data[f"{split}_labels"] = np.repeat(np.arange(CLASSES), count // CLASSES)
     return data
 
 
@@ -62,7 +83,7 @@ def run_missing(names, seeds, finished, record):
         return failures
     with tempfile.TemporaryDirectory() as folder:
         data_path = str(Path(folder) / "cifar10.npz")
-        np.savez(data_path, **read_archive(ARCHIVE))
+        np.savez(data_path, **(invented_images() if IS_SMOKE else read_archive(ARCHIVE)))
         while missing:
             started = missing[:RUNS_PER_START]
             done = []
@@ -72,7 +93,8 @@ def run_missing(names, seeds, finished, record):
                 done.append((fields["method"], fields["seed"]))
                 record(fields)
 
-            runner = BarrierRunner(None, RANKS, threads_per_worker=1, log_to_driver="none", on_report=finish)
+            env = {SMOKE_VARIABLE: "1"} if IS_SMOKE else {}
+            runner = BarrierRunner(None, RANKS, threads_per_worker=1, env=env, log_to_driver="none", on_report=finish)
             try:
                 runner.run_all(on_each_rank, started, data_path)
             except WorkerError as error:
@@ -161,14 +183,25 @@ def settings_text(method):
 
 
 def main():
-    """Run what is missing; print the table and the JSON line, draw both figures."""
+    """Read the arguments and run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    chosen = SMOKE_METHODS if IS_SMOKE else list(METHODS)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=chosen)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--smoke", action="store_true", help="two methods on a few invented images, without results")
     arguments = parser.parse_args()
-    arguments.results.mkdir(exist_ok=True)
-    path = arguments.results / "convergence.jsonl"
+    if arguments.smoke:
+        with tempfile.TemporaryDirectory() as folder:
+            run_and_show(arguments.methods, arguments.seeds, Path(folder))
+    else:
+        run_and_show(arguments.methods, arguments.seeds, arguments.results)
+
+
+def run_and_show(methods, seeds, folder):
+    """Run what is missing in a folder of results; print the table and the JSON line, draw both figures."""
+    folder.mkdir(exist_ok=True)
+    path = folder / "convergence.jsonl"
     lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
     finished = {(line["method"], line["seed"]): line for line in lines if is_current(line)}
 
@@ -178,15 +211,15 @@ def main():
             file.write(json.dumps(run) + "\n")
         print(f"{run['method']}, seed {run['seed']}: {run['accuracy'][-1]:.4f}, {run['seconds']:.0f} s", flush=True)
 
-    failures = run_missing(arguments.methods, arguments.seeds, finished, record)
+    failures = run_missing(methods, seeds, finished, record)
     results = {
         name: runs for name in METHODS if (runs := [run for (method, _), run in finished.items() if method == name])
     }
     summary = summarise(results)
     baselines = {name: METHODS[name].baseline for name in results}
     ablations = [name for name in results if METHODS[name].worse_than]
-    draw_curves(results, baselines, ablations).savefig(arguments.results / "convergence.png", dpi=110)
-    draw_accuracies(summary, baselines, ablations).savefig(arguments.results / "convergence_accuracy.png", dpi=110)
+    draw_curves(results, baselines, ablations).savefig(folder / "convergence.png", dpi=110)
+    draw_accuracies(summary, baselines, ablations).savefig(folder / "convergence_accuracy.png", dpi=110)
     print_table(summary, failures)
     print(json.dumps({"methods": summary, "failed": [f"{name}, seed {seed}" for name, seed in failures]}))
 

@@ -2,14 +2,16 @@
 
 All three are run in turn, several rounds, each in a fresh worker process with the launcher's environment: one rank on
 all cores, two ranks with half of them each, and Keras alone on all cores with ready float32 images. Ours also
-upsamples and normalises uint16 groups, exchanges, and applies LARS.
+upsamples and normalises uint16 groups, exchanges, and applies LARS. `--smoke` runs one round of small steps.
 """
 
+import argparse
 import json
 import os
 import platform
 import statistics
 import sys
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
@@ -17,13 +19,24 @@ import cloudpickle
 from jobs.session import spark_session
 from pipelines.launch.runner import BarrierRunner
 
-BATCH_SIZE = 32
-WARMUP_STEPS, MEASURED_STEPS = 2, 6
-ROUNDS = 3
+
+@dataclass(frozen=True)
+class Size:
+    """How much is measured."""
+
+    batch_size: int = 32
+    warmup_steps: int = 2
+    measured_steps: int = 6
+    rounds: int = 3
+    side: int = 120
+    """Pixels of the finest images on each side; divisible by 6."""
+
+
+SMOKE = Size(batch_size=2, warmup_steps=1, measured_steps=1, rounds=1, side=36)
 CORES = os.cpu_count() or 1
 
 
-def groundswell_steps(codec: str) -> float:
+def groundswell_steps(size: Size) -> float:
     """Seconds per step, the median, on this rank."""
     import time
 
@@ -44,29 +57,29 @@ def groundswell_steps(codec: str) -> float:
     collective = HorovodCollective()
     groups = [
         InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
-        for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
+        for metres, side, bands in ((10, size.side, 4), (20, size.side // 2, 6), (60, size.side // 6, 2))
     ]
     model = build_model(groups, network="resnet", classes=19, **ResNetConfig().arguments())
     optimizer = make_optimizer(LARSConfig(), model)
     optimizer.learning_rate = 0.01
-    settings = ExchangeConfig(codec={"name": codec}, bucket_mib=None)
+    settings = ExchangeConfig(bucket_mib=None)
     exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), collective, seed=0, **settings.arguments())
     step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
     random = np.random.default_rng(collective.rank)
     images = {
-        group.name: tf.constant(random.integers(0, 5000, (BATCH_SIZE, *group.shape), dtype=np.uint16))
+        group.name: tf.constant(random.integers(0, 5000, (size.batch_size, *group.shape), dtype=np.uint16))
         for group in groups
     }
-    targets = tf.constant(random.integers(0, 2, (BATCH_SIZE, 19)).astype(np.float32))
+    targets = tf.constant(random.integers(0, 2, (size.batch_size, 19)).astype(np.float32))
     seconds = []
-    for _ in range(WARMUP_STEPS + MEASURED_STEPS):
+    for _ in range(size.warmup_steps + size.measured_steps):
         started = time.perf_counter()
         float(step(images, targets))
         seconds.append(time.perf_counter() - started)
-    return float(np.median(seconds[WARMUP_STEPS:]))
+    return float(np.median(seconds[size.warmup_steps :]))
 
 
-def keras_steps() -> float:
+def keras_steps(size: Size) -> float:
     """Seconds per step of `model.fit`, the median."""
     import time
 
@@ -75,28 +88,31 @@ def keras_steps() -> float:
     import tensorflow as tf
 
     model = keras.applications.ResNet50(
-        weights=None, input_shape=(120, 120, 12), classes=19, classifier_activation=None
+        weights=None, input_shape=(size.side, size.side, 12), classes=19, classifier_activation=None
     )
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True), keras.losses.BinaryCrossentropy(from_logits=True)
     )
     random = np.random.default_rng(0)
-    images = tf.constant(random.standard_normal((BATCH_SIZE, 120, 120, 12)).astype(np.float32))
-    targets = tf.constant(random.integers(0, 2, (BATCH_SIZE, 19)).astype(np.float32))
+    images = tf.constant(random.standard_normal((size.batch_size, size.side, size.side, 12)).astype(np.float32))
+    targets = tf.constant(random.integers(0, 2, (size.batch_size, 19)).astype(np.float32))
     ended: list[float] = []
 
     class Clock(keras.callbacks.Callback):
         def on_train_batch_end(self, batch: int, logs: object = None) -> None:
             ended.append(time.perf_counter())
 
-    steps = WARMUP_STEPS + MEASURED_STEPS
+    steps = size.warmup_steps + size.measured_steps
     data = tf.data.Dataset.from_tensors((images, targets)).repeat(steps)
     model.fit(data, epochs=1, verbose=0, callbacks=[Clock()])
-    return float(np.median(np.diff(ended)[WARMUP_STEPS - 1 :]))
+    return float(np.median(np.diff(ended)[size.warmup_steps - 1 :]))
 
 
 def main() -> None:
     """Run all rounds and print the table and the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="one round of two small steps, in less than a minute")
+    size = SMOKE if parser.parse_args().smoke else Size()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     rates: dict[str, list[float]] = {"one rank": [], "two ranks": [], "keras fit": []}
 
@@ -106,15 +122,15 @@ def main() -> None:
 
     with spark_session("benchmark", "local[2]") as spark:
 
-        def run(ranks: int, function: Any, *args: Any) -> float:
+        def run(ranks: int, function: Any) -> float:
             environment = threads(CORES // ranks)
             runner = BarrierRunner(spark, ranks, env=environment, log_to_driver="none")
-            return float(ranks * BATCH_SIZE / max(runner.run_all(function, *args)))
+            return float(ranks * size.batch_size / max(runner.run_all(function, size)))
 
-        for number in range(ROUNDS):
+        for number in range(size.rounds):
             rates["keras fit"].append(run(1, keras_steps))
-            rates["one rank"].append(run(1, groundswell_steps, "none"))
-            rates["two ranks"].append(run(2, groundswell_steps, "none"))
+            rates["one rank"].append(run(1, groundswell_steps))
+            rates["two ranks"].append(run(2, groundswell_steps))
             print(f"round {number + 1}: " + ", ".join(f"{name} {values[-1]:.2f}" for name, values in rates.items()))
     median = {name: statistics.median(values) for name, values in rates.items()}
     ratios = {
@@ -129,7 +145,7 @@ def main() -> None:
                 "images_per_second_keras_fit": round(median["keras fit"], 2),
                 "ratio_vs_keras_fit": round(ratios["one rank"], 3),
                 "ratio_vs_keras_fit_two_ranks": round(ratios["two ranks"], 3),
-                "batch_size": BATCH_SIZE,
+                "batch_size": size.batch_size,
                 "cores": CORES,
                 "machine": platform.machine(),
             }

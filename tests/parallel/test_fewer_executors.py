@@ -73,8 +73,8 @@ def test_training_goes_on_where_the_global_batch_can_be_shared(
     assert "lost: " in tags["attempt_2_after"]
     log = Path(folder, "logs", "rank-0.log").read_text()
     first, second = log.split("--- attempt 2, after: ")
-    assert "rank 0 of 3: 32 training samples, 3 steps an epoch" in first
-    assert "rank 0 of 1: 32 training samples, 3 steps an epoch" in second
-    assert "going on from" in second
+    assert "rank 0 of 3: 32 training samples, 3 steps per epoch" in first
+    assert "rank 0 of 1: 32 training samples, 3 steps per epoch" in second
+    assert "continuing from" in second
     assert "step-00000003.npz: epoch 2, step 3" in second
     assert epochs == 2

@@ -72,12 +72,17 @@ def read_until_it_breaks(dataset: str, shard: str) -> None:
     """Rank 1 meets a file that shrinks while it is read; rank 0 waits for it, as in an allreduce."""
     import os
     import time
+    from pathlib import Path
 
     from pipelines.dataset.reader import SplitReader, training_batches
 
     reader = SplitReader(dataset, "train")
+    rank_0_has_opened = Path(dataset, "rank-0-has-opened")
     if os.environ["HOROVOD_RANK"] == "0":
+        rank_0_has_opened.touch()
         time.sleep(300)
+    while not rank_0_has_opened.exists():  # it would find the file cut short when it opens it
+        time.sleep(0.05)
     os.truncate(shard, 4096)
     for epoch in range(3):
         list(training_batches(reader, seed=0, epoch=epoch, global_batch_size=8))

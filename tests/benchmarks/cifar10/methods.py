@@ -2,13 +2,19 @@
 
 import hashlib
 import json
+import os
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
+SMOKE_VARIABLE = "CONVERGENCE_SMOKE"
+"""Set in the ranks of a smoke run."""
+IS_SMOKE = "--smoke" in sys.argv or SMOKE_VARIABLE in os.environ
 RANKS = 2
-SEEDS = (0, 1, 2)
-TRAIN_IMAGES, TEST_IMAGES, CLASSES = 10_000, 10_000, 10
-BATCH_SIZE, EPOCHS, EPOCHS_PER_EVALUATION = 64, 20, 2
+SEEDS = (0,) if IS_SMOKE else (0, 1, 2)
+CLASSES = 10
+TRAIN_IMAGES, TEST_IMAGES = (60, 20) if IS_SMOKE else (10_000, 10_000)
+BATCH_SIZE, EPOCHS, EPOCHS_PER_EVALUATION = (10, 5, 1) if IS_SMOKE else (64, 20, 2)
 STEPS_PER_EPOCH = TRAIN_IMAGES // (RANKS * BATCH_SIZE)
 CROP_MARGIN = 0
 # One block per stage, 300,000 parameters in 12 convolutions and the head.
