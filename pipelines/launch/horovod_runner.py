@@ -35,13 +35,13 @@ class HorovodRunner:
         """Describe the job.
 
         Args:
-            np: Positive: that many ranks, one per Spark task, with the GPUs of a task. Negative: so many processes
-                on the driver's machine. Zero: a rank for every slot.
+            np: Number of ranks, one per Spark task, with the GPUs of a task. A negative number starts as many
+                processes on the driver's machine. Zero starts one rank for every slot.
             driver_log_verbosity: Show all that the ranks print, or only what they log with `log_to_driver` and
                 `LogCallback`.
 
         Raises:
-            ValueError: No such verbosity.
+            ValueError: `driver_log_verbosity` is unknown.
         """
         if driver_log_verbosity not in _VERBOSITY:
             raise ValueError(f"driver_log_verbosity={driver_log_verbosity!r} is not one of {', '.join(_VERBOSITY)}")
@@ -49,12 +49,13 @@ class HorovodRunner:
         self._log_to_driver = _VERBOSITY[driver_log_verbosity]
 
     def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
-        """Run `main(**kwargs)` on every rank; rank 0's value.
+        """Run `main(**kwargs)` on every rank; return rank 0's value.
 
         Raises:
             ValueError: The function or an argument cannot be pickled.
             RuntimeError: The cluster cannot place the ranks.
-            WorkerError: A rank failed.
+            WorkerError: The function raised an exception in a rank.
+            InfrastructureError: A rank died, hung, was lost or did not start.
         """
         return self._runner().run(main, **kwargs)
 
@@ -70,7 +71,7 @@ class HorovodRunner:
 
 
 def __getattr__(name: str) -> Any:
-    # Keras costs ten seconds, which a driver that trains nothing should not pay.
+    # Importing Keras takes ten seconds, which a driver that trains nothing should not spend.
     if name == "LogCallback":
         from pipelines.launch.log_callback import LogCallback
 

@@ -9,27 +9,27 @@ from pipelines.launch.report import log_to_driver
 
 
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]
-    """Shows the begin and the end of each epoch on the driver, with its metrics; each batch's too where asked."""
+    """Shows on the driver when each epoch begins and ends, with its metrics; also each batch, where asked."""
 
     def __init__(self, per_batch_log: bool = False) -> None:
-        """Log epochs, and batches where `per_batch_log`."""
+        """Show epochs, and batches where `per_batch_log`."""
         super().__init__()
         self._per_batch_log = per_batch_log
         self._epoch = 0
         self._began = 0.0
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Say that it begins."""
+        """Say that the epoch begins."""
         self._epoch, self._began = epoch, time.monotonic()
         log_to_driver(f"epoch {epoch + 1} begins")
 
     def on_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        """Say how far training is, where that is wanted."""
+        """Show the metrics of the batch, where `per_batch_log`."""
         if self._per_batch_log:
             log_to_driver(f"epoch {self._epoch + 1}, batch {batch + 1}: {_metrics(logs)}")
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Say what came out."""
+        """Show the metrics of the epoch."""
         log_to_driver(f"epoch {epoch + 1} ends after {time.monotonic() - self._began:.1f} s: {_metrics(logs)}")
 
 

@@ -1,4 +1,4 @@
-"""Which rank runs in which barrier task, and what Horovod must be told about it."""
+"""Which rank runs in which barrier task, and the variables that tell Horovod."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Placement:
-    """One rank's place: its position among all ranks, on its host, and among the hosts."""
+    """The position of one rank among all ranks, on its host, and among the hosts."""
 
     host: str
     rank: int

@@ -1,7 +1,7 @@
-"""Where Horovod's Gloo exchanges addresses: an HTTP key-value store for the ranks of one job only.
+"""The HTTP key-value store in which the ranks of one job exchange the addresses that Horovod's Gloo needs.
 
-Horovod's client sends no secret. So only addresses from which tasks have proved theirs are let in, a key is written
-once, sizes are bounded, and the door closes when all ranks have joined.
+Horovod's client sends no secret. So the server answers only addresses from which tasks have proved theirs, a key is
+written once, sizes are bounded, and the server closes when all ranks have joined.
 """
 
 import re
@@ -23,16 +23,16 @@ _QUIET_SECONDS = 10.0
 
 
 class RendezvousServer:
-    """Serves from the start of a job until all ranks have joined, or `close`."""
+    """Serves until all ranks have joined, or until `close`."""
 
     def __init__(self, bind: str, size: int, is_peer: Callable[[str], bool], *, stay_open: bool = False) -> None:
         """Bind a random port and serve.
 
         Args:
             bind: Address to listen on.
-            size: Ranks.
-            is_peer: Whether an address belongs to one of this job's tasks; all others are hung up on.
-            stay_open: Serve until `close`: ranks that make process sets later come back.
+            size: Number of ranks.
+            is_peer: Whether an address belongs to one of this job's tasks; the server hangs up on all others.
+            stay_open: Serve until `close`, for ranks that make process sets later.
         """
         self._size = size
         self._is_peer = is_peer
@@ -60,13 +60,13 @@ class RendezvousServer:
         return _MAXIMUM_CONNECTIONS_PER_RANK * self._size + 8
 
     def get(self, scope: str, key: str) -> bytes | None:
-        """A value, once it is there."""
+        """Return a value, or None while the key has none."""
         with self._lock:
             self._last_request = time.monotonic()
             return self._values.get((scope, key))
 
     def put(self, scope: str, key: str, value: bytes) -> bool:
-        """Keep a value; not where the key has one already, or there are too many."""
+        """Keep a value, unless the key has one already or there are too many keys; whether it was kept."""
         with self._lock:
             if (scope, key) in self._values or len(self._values) >= _MAXIMUM_KEYS_PER_RANK * self._size:
                 return False
@@ -75,7 +75,7 @@ class RendezvousServer:
             return True
 
     def leave(self, scope: str, key: str) -> None:
-        """A rank has read all that it needs of a scope; values stay, so that no one can write them anew."""
+        """Note that a rank has read all that it needs of a scope; values stay, so that nobody can replace them."""
         with self._lock:
             if scope == "global" and (scope, key) in self._values:
                 self._joined.add(key)
@@ -122,7 +122,7 @@ class _Server(socketserver.ThreadingMixIn, HTTPServer):
             self._slots.release()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        pass  # one that hangs up in the middle is no news
+        pass  # a client that hangs up early is no error
 
 
 class _Handler(BaseHTTPRequestHandler):
