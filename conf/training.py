@@ -20,6 +20,6 @@ class TrainingConfig(Section):
     """Steps between checkpoints within an epoch, beside the one at its end; null: none. A failure costs at most so
     many steps."""
     resume_run: str | None = None
-    """MLflow run to continue from its newest checkpoint; null starts a new one."""
+    """MLflow run to continue from its newest checkpoint; `latest`: the newest that is not finished; null: a new run."""
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""

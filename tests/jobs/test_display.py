@@ -30,3 +30,24 @@ def test_the_rate_of_preparation_counts_what_this_run_wrote(capsys, monkeypatch)
     clock[0] = 120.0
     display(PrepareProgress(done=5040, total=9000, rejected=3, found=5000))
     assert capsys.readouterr().out == "5040/9000 samples, 2/s, 3 rejected\n"
+
+
+def test_an_outage_of_mlflow_is_told_once_and_its_end_once(capsys):
+    display = TrainingDisplay()
+    away = {"event": "tracking", "news": "away", "reason": "connection refused"}
+    back = {"event": "tracking", "news": "back", "reason": ""}
+    display(away)
+    display.tracking("away", "connection refused")  # the driver's own writes
+    display(back)
+    display.tracking("back", "")
+    display(away)
+    display({"event": "compiling"})  # rank 0 died, and the next attempt's reaches the server
+    display({"event": "tracking", "news": "refused", "reason": "the run is deleted"})
+    lines = [line for line in capsys.readouterr().out.splitlines() if "MLflow" in line]
+    away_line = "MLflow does not answer; training continues, and what it records is kept on disk (connection refused)"
+    assert lines == [
+        away_line,
+        "MLflow answers again and gets what was kept",
+        away_line,
+        "MLflow refuses a write, which is lost: the run is deleted",
+    ]
