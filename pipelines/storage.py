@@ -104,7 +104,7 @@ class Folder:
 
     @property
     def is_local(self) -> bool:
-        """Whether files can be opened, mapped and renamed as local files."""
+        """Whether files can be opened and renamed as local files."""
         return not is_url(self.url)
 
     @property

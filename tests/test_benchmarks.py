@@ -34,6 +34,8 @@ KEYS = {
         "ratio_vs_petastorm",
         "ratio_vs_limit",
         "ratio_vs_tfrecord",
+        "ratio_always_vs_never",
+        "ratio_always_vs_petastorm",
         "input_wait_fraction",
         "two_processes_ratio_vs_petastorm",
         "two_processes_ratio_vs_limit",

@@ -1,7 +1,7 @@
-"""Memory for batches, used again and again: the first touch of a page costs twenty times a warm copy.
+"""Memory for batches, which is reused: the first touch of a page costs twenty times a warm copy.
 
-A buffer goes back to the pool when nothing refers to its arrays any more, be it a view of them or a tensor made from
-one without a copy (DLPack): so it is never overwritten while somebody still reads it.
+A buffer returns to the pool when nothing refers to its arrays any more. A view of an array refers to it, and so does a
+tensor that was made from it without a copy (DLPack). So no buffer is overwritten while somebody still reads it.
 """
 
 import math
@@ -14,21 +14,21 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
-_ALIGNMENT = 64  # bytes; what TensorFlow wants of memory that it does not copy
+_ALIGNMENT = 64  # bytes; TensorFlow copies memory that is aligned otherwise
 
 Row = tuple[memoryview, memoryview]
-"""Where the prefix and the value of one row of one column go, for `os.preadv`."""
+"""Memory for the prefix and the value of one row of one column, as `os.preadv` takes it."""
 
 
 class Memory:
-    """One batch's memory: per column, values `(rows, bytes)` and beside them the prefixes they had in the file."""
+    """Memory of one batch: per column, values `(rows, bytes)`, and apart from them their prefixes in the file."""
 
     def __init__(self, rows: int, columns: Mapping[str, tuple[int, int]]) -> None:
         """Map anonymous pages.
 
         Args:
-            rows: Of a batch.
-            columns: Bytes of the prefix and of the value of each column.
+            rows: Number of rows of a batch.
+            columns: Number of bytes of each column's prefix and value.
         """
         sizes = [rows * value for _, value in columns.values()]
         places = np.cumsum([0] + [math.ceil(size / _ALIGNMENT) * _ALIGNMENT for size in sizes])
@@ -50,30 +50,33 @@ class Memory:
 
 
 class BufferPool:
-    """Lends memory for batches of one size; memory that comes back is lent again, what is more is given up."""
+    """Lends memory for batches of one size; memory that is returned is lent again, up to `keep` free buffers."""
 
     def __init__(self, rows: int, columns: Mapping[str, tuple[int, int]], keep: int) -> None:
         """Start empty.
 
         Args:
-            rows: Of a batch.
-            columns: Bytes of the prefix and of the value of each column.
-            keep: Free buffers to keep.
+            rows: Number of rows of a batch.
+            columns: Number of bytes of each column's prefix and value.
+            keep: Number of free buffers to keep; further ones are released.
         """
         self._rows, self._columns, self._keep = rows, dict(columns), keep
         self._free: list[Memory] = []
         # A finalizer may run in any thread at any moment, also in one that holds the lock.
         self._lock = threading.RLock()
         self.created = 0
-        """Buffers made so far."""
+        """Number of buffers made so far."""
 
     def lend(self) -> tuple[Memory, dict[str, NDArray[np.uint8]]]:
-        """Memory that nobody uses, and per column its values as `(rows, bytes)`; theirs until the last is gone."""
+        """Lend memory that nobody uses, and per column its values as `(rows, bytes)`.
+
+        It is lent until the last of these arrays is released.
+        """
         with self._lock:
             memory = self._free.pop() if self._free else None
             self.created += memory is None
         memory = memory or Memory(self._rows, self._columns)
-        # numpy keeps this array, whose own base is no array, as the base of every view made from it.
+        # numpy keeps this array as the base of every view made from it, because its own base is no array.
         whole = np.frombuffer(memory.pages, np.uint8)
         weakref.finalize(whole, self._take_back, memory).atexit = False
         values = {

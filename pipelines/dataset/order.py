@@ -1,7 +1,7 @@
 """The order of samples: a pure function of the rows, the seed and the epoch, the same on any number of ranks.
 
-Step s of an epoch takes places `s*G .. (s+1)*G` of the epoch's order (G: global batch size); rank r of N takes the r-th
-part of them. Every rank has the same number of steps, and (epoch, step) is the whole state.
+Step s of an epoch takes the positions `s*G .. (s+1)*G` of the epoch's order, where G is the global batch size. Rank r
+of N takes the r-th part of them. Every rank has the same number of steps, and (epoch, step) is the whole state.
 """
 
 from collections.abc import Sequence
@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 def epoch_order(
     group_rows: Sequence[int], *, seed: int, epoch: int, window_rows: int | None = None
 ) -> NDArray[np.int64]:
-    """The permutation of all rows in one epoch.
+    """Permute all rows for one epoch.
 
     Args:
         group_rows: Rows of every row group, in reading order.
-        seed: Of the run.
-        epoch: From 0.
-        window_rows: None: any row may come anywhere. Else the row groups are shuffled and cut into windows of so many
-            rows at most (one row group at least), and rows are shuffled within a window: a step needs one window's
-            row groups, or two at a border.
+        seed: Seed of the run.
+        epoch: Number of the epoch, from 0.
+        window_rows: None: any row may be anywhere in the order. Otherwise the row groups are shuffled and cut into
+            windows of at most this many rows, and at least one row group; rows are shuffled within a window. A step
+            needs the row groups of one window, or of two at a border.
     """
     random = np.random.default_rng([seed, epoch])
     total = int(np.sum(group_rows))
@@ -40,14 +40,14 @@ def epoch_order(
 
 
 def steps_per_epoch(rows: int, global_batch_size: int) -> int:
-    """Whole global batches in one epoch; the tail, less than one, differs from epoch to epoch."""
+    """Count the whole global batches of one epoch; the rows left over differ from epoch to epoch."""
     return rows // global_batch_size
 
 
 def rank_parts(
     order: NDArray[np.int64], *, global_batch_size: int, rank: int, size: int, start_step: int
 ) -> list[NDArray[np.int64]]:
-    """One rank's rows of every step, from `start_step` on.
+    """Give one rank's rows of every step, from `start_step` on.
 
     Raises:
         ValueError: `size` does not divide `global_batch_size`.
@@ -63,6 +63,6 @@ def rank_parts(
 
 
 def evaluation_parts(rows: int, *, batch_size: int, rank: int, size: int) -> list[NDArray[np.int64]]:
-    """One rank's rows of an evaluation: every row on exactly one rank, the last batch may be shorter."""
+    """Give one rank's rows of an evaluation: each row is on exactly one rank, and the last batch may be shorter."""
     own = np.array_split(np.arange(rows), size)[rank]
     return [own[start : start + batch_size] for start in range(0, len(own), batch_size)]

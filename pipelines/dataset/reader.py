@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.dataset.buffers import BufferPool, Memory, Row
+from pipelines.dataset.buffers import BufferPool, Memory
 from pipelines.dataset.cache import DEFAULT_LIMIT_BYTES, default_cache_folder
 from pipelines.dataset.columns import LABEL_FIELD
 from pipelines.dataset.layout import RowGroup, value_bytes, value_prefix
@@ -117,8 +117,8 @@ class SplitReader:
 
         Args:
             rows: At least one.
-            pool: Whose memory is used; it must be for batches of `size`.
-            size: By default as many as there are rows.
+            pool: Memory to use; it must be for batches of `size`.
+            size: Number of rows of the batch; by default the number of given rows.
 
         Raises:
             OSError: A file cannot be read.
@@ -172,13 +172,17 @@ class SplitReader:
         starts = zip(*self._starts(rows, places, groups), strict=True)
         parts = zip(*(memory.rows[name] for name in self._fields), strict=True)
         for row, (group, columns, targets) in enumerate(zip(groups, starts, parts, strict=True)):
-            # A row is checked while it is in the processor's cache.
-            for start, target, stride in zip(columns, targets, self._strides, strict=True):
-                if _read_at(group, target, start) != stride:
-                    raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
+            try:
+                for start, target, stride in zip(columns, targets, self._strides, strict=True):
+                    if os.preadv(group.file.descriptor, target, start) != stride:
+                        raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
+            except OSError as error:  # names no file
+                what = f"{error.strerror} in row group {group.number}"
+                raise OSError(error.errno, what, str(group.file.path)) from None
             if group.checksums is not None and group.unchecked is not None:
                 position = positions[row]
-                if group.unchecked[position] or self.settings.verify == "always":
+                if self.settings.verify == "always" or group.unchecked[position]:
+                    # Here the row is still in the processor's cache.
                     found, stored = row_checksum(value for _, value in targets), int(group.checksums[position])
                     if found != stored:
                         what = f"the row's checksum is {found:08x}, stored is {stored:08x}"
@@ -199,7 +203,7 @@ class SplitReader:
     def _starts(
         self, rows: NDArray[np.int64], places: NDArray[np.int64], groups: Sequence[RowGroup]
     ) -> list[list[int]]:
-        """Byte of every row's length prefix, by column."""
+        """Compute the byte of every row's length prefix, by column."""
         positions = rows - self._first_rows[places]
         return [
             (np.array([group.starts[column] for group in groups]) + positions * stride).tolist()
@@ -207,7 +211,7 @@ class SplitReader:
         ]
 
     def _row_groups_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[RowGroup]]:
-        """Position and open row group of every row."""
+        """Find the position and the open row group of every row."""
         places = np.searchsorted(self._first_rows, rows, side="right") - 1
         needed, inverse = np.unique(places, return_inverse=True)
         groups = [self._files.row_group(place) for place in needed.tolist()]
@@ -243,12 +247,12 @@ def training_batches(
 
     Args:
         reader: The split.
-        seed: Of the order.
-        epoch: From 0.
+        seed: Seed of the order.
+        epoch: Number of the epoch, from 0.
         global_batch_size: Samples per step over all ranks.
-        rank: This one.
-        size: All ranks.
-        start_step: Steps of the epoch to leave out; they are not read.
+        rank: Number of this rank.
+        size: Number of ranks.
+        start_step: Number of steps at the start of the epoch to skip; their rows are not read.
         pool: Memory that is reused from epoch to epoch.
 
     Raises:
@@ -268,7 +272,10 @@ def evaluation_batches(reader: SplitReader, *, batch_size: int, rank: int = 0, s
 def _prefetched(
     parts: Sequence[NDArray[np.int64]], reader: SplitReader, pool: BufferPool, batch_size: int, ranks: int = 1
 ) -> Iterator[Batch]:
-    """Gather some batches ahead, advise more; the threads end when the consumer does."""
+    """Gather some batches ahead and advise more; the threads end when the consumer does.
+
+    An error is raised when the batch that it concerns is due: which step fails does not depend on the threads' speed.
+    """
     settings = reader.settings
     advised = settings.batches_advised
     if reader.window_rows is not None and parts:
@@ -291,13 +298,6 @@ def _prefetched(
         adviser.shutdown(wait=False, cancel_futures=True)
 
 
-def _read_at(group: RowGroup, target: Row, start: int) -> int:
-    try:
-        return os.preadv(group.file.descriptor, target, start)
-    except OSError as error:  # names no file
-        raise OSError(error.errno, f"{error.strerror} in row group {group.number}", str(group.file.path)) from None
-
-
 def _is_in_memory(descriptor: int, offset: int) -> bool:
     try:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
@@ -306,7 +306,7 @@ def _is_in_memory(descriptor: int, offset: int) -> bool:
 
 
 def _allow_open_files() -> None:
-    """Raise this process's own limit as far as it may: 1024 is fewer than a large dataset has files."""
+    """Raise this process's own limit as far as allowed: a large dataset has more files than the usual 1024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -49,7 +49,7 @@ class ShardPlan:
 
 
 def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str) -> WrittenShard:
-    """Read the planned samples and write them as one Parquet file that can be mapped; note it as finished.
+    """Read the planned samples and write them as one Parquet file whose rows have fixed places; note it as finished.
 
     Bad records are left out and reported. The same plan always gives the same bytes, so attempts of the same task may
     overtake each other: each writes a file of its own, which takes the name at once.

@@ -16,8 +16,8 @@ _PIXELS_AT_ONCE = 1 << 15
 class BandSums:
     """Pixel count, and per band sum, sum of squares and histogram.
 
-    For unsigned integers everything is a Python integer: no overflow, no rounding, any order of merging. For floats
-    the sums are double precision, and the histogram is left out.
+    Of unsigned integers all are Python integers: nothing overflows or is rounded, and the order of merging does not
+    matter. Of floats the sums are in double precision, and there is no histogram.
     """
 
     count: int
@@ -29,7 +29,7 @@ class BandSums:
 
     @classmethod
     def of(cls, images: NDArray[Any]) -> "BandSums":
-        """Sums of `(..., bands)` pixels of uint8, uint16 or a floating dtype."""
+        """Sum `(..., bands)` pixels of uint8, uint16 or a floating dtype."""
         if images.dtype in (np.uint8, np.uint16):
             total, squares, histogram = zip(*map(_integer_sums, _count_values(images)), strict=True)
             return cls(images[..., 0].size, total, squares, histogram)
@@ -39,7 +39,7 @@ class BandSums:
         return cls(len(wide), tuple(wide.sum(axis=0).tolist()), tuple((wide**2).sum(axis=0).tolist()), ())
 
     def __add__(self, other: "BandSums") -> "BandSums":
-        """Sums of both sets of pixels."""
+        """Add the sums of two sets of pixels."""
         return BandSums(
             self.count + other.count,
             tuple(a + b for a, b in zip(self.total, other.total, strict=True)),
@@ -51,7 +51,7 @@ class BandSums:
         )
 
     def statistics(self) -> BandStatistics:
-        """Mean and population standard deviation per band."""
+        """Compute mean and population standard deviation per band."""
         mean = [total / self.count for total in self.total]
         # n * squares - total^2 is exact in integers; in floats it would cancel.
         variance = [
@@ -62,7 +62,7 @@ class BandSums:
 
 
 def _count_values(images: NDArray[Any]) -> NDArray[np.int64]:
-    """How often each value occurs, `(bands, values)`; in blocks that stay in the processor's cache."""
+    """Count how often each value occurs, `(bands, values)`, in blocks that stay in the processor's cache."""
     bands = images.shape[-1]
     counts = np.zeros((bands, 1 << (8 * images.dtype.itemsize)), np.int64)
     rows = max(1, _PIXELS_AT_ONCE * len(images) // max(1, images[..., 0].size))
@@ -76,7 +76,7 @@ def _count_values(images: NDArray[Any]) -> NDArray[np.int64]:
 
 
 def _integer_sums(counts: NDArray[np.int64]) -> tuple[int, int, tuple[int, ...]]:
-    """Sum, sum of squares and histogram of one band from its counted values, exact."""
+    """Compute sum, sum of squares and histogram of one band from its counted values, exactly."""
     values = np.arange(len(counts), dtype=np.int64)
     # count <= 2^31 pixels of one row group, value^2 < 2^32: below 2^63.
     total, squares = int(counts @ values), int(counts @ (values * values))
