@@ -64,7 +64,8 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     config = read_config(arguments)
     result.dataset = config.dataset.path
     started = time.perf_counter()
-    result.continue_with = []  # the same command continues
+    # The same command continues, but to discard once is enough.
+    result.continue_with = ["--set", "prepare.restart=false"] if config.prepare.restart else []
     manifest = prepare(config)
     result.continue_with = None
     splits = ", ".join(f"{split} {info.rows}" for split, info in manifest.splits.items())

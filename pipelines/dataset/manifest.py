@@ -86,7 +86,7 @@ class Manifest(_Part):
     settings: dict[str, int]
     """What shaped the rows and files: seed, row-group size, row groups per shard."""
     source_fingerprint: str
-    """Digest of the archive's metadata."""
+    """Digest of the archive's index: of every sample's id, split, labels, files and metadata."""
     skipped: dict[str, int] = Field(default_factory=dict)
     """Number of the archive's samples that are not in the dataset, by reason."""
 

@@ -1,5 +1,6 @@
 """`groundswell prepare` as a process that is stopped from outside."""
 
+import argparse
 import os
 import re
 import signal
@@ -11,6 +12,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+
+from conf.load import load
+from jobs import prepare
+from jobs.result import Result
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
@@ -70,3 +75,20 @@ def test_what_ends_it_is_said_without_a_trace(
     for word in ("Traceback", "py4j", "Py4J", "Errno"):
         assert word not in errors, errors
     assert not (tmp_path / "dataset").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "more"), [([], []), (["prepare.restart=true"], ["--set", "prepare.restart=false"])]
+)
+def test_the_command_that_continues_does_not_discard_again(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], more: list[str]
+) -> None:
+    def stopped(config: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(prepare, "prepare", stopped)
+    monkeypatch.setattr(prepare, "read_config", lambda _: load("smoke", settings))
+    result = Result("prepare")
+    with pytest.raises(KeyboardInterrupt):
+        prepare.main(argparse.Namespace(), result)
+    assert result.continue_with == more
