@@ -16,8 +16,11 @@ from pipelines.dataset.manifest import Manifest, Shard
 from pipelines.dataset.rows import Fields, fixed_fields
 from pipelines.storage import Folder
 
-REPAIR = "the same `groundswell prepare` command writes this shard again"
-REPAIR_VERIFIED = f"with --set prepare.verify=true {REPAIR}"
+_REPAIR = "the same `groundswell prepare` command writes this shard again"
+_REPLACE = (
+    "shards of format version 1 are not repaired: `groundswell prepare` with --set prepare.overwrite=true replaces the "
+    "dataset"
+)
 _OPENING_THREADS = 16
 
 
@@ -43,6 +46,10 @@ class SplitFiles:
         self.fields: Fields = fixed_fields(manifest.groups, len(manifest.class_names))
         self.row_bytes = sum(value_bytes(*field) for field in self.fields.values())
         """Bytes of one sample in its file, without its plain columns."""
+        self.repair = _REPAIR if manifest.has_checksums else _REPLACE
+        """What to do about a shard that is missing or has another size, for messages."""
+        self.repair_verified = f"with --set prepare.verify=true {_REPAIR}" if manifest.has_checksums else _REPLACE
+        """What to do about damage that only reading the shard shows."""
         self._fingerprint = manifest.fingerprint
         self._checksums = checksums and manifest.has_checksums
         self._places = [(shard, group) for shard in self.shards for group in range(len(shard.row_groups))]
@@ -59,9 +66,9 @@ class SplitFiles:
         size = self.folder.size(shard.file)
         where = f"shard {self.folder / shard.file}"
         if size is None:
-            raise FileNotFoundError(f"{where} is missing: {REPAIR}")
+            raise FileNotFoundError(f"{where} is missing: {self.repair}")
         if size != shard.size:
-            raise ValueError(f"{where} has {size} bytes, its manifest says {shard.size}: {REPAIR}")
+            raise ValueError(f"{where} has {size} bytes, its manifest says {shard.size}: {self.repair}")
         if not self.folder.is_local:
             return [None] * len(shard.row_groups)
         try:
@@ -69,11 +76,11 @@ class SplitFiles:
         except LayoutError:
             return [None] * len(shard.row_groups)
         except ValueError as error:
-            raise ValueError(f"{error}: {REPAIR_VERIFIED}") from None
+            raise ValueError(f"{error}: {self.repair_verified}") from None
         rows = tuple(group.rows for group in groups)
         if rows != shard.row_groups:
             raise ValueError(
-                f"{where} has row groups of {rows} rows, its manifest says {shard.row_groups}: {REPAIR_VERIFIED}"
+                f"{where} has row groups of {rows} rows, its manifest says {shard.row_groups}: {self.repair_verified}"
             )
         return groups
 
@@ -168,7 +175,7 @@ class SplitFiles:
                 with self.folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
                     table = parquet.read_row_group(number, columns=columns)
             except Exception as error:  # whatever the storage's library raises
-                raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
+                raise ValueError(f"{where} cannot be read: {error}; {self.repair_verified}") from error
             missing = [name for name in columns if name not in table.column_names]
             if missing:
                 raise ValueError(f"{where}: no column {missing[0]!r}")
@@ -180,7 +187,7 @@ class SplitFiles:
         except (OSError, ValueError) as error:
             if str(error).startswith(where):
                 raise
-            raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
+            raise ValueError(f"{where} cannot be read: {error}; {self.repair_verified}") from error
         with self._lock:
             self._cached[place] = group
             # The least recently used ones are closed, so that their disk space is freed.

@@ -203,6 +203,8 @@ def test_format_version_1_is_read_and_checked_without_checksums(tmp_path: Path, 
     assert not check.has_checksums
     shorten(tmp_path / "train" / "part-00000.parquet")
     assert "bytes, its manifest says" in only_damage(verify_dataset(tmp_path))
+    with pytest.raises(ValueError, match=r"format version 1 are not repaired.*prepare.overwrite=true replaces"):
+        SplitReader(tmp_path, "train")
 
 
 def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> None:
