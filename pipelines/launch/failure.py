@@ -1,5 +1,6 @@
 """How each rank of a failed job ended, which rank is the root cause, and the text of the error."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +14,7 @@ Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "co
 # What Horovod and Gloo say in a rank when another rank has ended.
 _CONSEQUENCES = ("Horovod has been shut down", "gloo/transport", "Connection closed by peer", "HorovodInternalError")
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
+_GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)
 _HEADINGS = ("rank", "host", "outcome")
 _TABLE_WIDTH = 100
 STOPPED = "stopped because another rank failed"
@@ -94,7 +96,7 @@ def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
     lines = tuple(end.last_lines)
     if end.failure is not None:
         kind, summary = _judge(end.failure)
-        return Outcome(rank, host, kind, summary, end.exit_code, end.failure.traceback, lines)
+        return Outcome(rank, host, kind, summary, end.exit_code, _without_graph_trace(end.failure.traceback), lines)
     if end.stopped:
         return Outcome(rank, host, "stopped", STOPPED, None, "", lines)
     if end.finished and end.exit_code == 0:
@@ -107,7 +109,7 @@ def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
 def _judge(failure: Failure) -> tuple[Kind, str]:
     if failure.on_request:
         return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"
-    message = _useful_part(failure.message)
+    message = _without_graph_trace(failure.message)
     summary = f"{failure.error}: {message}" if message else failure.error
     said = next((text for text in _CONSEQUENCES if text in failure.message), None)
     if said is not None:
@@ -115,12 +117,9 @@ def _judge(failure: Failure) -> tuple[Kind, str]:
     return "exception", summary
 
 
-def _useful_part(message: str) -> str:
-    """A message without TensorFlow's trace of the graph, which does not say what failed."""
-    if "[[{{node" not in message:
-        return message
-    *_, said = message.split("[[{{node")[0].strip().splitlines()
-    return said.strip()
+def _without_graph_trace(text: str) -> str:
+    """Keep what failed of TensorFlow's errors, not the many lines that say where the graph was made."""
+    return _GRAPH_TRACE.sub(r"\1", text)
 
 
 def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:

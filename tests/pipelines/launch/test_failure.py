@@ -1,3 +1,4 @@
+import traceback
 from dataclasses import replace
 
 import pytest
@@ -106,3 +107,25 @@ def test_a_request_explains_the_ranks_that_missed_it() -> None:
     error = failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN)), requested])
     assert isinstance(error, InfrastructureError)
     assert error.root is requested
+
+
+def test_tensorflows_trace_of_the_graph_does_not_hide_what_failed() -> None:
+    import tensorflow as tf
+
+    @tf.function  # type: ignore[misc]
+    def step(value: tf.Tensor) -> tf.Tensor:
+        with tf.control_dependencies([tf.debugging.Assert(value > 0.0, ["gradients are not finite", "conv1/kernel"])]):
+            return tf.identity(value)
+
+    try:
+        step(tf.constant(-1.0))
+    except tf.errors.InvalidArgumentError as error:
+        text = traceback.format_exc()
+        failure = Failure(type(error).__name__, str(error), text)
+    assert "Detected at node" in text
+    error_text = str(failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=failure))]))
+    words = "InvalidArgumentError: assertion failed: [gradients are not finite] [conv1/kernel]"
+    assert error_text.startswith(f"rank 0 on a failed: {words}\n")
+    assert "Detected at node" not in error_text
+    assert "{{node" not in error_text
+    assert error_text.count("in step") == text.count("in step") - 1
