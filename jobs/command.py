@@ -30,8 +30,15 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     """
     config = load(arguments.config, arguments.set)
     keys = keys_of(arguments.set)
+    if "launch.master" in keys and is_submitted():
+        raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
     refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
     return config
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process: its JVM is there first, and knows the master."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
@@ -59,7 +66,7 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
             code, ended = INTERRUPTED, "interrupted"
             _tell(verb, ended)
         except Exception as error:
-            code, ended = exit_code(error), _message(error)
+            code, ended = exit_code(error), message_of(error)
             if code == BUG or os.environ.get(TRACEBACK_VARIABLE):
                 traceback.print_exc()
             _tell(verb, f"error: {ended}")
@@ -115,7 +122,8 @@ def _tell(verb: str, text: str) -> None:
     print(f"groundswell {verb}: {text}", file=sys.stderr, flush=True)
 
 
-def _message(error: Exception) -> str:
+def message_of(error: Exception) -> str:
+    """What is printed of an error."""
     if _is_of_py4j(error):
         return f"the connection to Spark's JVM is lost ({type(error).__name__}); its log says why"
     return str(error) or type(error).__name__
@@ -127,7 +135,7 @@ def _is_of_py4j(error: Exception) -> bool:
 
 def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
     """The command that was typed, without settings that `more` replaces."""
-    if "PYSPARK_GATEWAY_PORT" in os.environ:
+    if is_submitted():
         return f"the same spark-submit command, with {shlex.join(more)}" if more else "the same spark-submit command"
     replaced = {text.partition("=")[0] for text in more if "=" in text}
     kept: list[str] = []
@@ -166,5 +174,8 @@ def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
 
 def _quieten_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Py4J shows the traceback of an interrupted call, which is no error.
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "KeyboardInterrupt while sending command" not in record.getMessage())
     for library in ("alembic", "mlflow", "py4j", "petastorm"):
         logging.getLogger(library).setLevel(logging.ERROR)

@@ -7,6 +7,7 @@ from tqdm.auto import tqdm
 
 from jobs.command import interactive, say
 from pipelines.dataset.spark_job import PrepareProgress
+from pipelines.dataset.verify import CheckProgress
 from pipelines.launch.messages import JsonObject
 
 if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does without
@@ -72,6 +73,23 @@ class PrepareDisplay:
         rate = (progress.done - progress.found) / (time.monotonic() - self._started)
         line = f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected"
         self._bar.move("", progress.done, progress.total, f"{progress.rejected} rejected", line)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+class CheckDisplay:
+    """Shows how much of a dataset is read."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first call."""
+        self._bar = Bar("row")
+
+    def __call__(self, progress: CheckProgress) -> None:
+        """Take the state of the check."""
+        damaged = f"{progress.damaged_shards} damaged shards"
+        self._bar.move("", progress.done, progress.total, damaged, f"{progress.done}/{progress.total} rows, {damaged}")
 
     def close(self) -> None:
         """Remove the bar."""

@@ -13,7 +13,7 @@ from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
 
-from jobs.command import say
+from jobs.command import is_submitted, say
 
 _LOOPBACK_ONLY = {
     "spark.driver.host": "127.0.0.1",
@@ -42,8 +42,7 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
     # Executors on this machine use this interpreter, not whatever `python3` is on their path.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(name)
-    # Under spark-submit the JVM is there before Python and knows the master and all else that was asked for.
-    submitted = "PYSPARK_GATEWAY_PORT" in os.environ
+    submitted = is_submitted()
     with as_file(files("conf") / "log4j2.properties") as logging:
         if not submitted:
             builder = builder.master(master)

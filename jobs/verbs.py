@@ -59,6 +59,13 @@ def _list(parser: Parser) -> None:
     parser.add_argument("what", nargs="?", choices=LISTED, help="one kind (default: all)")
 
 
+def _check(parser: Parser) -> None:
+    parser.add_config(needed=False)
+    parser.add_argument(
+        "--dataset", metavar="PATH|URL", help="read every row of this dataset, with its checksum, and nothing else"
+    )
+
+
 @dataclass(frozen=True)
 class Verb:
     """One command."""
@@ -90,10 +97,16 @@ VERBS = {
         reads=("dataset", "reader", "training.batch_size_per_worker", "launch"),
         ignores=("reader.name", "launch.allow_fewer_workers"),
     ),
+    "check": Verb(
+        "check configuration, dataset, storage, tracking and cluster without training",
+        "jobs.check",
+        _check,
+        reads=_TRAINED,
+    ),
     "config": Verb(
         "print the resolved configuration as YAML", "jobs.config", _config, reads=("archive", "prepare", *_TRAINED)
     ),
-    "list": Verb("list what can be chosen by name", "jobs.list", _list),
+    "list": Verb("list archives, codecs, optimizers, models and configurations", "jobs.list", _list),
     "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),
     "demo": Verb(
         "generate a small archive, prepare it, train and evaluate",

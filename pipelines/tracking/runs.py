@@ -1,6 +1,7 @@
 """Runs as the driver makes, continues, finds and ends them."""
 
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param
 from mlflow.exceptions import MlflowException
 
+from pipelines.locations import redacted
 from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors, reason_of, short_waits, tracking_uri
 
 _PARAMS_PER_BATCH = 100
@@ -25,6 +27,25 @@ class UnfinishedRun:
     run_id: str
     name: str
     status: str
+
+
+def check_store() -> str:
+    """Ask the store for an experiment, and say which store it is; nothing is written.
+
+    Raises:
+        ValueError: MLflow cannot use the store.
+        RuntimeError: The tracking server does not answer, or the store's folder cannot be written.
+    """
+    uri = tracking_uri()
+    file = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    if file is not None and not file.exists():
+        folder = next(parent for parent in file.parents if parent.exists())
+        if not os.access(folder, os.W_OK | os.X_OK):
+            raise RuntimeError(f"{redacted(uri)} does not exist, and {folder} cannot be written")
+        return f"{redacted(uri)}, which the first run creates"
+    with readable_errors(uri), short_waits():
+        MlflowClient(uri).search_experiments(max_results=1)
+    return f"{redacted(uri)} answers"
 
 
 def start_run(experiment: str, name: str | None, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> TrackedRun:

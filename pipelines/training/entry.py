@@ -8,6 +8,7 @@ from pathlib import Path
 from conf.schema import RunConfig
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.results import Evaluation, TrainingSummary
+from pipelines.training.site import Site
 
 
 def train(config: RunConfig, run: TrackedRun, checkpoints: Path) -> TrainingSummary:
@@ -22,3 +23,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str) -> Evaluation:
     from pipelines.training.worker import evaluate_worker
 
     return evaluate_worker(config, model_uri, split)
+
+
+def look(config: RunConfig) -> Site:
+    """See `pipelines.training.site.look`."""
+    from pipelines.training import site
+
+    return site.look(config)

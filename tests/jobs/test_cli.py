@@ -165,6 +165,48 @@ def test_a_result_that_cannot_be_written_is_found_out_first(tmp_path: Path, caps
     assert captured.out == ""
 
 
+def test_the_master_is_spark_submits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    assert cli.execute(["train", "--config", "smoke", "--set", "launch.master=local[2]"]) == 2
+    assert "--set launch.master has no effect: spark-submit has chosen the master" in capsys.readouterr().err
+
+
+def test_without_java_one_line_says_what_is_missing(tmp_path: Path) -> None:
+    settings = ["--set", "archive={kind: synthetic, train: 8, validation: 4, test: 4}"]
+    done = subprocess.run(
+        [COMMAND, "prepare", "--config", "smoke", *settings, "--set", "dataset.path=data"],
+        env={**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp_path,
+    )
+    assert done.returncode == 4
+    assert done.stdout == "starting Spark (local[2])\n"
+    assert "groundswell prepare: error: Spark does not start: [JAVA_GATEWAY_EXITED]" in done.stderr
+    assert "Java 17 is needed: is JAVA_HOME right?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("setting", "code", "message"),
+    [
+        ("training.epochs=0", 2, "training.epochs=0: should be greater than 0"),
+        ("launch.num_workers=3", 4, "3 workers do not fit 1 slots"),
+    ],
+)
+def test_spark_submit_ends_with_the_jobs_code(
+    project: Path, small_dataset: Path, tmp_path: Path, setting: str, code: int, message: str
+) -> None:
+    command = [str(COMMAND.parent / "spark-submit"), "--master", "local[1]", str(project / "jobs" / "train.py")]
+    command += ["--config", "smoke", "--set", f"dataset.path={small_dataset}", "--set", setting]
+    environment = {**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    assert done.returncode == code
+    assert f"groundswell train: error: {'config smoke: ' * (code == 2)}{message}" in done.stderr
+
+
 @pytest.fixture
 def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
     """A preparation that would take minutes, from the moment at which it writes."""

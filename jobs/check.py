@@ -1,0 +1,144 @@
+"""`groundswell check`: everything about a training that can be known without training."""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from pyspark.sql import SparkSession
+
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.command import USER_ERROR, exit_code, message_of, read_config, say
+from jobs.display import CheckDisplay
+from jobs.paths import with_absolute_paths
+from jobs.ranks import barrier_runner
+from jobs.result import Result
+from jobs.session import spark_session
+from pipelines.dataset.verify import verify_dataset
+from pipelines.launch.preflight import check_cluster, check_encryption
+from pipelines.locations import absolute_location, redacted
+from pipelines.tracking import store
+from pipelines.tracking.runs import check_store
+from pipelines.training import entry
+from pipelines.training.checks import check_dataset, check_output, check_resume
+from pipelines.training.site import Site
+
+_NAME_WIDTH = 15
+
+
+class Checklist:
+    """Runs checks one after the other; a problem does not keep the next from being looked at."""
+
+    def __init__(self) -> None:
+        """Nothing is checked yet."""
+        self._codes: list[int] = []
+
+    def run(self, name: str, check: Callable[[], str]) -> None:
+        """Print a line: `ok` with what the check says, or `problem` with its error."""
+        try:
+            say(f"ok       {name:<{_NAME_WIDTH}}{check()}")
+        except Exception as error:
+            self._codes.append(exit_code(error))
+            say(f"problem  {name:<{_NAME_WIDTH}}{message_of(error)}")
+
+    def finish(self) -> None:
+        """Raise an error where there were problems.
+
+        Raises:
+            ValueError: One of them is the user's to correct.
+            RuntimeError: All of them are the infrastructure's.
+        """
+        if self._codes:
+            text = f"{len(self._codes)} problem{'s' * (len(self._codes) > 1)}, see above"
+            raise ValueError(text) if USER_ERROR in self._codes else RuntimeError(text)
+
+
+def check_training(config: RunConfig, checklist: Checklist) -> None:
+    """Check what a training with this configuration needs.
+
+    Args:
+        config: The configuration; its paths are absolute.
+        checklist: Runs the checks.
+    """
+    checklist.run("configuration", lambda: _summary(config))
+    checklist.run("dataset", lambda: _check_dataset(config))
+    checklist.run("storage", lambda: _check_output(config))
+    checklist.run("tracking", check_store)
+    checklist.run("cluster", lambda: _check_cluster(config))
+
+
+def check_rows(dataset: str) -> str:
+    """Read every row of a dataset; says how many there are.
+
+    Raises:
+        FileNotFoundError: There is no dataset.
+        ValueError: It is damaged; a line for each damaged shard.
+    """
+    display = CheckDisplay()
+    try:
+        found = verify_dataset(absolute_location(dataset), progress=display)
+    finally:
+        display.close()
+    if not found.is_whole:
+        raise ValueError("\n         ".join([f"{dataset} is damaged:", *map(str, found.damaged), *found.problems]))
+    compared = "" if found.has_checksums else "; it has no checksums, so that pixels were not compared"
+    return f"{dataset}: {found.rows:,} rows in {found.shards:,} shards are whole{compared}"
+
+
+def _summary(config: RunConfig) -> str:
+    return (
+        f"{config.model.name}, {config.optimizer.name}, codec {config.exchange.codec.name}, {config.training.epochs} "
+        f"epochs, {config.launch.num_workers} workers x {config.training.batch_size_per_worker} samples"
+    )
+
+
+def _check_dataset(config: RunConfig) -> str:
+    manifest = check_dataset(config)
+    check_resume(config, manifest)
+    rows = ", ".join(f"{split} {info.rows:,}" for split, info in manifest.splits.items())
+    return f"{config.dataset.path}: {rows} samples, {len(manifest.class_names)} classes"
+
+
+def _check_output(config: RunConfig) -> str:
+    check_output(config)
+    return f"{config.training.output} can be written"
+
+
+def _check_cluster(config: RunConfig) -> str:
+    with spark_session("groundswell check", config.launch.master) as spark:
+        check_encryption(spark, config.launch.accept_unencrypted)
+        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
+        sites = _look_around(spark, config)
+        hosts = sorted({site.host for site in sites})
+        return f"{len(sites)} workers started on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}"
+
+
+def _look_around(spark: SparkSession, config: RunConfig) -> Sequence[Site]:
+    """Start every rank, which passes the launcher's own checks, and let it look at what it needs."""
+    runner = barrier_runner(spark, config.launch, description="groundswell check", log_to_driver="none")
+    sites: list[Site] = runner.run_all(entry.look, config)
+    problems = [f"rank {rank} on {site.host}: {text}" for rank, site in enumerate(sites) for text in site.problems]
+    if problems:
+        raise RuntimeError("\n         ".join(problems))
+    return sites
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Check as the command line says."""
+    if arguments.config is None and arguments.dataset is None:
+        raise ValueError("nothing to check: give --config NAME|PATH, or --dataset PATH to read a dataset")
+    if arguments.config is None and arguments.set:
+        raise ValueError("--set has no effect without --config")
+    checklist = Checklist()
+    if arguments.dataset is not None:
+        result.dataset = arguments.dataset
+        checklist.run("rows", lambda: check_rows(arguments.dataset))
+    if arguments.config is not None:
+        config = with_absolute_paths(read_config(arguments))
+        result.dataset = result.dataset or redacted(config.dataset.path)
+        check_training(config, checklist)
+    checklist.finish()
+
+
+if __name__ == "__main__":
+    cli.main("check")
