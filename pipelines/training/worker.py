@@ -279,6 +279,8 @@ def _ends_explained(checkpoints: Checkpoints, record: Record | None) -> Iterator
     try:
         yield
     except (FloatingPointError, StoppedOnRequest) as error:
+        if isinstance(error, StoppedOnRequest):
+            checkpoints.collective.sum(np.zeros(1))  # no rank ends before rank 0 has written the checkpoint
         # After a stop on request the steps since the checkpoint are trained, and then recorded, again.
         if record is not None and isinstance(error, FloatingPointError):
             record.write_last_steps()
