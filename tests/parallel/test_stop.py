@@ -29,8 +29,9 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> 
     import signal
 
     from pipelines.training import worker
+    from pipelines.training.step import make_train_step
 
-    make = worker.make_train_step
+    make = make_train_step
 
     def make_asked(*args: Any, **settings: Any) -> Any:
         step, asked = make(*args, **settings), False
@@ -44,7 +45,7 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> 
 
         return step_with_signal
 
-    worker.make_train_step = make_asked
+    setattr(worker, "make_train_step", make_asked)  # noqa: B010
     return worker.train_worker(config, run, checkpoints)
 
 

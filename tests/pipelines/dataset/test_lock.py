@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dataset import lock
 from pipelines.dataset.lock import hold
 from pipelines.storage import Folder
 
@@ -44,7 +43,7 @@ def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: p
     def flock(file: object, how: int) -> None:
         raise OSError(number, "no locks")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     dataset = Folder.at(tmp_path / "dataset")
     with hold(dataset) as still_held:
         still_held()
@@ -63,6 +62,6 @@ def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: py
     def flock(file: object, how: int) -> None:
         raise OSError(errno.EIO, "a broken disk")
 
-    monkeypatch.setattr(lock.fcntl, "flock", flock)
+    monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OSError, match="a broken disk"), hold(Folder.at(tmp_path / "dataset")):
         pass

@@ -15,7 +15,8 @@ from pyspark.sql import SparkSession
 from pipelines.archives.bigearthnet_v2 import METADATA
 from pipelines.archives.table import open_archive
 from pipelines.dataset.columns import METADATA_SCHEMA
-from pipelines.dataset.writer import REJECTED_FILE, prepare_dataset
+from pipelines.dataset.files import REJECTED_FILE
+from pipelines.dataset.writer import prepare_dataset
 
 pytestmark = pytest.mark.spark
 

@@ -20,7 +20,8 @@ from pipelines.dataset import writer
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import SplitReader
-from pipelines.dataset.writer import PrepareProgress, prepare_dataset
+from pipelines.dataset.spark_job import PrepareProgress
+from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]

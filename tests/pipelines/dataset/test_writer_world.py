@@ -24,7 +24,7 @@ from pipelines.archives.archive import (
     ArchiveIndex,
     BadRecordError,
 )
-from pipelines.dataset import lease, spark_job, staging, swap, writer
+from pipelines.dataset import lease, spark_job, staging, writer
 from pipelines.dataset.files import check_apart
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.shard import ShardPlan
@@ -226,7 +226,7 @@ def test_killed_after_any_step_the_same_command_continues(
     every: int,
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(swap.ctypes, "CDLL", lambda *_, **__: object())
+        monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     dataset = tmp_path / "dataset"
     world.prepare()
     if scene == "repair":
@@ -677,7 +677,7 @@ def test_where_there_are_no_hard_links_shards_are_copied(
 ) -> None:
     world.prepare()
     Path(world.dataset, "train", "part-00000.parquet").unlink()
-    monkeypatch.setattr(staging.os, "link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
+    monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
     tasks.shards.clear()
     world.prepare()
     assert tasks.shards == ["train/part-00000.parquet"]
