@@ -98,9 +98,11 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
 
 
 def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> None:
-    """Note from where a run that did not end can be continued, if it came so far."""
+    """Note from where a run that did not end can be continued, or say that it cannot."""
     existing = list_checkpoints(checkpoints)
-    if existing:
+    if not existing:
+        say("there is no checkpoint yet: this run can only be started again")
+    else:
         result.checkpoint = str(existing[-1])
         result.continue_with = ["--set", f"training.resume_run={run.run_id}"]
 
