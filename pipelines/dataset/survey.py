@@ -97,7 +97,8 @@ def find_unfinished(dataset: Folder) -> Existing | None:
     staging = staging_of(dataset)
     mark = read_mark(staging)
     if mark is None:
-        if dataset.is_local and (staging.files() or staging.path.is_file()):
+        # A job that is killed while it writes its mark leaves the beginning of it.
+        if dataset.is_local and (not all(map(is_progress, staging.files())) or staging.path.is_file()):
             raise ValueError(
                 f"{staging} is in the way and is not ours: move it elsewhere, or choose another dataset.path"
             )

@@ -502,6 +502,15 @@ def test_above_the_limit_mended_files_let_the_same_command_succeed(
     assert content(world.dataset) == undisturbed
 
 
+def test_the_beginning_of_a_mark_is_ours(world: World, undisturbed: dict[str, str]) -> None:
+    begun = Path(f"{world.dataset}.incomplete", "_progress", f".plan.json.{'0' * 32}")
+    begun.parent.mkdir(parents=True)
+    begun.write_text("{")  # the process was killed before the file got its name
+    world.prepare()
+    assert content(world.dataset) == undisturbed
+    assert not begun.exists()
+
+
 def truncate(path: Path) -> None:
     with path.open("r+b") as file:
         file.truncate(100)
