@@ -31,7 +31,11 @@ def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
             yield lambda: check_held(dataset, PROGRESS_FOLDER)
         return
     path = dataset.path.with_name(f".{dataset.name}.incomplete.lock")
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with _parents(path):
+        yield from _hold_local(path, dataset)
+
+
+def _hold_local(path: Path, dataset: Folder) -> Iterator[Callable[[], None]]:
     lock = _take(path, dataset)
     if lock is None:
         parent, inside = Folder(str(path.parent)), f".{dataset.name}.incomplete.lease"
@@ -51,10 +55,26 @@ def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
             path.unlink(missing_ok=True)
 
 
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Make the folders on the way to a file; those in which nothing was written are removed again."""
+    absent = [parent for parent in path.parents if not parent.exists()]
+    try:
+        yield
+    finally:
+        for parent in absent:
+            with suppress(OSError):  # the dataset is in it
+                parent.rmdir()
+
+
 def _take(path: Path, dataset: Folder) -> IO[str] | None:
     """Lock the file; None where the file system has no locks."""
     while True:
-        lock = path.open("w")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock = path.open("w")
+        except FileNotFoundError:  # a job that failed has removed the folder that it had made
+            continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
