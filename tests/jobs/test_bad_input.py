@@ -51,7 +51,8 @@ def archive_copy(small_archive: Path, tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("verb", ["prepare", "train"])
 def test_configuration(error_of: Callable[..., str], verb: str) -> None:
-    assert "optimizer.momentun: unknown key of optimizer=lars (did you mean momentum?)" in error_of(verb, "optimizer.momentun=0.8")
+    unknown = "optimizer.momentun: unknown key of optimizer=lars (did you mean momentum?)"
+    assert unknown in error_of(verb, "optimizer.momentun=0.8")
     assert "training.epochs='many': should be a valid integer" in error_of(verb, "training.epochs=many")
     assert "optimizer.momentum=1.5: should be less than 1" in error_of(verb, "optimizer.momentum=1.5")
 

@@ -43,13 +43,13 @@ class Troubled:
     def read_settings(self): return self.inner.read_settings
 
     def read(self, paths, out):
-        self.inner.read(paths, out)
+        place = self.inner.read(paths, out)
         if not paths[0].endswith(self.victim):
-            return
+            return place
         try:
             os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
         except FileExistsError:
-            return
+            return place
         if self.how == "worker":
             os.kill(os.getpid(), signal.SIGKILL)
         elif self.how == "executor":
@@ -108,11 +108,11 @@ class Together:
     def description(self) -> ArchiveDescription:
         return self.inner.description
 
-    def read(self, paths: object, out: object) -> None:
+    def read(self, paths: object, out: object) -> object:
         if not self.waited:
             self.waited = True
             self.barrier.wait(60)  # type: ignore[attr-defined]
-        self.inner.read(paths, out)  # type: ignore[arg-type]
+        return self.inner.read(paths, out)  # type: ignore[arg-type]
 
 
 def attempt(plan: ShardPlan, archive: BigEarthNetV2, barrier: object, folder: Path) -> None:
