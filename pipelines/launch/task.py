@@ -104,8 +104,8 @@ def run_task(launch: Launch, site: Site) -> RankResult | None:
             go = _first_order(link, launch.start_timeout)
             if go is None:
                 return None
-            process.begin(Header(go.environment, go.wants_result), launch.payload)
-            return _RunningRank(process, link, go.rank, launch.stop_grace).run()
+            rank = _RunningRank(process, link, go.rank, launch.stop_grace)
+            return rank.run(Header(go.environment, go.wants_result), launch.payload)
         finally:
             process.end()
             link.close()
@@ -187,14 +187,15 @@ class _RunningRank:
         self._stop_deadline: float | None = None
         self._terminated = threading.Event()
 
-    def run(self) -> RankResult | None:
-        """Pass messages on until the process has ended or must end, then say how.
+    def run(self, header: Header, payload: bytes) -> RankResult | None:
+        """Begin, and pass messages on until the process has ended or must end; then say how.
 
         Raises:
             RankFailedError: The rank failed.
             RuntimeError: Its return value did not reach the driver.
         """
         with _on_sigterm(self._terminated.set):
+            self._process.begin(header, payload)
             while not self._stopped:
                 ready = wait([self._process.reader], _LOOK_SECONDS)
                 # A child that the rank left behind may hold the pipe open: the end of the process itself counts too.

@@ -44,7 +44,14 @@ def cifar(folder: Path, archive: Path) -> None:
 
 
 @pytest.mark.filterwarnings(GEOREFERENCE)
-@pytest.mark.parametrize("kind", ["bigearthnet_v1", "eurosat_ms", "eurosat_rgb", "image_folder", "synthetic"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "bigearthnet_v1",
+        "image_folder",
+        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("eurosat_ms", "eurosat_rgb", "synthetic")),
+    ],
+)
 def test_training_follows_the_dataset(
     spark: SparkSession, kind: str, tmp_path: Path, mlflow_store: str, request: pytest.FixtureRequest
 ) -> None:

@@ -249,6 +249,7 @@ def test_ctrl_c_says_how_to_continue(preparing: Callable[[], subprocess.Popen[st
 
 
 @pytest.mark.spark
+@pytest.mark.long
 def test_ctrl_c_twice_ends_at_once_without_a_traceback(
     preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path
 ) -> None:

@@ -30,7 +30,7 @@ HOST = "127.0.0.1"
 RINGS = [
     # XLA takes seconds for each codec: see `test_codecs` on which three.
     pytest.param((2, ("qsgd", "randomk", "threshold")), id="2"),
-    pytest.param((3, ()), id="3"),
+    pytest.param((3, ()), id="3", marks=pytest.mark.long),
     pytest.param((2, tuple(CODECS)), id="2 compiled", marks=pytest.mark.long),
 ]
 

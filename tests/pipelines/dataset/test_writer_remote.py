@@ -145,6 +145,7 @@ def test_something_else_is_refused(spark: SparkSession, small_archive: Path, s3_
     assert Folder.at(s3_folder).names() == ["mine.txt"]
 
 
+@pytest.mark.long
 def test_a_killed_driver_loses_nothing(
     spark: SparkSession, small_archive: Path, small_dataset: Path, s3_folder: str
 ) -> None:
