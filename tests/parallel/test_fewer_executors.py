@@ -43,14 +43,14 @@ def train_while_an_executor_goes(dataset: str, output: str) -> tuple[str, str, i
     from pipelines.launch import preflight
     from pipelines.training import entry
 
-    class Taker(train_job.TrainingProgress):  # type: ignore[name-defined, misc]
+    class Taker(train_job.TrainingDisplay):  # type: ignore[name-defined, misc]
         def __call__(self, message):  # type: ignore[no-untyped-def]
             if message["event"] == "waits":
                 spark.sparkContext._jsc.sc().killExecutor("1")
             else:
                 super().__call__(message)
 
-    train_job.TrainingProgress = Taker  # type: ignore[attr-defined, misc]
+    train_job.TrainingDisplay = Taker  # type: ignore[attr-defined, misc]
     entry.train = training_that_waits_in_its_second_epoch
     preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
     # Nine samples a step: three ranks share them, and one can; the two that are left cannot.
