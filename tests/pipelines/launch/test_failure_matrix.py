@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 
 FAILURES = {
     "exception": r"LookupError: no such thing",
@@ -224,7 +224,7 @@ def open_ports() -> list[str]:
 def matrix(in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Ended]:
     failures = [name for name in FAILURES if name != "out of memory" or memory_folder()]
     cases = list(product(failures, MOMENTS, CULPRITS))
-    found = in_fresh_process(all_cases, cases, str(tmp_path_factory.mktemp("cases")))
+    found = in_fresh_process(all_cases, cases, str(tmp_path_factory.mktemp("cases")), timeout=800)
     ended = {case: Ended(*fields) for case, fields in found.items()}
     table = as_markdown(ended)
     print(f"\n{table}")
