@@ -18,7 +18,7 @@ from jobs import train as train_job
 from jobs.train import TrainedRun, train
 from pipelines.training import entry
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
 STEPS = 8  # 2 epochs of 32 samples, 8 a step
 

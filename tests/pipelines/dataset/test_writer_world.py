@@ -211,7 +211,7 @@ class Kill:
             self.left = -1
 
 
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("every", [13, pytest.param(3, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     ("scene", "exchanges"),
     [("fresh", True), ("repair", True), ("repair", False), ("overwrite", True), ("overwrite", False)],
@@ -266,7 +266,7 @@ def test_killed_after_any_step_the_same_command_continues(
 
 
 @pytest.mark.parametrize("scene", ["fresh", "repair", "overwrite"])
-@pytest.mark.parametrize("every", [29, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("every", [29, pytest.param(7, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_killed_after_any_step_behind_a_url(
     world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, s3_folder: str, scene: str, every: int
 ) -> None:
