@@ -1,9 +1,7 @@
 """From an archive to a dataset, as one Spark job that may be stopped, started again, and asked to repair its result."""
 
-import errno
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveIndex
+from pipelines.dataset.disk_errors import disk_errors
 from pipelines.dataset.files import (
     INDEX_FILE,
     NOTES_FILE,
@@ -140,7 +139,7 @@ def prepare_dataset(
     if TRAINING_SPLIT not in found:
         others = f"only of {', '.join(found)}" if found else "nor of any other"
         raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, {others}")
-    with _disk_errors(dataset):
+    with disk_errors(dataset):
         finished = find_finished(dataset)
         if finished is not None and not overwrite and read_mark(dataset) is None:
             stock = job.take_stock(index, [finished])
@@ -388,26 +387,6 @@ def _file_names(plans: Plans) -> list[str]:
 def _problems(usable: Usable) -> str:
     counts = [f"{count} shards {reason}" for reason, count in usable.problems.items()]
     return ", ".join(counts) or "what describes the shards is lost or out of date"
-
-
-@contextmanager
-def _disk_errors(dataset: Folder) -> Iterator[None]:
-    """Say which folder cannot be written, and how to continue."""
-    try:
-        yield
-    except OSError as error:
-        where = error.filename or dataset
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise RuntimeError(
-                f"{where}: {error.strerror}: make room on the disk of {dataset}; finished shards are kept, and the "
-                "same command continues"
-            ) from error
-        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
-            raise ValueError(
-                f"{dataset} cannot be written ({where}: {error.strerror}): choose another dataset.path, or change its "
-                "permissions"
-            ) from error
-        raise
 
 
 def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:

@@ -13,7 +13,7 @@ _ANSWER_SECONDS = 5.0
 
 
 class SparkGoneError(InfrastructureError):
-    """The JVM of Spark's driver has ended: this session cannot make another attempt."""
+    """The JVM of Spark's driver has ended: its SparkSession cannot make another attempt."""
 
     def __init__(self) -> None:
         """The text is always the same."""
