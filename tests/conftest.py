@@ -164,3 +164,15 @@ def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     uri = f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return uri
+
+
+@pytest.fixture
+def artifact_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str, str], str]:
+    """Reads an artifact of a run from a store, whichever store MLflow uses in this process otherwise."""
+    from mlflow import MlflowClient
+
+    def read(store: str, run_id: str, name: str) -> str:
+        folder = tmp_path_factory.mktemp("artifacts")
+        return Path(MlflowClient(store).download_artifacts(run_id, name, str(folder))).read_text()
+
+    return read

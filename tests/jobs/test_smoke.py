@@ -5,9 +5,9 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
-import mlflow
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -58,7 +58,9 @@ def trained(
             os.environ["MLFLOW_TRACKING_URI"] = before
 
 
-def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunConfig], store: str) -> None:
+def test_the_run_holds_what_a_reader_looks_for(
+    trained: tuple[TrainedRun, RunConfig], store: str, artifact_text: Callable[[str, str, str], str]
+) -> None:
     result, chosen = trained
     client = MlflowClient(store)
     run = client.get_run(result.run.run_id)
@@ -83,8 +85,7 @@ def test_the_run_holds_what_a_reader_looks_for(trained: tuple[TrainedRun, RunCon
     }
     for rank in (0, 1):
         assert f"rank {rank} of 2: 32 training samples" in (result.folder / "logs" / f"rank-{rank}.log").read_text()
-    mlflow.set_tracking_uri(store)
-    table = mlflow.artifacts.load_dict(f"runs:/{result.run.run_id}/per_class_validation.json")
+    table = json.loads(artifact_text(store, result.run.run_id, "per_class_validation.json"))
     assert len(table["data"]) == 19
     assert table["columns"][0] == "class"
     for name in ("train/loss", "val/loss", "val/f1_micro", "val/f1_macro", "val/mean_average_precision"):

@@ -32,7 +32,8 @@ def test_a_model_comes_back_with_signature_metadata_and_equal_outputs(run: Track
     assert signature.inputs.to_dict()[0]["tensor-spec"] == {"dtype": "uint16", "shape": (-1, 4, 4, 2)}
     served = mlflow.pyfunc.load_model(uri).predict(images)
     outputs = next(iter(served.values())) if isinstance(served, dict) else served
-    np.testing.assert_allclose(outputs, model(images), rtol=1e-5)
+    # Some threads of TensorFlow take the smallest float32 values for zero, others do not.
+    np.testing.assert_allclose(outputs, model(images), rtol=1e-5, atol=1e-12)
 
 
 def test_a_model_is_logged_once_for_each_step(

@@ -1,6 +1,7 @@
+import json
+from collections.abc import Callable
 from pathlib import Path
 
-import mlflow
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
@@ -9,7 +10,9 @@ from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import Point, RunWriter
 
 
-def test_everything_written_is_read_back(run: TrackedRun, mlflow_store: str, tmp_path: Path) -> None:
+def test_everything_written_is_read_back(
+    run: TrackedRun, mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
     writer = RunWriter(run, tmp_path / "journal")
     writer.metrics({"val/loss": 0.5}, step=1)
     writer.curves({"train/learning_rate": [Point(step, step / 10, 1_700_000_000_000) for step in range(1500)]})
@@ -20,8 +23,7 @@ def test_everything_written_is_read_back(run: TrackedRun, mlflow_store: str, tmp
     assert writer.drain() == ""
     end_run(run, "FINISHED")
 
-    mlflow.set_tracking_uri(mlflow_store)
-    table = mlflow.artifacts.load_dict(f"runs:/{run.run_id}/per_class.json")
+    table = json.loads(artifact_text(mlflow_store, run.run_id, "per_class.json"))
     assert table == {"columns": ["class", "f1"], "data": [["x", 0.5], ["y", None]]}
     client = MlflowClient(mlflow_store)
     stored = client.get_run(run.run_id)

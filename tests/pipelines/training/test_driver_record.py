@@ -1,9 +1,9 @@
 """What the driver writes to a run, in a real store."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
-import mlflow
 import pytest
 from mlflow import MlflowClient
 
@@ -64,7 +64,9 @@ def write_checkpoint(folder: Path, step: int) -> None:
     (folder / "checkpoints" / f"step-{step:08d}.npz").touch()
 
 
-def test_what_ran_is_recorded_and_not_the_configured_archive(mlflow_store: str, tmp_path: Path) -> None:
+def test_what_ran_is_recorded_and_not_the_configured_archive(
+    mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
     run = record(config(tmp_path))
     stored = MlflowClient(mlflow_store).get_run(run.run_id)
     parameters = stored.data.params
@@ -74,7 +76,7 @@ def test_what_ran_is_recorded_and_not_the_configured_archive(mlflow_store: str, 
         "prepare.seed": "7",
     }
     assert (stored.info.status, stored.data.tags["attempt"]) == ("FINISHED", "1")
-    text = mlflow.artifacts.load_text(f"runs:/{run.run_id}/config.yaml")
+    text = artifact_text(mlflow_store, run.run_id, "config.yaml")
     assert "bigearthnet_v2" not in text
     assert text.startswith("# dataset of archive eurosat_rgb, source fingerprint abc\n")
     file = tmp_path / "again.yaml"
@@ -82,7 +84,9 @@ def test_what_ran_is_recorded_and_not_the_configured_archive(mlflow_store: str, 
     assert load(str(file)).model_copy(update={"archive": None}) == config(tmp_path).model_copy(update={"archive": None})
 
 
-def test_what_a_resumed_run_changes_is_recorded_with_its_step(mlflow_store: str, tmp_path: Path) -> None:
+def test_what_a_resumed_run_changes_is_recorded_with_its_step(
+    mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
     run = record(config(tmp_path))
     resumed = ("exchange.codec=fp16", f"training.resume_run={run.run_id}")
     write_checkpoint(tmp_path / run.run_id, 8)
@@ -91,7 +95,7 @@ def test_what_a_resumed_run_changes_is_recorded_with_its_step(mlflow_store: str,
     record(config(tmp_path, *resumed, "optimizer.learning_rate_per_256=0.5"))
     record(config(tmp_path, *resumed, "optimizer.learning_rate_per_256=0.5"))
     before = settings_of(config(tmp_path), MANIFEST)
-    table = mlflow.artifacts.load_dict(f"runs:/{run.run_id}/settings_history.json")
+    table = json.loads(artifact_text(mlflow_store, run.run_id, "settings_history.json"))
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     changed = {(row["step"], row["setting"], row["before"], row["after"]) for row in rows}
     rate = "optimizer.learning_rate_per_256"
@@ -103,7 +107,7 @@ def test_what_a_resumed_run_changes_is_recorded_with_its_step(mlflow_store: str,
     stored = MlflowClient(mlflow_store).get_run(run.run_id)
     assert stored.data.tags[f"changed.{rate}"] == "0.5 from step 16"
     assert stored.data.params[rate] == before[rate]
-    assert "learning_rate_per_256: 0.5" in mlflow.artifacts.load_text(f"runs:/{run.run_id}/config.yaml")
+    assert "learning_rate_per_256: 0.5" in artifact_text(mlflow_store, run.run_id, "config.yaml")
 
 
 def test_a_run_of_an_earlier_version_is_compared_with_its_parameters(mlflow_store: str, tmp_path: Path) -> None:
