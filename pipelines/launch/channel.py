@@ -69,6 +69,8 @@ class _Peer:
     result_error: str = ""
     seen: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
+    taking: threading.Lock = field(default_factory=threading.Lock)
+    """Held while what a connection brought is taken: the connection before it may still have bytes to be read."""
 
     def send(self, message: DriverMessage) -> None:
         with self.sending:
@@ -201,19 +203,27 @@ class DriverChannel:
             connection.sendall(encode(Welcome(0, 0, 0)) + encode(Stop()))
             self.events.put((task, Replaced()))
             return
-        peer.seen, peer.connection = time.monotonic(), connection
-        peer.send(Welcome(peer.number, peer.log_bytes, peer.result_bytes))
+        with peer.taking:  # from here on nothing is taken from the connection before
+            peer.seen, peer.connection = time.monotonic(), connection
+            welcome = Welcome(peer.number, peer.log_bytes, peer.result_bytes)
+        peer.send(welcome)
         self._connected.add(task)
         self.events.put((task, opening.hello if is_new else Back()))
         try:
             while line := lines.readline(MAXIMUM_LINE_BYTES):
-                self._take(task, peer, line)
+                with peer.taking:
+                    if peer.connection is not connection:  # the task sends all of it again over its new connection
+                        return
+                    receipt = self._take(task, peer, line)
+                if receipt:
+                    peer.send(Received(peer.number, peer.result_bytes))
         finally:
             if peer.connection is connection:
                 self._connected.discard(task)
                 self.events.put((task, Gone()))
 
-    def _take(self, task: int, peer: _Peer, line: bytes) -> None:
+    def _take(self, task: int, peer: _Peer, line: bytes) -> bool:
+        """Take one message; whether the task is to be told how far the driver has come."""
         message, number = decode(line)
         receipt = isinstance(message, Alive | ResultPart)
         if isinstance(message, Log) and message.offset == peer.log_bytes:
@@ -226,5 +236,4 @@ class DriverChannel:
             self.events.put((task, message))
             receipt = number % _MESSAGES_PER_RECEIPT == 0
         peer.seen = time.monotonic()
-        if receipt:
-            peer.send(Received(peer.number, peer.result_bytes))
+        return receipt

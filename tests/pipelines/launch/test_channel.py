@@ -1,3 +1,4 @@
+import base64
 import dataclasses
 import queue
 import secrets
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.launch.channel import ChannelAddress, DriverChannel, ResultLostError
+from pipelines.launch.handshake import prove_task
 from pipelines.launch.link import Link
 from pipelines.launch.messages import (
     Alive,
@@ -23,10 +25,13 @@ from pipelines.launch.messages import (
     Gone,
     Hello,
     Log,
+    Opening,
     Replaced,
     Report,
+    ResultPart,
     Stop,
     Welcome,
+    decode,
     encode,
 )
 from pipelines.launch.spool import SpoolFile
@@ -323,6 +328,35 @@ def test_a_large_return_value_survives_a_broken_connection(
         channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
         sender.join(50)
         assert channel.result(0).read() == value
+
+
+def test_nothing_is_taken_from_a_connection_that_was_replaced(channel: DriverChannel) -> None:
+    """Bytes of a broken connection can be read after the task has connected again and sent the same once more."""
+
+    def connect() -> tuple[socket.socket, Welcome]:
+        connection = socket.create_connection((channel.address.host, channel.address.port), 50)
+        prove_task(connection, channel.address.secret)
+        connection.sendall(encode(Opening("link", HELLO)))
+        welcome, _ = decode(connection.makefile("rb").readline())
+        assert isinstance(welcome, Welcome)
+        return connection, welcome
+
+    def part(offset: int, data: bytes) -> bytes:
+        return encode(ResultPart(offset, base64.b64encode(data).decode()))
+
+    first, _ = connect()
+    first.sendall(part(0, b"abc"))
+    wait_until(lambda: channel._tasks[0].result_bytes == 3)
+    second, welcome = connect()
+    assert welcome.result_bytes == 3
+    first.sendall(part(3, b"xyz"))
+    while first.recv(1 << 12):  # until the driver hangs up
+        assert channel._tasks[0].result_bytes == 3
+    second.sendall(part(3, b"def"))
+    wait_until(lambda: channel._tasks[0].result_bytes == 6)
+    assert channel.result(0).read() == b"abcdef"
+    first.close()
+    second.close()
 
 
 def test_a_return_value_that_the_driver_cannot_keep_is_named(
