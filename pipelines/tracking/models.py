@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import mlflow
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
@@ -38,7 +39,10 @@ def log_model(
     """
     try:
         with _using(run.uri):
-            model_id = _logged_before(run, step) or _log_anew(run, model, metadata, step)
+            model_id = _logged_before(run, step)
+            if model_id is None:
+                _give_up_unfinished(run)
+                model_id = _log_anew(run, model, metadata, step)
             if registered_name is not None:
                 _register(run, model_id, registered_name)
     except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
@@ -79,6 +83,15 @@ def _logged_before(run: TrackedRun, step: int) -> str | None:
         if output.step == step and client.get_logged_model(output.model_id).status == "READY":
             return str(output.model_id)
     return None
+
+
+def _give_up_unfinished(run: TrackedRun) -> None:
+    """Set to failed what an attempt that died while it logged a model has left, which MLflow would show as pending."""
+    client = MlflowClient(run.uri)
+    outputs = client.get_run(run.run_id).outputs
+    for output in outputs.model_outputs if outputs else []:
+        if client.get_logged_model(output.model_id).status == LoggedModelStatus.PENDING:
+            client.finalize_logged_model(output.model_id, LoggedModelStatus.FAILED)
 
 
 def _register(run: TrackedRun, model_id: str, name: str) -> None:

@@ -1,6 +1,7 @@
 """One rank of a run is asked to stop: all ranks stop after the same step, with a checkpoint."""
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -63,3 +64,70 @@ def test_all_ranks_stop_after_the_same_step(
     (folder,) = (path for path in tmp_path.iterdir() if (path / "checkpoints").is_dir())
     assert MlflowClient(mlflow_store).get_run(folder.name).info.status == "KILLED"
     assert newest_state(folder / "checkpoints")[1].is_within_an_epoch
+
+
+def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints: Path) -> Any:
+    """`entry.train`, but in the first attempt the executor of rank 1 receives SIGPWR in its first step."""
+    import os
+    import signal
+    import time
+
+    from pipelines.launch.report import attempt, stop_requested
+    from pipelines.training import worker
+    from pipelines.training.step import make_train_step
+
+    make = make_train_step
+
+    def make_asked(*args: Any, **settings: Any) -> Any:
+        step, asked = make(*args, **settings), False
+
+        def step_with_signal(*batch: Any) -> Any:
+            nonlocal asked
+            if not asked and attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
+                asked = True
+                pid = os.getppid()
+                while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    pid = int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
+                os.kill(pid, signal.SIGPWR)  # as Spark's own `decommission-worker.sh` and Kubernetes do
+                while not stop_requested():
+                    time.sleep(0.05)
+            return step(*batch)
+
+        return step_with_signal
+
+    setattr(worker, "make_train_step", make_asked)  # noqa: B010
+    return worker.train_worker(config, run, checkpoints)
+
+
+def train_while_an_executor_is_decommissioned(dataset: str, output: str) -> tuple[str, str]:
+    """The run and its folder."""
+    from pyspark.sql import SparkSession
+
+    from conf.load import load
+    from jobs.train import train
+    from pipelines.training import entry
+
+    entry.train = training_whose_executor_is_decommissioned
+    settings = [f"dataset.path={dataset}", f"training.output={output}", "launch.retries=1"]
+    builder = SparkSession.builder.master("local-cluster[3,1,1024]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.decommission.enabled", "true").getOrCreate()
+    try:
+        trained = train(load("smoke", settings))
+        return trained.run.run_id, str(trained.folder)
+    finally:
+        spark.stop()
+
+
+@pytest.mark.long
+def test_a_decommissioned_executor_costs_no_step(
+    in_fresh_process: Callable[..., Any], small_dataset: Path, tmp_path: Path, mlflow_store: str
+) -> None:
+    run_id, folder = in_fresh_process(train_while_an_executor_is_decommissioned, str(small_dataset), str(tmp_path))
+    run = MlflowClient(mlflow_store).get_run(run_id)
+    assert run.info.status == "FINISHED"
+    assert "stopped on request: stopped after step 3" in run.data.tags["attempt_2_after"]
+    first, second = Path(folder, "logs", "rank-0.log").read_text().split("--- attempt 2, after: ")
+    assert "rank 0 of 2: 32 training samples" in first
+    assert "step-00000003.npz: epoch 1, step 3" in second
+    rates = MlflowClient(mlflow_store).get_metric_history(run_id, "train/learning_rate")
+    assert [metric.step for metric in rates] == list(range(8))

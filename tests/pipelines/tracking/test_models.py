@@ -6,6 +6,7 @@ import mlflow
 import numpy as np
 import pytest
 from mlflow import MlflowClient
+from mlflow.entities import LoggedModelOutput
 
 from pipelines.tracking.models import load_model, log_model, model_metadata
 from pipelines.tracking.store import TrackedRun
@@ -61,6 +62,24 @@ def test_a_model_is_logged_once_for_each_step(
     log_model(run, model, {}, "once", step=16)
     # The store returns them in any order.
     assert sorted(output.step for output in client.get_run(run.run_id).outputs.model_outputs) == [8, 16]
+
+
+def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
+    run: TrackedRun, model: keras.Model, mlflow_store: str
+) -> None:
+    client = MlflowClient(mlflow_store)
+    experiment = client.get_run(run.run_id).info.experiment_id
+    left = client.create_logged_model(experiment, name="model", source_run_id=run.run_id)
+    client.log_outputs(run.run_id, [LoggedModelOutput(left.model_id, step=8)])  # here a driver was killed
+    uri = log_model(run, model, {"class_names": ["x"]}, None, step=8)
+    assert client.get_logged_model(left.model_id).status == "FAILED"
+    (logged,) = (
+        output.model_id
+        for output in client.get_run(run.run_id).outputs.model_outputs
+        if output.model_id != left.model_id
+    )
+    assert client.get_logged_model(logged).status == "READY"
+    assert load_model(uri)[1]["class_names"] == ["x"]
 
 
 @pytest.mark.parametrize("uri", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/absent/1", "models:/x/y/z"])

@@ -1,0 +1,139 @@
+"""The driver of `groundswell train` is killed or interrupted at several places; resuming the run finishes it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
+
+Hold = Callable[[str, list[str]], AbstractContextManager[subprocess.Popen[str]]]
+COMMAND = Path(sys.executable).parent / "groundswell"
+EPOCHS = [4, 8]  # optimizer steps at the end of each: 32 samples, 8 a step
+
+# `groundswell train`, but rank 0 stops at one place, writes its process id to a file, and goes no further.
+DRIVER = """
+import sys
+from jobs import cli
+from pipelines.training import entry
+
+place, mark, *arguments = sys.argv[1:]
+
+def training_that_waits(config, run, checkpoints):
+    import os, time
+    from pathlib import Path
+    from mlflow import MlflowClient
+    from pipelines.training import worker
+
+    def wait():
+        Path(f"{mark}.part").write_text(str(os.getpid()))
+        Path(f"{mark}.part").rename(mark)
+        time.sleep(600)
+
+    if os.environ["HOROVOD_RANK"] == "0":
+        train_epoch, upload = worker.train_epoch, MlflowClient.log_model_artifacts
+
+        def train_one_epoch(*args, **settings):
+            if place == "second epoch" and settings["first_step"] > 0:
+                wait()
+            return train_epoch(*args, **settings)
+
+        def upload_model(*args):
+            upload(*args)
+            if place == "the model":
+                wait()  # its files are in the store, which does not know yet that they are complete
+
+        worker.train_epoch, MlflowClient.log_model_artifacts = train_one_epoch, upload_model
+    return worker.train_worker(config, run, checkpoints)
+
+entry.train = training_that_waits
+sys.exit(cli.execute(["train", *arguments]))
+"""
+
+
+@pytest.fixture
+def held(project: Path, tmp_path: Path) -> Hold:
+    """A driver from the moment at which its rank 0 has reached a place; afterwards, none of its ranks is left."""
+
+    @contextmanager
+    def hold(place: str, arguments: list[str]) -> Iterator[subprocess.Popen[str]]:
+        mark = tmp_path / "mark"
+        mark.unlink(missing_ok=True)
+        driver = subprocess.Popen(
+            [sys.executable, "-c", DRIVER, place, str(mark), *arguments],
+            env={**os.environ, "PYTHONPATH": str(project)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # as a terminal does, which signals the whole group
+        )
+        try:
+            wait_until(lambda: mark.exists() or driver.poll() is not None)
+            assert mark.exists(), driver.communicate()
+            yield driver
+            driver.wait(60)
+            wait_until(lambda: not Path("/proc", mark.read_text()).exists())
+        finally:
+            driver.kill()
+            driver.wait()
+
+    return hold
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 200
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
+    held: Hold, small_dataset: Path, tmp_path: Path, mlflow_store: str
+) -> None:
+    arguments = ["--config", "smoke", "--set", f"dataset.path={small_dataset}"]
+    arguments += ["--set", f"training.output={tmp_path / 'out'}"]
+    resuming = [*arguments, "--set", "training.resume_run=latest"]
+    client = MlflowClient(mlflow_store)
+
+    with held("second epoch", arguments) as driver:
+        driver.kill()
+    assert driver.returncode == -signal.SIGKILL
+    (folder,) = (path for path in (tmp_path / "out").iterdir() if (path / "checkpoints").is_dir())
+    run_id = folder.name
+    assert client.get_run(run_id).info.status == "RUNNING"
+
+    with held("second epoch", resuming) as driver:
+        os.killpg(driver.pid, signal.SIGINT)
+        output, _ = driver.communicate(timeout=100)
+    assert driver.returncode == 130
+    assert f"resuming the newest unfinished run, {run_id}" in output
+    assert "MLflow shows it as running: its job has died" in output
+    assert "Traceback" not in output
+    assert output.endswith(f"--set training.resume_run={run_id}\n")
+    assert client.get_run(run_id).info.status == "KILLED"
+
+    with held("the model", resuming) as driver:
+        driver.kill()
+    assert client.get_run(run_id).info.status == "RUNNING"
+    assert [metric.step for metric in client.get_metric_history(run_id, "train/loss")] == EPOCHS
+
+    done = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "compiling the training step" not in done.stdout, "all epochs were done"
+    run = client.get_run(run_id)
+    assert run.info.status == "FINISHED"
+    models = [client.get_logged_model(output.model_id) for output in run.outputs.model_outputs]
+    assert sorted(model.status for model in models) == ["FAILED", "READY"]
+    for name, steps in (("train/loss", EPOCHS), ("val/loss", EPOCHS), ("train/step_loss", list(range(8)))):
+        assert [metric.step for metric in client.get_metric_history(run_id, name)] == steps, name
+    assert not (folder / "journal").exists(), "everything is delivered"
+    again = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=100)
+    assert again.returncode == 2
+    assert "0 runs of experiment 'smoke' are not finished" in again.stderr
