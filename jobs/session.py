@@ -12,6 +12,7 @@ from py4j.protocol import Py4JError
 from pyspark import SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
 
 from jobs.command import is_submitted, say
 
@@ -34,8 +35,13 @@ def spark_session(name: str, master: str) -> Iterator[SparkSession]:
         master: Used where neither a running session nor spark-submit has chosen one.
 
     Raises:
-        RuntimeError: Spark does not start.
+        RuntimeError: Spark does not start, or the process uses Spark Connect.
     """
+    if is_remote() or "SPARK_REMOTE" in os.environ:
+        raise RuntimeError(
+            "this process uses Spark Connect, which cannot run barrier stages: unset SPARK_REMOTE and "
+            "SPARK_CONNECT_MODE_ENABLED, and use a classic session (on Databricks, a cluster with dedicated access)"
+        )
     if SparkContext._active_spark_context is not None:
         yield SparkSession.builder.getOrCreate()
         return

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.listener import LogToDriver
 from pipelines.launch.local_tasks import local_gpus
-from pipelines.launch.preflight import count_slots
+from pipelines.launch.preflight import check_session, count_slots
 from pipelines.launch.report import log_to_driver
 from pipelines.launch.runner import BarrierRunner
 
@@ -52,7 +52,7 @@ class HorovodRunner:
         """Run `main(**kwargs)` on every rank; return rank 0's value.
 
         Raises:
-            ValueError: The function or an argument cannot be pickled.
+            ValueError: The function or an argument cannot be pickled, or the session is one of Spark Connect.
             RuntimeError: The cluster cannot place the ranks.
             WorkerError: The function raised an exception in a rank.
             InfrastructureError: A rank died, hung, was lost or did not start.
@@ -65,6 +65,7 @@ class HorovodRunner:
             gpus = 1 if len(local_gpus()) >= size else 0
             return BarrierRunner(None, size, gpus_per_worker=gpus, log_to_driver=self._log_to_driver)
         spark = SparkSession.builder.getOrCreate()
+        check_session(spark)
         gpus = int(float(spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0") or 0))
         size = self.num_processor or count_slots(spark)
         return BarrierRunner(spark, size, gpus_per_worker=gpus, log_to_driver=self._log_to_driver)

@@ -23,6 +23,21 @@ _PROTECTION = {
 _log = logging.getLogger(__name__)
 
 
+def check_session(spark: object) -> None:
+    """Refuse a session of Spark Connect: its client has no SparkContext, and so neither barrier stages nor slots.
+
+    Raises:
+        ValueError: It is one; the text says what to pass instead.
+    """
+    # By name: importing Spark Connect needs gRPC, which a classic session does not.
+    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+        raise ValueError(
+            "the session is one of Spark Connect, which cannot run barrier stages: pass a classic session (unset "
+            "SPARK_REMOTE, and use SparkSession.builder.master(...) or spark-submit; on Databricks, a cluster with "
+            "dedicated access), or spark=None for processes of this machine (HorovodRunner: np=-2)"
+        )
+
+
 def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -> None:
     """Refuse a run that Spark could not place.
 

@@ -23,6 +23,7 @@ from pipelines.launch.policy import Attempt, RetryPolicy
 from pipelines.launch.preflight import (
     check_cluster,
     check_encryption,
+    check_session,
     check_tasks,
     count_slots,
     driver_addresses,
@@ -69,7 +70,7 @@ class BarrierRunner:
         """Describe the job; nothing starts yet.
 
         Args:
-            spark: Session whose executors have this package installed; None: processes of this machine.
+            spark: Classic session whose executors have this package installed; None: processes of this machine.
             num_workers: Number of ranks, one per Spark task.
             gpus_per_worker: Number of GPUs that each rank sees, of those that Spark gives its task.
             threads_per_worker: Number of TensorFlow's threads in each rank; None: the cores of its Spark task.
@@ -96,8 +97,9 @@ class BarrierRunner:
             on_ready: Called when all ranks of an attempt have started, before they call the function.
 
         Raises:
-            ValueError: A value is out of range.
+            ValueError: A value is out of range, or the session is one of Spark Connect.
         """
+        check_session(spark)
         if num_workers < 1:
             raise ValueError(f"num_workers={num_workers}: at least one worker is needed")
         if log_to_driver not in get_args(LogToDriver):

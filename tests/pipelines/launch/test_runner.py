@@ -10,6 +10,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.launch.horovod_runner import HorovodRunner
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.runner import Attempt, BarrierRunner
 
@@ -232,6 +233,19 @@ def test_ranks_draw_without_windows(
     if inherited is not None:
         monkeypatch.setenv("MPLBACKEND", inherited)
     assert BarrierRunner(None, 1, env=given).run(os.getenv, "MPLBACKEND") == seen
+
+
+def connect_session() -> object:
+    """A session as the client of Spark Connect makes it, whose own module needs packages that are not installed."""
+    return type("SparkSession", (), {"__module__": "pyspark.sql.connect.session"})()
+
+
+def test_a_session_of_spark_connect_is_refused_with_what_to_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ValueError, match=r"one of Spark Connect.*classic session.*or spark=None for processes"):
+        BarrierRunner(connect_session(), 2)
+    monkeypatch.setattr(SparkSession.Builder, "getOrCreate", lambda builder: connect_session())
+    with pytest.raises(ValueError, match=r"one of Spark Connect.*HorovodRunner: np=-2"):
+        HorovodRunner(np=2).run(print)
 
 
 @pytest.mark.parametrize(
