@@ -22,6 +22,8 @@ class LaunchConfig(Section):
     """Further attempts, each from the newest checkpoint, after a process, executor or host died, or a hang."""
     hang_timeout_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
     """An attempt ends when a rank makes no progress for so long; this must cover the first step, which compiles."""
+    stop_grace_seconds: float = Field(default=60, ge=0, allow_inf_nan=False)
+    """How long workers that were asked to stop may take to write their checkpoint; then they are killed."""
     allow_fewer_workers: bool = False
     """Whether a further attempt may have fewer workers where slots are lost; the global batch stays as it is."""
     accept_unencrypted: bool = False

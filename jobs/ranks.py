@@ -48,6 +48,7 @@ def barrier_runner(
         threads_per_worker=config.threads_per_worker,
         start_timeout=config.start_timeout_seconds,
         hang_timeout=config.hang_timeout_seconds,
+        stop_grace=config.stop_grace_seconds,
         retries=config.retries,
         allowed_sizes=allowed_sizes if config.allow_fewer_workers else (),
         accept_unencrypted=config.accept_unencrypted,
