@@ -1,4 +1,4 @@
-"""`groundswell list`: what can be chosen by name, a line each."""
+"""`groundswell list`: what can be chosen by name, and what a run records, a line each."""
 
 import argparse
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from conf.describe import members, shipped
 from jobs.command import say
 from jobs.result import Result
 from jobs.verbs import LISTED
+from pipelines.tracking import metrics
 
 _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "archives": ("--set archive=NAME --set archive.root=FOLDER", lambda: members("archive")),
@@ -14,6 +15,7 @@ _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "optimizers": ("--set optimizer=NAME", lambda: members("optimizer")),
     "models": ("--set model=NAME", lambda: members("model")),
     "configs": ("--config NAME", shipped),
+    "metrics": ("in MLflow; evaluate --split NAME writes NAME/... in place of test/...", metrics.described),
 }
 assert tuple(_LISTS) == LISTED
 

@@ -47,7 +47,7 @@ def _demo(parser: Parser) -> None:
     parser.add_argument("--folder", help="where the dataset and the outputs go (default: demo, or demo-<archive>)")
 
 
-LISTED = ("archives", "codecs", "optimizers", "models", "configs")
+LISTED = ("archives", "codecs", "optimizers", "models", "configs", "metrics")
 
 
 def _config(parser: Parser) -> None:
@@ -106,7 +106,7 @@ VERBS = {
     "config": Verb(
         "print the resolved configuration as YAML", "jobs.config", _config, reads=("archive", "prepare", *_TRAINED)
     ),
-    "list": Verb("list archives, codecs, optimizers, models and configurations", "jobs.list", _list),
+    "list": Verb("list archives, codecs, optimizers, models, configurations and metrics", "jobs.list", _list),
     "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),
     "demo": Verb(
         "generate a small archive, prepare it, train and evaluate",

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.tracking.delivery import PATIENCE_SECONDS, Delivery, OnNews, warn
 from pipelines.tracking.journal import Journal
+from pipelines.tracking.metrics import is_listed
 from pipelines.tracking.store import TrackedRun
 
 if TYPE_CHECKING:
@@ -63,12 +64,14 @@ class RunWriter:
         self._delivery.start()
 
     def metrics(self, values: Mapping[str, float], step: int, *, after_step: int = 0) -> None:
-        """Write one value per metric."""
+        """Write one value per metric, whose names `pipelines.tracking.metrics` lists."""
         measured = now()
         self.curves({name: [Point(step, value, measured)] for name, value in values.items()}, after_step=after_step)
 
     def curves(self, points: Mapping[str, Sequence[Point]], *, after_step: int = 0) -> None:
-        """Write several values per metric."""
+        """Write several values per metric, whose names `pipelines.tracking.metrics` lists."""
+        unlisted = [name for name in points if not is_listed(name)]
+        assert not unlisted, f"not listed in pipelines/tracking/metrics.py: {unlisted}"
         rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
         for start in range(0, len(rows), _POINTS_PER_ENTRY):
             content = {"points": rows[start : start + _POINTS_PER_ENTRY]}

@@ -67,7 +67,7 @@ def evaluate(
         metrics["f1_micro"] = f1_micro(counts)
     else:
         counts = collective.sum(single_label_counts(own_scores, own_targets))
-        for k in sorted({1, min(5, classes)}):
+        for k in (1, 5) if classes > 5 else (1,):
             correct = collective.sum(np.array([top_k_correct(own_scores, own_targets, k)], np.int64))
             metrics[f"top_{k}"] = int(correct[0]) / len(reader)
     precisions = average_precision_per_class(collective.concatenate(own_scores), collective.concatenate(own_targets))

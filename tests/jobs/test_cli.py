@@ -125,6 +125,7 @@ def test_a_line_for_everything_that_can_be_chosen(capsys: pytest.CaptureFixture[
         ("sgd", "Momentum SGD"),
         ("resnet", "ResNet v1.5"),
         ("smoke", "A tiny ResNet"),
+        ("val/f1_micro", "each epoch: F1 of all decisions"),
     ):
         assert f"  {name} " in everything
         assert line in everything

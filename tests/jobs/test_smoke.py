@@ -21,6 +21,7 @@ from jobs.prepare import prepare
 from jobs.train import TrainedRun, train
 from pipelines.dataset.manifest import read_manifest
 from pipelines.launch.runner import WorkerError
+from pipelines.tracking import metrics
 from pipelines.training.checkpoint import list_checkpoints
 from pipelines.training.checks import check_resume
 
@@ -125,6 +126,8 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     assert len(per_class_lines(evaluation)) == 20
     run = MlflowClient(store).get_run(result.run.run_id)
     assert run.data.metrics["test/f1_micro"] == evaluation.metrics["f1_micro"]
+    # Training and evaluation write what `groundswell list metrics` says, and nothing else.
+    assert set(run.data.metrics) == {name for name in metrics.described() if "/top_" not in name}
     # One rank counts what two do.
     alone = evaluate(chosen.model_copy(update={"launch": chosen.launch.model_copy(update={"num_workers": 1})}),
                      result.summary.model_uri)  # fmt: skip

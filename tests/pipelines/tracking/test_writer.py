@@ -2,9 +2,11 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
+from pipelines.tracking import metrics
 from pipelines.tracking.runs import end_run
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import Point, RunWriter
@@ -33,3 +35,14 @@ def test_everything_written_is_read_back(
     assert stored.data.metrics["val/loss"] == 0.5
     assert len(client.get_metric_history(run.run_id, "train/learning_rate")) == 1500
     assert {item.path for item in client.list_artifacts(run.run_id)} == {"config.yaml", "per_class.json", "figure.png"}
+
+
+def test_a_metric_that_is_not_listed_is_never_written(run: TrackedRun, tmp_path: Path) -> None:
+    writer = RunWriter(run, tmp_path / "journal")
+    with pytest.raises(AssertionError, match=r"not listed in pipelines/tracking/metrics\.py: \['train/speed'\]"):
+        writer.metrics({"train/loss": 0.5, "train/speed": 1.0}, step=1)
+    for name in ("train/loss", "val/top_5", "test/f1_micro", "country-b/f1_micro"):
+        assert metrics.is_listed(name)
+    for name in ("loss", "f1_micro", "test/loss", "val/f1_micro/x"):
+        assert not metrics.is_listed(name)
+    assert all(map(metrics.is_listed, metrics.described()))

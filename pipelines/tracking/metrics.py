@@ -1,0 +1,40 @@
+"""The names of all metrics that a run can have, each with what it means; a writer takes no other name."""
+
+_STEP = {
+    "train/step_loss": "loss of rank 0's batch",
+    "train/learning_rate": "learning rate of the optimizer",
+    "exchange/payload_bytes": "bytes of an allreduce with the same cost as the exchange of the gradients",
+    "exchange/compression_ratio": "bytes of the gradients in float32, divided by payload_bytes",
+    "exchange/residual_norm": "Euclidean norm of what the codec of rank 0 has left to send",
+    "time/encode_seconds": "time in which rank 0 encodes gradients, measured on CPUs",
+    "time/collective_seconds": "time in which rank 0 sends, receives and waits for other ranks, measured on CPUs",
+    "time/decode_seconds": "time in which rank 0 decodes what it has received, measured on CPUs",
+}
+_EPOCH = {
+    "train/loss": "mean loss over all training samples",
+    "speed/images_per_second": "training samples per second of all ranks, without the first step, which compiles",
+    "time/input_wait_fraction": "part of the training time in which rank 0 waits for its next batch",
+}
+_SCORES = {
+    "f1_micro": "F1 of all decisions together (multi-label)",
+    "f1_macro": "mean F1 of all classes, 0 for an absent one",
+    "mean_average_precision": "mean average precision of the classes that have positives",
+    "top_1": "fraction of samples whose likeliest class is right (single-label)",
+    "top_5": "fraction of samples whose class is among the 5 likeliest (single-label, above 5 classes)",
+}
+_VALIDATION = {"loss": "mean loss over all validation samples", **_SCORES}
+
+
+def described() -> dict[str, str]:
+    """Return what each metric means, in a line without a full stop, and when it is written."""
+    return {
+        **{name: f"each step: {line}" for name, line in _STEP.items()},
+        **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
+        **{f"val/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
+        **{f"test/{name}": f"evaluate: {line}" for name, line in _SCORES.items()},
+    }
+
+
+def is_listed(name: str) -> bool:
+    """Whether `described` has a name; `evaluate` may write the scores of another split than `test` too."""
+    return name in described() or name.partition("/")[2] in _SCORES
