@@ -12,8 +12,14 @@ from jobs.result import Result
 from pipelines.dataset.buffers import BufferPool
 from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.order import steps_per_epoch
-from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
+from pipelines.dataset.reader import ReaderSettings, SplitReader, Verify, training_batches
 from pipelines.locations import absolute_path
+
+_CHECKSUMS: dict[Verify, str] = {
+    "first_epoch": "checksums: computed in the first epoch only",
+    "always": "checksums: computed in every epoch",
+    "never": "checksums: never computed",
+}
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         if arguments.cache_folder
         else default_cache_folder(),
         cache_limit_bytes=int(arguments.cache_limit_gib * 2**30),
+        verify=arguments.verify,
     )
     started = time.perf_counter()
     reader = SplitReader(arguments.dataset, arguments.split, settings)
@@ -96,6 +103,10 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         f"{arguments.dataset}, {arguments.split}: {len(reader):,} rows of {reader.row_bytes:,} bytes, opened in "
         f"{time.perf_counter() - started:.2f} s"
     )
+    if arguments.verify != "never" and not reader.manifest.has_checksums:
+        say("without checksums: the dataset has format version 1")
+    else:
+        say(_CHECKSUMS[arguments.verify])
     if reader.window_rows is not None:
         say(f"larger than the cache: shuffled among {reader.window_rows:,} rows at a time")
     epochs: list[tuple[str, float | None]] = [("from memory" if number else "first", None) for number in range(3)]

@@ -26,6 +26,12 @@ def _benchmark_reader(parser: Parser) -> None:
     parser.add_argument("--dataset", required=True, metavar="PATH|URL", help="a prepared dataset")
     parser.add_argument("--split", default="train", help="split to read (default: train)")
     parser.add_argument("--batch-size", type=positive, default=256, help="rows of a batch (default: 256)")
+    parser.add_argument(
+        "--verify",
+        choices=("first_epoch", "always", "never"),
+        default="first_epoch",
+        help="when the checksum of a row is computed, as reader.verify (default: first_epoch)",
+    )
     parser.add_argument("--threads", type=positive, default=2, help="threads that gather batches (default: 2)")
     parser.add_argument("--cache-folder", help="local folder for a dataset that is remote or compressed")
     parser.add_argument(

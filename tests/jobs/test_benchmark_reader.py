@@ -4,6 +4,8 @@ from pathlib import Path
 import pytest
 
 from jobs import cli
+from pipelines.dataset import reader
+from pipelines.dataset.rows import row_checksum
 
 pytestmark = pytest.mark.spark
 
@@ -17,16 +19,35 @@ def test_it_prints_rates_and_the_wait(small_dataset: Path, capsys: pytest.Captur
     )
     lines = capsys.readouterr().out.splitlines()
     assert "32 rows of 160,547 bytes" in lines[0]
-    assert [line.split(":")[0] for line in lines[1:]] == [
+    assert lines[1] == "checksums: computed in the first epoch only"
+    assert [line.split(":")[0] for line in lines[2:]] == [
         "from disk",
         "from memory",
         "from memory",
         "training at 100 images/s",
     ]
-    for line in lines[1:]:
+    for line in lines[2:]:
         assert re.search(r": [\d,]+ rows/s, [\d,]+ MB/s, waited \d+\.\d% of \d+\.\d s$", line), line
     # A consumer that takes 8 rows every 80 ms.
     assert 60 < float(re.search(r": ([\d,]+) rows/s", lines[-1])[1]) <= 100  # type: ignore[index]
+
+
+@pytest.mark.parametrize(("verify", "checked"), [("never", 0), ("first_epoch", 32), ("always", 4 * 32)])
+def test_checksums_are_computed_as_asked(
+    small_dataset: Path,
+    verify: str,
+    checked: int,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows: list[int] = []
+    original = row_checksum
+    monkeypatch.setattr(reader, "row_checksum", lambda values: (found := original(values), rows.append(found))[0])
+    arguments = ["--dataset", str(small_dataset), "--batch-size", "8", "--verify", verify]
+    assert cli.execute(["benchmark-reader", *arguments]) == 0
+    assert len(rows) == checked
+    words = {"never": "never computed", "first_epoch": "computed in the first epoch only"}
+    assert f"checksums: {words.get(verify, 'computed in every epoch')}\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -104,6 +104,7 @@ def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported(
         ("benchmark-reader --dataset x --batch-size 2.5", "should be a whole number above 0, got '2.5'"),
         ("benchmark-reader --dataset x --cache-limit-gib nan", "should be a number above 0, got 'nan'"),
         ("benchmark-reader --dataset x --images-per-second -1", "should be a number above 0, got '-1'"),
+        ("benchmark-reader --dataset x --verify often", "choose from 'first_epoch', 'always', 'never'"),
         ("benchmark-reader --config smoke", "unknown argument --config"),
         ("list codec", "choose from 'archives', 'codecs'"),
     ],
