@@ -77,27 +77,29 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
             that are no numbers.
     """
     stem = f"{folder}/{folder.rpartition('/')[2]}"
-    georeferences = []
+    georeference = None
     for group in groups:
         image = out[group.name]
         for position, band in enumerate(group.bands):
             pixels = image[..., position]
-            path, georeference = _read_either_suffix(f"{stem}_{band}.tif", pixels)
-            georeferences.append(georeference)
+            is_first = group is groups[0] and position == 0
+            path, found = _read_either_suffix(f"{stem}_{band}.tif", pixels, locate=is_first)
+            if is_first:
+                georeference = found
             if pixels.dtype.kind == "f":
                 _check_numbers(path, pixels)
-    return georeferences[0]
+    return georeference
 
 
-def _read_either_suffix(path: str, pixels: NDArray[Any]) -> tuple[str, Georeference | None]:
+def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> tuple[str, Georeference | None]:
     try:
-        return path, read_band_into(path, pixels)
+        return path, read_band_into(path, pixels, locate=locate)
     except BadRecordError as error:
         if error.reason != MISSING_FILE:
             raise
         copied = f"{path}f"  # the suffix in some redistributed copies
         try:
-            return copied, read_band_into(copied, pixels)
+            return copied, read_band_into(copied, pixels, locate=locate)
         except BadRecordError as second:
             raise (error if second.reason == MISSING_FILE else second) from None
 

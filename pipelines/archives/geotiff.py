@@ -49,15 +49,17 @@ def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> 
     return out
 
 
-def read_band_into(path: str, out: NDArray[np.generic]) -> Georeference | None:
+def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) -> Georeference | None:
     """Read the pixels of one band file into `out`, which may be one band of an image: `image[..., band]`.
 
     Args:
         path: A GeoTIFF file, or its URL.
         out: `(height, width)`, of the size and dtype that the file must have; after an error it holds anything.
+        locate: Whether the place is asked for; of the bands of one sample, one says it.
 
     Returns:
-        Where the image lies; None where the file does not say so by the code of a coordinate reference system.
+        Where the image lies; None where the file does not say so by the code of a coordinate reference system, or where
+        it is not asked for.
 
     Raises:
         BadRecordError: The file is missing, a symbolic link, truncated or no GeoTIFF, lacks blocks of pixels, has
@@ -67,12 +69,12 @@ def read_band_into(path: str, out: NDArray[np.generic]) -> Georeference | None:
     data = read_file(path, limit)
     complete = len(data) < limit
     if complete and (header := copy_pixels(data, out)) is not None:
-        return header.georeference(data)
+        return header.georeference(data) if locate else None
     pixels, georeference = _read_with_gdal(path, out.shape, out.dtype.name, data if complete else None)
     if complete:
         learn(data, pixels, georeference)
     out[...] = pixels
-    return georeference
+    return georeference if locate else None
 
 
 def read_file(path: str, limit: int) -> bytes:

@@ -36,7 +36,7 @@ class Shard(_Part):
     size: int
     """File size in bytes."""
     content_digest: str | None = None
-    """SHA-256 of the plain columns, which include every row's checksum (`rows.plain_rows`); None in version 1."""
+    """SHA-256 of the plain columns, which include every row's checksum (`columns.plain_values`); None in version 1."""
 
     @field_validator("file")
     @classmethod

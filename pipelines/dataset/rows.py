@@ -1,7 +1,6 @@
 """Rows as Arrow columns: values of one width, so that each row has a fixed place in the Parquet file."""
 
 import io
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -50,7 +49,7 @@ def row_checksum(values: Iterable[memoryview]) -> int:
     """Compute the CRC-32C of one row: what the column `crc32c` holds in format version 2.
 
     It covers the labels and then every image group in the order of `dataset.json`. Each array counts with its values
-    alone, in C order and little-endian, without the `.npy` header. The id is not covered: see `plain_rows`.
+    alone, in C order and little-endian, without the `.npy` header. The id is not covered: see `columns.plain_values`.
 
     Args:
         values: The contiguous arrays of one row, the labels first.
@@ -62,19 +61,6 @@ def row_checksum(values: Iterable[memoryview]) -> int:
     for value in values:
         checksum = crc32c(value, checksum)
     return checksum
-
-
-def plain_rows(table: pa.Table, fields: Fields) -> bytes:
-    """Write every column but the arrays as JSON, one line per row, keys sorted: what a shard's digest is taken of.
-
-    Args:
-        table: Rows of a shard, in file order.
-        fields: The arrays, whose values the column `crc32c` covers.
-    """
-    plain = table.select([name for name in table.column_names if name not in fields])
-    # `json.dumps` with options makes an encoder each time, which takes as long as encoding a row.
-    encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), default=str).encode
-    return "".join(f"{encode(row)}\n" for row in plain.to_pylist()).encode()
 
 
 def array_header(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bytes:

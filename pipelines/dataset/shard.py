@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference
 from pipelines.archives.files import is_local
-from pipelines.dataset.columns import LABEL_FIELD, label_vector, metadata_columns
+from pipelines.dataset.columns import LABEL_FIELD, label_vector, metadata_columns, plain_values
 from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.notes import WrittenShard, write_note
-from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, plain_rows, row_checksum
+from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, row_checksum
 from pipelines.dataset.statistics import BandSums
 from pipelines.storage import Folder
 
@@ -179,7 +179,7 @@ class _RowGroups:
         arrays = [pa.array(self._ids, pa.string()), *columns, pa.array(self._checksums[:rows]), *metadata]
         table = pa.table(arrays, schema=self._schema)
         self._writer.write_table(table, row_group_size=rows)
-        self._digest.update(plain_rows(table, self._fields))
+        self._digest.update(plain_values(table, self._fields))
         self._row_groups.append(rows)
         self._ids.clear()
         self._index_rows.clear()

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD
+from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD, plain_values
 from pipelines.dataset.encoding import array_bytes, computed_checksums, encoded, is_encoded, stored_checksums
 from pipelines.dataset.manifest import Manifest, Shard, read_manifest
-from pipelines.dataset.rows import Fields, fixed_fields, plain_rows
+from pipelines.dataset.rows import Fields, fixed_fields
 from pipelines.storage import Folder
 
 _NAMED_AT_MOST = 3
@@ -161,7 +161,7 @@ def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields, checksums
                 return ShardCheck(shard.file, f"has values of column {other[0]!r} with another header than was written")
             differs = stored_checksums(source) != computed_checksums(table, fields)
             wrong += (len(ids) + np.flatnonzero(differs)).tolist()
-            digest.update(plain_rows(source, fields))
+            digest.update(plain_values(source, fields))
         counts += array_bytes(table, LABEL_FIELD, fields).sum(axis=0, dtype=np.int64)
         ids += source[ID_FIELD].to_pylist()
     damage = None

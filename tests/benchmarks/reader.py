@@ -54,11 +54,11 @@ def write_dataset(folder: Path) -> None:
     import tensorflow as tf
 
     from pipelines.archives.bigearthnet_patch import GROUPS
-    from pipelines.dataset.columns import METADATA_SCHEMA
+    from pipelines.dataset.columns import METADATA_SCHEMA, plain_values
     from pipelines.dataset.layout import PARQUET_OPTIONS
     from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
     from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-    from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, plain_rows, row_checksum
+    from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, row_checksum
     from pipelines.storage import Folder
 
     (folder / "train").mkdir(parents=True)
@@ -91,7 +91,7 @@ def write_dataset(folder: Path) -> None:
                 arrays += [pa.array([known.get(field.name)] * count, field.type) for field in METADATA_SCHEMA]
                 table = pa.table(arrays, schema=schema)
                 writer.write_table(table, row_group_size=count)
-                digest.update(plain_rows(table, fields))
+                digest.update(plain_values(table, fields))
                 row_groups.append(count)
                 row += count
         records.close()

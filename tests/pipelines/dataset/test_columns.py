@@ -1,42 +1,58 @@
 import datetime
+import struct
 
+import numpy as np
 import pyarrow as pa
+import pytest
 
-from pipelines.archives.archive import Georeference, index_table
-from pipelines.dataset.columns import METADATA_SCHEMA, label_vector, metadata_columns
+from pipelines.dataset.columns import plain_values
+
+DAY = datetime.date(1970, 1, 3)
+TABLE = pa.table(
+    {
+        "id": ["a", "bé"],
+        "labels": [b"xyz", b"y"],
+        "crc32c": pa.array([5, 6], pa.uint32()),
+        "country": ["PT", None],
+        "flags": [None, ["snow", "x"]],
+        "acquisition_date": [DAY, None],
+        "x0": [None, 1.5],
+    }
+)
 
 
-def test_what_the_index_and_the_image_files_know() -> None:
-    index = index_table(
-        {
-            "id": ["a", "b", "c"],
-            "split": ["train"] * 3,
-            "labels": [[0, 2], [1], []],
-            "paths": [["a"], ["b"], ["c"]],
-            "country": ["Finland", None, None],
-            "acquisition_date": [datetime.date(2018, 5, 6), None, None],
-            "flags": [["snow"], [], None],
-        }
+def test_the_plain_values_by_their_definition() -> None:
+    both, first, second = b"\1\1", b"\1\0", b"\0\1"
+    assert plain_values(TABLE, {"labels"}) == b"".join(
+        [
+            b"id\n" + both + struct.pack("<ii", 1, 3) + "abé".encode(),
+            b"crc32c\n" + both + struct.pack("<II", 5, 6),
+            b"country\n" + first + struct.pack("<ii", 2, 0) + b"PT",
+            b"flags\n" + second + struct.pack("<ii", 0, 2) + both + struct.pack("<ii", 4, 1) + b"snowx",
+            b"acquisition_date\n" + first + struct.pack("<ii", 2, 0),
+            b"x0\n" + second + struct.pack("<dd", 0, 1.5),
+        ]
     )
-    columns = metadata_columns(index.take([2, 0]), ("x", "y", "z"), [None, Georeference(32633, 300_000.0, 5e6)])
-    table = pa.table(columns, schema=METADATA_SCHEMA)
-    table.validate(full=True)
-    empty = dict.fromkeys(METADATA_SCHEMA.names)
-    assert table.to_pylist() == [
-        {**empty, "label_names": [], "split": "train"},
-        {
-            **empty,
-            "label_names": ["x", "z"],
-            "split": "train",
-            "country": "Finland",
-            "acquisition_date": datetime.date(2018, 5, 6),
-            "flags": ["snow"],
-            "epsg": 32633,
-            "x0": 300_000.0,
-            "y0": 5e6,
-        },
-    ]
 
 
-def test_multi_hot_labels() -> None:
-    assert label_vector([0, 3], 4).tolist() == [1, 0, 0, 1]
+def test_wider_types_slices_and_chunks_give_the_same_bytes() -> None:
+    expected = plain_values(TABLE, {"labels"})
+    wider = TABLE.set_column(2, "crc32c", pa.array([5, 6], pa.int64()))
+    wider = wider.set_column(0, "id", wider["id"].cast(pa.large_string()))
+    assert plain_values(wider, {"labels"}) == expected
+    around = pa.concat_tables([TABLE, TABLE, TABLE])
+    assert plain_values(around.slice(1, 4).slice(1, 2), {"labels"}) == expected
+    assert plain_values(TABLE.slice(0, 0), {"labels"}).startswith(b"id\n")
+
+
+@pytest.mark.parametrize("column", [name for name in TABLE.column_names if name != "labels"])
+def test_every_value_counts(column: str) -> None:
+    place = TABLE.column_names.index(column)
+    swapped = TABLE.set_column(place, column, TABLE[column].take(pa.array([1, 0])))
+    assert plain_values(swapped, {"labels"}) != plain_values(TABLE, {"labels"})
+
+
+def test_a_value_that_our_files_cannot_hold_is_refused() -> None:
+    negative = TABLE.set_column(2, "crc32c", pa.array(np.array([5, -6])))
+    with pytest.raises(ValueError, match="-6"):
+        plain_values(negative, {"labels"})

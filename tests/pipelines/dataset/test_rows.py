@@ -1,11 +1,10 @@
 import io
-import json
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.dataset.rows import ColumnBuffer, arrow_schema, plain_rows, row_checksum
+from pipelines.dataset.rows import ColumnBuffer, arrow_schema, row_checksum
 from pipelines.sample import ImageGroup
 
 GROUPS = (ImageGroup("fine", (2, 2, 1), "uint16", ("B02",)), ImageGroup("coarse", (1, 1, 2), "uint8", ("B01", "B09")))
@@ -37,19 +36,6 @@ def test_columns_of_a_shard() -> None:
     schema = arrow_schema(GROUPS, 3)
     assert schema.names[:5] == ["id", "labels", "fine", "coarse", "crc32c"]
     assert schema.field("crc32c") == pa.field("crc32c", pa.uint32(), nullable=False)
-
-
-def test_the_digest_is_taken_of_everything_but_the_arrays() -> None:
-    table = pa.table(
-        {"id": ["a", "b"], "labels": [b"x", b"y"], "fine": [b"", b""], "crc32c": [5, 6], "country": ["PT", None]}
-    )
-    fields = {"labels": ((3,), np.dtype(np.uint8)), "fine": ((2, 2, 1), np.dtype(np.uint16))}
-    lines = plain_rows(table, fields).decode().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        {"id": "a", "crc32c": 5, "country": "PT"},
-        {"id": "b", "crc32c": 6, "country": None},
-    ]
-    assert plain_rows(table.slice(0, 1), fields) + plain_rows(table.slice(1), fields) == plain_rows(table, fields)
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
