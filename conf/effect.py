@@ -20,13 +20,18 @@ def _without_residual(config: RunConfig) -> bool:
     return not config.exchange.codec.keeps_residual
 
 
+def _without_epochs(config: RunConfig) -> bool:
+    return all(place.epochs is None for _, place in config.schedule.places())
+
+
 def _resumes_by_id(config: RunConfig) -> bool:
     return config.training.resume_run not in (None, "latest")
 
 
 RULES = (
     Rule("launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"),
-    Rule("schedule.recipe_epochs", lambda c: not c.schedule.milestones, "there are no schedule.milestones"),
+    Rule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
+    Rule("optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"),
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),

@@ -8,7 +8,7 @@ from conf.exchange import ExchangeConfig
 from conf.launch import LaunchConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
-from conf.schedules import ScheduleConfig
+from conf.schedules import GradualWarmupConfig, ScheduleConfig
 from conf.section import Section
 from conf.tracking import TrackingConfig
 from conf.training import TrainingConfig
@@ -32,16 +32,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> "RunConfig":
-        if self.schedule.warmup_epochs > self.training.epochs:
+        self.schedule.check_in_epochs(self.training.epochs)
+        warmup = self.schedule.warmup
+        if isinstance(warmup, GradualWarmupConfig) and warmup.start == "base" and self.optimizer.learning_rate:
             raise ValueError(
-                f"schedule.warmup_epochs={self.schedule.warmup_epochs} is longer than training.epochs="
-                f"{self.training.epochs}"
-            )
-        epochs = [milestone.epoch for milestone in self.schedule.milestones]
-        if epochs != sorted(set(epochs)) or (epochs and epochs[-1] > self.schedule.recipe_epochs):
-            raise ValueError(
-                f"schedule.milestones must rise and end by schedule.recipe_epochs={self.schedule.recipe_epochs}, "
-                f"got epochs {epochs}"
+                "schedule.warmup.start=base is the rate for a global batch of 256: set optimizer.learning_rate_per_256 "
+                "instead of optimizer.learning_rate, or schedule.warmup.start=zero"
             )
         return self
 

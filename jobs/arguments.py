@@ -4,6 +4,7 @@ import argparse
 import difflib
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from conf.load import shipped_names
@@ -118,6 +119,16 @@ def positive_number(text: str) -> float:
     if not 0 < value < float("inf"):
         raise argparse.ArgumentTypeError(f"should be a number above 0, got {text!r}")
     return value
+
+
+def png_file(text: str) -> Path:
+    """The path of a PNG file in an existing folder, for `add_argument(type=...)`."""
+    path = Path(text)
+    if path.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"should end in .png, got {text!r}")
+    if not path.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
+    return path
 
 
 def _looks_like_a_setting(text: str) -> bool:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.arguments import Parser, positive, positive_number
+from jobs.arguments import Parser, png_file, positive, positive_number
 
 
 def _prepare(parser: Parser) -> None:
@@ -61,6 +61,14 @@ def _config(parser: Parser) -> None:
     parser.add_argument("--comments", action="store_true", help="say of each key what it means")
 
 
+def _schedule(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_argument(
+        "--images", type=positive, metavar="N", help="training images (default: those of the prepared dataset)"
+    )
+    parser.add_argument("--plot", type=png_file, metavar="FILE", help="draw the learning rate into this PNG file")
+
+
 def _list(parser: Parser) -> None:
     parser.add_argument("what", nargs="?", choices=LISTED, help="one kind (default: all)")
 
@@ -111,6 +119,19 @@ VERBS = {
     ),
     "config": Verb(
         "print the resolved configuration as YAML", "jobs.config", _config, reads=("archive", "prepare", *_TRAINED)
+    ),
+    "schedule": Verb(
+        "print and plot the learning rate without training",
+        "jobs.schedule",
+        _schedule,
+        reads=(
+            "dataset.path",
+            "optimizer",
+            "schedule",
+            "training.epochs",
+            "training.batch_size_per_worker",
+            "launch.num_workers",
+        ),
     ),
     "list": Verb("list archives, codecs, optimizers, models, configurations and metrics", "jobs.list", _list),
     "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),

@@ -17,40 +17,58 @@ def scaled_learning_rate(rate_per_256: float, global_batch_size: int, scaling: s
 
     Source: Goyal et al. 2017, section 2.1 (linear); Krizhevsky 2014, section 5 (square root).
     """
-    if rate_per_256 <= 0:
-        raise ValueError(f"rate_per_256 must be positive, got {rate_per_256}")
-    if global_batch_size <= 0:
-        raise ValueError(f"global_batch_size must be positive, got {global_batch_size}")
+    _check_positive("rate_per_256", rate_per_256)
+    _check_positive("global_batch_size", global_batch_size)
     if scaling not in SCALINGS:
         raise ValueError(f"scaling must be one of {SCALINGS}, got {scaling!r}")
     ratio = global_batch_size / _REFERENCE_BATCH_SIZE
     return rate_per_256 * (ratio if scaling == "linear" else math.sqrt(ratio))
 
 
-def multi_step(peak: float, total_steps: int, milestones: Sequence[tuple[float, float]]) -> Schedule:
-    """Return the peak times the factor of the last milestone that was passed.
-
-    A milestone `(fraction, factor)` holds from the first step >= fraction * total_steps. Factors multiply the peak, not
-    each other.
+def step_at(fraction: float, total_steps: int) -> int:
+    """Return the first step that is at or after a part of the run, in [0, total_steps].
 
     Raises:
-        ValueError: a peak, number of steps or factor that is not positive, or fractions that do not rise within [0, 1].
+        ValueError: a fraction outside [0, 1], or a number of steps that is not positive.
+    """
+    _check_positive("total_steps", total_steps)
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction}")
+    # 0.55 * 100 is 55.00000000000001 in floating point: without the tolerance that boundary would be step 56.
+    return math.ceil(fraction * total_steps - 1e-6)
+
+
+def constant(peak: float) -> Schedule:
+    """Return the peak for every step.
+
+    Raises:
+        ValueError: a peak that is not positive.
+    """
+    _check_positive("peak", peak)
+    return lambda step: peak
+
+
+def multi_step(peak: float, milestones: Sequence[tuple[int, float]]) -> Schedule:
+    """Return the peak times the factor of the last milestone that was passed.
+
+    A milestone `(first_step, factor)` holds from that step. Factors multiply the peak, not each other. Of two
+    milestones at one step, as very short runs have them, the second one holds.
+
+    Raises:
+        ValueError: a peak or factor that is not positive, or steps that fall.
 
     Source: Goyal et al. 2017, section 5.1: a tenth at 30, 60 and 80 of 90 epochs.
     """
     _check_positive("peak", peak)
-    _check_positive("total_steps", total_steps)
-    fractions = [fraction for fraction, _ in milestones]
-    if fractions != sorted(set(fractions)) or any(not 0 <= fraction <= 1 for fraction in fractions):
-        raise ValueError(f"milestone fractions must rise within [0, 1], got {fractions}")
+    steps = [first_step for first_step, _ in milestones]
+    if steps != sorted(steps) or any(step < 0 for step in steps):
+        raise ValueError(f"milestones must not fall, from step 0, got {steps}")
     for _, factor in milestones:
         _check_positive("milestone factor", factor)
-    # 0.55 * 100 is 55.00000000000001 in floating point: without the tolerance that boundary would be step 56.
-    boundaries = [(math.ceil(fraction * total_steps - 1e-6), factor) for fraction, factor in milestones]
 
     def rate(step: int) -> float:
         factor = 1.0
-        for first_step, milestone_factor in boundaries:
+        for first_step, milestone_factor in milestones:
             if step >= first_step:
                 factor = milestone_factor
         return peak * factor
@@ -58,25 +76,96 @@ def multi_step(peak: float, total_steps: int, milestones: Sequence[tuple[float, 
     return rate
 
 
-def gradual_warmup(schedule: Schedule, warmup_steps: int) -> Schedule:
+def polynomial(peak: float, *, start_step: int, end_step: int, power: float, end_rate: float) -> Schedule:
+    """Return a rate that falls from the peak as a power of what is left of an interval of steps.
+
+        rate(s) = end_rate + (peak - end_rate) * (1 - t)^power,  t = (s - start_step) / (end_step - start_step)
+
+    Before `start_step` it is the peak, and from `end_step` on the end rate.
+
+    Raises:
+        ValueError: a peak or power that is not positive, an end rate below 0 or above the peak, or an interval that
+            does not rise.
+
+    Source: MLPerf training, reference of ResNet-50 with LARS, with power 2 and end rate 1e-4.
+    """
+    _check_positive("power", power)
+    return _falling(peak, start_step, end_step, end_rate, lambda t: (1 - t) ** power)
+
+
+def cosine(peak: float, *, start_step: int, end_step: int, end_rate: float) -> Schedule:
+    """Return a rate that falls from the peak along half a period of a cosine.
+
+        rate(s) = end_rate + (peak - end_rate) * (1 + cos(pi * t)) / 2,  t = (s - start_step) / (end_step - start_step)
+
+    Before `start_step` it is the peak, and from `end_step` on the end rate.
+
+    Raises:
+        ValueError: as `polynomial`.
+
+    Source: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
+    """
+    return _falling(peak, start_step, end_step, end_rate, lambda t: (1 + math.cos(math.pi * t)) / 2)
+
+
+def constant_warmup(schedule: Schedule, warmup_steps: int, factor: float) -> Schedule:
+    """Return a schedule that is a part of the given one over the first steps.
+
+    Raises:
+        ValueError: a negative number of steps, or a factor that is not positive.
+
+    Source: Goyal et al. 2017, section 2.2, which takes it from He et al. 2016.
+    """
+    _check_warmup(warmup_steps)
+    _check_positive("factor", factor)
+    return lambda step: schedule(step) * (factor if step < warmup_steps else 1.0)
+
+
+def gradual_warmup(schedule: Schedule, warmup_steps: int, start_rate: float = 0.0) -> Schedule:
     """Return a schedule that rises over the first steps to the given one.
 
-        rate(s) = schedule(s) * (s + 1) / warmup_steps for s < warmup_steps,  schedule(s) afterwards
+        rate(s) = start_rate + (schedule(s) - start_rate) * (s + 1) / warmup_steps for s < warmup_steps
+        rate(s) = schedule(s) afterwards
 
     0 steps mean no warm-up.
 
     Raises:
-        ValueError: a negative number of steps.
+        ValueError: a negative number of steps, or a negative rate.
 
-    Source: Goyal et al. 2017, section 2.2.
-    Differs: in the source the rate rises from that of one worker to that of all workers. Here the first rate is
-    peak / warmup_steps for any number of workers, so that the same global batch trains alike on any number of them.
+    Source: Goyal et al. 2017, section 2.2, where `start_rate` is the rate for 256 images; MLPerf's begins at 0.
+    Differs: the last step of the warm-up has the full rate, and the first one is a part above `start_rate`.
     """
+    _check_warmup(warmup_steps)
+    if start_rate < 0:
+        raise ValueError(f"start_rate must not be negative, got {start_rate}")
+
+    def rate(step: int) -> float:
+        full = schedule(step)
+        return full if step >= warmup_steps else start_rate + (full - start_rate) * (step + 1) / warmup_steps
+
+    return rate
+
+
+def _falling(peak: float, start_step: int, end_step: int, end_rate: float, shape: Callable[[float], float]) -> Schedule:
+    _check_positive("peak", peak)
+    if not 0 <= end_rate <= peak:
+        raise ValueError(f"end_rate must be in [0, peak], got end_rate {end_rate} and peak {peak}")
+    if not 0 <= start_step <= end_step:
+        raise ValueError(f"start_step and end_step must rise from 0, got {start_step} and {end_step}")
+
+    def rate(step: int) -> float:
+        if step < start_step:
+            return peak
+        if step >= end_step:
+            return end_rate
+        return end_rate + (peak - end_rate) * shape((step - start_step) / (end_step - start_step))
+
+    return rate
+
+
+def _check_warmup(warmup_steps: int) -> None:
     if warmup_steps < 0:
         raise ValueError(f"warmup_steps must not be negative, got {warmup_steps}")
-    if warmup_steps == 0:
-        return schedule
-    return lambda step: schedule(step) * min(1.0, (step + 1) / warmup_steps)
 
 
 def _check_positive(name: str, value: float) -> None:

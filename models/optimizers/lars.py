@@ -1,28 +1,76 @@
-"""LARS as a Keras 3 optimizer."""
+"""LARS as a Keras 3 optimizer, in the variants that were published."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
 from keras import ops
 
+from models.optimizers.layerwise import add_state, chosen_by_path, norm, ratio_of_norms
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What differs between the texts and programs that are called LARS."""
+
+    rate_in_buffer: bool
+    """Whether the learning rate is inside the momentum buffer, so that each gradient keeps the rate of its step."""
+    norm_of_sum: bool
+    """Whether the ratio divides by |g + weight_decay * w|, not by |g| + weight_decay * |w|."""
+    clips: bool
+    """Whether the rate of a variable is the smaller one of the learning rate and the ratio, not their product."""
+    source: str
+
+
+VARIANTS = {
+    "mlperf": Variant(
+        rate_in_buffer=True,
+        norm_of_sum=False,
+        clips=False,
+        source="You et al. 2017, algorithm 1; MLPerf training, reference of ResNet-50",
+    ),
+    "outside": Variant(
+        rate_in_buffer=False,
+        norm_of_sum=False,
+        clips=False,
+        source="Goyal et al. 2017, equation 9, which equals equation 10 with momentum correction",
+    ),
+    "larc": Variant(
+        rate_in_buffer=False, norm_of_sum=False, clips=True, source="LARC of NVIDIA's Apex, with clip=True"
+    ),
+    "tensorflow_models": Variant(
+        rate_in_buffer=True,
+        norm_of_sum=True,
+        clips=False,
+        source="TensorFlow Model Garden, official/modeling/optimization/lars.py, classic momentum",
+    ),
+}
+"""All variants by name."""
+
 
 def lars(
     *,
     excluded: Collection[keras.Variable],
+    unadapted: Collection[keras.Variable],
+    variant: str,
     momentum: float,
     nesterov: bool,
     weight_decay: float,
     trust_coefficient: float,
+    epsilon: float,
 ) -> "LARS":
-    """Return `LARS` at learning rate 0; `excluded` variables get neither weight decay nor the ratio of norms."""
+    """Return `LARS` at learning rate 0; `excluded` get no weight decay, `unadapted` no ratio of norms."""
     return LARS(
         0.0,
+        variant=variant,
         momentum=momentum,
         nesterov=nesterov,
         weight_decay=weight_decay,
         trust_coefficient=trust_coefficient,
+        epsilon=epsilon,
         excluded=[variable.path for variable in excluded],
+        unadapted=[variable.path for variable in unadapted],
     )
 
 
@@ -30,13 +78,21 @@ def lars(
 class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
     """Momentum SGD whose rate is scaled, for each variable, by the norm of its weights over that of its gradient.
 
+        d = g + weight_decay * w
         ratio = trust_coefficient * |w| / (|g| + weight_decay * |w| + epsilon)   (1 where |w| or |g| is 0)
-        update = learning_rate * ratio * (g + weight_decay * w)
+        update = learning_rate * ratio * d
         v = momentum * v - update
         w = w + v                            or, with Nesterov, w + momentum * v - update
 
-    An excluded variable has update = learning_rate * g: no weight decay, and the **full** learning rate, which is 10 or
-    more in published LARS recipes. That suits gains and biases; a kernel that is excluded by mistake diverges.
+    This is the variant "mlperf". The others change these lines:
+
+        "outside":            update = ratio * d;  w = w + learning_rate * (v, or momentum * v - update)
+        "larc":               as "outside" with update = min(ratio / learning_rate, 1) * d
+        "tensorflow_models":  ratio = trust_coefficient * |w| / (|d| + epsilon)   (1 where |w| or |d| is 0)
+
+    An excluded variable has weight_decay = 0, an unadapted one has update = learning_rate * d (or d): the **full**
+    learning rate, which is 10 or more in published LARS recipes. That suits gains and biases; a kernel that is left
+    out by mistake diverges.
 
     Args:
         learning_rate: A float, which may be assigned at each step, or what any Keras optimizer takes.
@@ -45,15 +101,18 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         weight_decay: Coefficient of the L2 term inside the update, 0 or more (coupled, unlike `keras.optimizers.SGD`).
         trust_coefficient: The ratio of |update| to |w| at learning rate 1, positive.
         epsilon: Added to the denominator of the ratio, 0 or more.
-        excluded: Exact paths (`variable.path`) of the variables that get neither decay nor ratio.
+        excluded: Exact paths (`variable.path`) of the variables without weight decay.
+        unadapted: Exact paths of the variables without ratio; None: the excluded ones.
+        variant: A name of `VARIANTS`.
         **kwargs: What any Keras optimizer takes: name, clipping, loss scale, accumulation.
 
     Raises:
-        ValueError: a coefficient out of range; when built, an excluded path that not exactly one variable has.
+        ValueError: an unknown variant, a coefficient out of range; when built, a path that not exactly one variable
+            has.
 
-    Source: You et al. 2017, algorithm 1.
-    Differs: rate and momentum buffer are coupled as in MLPerf's reference (the rate is inside v), without the momentum
-    correction of Goyal et al. 2017, equation 10. A norm of 0 means a ratio of 1, so that a layer can leave 0.
+    Source: `VARIANTS` has that of each variant.
+    Differs: a norm of 0 means a ratio of 1, so that a layer can leave 0; Apex then leaves out the decay as well. State
+    and arithmetic of half-precision variables are in float32.
     """
 
     def __init__(
@@ -66,9 +125,13 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         trust_coefficient: float,
         epsilon: float = 0.0,
         excluded: Sequence[str] = (),
+        unadapted: Sequence[str] | None = None,
+        variant: str = "mlperf",
         **kwargs: Any,
     ) -> None:
         """Store the coefficients."""
+        if variant not in VARIANTS:
+            raise ValueError(f"variant must be one of {sorted(VARIANTS)}, got {variant!r}")
         if not 0 <= momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {momentum}")
         if trust_coefficient <= 0:
@@ -83,42 +146,47 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         self.trust_coefficient = trust_coefficient
         self.epsilon = epsilon
         self.excluded = tuple(excluded)
+        self.unadapted = self.excluded if unadapted is None else tuple(unadapted)
+        self.variant = variant
 
     def build(self, variables: Sequence[keras.Variable]) -> None:
-        """Create one momentum buffer per variable, and find the excluded variables."""
+        """Create one momentum buffer per variable, and find the excluded and unadapted variables."""
         if self.built:
             return
-        paths = [variable.path for variable in variables]
-        unclear = [path for path in self.excluded if paths.count(path) != 1]
-        if unclear:
-            raise ValueError(f"excluded must hold paths of exactly one trainable variable each, got {unclear}")
+        self._is_excluded = chosen_by_path("excluded", self.excluded, variables)
+        self._is_unadapted = chosen_by_path("unadapted", self.unadapted, variables)
         super().build(variables)
-        # By position, because update_step receives the backend's variable, which has no path.
-        self._is_excluded = tuple(path in self.excluded for path in paths)
-        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        (self.momentums,) = add_state(self, variables, ["momentum"])
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Apply the rule of the class to one variable."""
         index = self._get_variable_index(variable)
-        buffer = self.momentums[index]
-        gradient = ops.cast(gradient, variable.dtype)
-        rate = ops.cast(learning_rate, variable.dtype)
-        if not self._is_excluded[index]:
-            rate = rate * ops.cast(self._trust_ratio(gradient, variable), variable.dtype)
-            gradient = gradient + self.coupled_weight_decay * variable
-        update = rate * gradient
+        variant, buffer = VARIANTS[self.variant], self.momentums[index]
+        gradient, weights, rate = (ops.cast(value, buffer.dtype) for value in (gradient, variable, learning_rate))
+        decay = 0.0 if self._is_excluded[index] else self.coupled_weight_decay
+        direction = gradient + decay * weights if decay else gradient
+        inside, outside = (rate, 1.0) if variant.rate_in_buffer else (1.0, rate)
+        if not self._is_unadapted[index]:
+            ratio = self._ratio(gradient, direction, weights, decay)
+            # A rate of 0 takes the first branch.
+            inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
+        update = inside * direction
         self.assign(buffer, self.momentum * buffer - update)
-        self.assign_add(variable, self.momentum * buffer - update if self.nesterov else buffer)
+        change = outside * (self.momentum * buffer - update if self.nesterov else buffer)
+        self.assign_add(variable, ops.cast(change, variable.dtype))
 
-    def _trust_ratio(self, gradient: Any, variable: Any) -> Any:
-        weight_norm = _norm(variable)
-        gradient_norm = _norm(gradient)
-        denominator = gradient_norm + self.coupled_weight_decay * weight_norm + self.epsilon
-        ratio = ops.divide_no_nan(self.trust_coefficient * weight_norm, denominator)
-        return ops.where(ops.logical_and(weight_norm > 0, gradient_norm > 0), ratio, ops.ones_like(ratio))
+    def _ratio(self, gradient: Any, direction: Any, weights: Any, decay: float) -> Any:
+        weight_norm = norm(weights)
+        if VARIANTS[self.variant].norm_of_sum:
+            update_norm = norm(direction)
+            denominator = update_norm + self.epsilon
+        else:
+            update_norm = norm(gradient)
+            denominator = update_norm + decay * weight_norm + self.epsilon
+        return ratio_of_norms(weight_norm, update_norm, denominator, self.trust_coefficient)
 
     def get_config(self) -> dict[str, Any]:
-        """Return the arguments of `__init__`, the excluded paths among them."""
+        """Return the arguments of `__init__`, the chosen paths among them."""
         return {
             **super().get_config(),
             "momentum": self.momentum,
@@ -127,9 +195,6 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             "trust_coefficient": self.trust_coefficient,
             "epsilon": self.epsilon,
             "excluded": list(self.excluded),
+            "unadapted": list(self.unadapted),
+            "variant": self.variant,
         }
-
-
-def _norm(tensor: Any) -> Any:
-    # In float32: the squares of half floats leave their range at 256 and at 0.0002.
-    return ops.sqrt(ops.sum(ops.square(ops.cast(tensor, "float32"))))

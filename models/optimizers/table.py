@@ -8,16 +8,21 @@ from collections.abc import Callable
 
 import keras
 
+from models.optimizers.adamw import adamw
+from models.optimizers.lamb import lamb
 from models.optimizers.lars import lars
 from models.optimizers.onebit_adam import onebit_adam
 from models.optimizers.sgd import sgd
 
 OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
     "lars": lars,
+    "lamb": lamb,
+    "adamw": adamw,
     "sgd": sgd,
     "onebit_adam": onebit_adam,
 }
 """Constructors with the settings of the optimizer as keyword arguments, all of them required.
 
-`excluded` are the variables that weight decay leaves out. The learning rate is 0 until it is set, before every step.
+`excluded` are the variables that weight decay leaves out; `unadapted`, where an optimizer has them, those that its
+ratio of norms leaves out. The learning rate is 0 until it is set, before every step.
 """

@@ -11,6 +11,7 @@ from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking import runs
 from pipelines.training.checkpoint import KEPT, check_writable, newest_state
 from pipelines.training.input import reader_settings
+from pipelines.training.rates import make_schedule
 from pipelines.training.settings import check_same_training
 
 
@@ -20,12 +21,13 @@ def check_dataset(config: RunConfig) -> Manifest:
     Raises:
         FileNotFoundError: There is no dataset.
         ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
-            is too small, or the model cannot use the images.
+            is too small, the schedule does not fit the number of steps, or the model cannot use the images.
     """
     manifest = read_manifest(config.dataset.path)
     if TRAINING_SPLIT not in manifest.splits:
         raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
     _check_steps(config, manifest)
+    make_schedule(config, steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size))
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
     # Petastorm's reader reads the training split without our cache.

@@ -51,6 +51,29 @@ def learning_rate_curve(rates: Sequence[float]) -> Figure:
     return figure
 
 
+def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
+    """Learning rate by epoch of one or more schedules.
+
+    Args:
+        rates: Pairs (epoch, rate) in rising order, by the schedule's name. Rates have a logarithmic axis where there
+            is more than one schedule.
+    """
+    figure = Figure(figsize=(_WIDTH_INCHES, 4.0), layout="constrained")
+    axis = figure.subplots()
+    for name, points in rates.items():
+        axis.plot([epoch for epoch, _ in points], [rate for _, rate in points], label=name)
+    axis.set_xlabel("epoch")
+    axis.set_ylabel("learning rate")
+    axis.grid(alpha=0.3)
+    if len(rates) == 1:
+        axis.set_ylim(bottom=0)
+        axis.set_title(next(iter(rates)))
+    else:
+        axis.set_yscale("log")
+        axis.legend(fontsize=8)
+    return figure
+
+
 def per_class_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
     """F1 and average precision of each class, the most frequent on top; its samples in brackets."""
     ordered = sorted(rows, key=lambda row: row["support"])

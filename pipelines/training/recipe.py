@@ -1,4 +1,4 @@
-"""From the configuration to the pieces of one training: model, optimizer, schedule, exchange."""
+"""From the configuration to the pieces of one training: model, optimizer, exchange; `rates` has the schedule."""
 
 import keras
 
@@ -13,8 +13,10 @@ from models.layers.preprocessing import InputGroup
 from models.networks.model import build_model
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
-from models.schedules import Schedule, gradual_warmup, multi_step, scaled_learning_rate
 from pipelines.dataset.manifest import Manifest
+from pipelines.training.rates import make_schedule
+
+__all__ = ["input_groups", "make_codec", "make_exchange", "make_model", "make_optimizer", "make_schedule"]
 
 
 def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
@@ -43,24 +45,10 @@ def input_groups(manifest: Manifest) -> list[InputGroup]:
 
 def make_optimizer(config: OptimizerConfig, model: keras.Model) -> keras.optimizers.Optimizer:
     """Build the configured optimizer; the loop sets its learning rate before every step."""
-    excluded = variables_with_roles(model, config.excluded_roles)
-    optimizer = OPTIMIZERS[config.name](excluded=excluded, **config.arguments())
+    chosen = {argument: variables_with_roles(model, roles) for argument, roles in config.roles().items()}
+    optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
     optimizer.build(model.trainable_variables)
     return optimizer
-
-
-def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
-    """Return the learning rate by optimizer step, from step 0."""
-    peak = scaled_learning_rate(
-        config.optimizer.learning_rate_per_256, config.global_batch_size, config.optimizer.scaling
-    )
-    total_steps = config.training.epochs * steps_per_epoch
-    # A run as long as the recipe or longer has the milestones where they are stated, a shorter one in proportion.
-    span = max(config.training.epochs, config.schedule.recipe_epochs)
-    milestones = [(milestone.epoch / span, milestone.factor) for milestone in config.schedule.milestones]
-    return gradual_warmup(
-        multi_step(peak, total_steps, milestones), round(config.schedule.warmup_epochs * steps_per_epoch)
-    )
 
 
 def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:

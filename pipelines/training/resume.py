@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     import keras
 
 REMEDY = (
-    "lower optimizer.learning_rate_per_256, raise schedule.warmup_epochs, or choose an exchange.codec of a wider range"
+    "lower optimizer.learning_rate_per_256, raise schedule.warmup.epochs, or choose an exchange.codec of a wider range"
 )
 """What to do when training diverges."""
 _NONE = -1

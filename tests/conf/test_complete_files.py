@@ -33,6 +33,9 @@ def test_a_key_that_the_chosen_optimizer_does_not_have_is_refused(tmp_path: Path
 
 
 def test_a_key_that_was_renamed_is_refused_with_its_new_name(tmp_path: Path) -> None:
+    path = changed(tmp_path, ("  warmup: {name: gradual, epochs: 1}\n", "  warmup_epochs: 1\n"))
+    with pytest.raises(ValueError, match=r"schedule\.warmup_epochs has a new spelling: write schedule\.warmup="):
+        load(path)
     codec = "{name: topk, stages: [{before_step: 5, density: 0.5}]}"
     path = changed(tmp_path, ("  codec:\n    name: none\n", f"  codec: {codec}\n"))
     with pytest.raises(ValueError, match=r"exchange\.codec\.stages has a new name: .*density_schedule"):

@@ -51,10 +51,18 @@ def test_a_setting_with_an_effect_is_not(verb: str, settings: list[str]) -> None
     refuse(verb, *settings)
 
 
-def test_milestones_give_the_length_of_the_recipe_its_meaning() -> None:
+def test_places_in_epochs_give_the_length_of_the_recipe_its_meaning() -> None:
     refuse("train", "schedule.recipe_epochs=5")
-    with pytest.raises(ValueError, match=r"there are no schedule\.milestones"):
-        refuse("train", "schedule.recipe_epochs=5", "schedule.milestones=[]")
+    refuse("train", "schedule.recipe_epochs=5", "schedule.decay=cosine")
+    with pytest.raises(ValueError, match="no place of the schedule is in epochs"):
+        refuse("train", "schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none")
+
+
+def test_an_absolute_rate_is_not_scaled() -> None:
+    refuse("train", "optimizer={name: lars, learning_rate: 7.4}")
+    refuse("train", "optimizer.scaling=sqrt")
+    with pytest.raises(ValueError, match=r"optimizer\.learning_rate is absolute"):
+        refuse("train", "optimizer={name: lars, learning_rate: 7.4}", "optimizer.scaling=sqrt")
 
 
 def test_a_resumed_run_has_its_name_and_experiment() -> None:

@@ -54,7 +54,7 @@ def test_a_shipped_config_begins_with_its_command_and_the_expected_result(name: 
 
 
 def test_a_setting_changes_one_value() -> None:
-    assert load("smoke", ["schedule.warmup_epochs=0.5"]).schedule.warmup_epochs == 0.5
+    assert load("smoke", ["exchange.bucket_mib=0.5"]).exchange.bucket_mib == 0.5
 
 
 def test_the_last_setting_of_a_key_counts() -> None:
@@ -113,7 +113,7 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
     ("setting", "message"),
     [
         ("optimzer.name=sgd", r"^optimzer: unknown section \(did you mean optimizer\?\)$"),
-        ("learning_rate=0.1", r"^learning_rate: unknown section \(did you mean optimizer\.learning_rate_per_256\?\)$"),
+        ("learning_rate=0.1", r"^learning_rate: unknown section \(did you mean optimizer\.learning_rate\?\)$"),
         ("foo=1", r"^foo: unknown section; expected one of archive, dataset, prepare, reader, model, optimizer, "),
         ("training.epoch=2", r"^training\.epoch: unknown key \(did you mean epochs\?\)$"),
         ("training.foo=2", r"^training\.foo: unknown key; expected one of epochs, batch_size_per_worker, seed, "),
@@ -125,9 +125,33 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("model.augmentation=No", r"model\.augmentation='No': should be 'none', 'flips' or 'dihedral'"),
         ("launch.master=", r"launch\.master='': should have at least 1 character"),
         ("dataset=/x", r"dataset='/x': dataset is a section: set dataset\.path$"),
-        ("schedule.warmup_epochs=99", r"schedule\.warmup_epochs=99\.0 is longer than training\.epochs=2"),
-        ("schedule.milestones=[30]", r"schedule\.milestones\[0\]=30: should be \{epoch: \.\.\., factor: \.\.\.\}"),
-        ("schedule.milestones=[{epoch: 2, factor: 0.1}, {epoch: 1, factor: 0.01}]", r"milestones must rise"),
+        ("schedule.warmup.epochs=99", r"schedule\.warmup is at epoch 99, beyond .* \(schedule\.recipe_epochs=2\)$"),
+        ("schedule.warmup={epochs: 1, steps: 4}", r"exactly one of steps, epochs, fraction, got steps=4 and epochs=1"),
+        ("schedule.warmup.fraction=0.1", r"exactly one of steps, epochs, fraction, got epochs=1\.0 and fraction=0\.1$"),
+        ("schedule.decay={power: 2}", r"schedule\.decay is multi_step, which has no such key; polynomial has: choose"),
+        ("schedule.decay={name: cosine, power: 2}", r"schedule\.decay\.power: .*; polynomial has: choose with "),
+        (
+            "schedule.decay.milestones=[30]",
+            r"schedule\.decay\.milestones\[0\]=30: should be \{steps: .*factor: \.\.\.\}",
+        ),
+        ("schedule.decay.milestones=[]", r"schedule\.decay\.milestones=\[\]: should have at least 1 item"),
+        (
+            "schedule.decay.milestones=[{epochs: 2, factor: 0.1}, {fraction: 0.9, factor: 0.01}]",
+            r"decay\.milestones\[1\] is at epoch 1\.8, before schedule\.decay\.milestones\[0\] at epoch 2: must rise",
+        ),
+        (
+            "schedule.decay.milestones=[{epochs: 0.5, factor: 0.1}]",
+            r"schedule\.decay\.milestones\[0\] is at epoch 0\.5, before schedule\.warmup at epoch 1: must rise",
+        ),
+        ("schedule.decay.milestones=[{factor: 0.1}]", r"has exactly one of steps, epochs, fraction, got none$"),
+        (
+            "schedule.warmup_epochs=5",
+            r"^schedule\.warmup_epochs has a new spelling: write schedule\.warmup=\{name: gradual, epochs: \.\.\.\}$",
+        ),
+        (
+            "schedule.milestones=[]",
+            r"^schedule\.milestones has a new spelling: write schedule\.decay=\{name: multi_step",
+        ),
         ("training.epochs", r"not of the form section\.key=value"),
         (".epochs=3", r"not of the form section\.key=value"),
         ("training.epochs.x=1", r"^training\.epochs\.x: training\.epochs is a value, not a section"),
@@ -235,6 +259,8 @@ def test_what_config_prints_is_read_back_unchanged(tmp_path: Path, path: str, na
     if name == "onebit_adam":
         settings += ["exchange.codec=onebit_adam", "optimizer.name=onebit_adam"]
         settings += ["exchange.warmup_steps=5", "optimizer.warmup_steps=5"]
+    if path == "schedule.warmup" and name != "none":
+        settings.append("schedule.warmup.epochs=1")
     config = load("smoke", settings)
     file = tmp_path / "printed.yaml"
     for comments in (False, True):
@@ -272,6 +298,20 @@ def test_an_optimizer_and_a_model_are_a_name_or_a_section() -> None:
         assert load("demo", [f"model={value}"]).model == ResNetConfig()
 
 
+def test_the_rate_is_absolute_or_per_256() -> None:
+    for settings in (["optimizer=adamw", "optimizer.learning_rate=0.001"], ["optimizer={learning_rate: 0.001}"]):
+        optimizer = load("smoke", settings).optimizer
+        assert (optimizer.learning_rate, optimizer.learning_rate_per_256) == (0.001, None)
+    for settings, rates in (
+        (["optimizer.learning_rate=7.4"], r"learning_rate=7\.4 and optimizer\.learning_rate_per_256=8\.0"),
+        (["optimizer.learning_rate_per_256=null"], r"learning_rate=None and optimizer\.learning_rate_per_256=None"),
+    ):
+        with pytest.raises(ValueError, match=rf"^config smoke: optimizer\.{rates}: exactly one of them is a number"):
+            load("smoke", settings)
+    chosen = load("smoke", ["optimizer.learning_rate=7.4", "optimizer.learning_rate_per_256=null"]).optimizer
+    assert chosen.learning_rate == 7.4
+
+
 def test_a_section_without_name_is_the_default_member() -> None:
     assert load("smoke", ["optimizer={weight_decay: 0.0}"]).optimizer == LARSConfig(weight_decay=0.0)
 
@@ -281,6 +321,9 @@ def test_a_section_without_name_is_the_default_member() -> None:
     [
         ("{name: sgd, trust_coefficient: 0.02}", "trust_coefficient"),
         ("{name: lars, beta_1: 0.9}", "beta_1"),
+        ("{name: adamw, momentum: 0.9}", "momentum"),
+        ("{name: sgd, unadapted_roles: []}", "unadapted_roles"),
+        ("{name: lamb, variant: larc}", "variant"),
         ("{name: onebit_adam, momentum: 0.9}", "momentum"),
     ],
 )

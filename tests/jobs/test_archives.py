@@ -56,7 +56,7 @@ def test_training_follows_the_dataset(
     spark: SparkSession, kind: str, tmp_path: Path, mlflow_store: str, request: pytest.FixtureRequest
 ) -> None:
     root = tmp_path / "archive"
-    settings = ["training.epochs=1", "training.batch_size_per_worker=2", "schedule.warmup_epochs=0.5"]
+    settings = ["training.epochs=1", "training.batch_size_per_worker=2"]
     split, classes = "test", 19
     match kind:
         case "bigearthnet_v1":

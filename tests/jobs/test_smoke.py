@@ -173,7 +173,7 @@ def test_resuming_otherwise_is_refused(
 def test_petastorms_reader_trains_too(
     trained: tuple[TrainedRun, RunConfig], small_dataset: Path, store: str, tmp_path: Path
 ) -> None:
-    settings = ("training.epochs=1", "schedule.recipe_epochs=1", "schedule.milestones=[]", "reader.name=petastorm")
+    settings = ("training.epochs=1", "reader.name=petastorm")
     chosen = config(small_dataset, tmp_path, *settings)
     result = train(chosen)
     run = MlflowClient(store).get_run(result.run.run_id)
@@ -256,7 +256,7 @@ def test_the_demos_command_on_the_real_patches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["--archive", str(shared_data / "bigearthnet_v2")]
-    for setting in ("training.epochs=1", "schedule.recipe_epochs=4", "model.depth=18", "model.width_factor=0.25"):
+    for setting in ("training.epochs=1", "model.depth=18", "model.width_factor=0.25"):
         arguments += ["--set", setting]
     assert cli.execute(["demo", *arguments]) == 0
     output = capsys.readouterr().out

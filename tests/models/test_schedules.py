@@ -2,7 +2,16 @@
 
 import pytest
 
-from models.schedules import gradual_warmup, multi_step, scaled_learning_rate
+from models.schedules import (
+    constant,
+    constant_warmup,
+    cosine,
+    gradual_warmup,
+    multi_step,
+    polynomial,
+    scaled_learning_rate,
+    step_at,
+)
 
 GOYAL = ((30 / 90, 0.1), (60 / 90, 0.01), (80 / 90, 0.001))
 
@@ -20,34 +29,75 @@ def test_sqrt_scaling():
     assert scaled_learning_rate(0.1, 4096, "sqrt") == pytest.approx(0.4)  # 0.1 * sqrt(16)
 
 
+def goyal(total_steps):
+    return multi_step(1.0, [(step_at(fraction, total_steps), factor) for fraction, factor in GOYAL])
+
+
 def test_steps_drop_at_30_60_and_80_of_90_epochs():
     steps_per_epoch = 7
-    rate = multi_step(3.2, 90 * steps_per_epoch, GOYAL)
+    rate = goyal(90 * steps_per_epoch)
     for first_epoch, last_epoch, factor in [(0, 29, 1.0), (30, 59, 0.1), (60, 79, 0.01), (80, 89, 0.001)]:
-        assert rate(first_epoch * steps_per_epoch) == pytest.approx(3.2 * factor)
-        assert rate(last_epoch * steps_per_epoch + steps_per_epoch - 1) == pytest.approx(3.2 * factor)
+        assert rate(first_epoch * steps_per_epoch) == pytest.approx(factor)
+        assert rate(last_epoch * steps_per_epoch + steps_per_epoch - 1) == pytest.approx(factor)
 
 
 def test_boundaries_are_exact_for_any_number_of_steps_per_epoch():
     for steps_per_epoch in [*range(1, 400), 5004, 65537]:
-        rate = multi_step(1.0, 90 * steps_per_epoch, GOYAL)
+        rate = goyal(90 * steps_per_epoch)
         around = [rate(epoch * steps_per_epoch + offset) for epoch in (30, 60, 80) for offset in (-1, 0)]
         assert around == [1.0, 0.1, 0.1, 0.01, 0.01, 0.001], steps_per_epoch
 
 
 def test_boundary_is_exact_where_floats_are_not():
-    rate = multi_step(1.0, 100, [(0.55, 0.5)])
-    assert (rate(54), rate(55)) == (1.0, 0.5)
+    assert step_at(0.55, 100) == 55
 
 
 def test_boundary_between_two_steps_takes_effect_at_the_next():
-    rate = multi_step(1.0, 5, [(0.5, 0.5)])  # 2.5 steps
-    assert [rate(step) for step in range(5)] == [1.0, 1.0, 1.0, 0.5, 0.5]
+    assert step_at(0.5, 5) == 3  # 2.5 steps
+    assert (step_at(0.0, 5), step_at(1.0, 5)) == (0, 5)
 
 
 def test_without_milestones_the_peak_stays():
-    rate = multi_step(0.3, 10, [])
-    assert {rate(step) for step in (0, 1, 10**6)} == {0.3}
+    for rate in (multi_step(0.3, []), constant(0.3)):
+        assert {rate(step) for step in (0, 1, 10**6)} == {0.3}
+
+
+def test_of_two_milestones_at_one_step_the_second_holds():
+    assert [multi_step(1.0, [(1, 0.5), (1, 0.1)])(step) for step in (0, 1)] == [1.0, 0.1]
+
+
+def test_polynomial_of_mlperf():
+    # Batch 8,192, with 10 steps an epoch: 17 falls to 1e-4 in the 37 epochs after 5 of warm-up.
+    rate = polynomial(17.0, start_step=50, end_step=420, power=2, end_rate=1e-4)
+    assert rate(0) == rate(50) == 17.0
+    assert rate(235) == pytest.approx(1e-4 + (17 - 1e-4) / 4)  # half-way
+    assert rate(419) == pytest.approx(1e-4 + (17 - 1e-4) / 370**2)
+    assert rate(420) == rate(10**6) == 1e-4
+
+
+def test_cosine_falls_by_half_in_the_middle():
+    rate = cosine(0.8, start_step=10, end_step=110, end_rate=0.2)
+    assert rate(9) == rate(10) == 0.8
+    assert rate(60) == pytest.approx(0.5)
+    # cos(pi / 3) = 1/2 is a third of the way.
+    assert cosine(1.0, start_step=0, end_step=3, end_rate=0.0)(1) == pytest.approx(0.75)
+    assert rate(110) == 0.2
+
+
+def test_an_interval_without_steps_is_a_drop():
+    rate = polynomial(1.0, start_step=4, end_step=4, power=2, end_rate=0.1)
+    assert [rate(step) for step in (3, 4)] == [1.0, 0.1]
+
+
+def test_constant_warmup_is_a_part_of_the_schedule():
+    rate = constant_warmup(lambda step: 0.8, 2, 0.25)
+    assert [rate(step) for step in range(4)] == [0.2, 0.2, 0.8, 0.8]
+
+
+def test_warmup_may_start_at_another_rate_than_0():
+    # 0.1 to 3.2 in 5 parts of 0.62
+    rate = gradual_warmup(constant(3.2), 5, start_rate=0.1)
+    assert [rate(step) for step in range(6)] == pytest.approx([0.72, 1.34, 1.96, 2.58, 3.2, 3.2])
 
 
 def test_warmup_rises_by_equal_parts_to_the_schedule():
@@ -56,7 +106,7 @@ def test_warmup_rises_by_equal_parts_to_the_schedule():
 
 
 def test_warmup_multiplies_the_schedule_beneath():
-    rate = gradual_warmup(multi_step(1.0, 10, [(0.2, 0.5)]), 4)
+    rate = gradual_warmup(multi_step(1.0, [(2, 0.5)]), 4)
     assert [rate(step) for step in range(5)] == pytest.approx([0.25, 0.5, 0.5 * 0.75, 0.5, 0.5])
 
 
@@ -70,13 +120,20 @@ def test_no_warmup_is_the_schedule_itself():
         (lambda: scaled_learning_rate(0.1, 256, "log"), "'log'"),
         (lambda: scaled_learning_rate(0.1, 0, "linear"), "global_batch_size must be positive, got 0"),
         (lambda: scaled_learning_rate(-0.1, 256, "linear"), "rate_per_256 must be positive, got -0.1"),
-        (lambda: multi_step(0.0, 10, GOYAL), "peak must be positive"),
-        (lambda: multi_step(1.0, 0, GOYAL), "total_steps must be positive, got 0"),
-        (lambda: multi_step(1.0, 10, [(0.5, 0.1), (0.3, 0.01)]), r"must rise within \[0, 1\], got \[0.5, 0.3\]"),
-        (lambda: multi_step(1.0, 10, [(0.5, 0.1), (0.5, 0.01)]), "must rise"),
-        (lambda: multi_step(1.0, 10, [(30.0, 0.1)]), "must rise within"),
-        (lambda: multi_step(1.0, 10, [(0.5, 0.0)]), "milestone factor must be positive"),
+        (lambda: step_at(0.5, 0), "total_steps must be positive, got 0"),
+        (lambda: step_at(1.1, 10), r"fraction must be in \[0, 1\], got 1\.1"),
+        (lambda: constant(0.0), "peak must be positive"),
+        (lambda: multi_step(0.0, []), "peak must be positive"),
+        (lambda: multi_step(1.0, [(5, 0.1), (3, 0.01)]), r"must not fall, from step 0, got \[5, 3\]"),
+        (lambda: multi_step(1.0, [(5, 0.0)]), "milestone factor must be positive"),
+        (lambda: polynomial(1.0, start_step=5, end_step=4, power=2, end_rate=0), "must rise from 0, got 5 and 4"),
+        (lambda: polynomial(1.0, start_step=0, end_step=4, power=0, end_rate=0), "power must be positive, got 0"),
+        (lambda: cosine(1.0, start_step=0, end_step=4, end_rate=1.5), r"in \[0, peak\], got end_rate 1\.5 and peak 1"),
+        (lambda: cosine(1.0, start_step=0, end_step=4, end_rate=-0.5), "got end_rate -0.5"),
+        (lambda: constant_warmup(constant(1.0), 3, 0.0), "factor must be positive, got 0.0"),
+        (lambda: constant_warmup(constant(1.0), -1, 0.5), "warmup_steps must not be negative, got -1"),
         (lambda: gradual_warmup(lambda step: 1.0, -1), "warmup_steps must not be negative, got -1"),
+        (lambda: gradual_warmup(constant(1.0), 3, start_rate=-0.1), "start_rate must not be negative, got -0.1"),
     ],
 )
 def test_values_that_make_no_schedule_are_rejected(build, message):

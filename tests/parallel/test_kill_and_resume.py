@@ -133,7 +133,7 @@ def test_a_killed_rank_costs_no_bit(
 def test_what_a_codec_left_behind_is_not_lost(
     small_dataset: Path, tmp_path: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = ("exchange.codec=onebit", "training.epochs=1", "schedule.recipe_epochs=1", "schedule.milestones=[]")
+    settings = ("exchange.codec=onebit", "training.epochs=1")
     expected = weights(train(config(small_dataset, tmp_path / "undisturbed", *settings)))
 
     def dying(*args: Any) -> Any:

@@ -53,8 +53,7 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> 
 def test_all_ranks_stop_after_the_same_step(
     spark: SparkSession, small_dataset: Path, tmp_path: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one_epoch = ("training.epochs=1", "schedule.recipe_epochs=1", "schedule.milestones=[]")
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", *one_epoch]
+    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1"]
     monkeypatch.setattr(entry, "train", training_that_is_asked_to_stop)
     # The second step announces it, its sum is read in the third: all ranks stop after that one.
     with pytest.raises(

@@ -23,9 +23,12 @@ DEPTH, WIDTH_FACTOR = 10, 0.25
 SETUP: dict[str, dict[str, Any]] = {
     "optimizer": {"name": "sgd", "learning_rate_per_256": 0.2, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4},
     "schedule": {
-        "warmup_epochs": 1,
         "recipe_epochs": EPOCHS,
-        "milestones": [{"epoch": EPOCHS * 5 / 8, "factor": 0.1}, {"epoch": EPOCHS * 7 / 8, "factor": 0.01}],
+        "warmup": {"name": "gradual", "epochs": 1},
+        "decay": {
+            "name": "multi_step",
+            "milestones": [{"fraction": 5 / 8, "factor": 0.1}, {"fraction": 7 / 8, "factor": 0.01}],
+        },
     },
     # A fifth of the run is dense.
     "exchange": {"warmup_steps": EPOCHS // 5 * STEPS_PER_EPOCH},

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
-from models.schedules import gradual_warmup, multi_step
+from models.schedules import constant, gradual_warmup
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest
 from pipelines.training.checkpoint import TrainingState, newest_state
@@ -50,7 +50,7 @@ def batches(count: int) -> Iterator[Batch]:
 def one_epoch(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
     """An epoch of so many batches on one rank, at a rate that stays where it is unless `settings` say otherwise."""
     optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
-    schedule = settings.pop("schedule", multi_step(1.0, 100, []))
+    schedule = settings.pop("schedule", constant(1.0))
     trainer = Trainer(step, optimizer, schedule, OneRank(), settings.pop("stop", None))  # type: ignore[arg-type]
     return train_epoch(batches(count), trainer, first_step=first_step, **settings)
 
@@ -63,7 +63,7 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
         seen.append(float(optimizer.learning_rate))
         return tf.constant(float(len(seen)))
 
-    schedule = gradual_warmup(multi_step(1.0, 100, []), 10)
+    schedule = gradual_warmup(constant(1.0), 10)
     result = one_epoch(4, step, 5, optimizer=optimizer, schedule=schedule)
     assert seen == pytest.approx([0.6, 0.7, 0.8, 0.9])
     assert result.loss == 2.5

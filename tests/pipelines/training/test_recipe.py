@@ -26,10 +26,9 @@ from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import BandStatistics, Manifest
 from pipelines.sample import ImageGroup
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.step import make_train_step
 
-RECIPE = "bigearthnet_v2_resnet50"
 # What makes a choice valid: settings without a default, and the other half of a pair.
 NEEDS = {
     "threshold": ["exchange.codec={name: threshold, tau: 0.5}"],
@@ -77,36 +76,6 @@ def dense_model() -> keras.Model:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
 
 
-def test_the_recipe_is_goyals() -> None:
-    # 0.1 * k * n / 256 with n = 32 images on k = 8 workers; 5 epochs of warm-up; /10 at 30, 60, 80 of 90.
-    schedule = make_schedule(load(RECIPE), steps_per_epoch=10)
-    assert schedule(49) == pytest.approx(0.1 * 8 * 32 / 256)
-    assert schedule(0) == pytest.approx(0.1 / 50)
-    assert schedule(24) == pytest.approx(0.1 * 25 / 50)
-    for epoch, factor in ((29, 1), (30, 0.1), (59, 0.1), (60, 0.01), (79, 0.01), (80, 0.001), (89, 0.001)):
-        assert schedule(epoch * 10 + 9) == pytest.approx(0.1 * factor), epoch
-    assert schedule(299) == pytest.approx(0.1)
-    assert schedule(300) == pytest.approx(0.01)
-
-
-def test_a_shorter_run_has_its_milestones_in_proportion() -> None:
-    schedule = make_schedule(load(RECIPE, ["training.epochs=9"]), steps_per_epoch=100)
-    assert schedule(500) == schedule(599) == pytest.approx(0.01)
-    assert schedule(600) == pytest.approx(0.001)
-    assert schedule(800) == pytest.approx(0.0001)
-
-
-def test_a_longer_run_keeps_them_where_they_are() -> None:
-    schedule = make_schedule(load(RECIPE, ["training.epochs=180"]), steps_per_epoch=10)
-    assert schedule(299) == pytest.approx(0.1)
-    assert schedule(300) == pytest.approx(0.01)
-
-
-def test_the_peak_follows_the_number_of_workers() -> None:
-    schedule = make_schedule(load(RECIPE, ["launch.num_workers=64"]), steps_per_epoch=10)
-    assert schedule(100) == pytest.approx(0.8)
-
-
 @pytest.mark.parametrize("augmentation", ["none", "flips", "dihedral"])
 def test_the_model_augments_as_configured(augmentation: str, manifest: Manifest) -> None:
     model = make_model(load("smoke", [f"model.augmentation={augmentation}"]), manifest)
@@ -123,7 +92,14 @@ def test_the_networks_settings_reach_it(manifest: Manifest) -> None:
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str], dense_model: keras.Model) -> None:
     # Without a gradient, an optimizer moves a variable by its weight decay alone, and only if it is not 0.
-    settings = {"onebit_adam": "warmup_steps: 1", "sgd": "momentum: 0.0", "lars": "momentum: 0.0, nesterov: false"}
+    settings = {
+        "onebit_adam": "warmup_steps: 1",
+        "sgd": "momentum: 0.0",
+        "lars": "momentum: 0.0, nesterov: false",
+        "adamw": "beta_1: 0.9",
+        # The ratio of an update of decay alone would be 1 / decay.
+        "lamb": "unadapted_roles: [kernel, bias, gain, shift]",
+    }
     overrides = [f"optimizer={{name: {name}, weight_decay: 0.1, excluded_roles: {roles}, {settings[name]}}}"]
     overrides += ["exchange.codec=onebit_adam", "exchange.warmup_steps=1"] if name == "onebit_adam" else []
     optimizer = make_optimizer(load("smoke", overrides).optimizer, dense_model)
@@ -142,11 +118,20 @@ def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str],
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("name", OPTIMIZER_NAMES)
 def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: keras.Model) -> None:
-    settings = {
-        "lars": {"momentum": 0.8, "nesterov": False, "trust_coefficient": 0.02},
+    chosen: dict[str, dict[str, Any]] = {
+        "lars": {
+            "momentum": 0.8,
+            "nesterov": False,
+            "trust_coefficient": 0.02,
+            "variant": "tensorflow_models",
+            "epsilon": 1e-9,
+        },
+        "lamb": {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-5},
+        "adamw": {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-5},
         "sgd": {"momentum": 0.7, "nesterov": False},
         "onebit_adam": {"beta_1": 0.8, "beta_2": 0.99, "warmup_steps": 3},
-    }[name]
+    }
+    settings = chosen[name]
     text = ", ".join(f"{key}: {str(value).lower()}" for key, value in settings.items())
     overrides = [f"optimizer={{name: {name}, weight_decay: {decay}, {text}}}"]
     overrides += ["exchange.codec=onebit_adam", "exchange.warmup_steps=3"] if name == "onebit_adam" else []
@@ -156,6 +141,20 @@ def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: 
     assert (built["weight_decay"] or 0.0) == decay
     assert float(optimizer.learning_rate) == 0.0
     assert optimizer.built
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_decay_and_ratio_have_lists_of_their_own(name: str, dense_model: keras.Model) -> None:
+    def paths(settings: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        built: Any = make_optimizer(load("smoke", [f"optimizer={{name: {name}{settings}}}"]).optimizer, dense_model)
+        return tuple(each.split("/")[-1] for each in built.excluded), tuple(
+            each.split("/")[-1] for each in built.unadapted
+        )
+
+    assert paths("") == (("bias", "gamma", "beta"), ("bias", "gamma", "beta"))
+    assert paths(", excluded_roles: [bias]") == (("bias",), ("bias",))
+    assert paths(", excluded_roles: [bias], unadapted_roles: [gain, shift]") == (("bias",), ("gamma", "beta"))
+    assert paths(", unadapted_roles: []") == (("bias", "gamma", "beta"), ())
 
 
 def test_momentum_of_the_pair_is_stated_once() -> None:

@@ -74,7 +74,7 @@ def test_another_codec_is_refused_where_something_is_left_to_send() -> None:
     "settings",
     [
         ["optimizer.learning_rate_per_256=1.0"],
-        ["schedule.warmup_epochs=0"],
+        ["schedule.warmup=none"],
         ["training.epochs=9"],
         ["model.augmentation=flips"],
         ["training.batch_size_per_worker=8", "launch.num_workers=1"],

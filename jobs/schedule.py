@@ -1,0 +1,115 @@
+"""`groundswell schedule`: the learning rate of a configuration as a table and a picture, without training."""
+
+import argparse
+from pathlib import Path
+
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.paths import with_absolute_paths
+from jobs.result import Result
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.order import steps_per_epoch
+from pipelines.locations import redacted
+from pipelines.sample import TRAINING_SPLIT
+from pipelines.training.plots import schedule_curve
+from pipelines.training.rates import boundary_steps, make_schedule, peak_learning_rate
+
+_PARTS = 10
+"""Equal parts of the run, at whose beginnings the table has a line."""
+_CURVE_POINTS = 2000
+
+
+def training_images(config: RunConfig) -> int:
+    """Count the training images of the configured dataset.
+
+    Raises:
+        ValueError: There is no finished dataset, or it has no training split.
+    """
+    path = redacted(config.dataset.path)
+    try:
+        manifest = read_manifest(with_absolute_paths(config).dataset.path)
+    except FileNotFoundError:
+        raise ValueError(
+            f"{path} is not a finished dataset whose training images could be counted: give --images N"
+        ) from None
+    if TRAINING_SPLIT not in manifest.splits:
+        raise ValueError(f"{path} has no training split: give --images N")
+    return manifest.splits[TRAINING_SPLIT].rows
+
+
+def schedule_table(config: RunConfig, images: int) -> list[str]:
+    """Describe the learning rate of a run.
+
+    Args:
+        config: The configuration.
+        images: Number of training images.
+
+    Returns:
+        Lines: the peak and the number of steps, then the rate at the first and last step, around every place of the
+        schedule, and at every tenth of the run.
+
+    Raises:
+        ValueError: There are fewer images than one global batch, or the schedule does not fit the run.
+    """
+    steps = _steps(config, images)
+    total = steps * config.training.epochs
+    rate = make_schedule(config, steps)
+    points: dict[int, str] = {part * total // _PARTS: "" for part in range(_PARTS)}
+    for name, step in boundary_steps(config, steps):
+        if step > 0:
+            points.setdefault(step - 1, "")
+        if step < total:
+            # Milestones of a very short run may share a step.
+            points[step] = ", ".join(filter(None, [points.get(step), name]))
+    points[0] = ", ".join(filter(None, ["first step", points[0]]))
+    points.setdefault(total - 1, "")
+    points[total - 1] = ", ".join(filter(None, [points[total - 1], "last step"]))
+    return [
+        f"peak {peak_learning_rate(config):g}, global batch {config.global_batch_size:,}, {images:,} images, "
+        f"{steps:,} steps an epoch, {config.training.epochs} epochs, {total:,} steps",
+        f"{'step':>12} {'epoch':>9} {'rate':>13}",
+        *(
+            f"{step:>12,} {step / steps:>9.2f} {rate(step):>13.6g}  {text}".rstrip()
+            for step, text in sorted(points.items())
+        ),
+    ]
+
+
+def write_plot(config: RunConfig, images: int, path: Path, title: str) -> None:
+    """Draw the learning rate by epoch into a PNG file.
+
+    Raises:
+        OSError: The file cannot be written.
+        ValueError: As `schedule_table`.
+    """
+    steps = _steps(config, images)
+    total = steps * config.training.epochs
+    rate = make_schedule(config, steps)
+    places = [step for _, step in boundary_steps(config, steps)]
+    shown = {round(part * (total - 1) / _CURVE_POINTS) for part in range(_CURVE_POINTS + 1)}
+    shown |= {step + offset for step in places for offset in (-1, 0) if 0 <= step + offset < total}
+    figure = schedule_curve({title: [(step / steps, rate(step)) for step in sorted(shown)]})
+    figure.savefig(path, format="png", dpi=120)
+
+
+def _steps(config: RunConfig, images: int) -> int:
+    steps = steps_per_epoch(images, config.global_batch_size)
+    if steps == 0:
+        raise ValueError(f"{images:,} images are fewer than one global batch of {config.global_batch_size:,}")
+    return steps
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Print the table, and write the plot where one is asked for."""
+    config = read_config(arguments)
+    images = training_images(config) if arguments.images is None else arguments.images
+    for line in schedule_table(config, images):
+        say(line)
+    if arguments.plot is not None:
+        write_plot(config, images, arguments.plot, Path(arguments.config).stem)
+        say(f"plot {arguments.plot}")
+
+
+if __name__ == "__main__":
+    cli.main("schedule")

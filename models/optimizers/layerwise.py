@@ -1,0 +1,63 @@
+"""What optimizers with one rate per variable share: variables chosen by path, norms, and a state in float32."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+from keras import ops
+
+
+def chosen_by_path(name: str, paths: Sequence[str], variables: Sequence[keras.Variable]) -> tuple[bool, ...]:
+    """Return for each variable whether its path is among `paths`.
+
+    The answer is by position, because `update_step` receives the backend's variable, which has no path.
+
+    Args:
+        name: Name of the list, for the message.
+        paths: Exact paths (`variable.path`).
+        variables: All variables of the optimizer.
+
+    Raises:
+        ValueError: a path that not exactly one variable has.
+    """
+    known = [variable.path for variable in variables]
+    unclear = [path for path in paths if known.count(path) != 1]
+    if unclear:
+        raise ValueError(f"{name} must hold paths of exactly one trainable variable each, got {unclear}")
+    return tuple(path in paths for path in known)
+
+
+def add_state(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], names: Sequence[str]
+) -> list[list[keras.Variable]]:
+    """Add state of zeros for each variable, and return one list for each name.
+
+    State of half-precision variables is in float32: increments below 1/256 of a bfloat16 would be lost. Names and
+    order are those of Keras's `add_optimizer_variables`, on which checkpoints depend.
+    """
+    state: list[list[keras.Variable]] = [[] for _ in names]
+    for variable in variables:
+        for name, found in zip(names, state, strict=True):
+            found.append(
+                optimizer.add_variable(
+                    shape=variable.shape,
+                    initializer="zeros",
+                    dtype="float64" if variable.dtype == "float64" else "float32",
+                    name=f"{variable.path.replace('/', '_')}_{name}",
+                )
+            )
+    return state
+
+
+def norm(tensor: Any) -> Any:
+    """Return the L2 norm over all elements, in the type of the tensor."""
+    return ops.sqrt(ops.sum(ops.square(tensor)))
+
+
+def ratio_of_norms(weight_norm: Any, update_norm: Any, denominator: Any, coefficient: float) -> Any:
+    """Return coefficient * weight_norm / denominator, and 1 where one of the two norms is 0.
+
+    A variable of zeros could not leave 0 with a ratio of 0.
+    """
+    ratio = ops.divide_no_nan(coefficient * weight_norm, denominator)
+    return ops.where(ops.logical_and(weight_norm > 0, update_norm > 0), ratio, ops.ones_like(ratio))

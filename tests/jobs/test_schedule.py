@@ -1,0 +1,95 @@
+"""`groundswell schedule` as a user meets it."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import cli
+
+SMOKE = ["schedule", "--config", "smoke"]
+
+
+def table(output: str) -> dict[int, tuple[Any, Any, str]]:
+    """Step, epoch, rate and text of each line."""
+    rows = [line.split(maxsplit=3) for line in output.splitlines()[2:] if not line.startswith("plot ")]
+    return {int(row[0].replace(",", "")): (float(row[1]), float(row[2]), row[3] if row[3:] else "") for row in rows}
+
+
+def test_the_table_has_the_first_and_last_step_and_every_place(capsys: pytest.CaptureFixture[str]) -> None:
+    # 320 images, 8 a step: 40 steps an epoch, 2 epochs; the peak is 8 * 8 / 256.
+    assert cli.execute([*SMOKE, "--images", "320"]) == 0
+    output = capsys.readouterr().out
+    assert output.splitlines()[0] == "peak 0.25, global batch 8, 320 images, 40 steps an epoch, 2 epochs, 80 steps"
+    rows = table(output)
+    assert rows[0] == (0.0, 0.25 / 40, "first step")
+    assert rows[8] == (0.2, pytest.approx(0.25 * 9 / 40), "")
+    assert rows[39] == (0.97, 0.25, "")
+    assert rows[40] == (1.0, 0.025, "schedule.warmup, schedule.decay.milestones[0]")
+    assert rows[79] == (1.98, 0.025, "last step")
+    assert list(rows) == sorted(rows)
+
+
+def test_settings_change_it(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["schedule.decay={name: cosine, end_rate: 0.01}", "training.epochs=4"]
+    assert cli.execute([*SMOKE, "--images", "320", *(text for each in settings for text in ("--set", each))]) == 0
+    rows = table(capsys.readouterr().out)
+    assert rows[80] == (2.0, 0.25, "schedule.warmup")
+    assert rows[159][2] == "last step"
+    assert 0.01 < rows[159][1] < 0.0101
+
+
+def test_images_are_those_of_the_dataset(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute([*SMOKE, "--set", f"dataset.path={small_dataset}"]) == 0
+    assert "32 images, 4 steps an epoch, 2 epochs, 8 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "datasets/smoke is not a finished dataset whose training images could be counted: give --images N"),
+        (["--images", "7"], "7 images are fewer than one global batch of 8"),
+        (["--images", "many"], "--images: should be a whole number above 0, got 'many'"),
+        (["--images", "320", "--plot", "rate.pdf"], "--plot: should end in .png, got 'rate.pdf'"),
+        (["--images", "320", "--plot", "nowhere/rate.png"], "--plot: there is no folder 'nowhere'"),
+        (["--images", "320", "--set", "training.seed=3"], "--set training.seed has no effect: schedule reads"),
+        (
+            ["--images", "320", "--set", "schedule.warmup={steps: 100}"],
+            "schedule.warmup is at step 100, beyond the end of the run (80 steps)",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.execute([*SMOKE, *arguments]) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert len(captured.err.strip().splitlines()) == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+_ALONE = """
+import sys
+from jobs import cli
+assert cli.execute(sys.argv[1:]) == 0
+heavy = sorted({"tensorflow", "keras", "pyspark", "mlflow", "horovod", "matplotlib.pyplot"} & set(sys.modules))
+assert not heavy, heavy
+"""
+
+
+def test_the_plot_is_drawn_without_tensorflow_or_spark(tmp_path: Path) -> None:
+    plot = tmp_path / "rate.png"
+    command = [sys.executable, "-c", _ALONE, *SMOKE, "--images", "100000", "--plot", str(plot)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"plot {plot}"
+    assert plot.read_bytes().startswith(b"\x89PNG")
