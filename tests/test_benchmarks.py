@@ -47,6 +47,7 @@ KEYS = {
         "rows",
         "cores",
     },
+    "schedules": {"peaks"},
     "train": {
         "images_per_second",
         "images_per_second_two_ranks",

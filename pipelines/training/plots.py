@@ -58,10 +58,11 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
         rates: Pairs (epoch, rate) in rising order, by the schedule's name. Rates have a logarithmic axis where there
             is more than one schedule.
     """
-    figure = Figure(figsize=(_WIDTH_INCHES, 4.0), layout="constrained")
+    figure = Figure(figsize=(_WIDTH_INCHES, 4.0 if len(rates) == 1 else 7.0), layout="constrained")
     axis = figure.subplots()
-    for name, points in rates.items():
-        axis.plot([epoch for epoch, _ in points], [rate for _, rate in points], label=name)
+    for number, (name, points) in enumerate(rates.items()):
+        dashes = ("-", "--", ":")[number // 10 % 3]  # ten colours before the first one comes again
+        axis.plot([epoch for epoch, _ in points], [rate for _, rate in points], dashes, label=name)
     axis.set_xlabel("epoch")
     axis.set_ylabel("learning rate")
     axis.grid(alpha=0.3)
@@ -70,7 +71,9 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
         axis.set_title(next(iter(rates)))
     else:
         axis.set_yscale("log")
-        axis.legend(fontsize=8)
+        # A cosine ends at almost 0, which would press all the rest together.
+        axis.set_ylim(bottom=1e-7 * max(rate for points in rates.values() for _, rate in points))
+        figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 

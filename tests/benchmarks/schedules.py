@@ -1,0 +1,58 @@
+"""Draws the learning rates of all published recipes in conf/ into one picture, `results/schedules.png`.
+
+Nothing is trained: the number of training images of each archive is the published one. `--smoke` draws into a
+temporary folder.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+from conf.load import load, shipped_names
+from conf.schema import RunConfig
+from pipelines.training.plots import schedule_curve
+from pipelines.training.rates import boundary_steps, make_schedule, peak_learning_rate
+
+RESULTS = Path(__file__).parent / "results"
+IMAGES = {"image_folder": 1_281_167, "bigearthnet_v1": 269_695, "bigearthnet_v2": 237_871}
+"""Training images of ImageNet and of the official splits of BigEarthNet."""
+NOT_PUBLISHED = ("demo", "smoke")
+POINTS = 600
+
+
+def curve(config: RunConfig) -> list[tuple[float, float]]:
+    """Epoch and rate at equal distances, and on both sides of every place of the schedule."""
+    assert config.archive is not None
+    steps = IMAGES[config.archive.kind] // config.global_batch_size
+    total = steps * config.training.epochs
+    rate = make_schedule(config, steps)
+    shown = {part * (total - 1) // POINTS for part in range(POINTS + 1)}
+    shown |= {step + side for _, step in boundary_steps(config, steps) for side in (-1, 0) if step + side < total}
+    return [(step / steps, rate(step)) for step in sorted(shown)]
+
+
+def draw(folder: Path) -> Path:
+    """Draw all recipes, and return the picture's path."""
+    recipes = {name: load(name) for name in shipped_names() if name not in NOT_PUBLISHED}
+    named = sorted(recipes.items(), key=lambda item: (item[0].rpartition("_")[0], item[1].global_batch_size))
+    figure = schedule_curve({f"{name}, batch {config.global_batch_size:,}": curve(config) for name, config in named})
+    path = folder / "schedules.png"
+    figure.savefig(path, format="png", dpi=120)
+    print(json.dumps({"peaks": {name: round(peak_learning_rate(config), 6) for name, config in named}}))
+    return path
+
+
+def main() -> None:
+    """Draw once."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--smoke", action="store_true", help="draw into a temporary folder")
+    if parser.parse_args().smoke:
+        with tempfile.TemporaryDirectory() as folder:
+            draw(Path(folder))
+    else:
+        draw(RESULTS)
+
+
+if __name__ == "__main__":
+    main()

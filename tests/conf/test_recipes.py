@@ -1,0 +1,101 @@
+"""The published recipes, at the points that their sources state."""
+
+import math
+
+import pytest
+
+from conf.load import load
+from conf.optimizers import AdamWConfig, LARSConfig
+from models.schedules import Schedule
+from pipelines.training.rates import make_schedule, peak_learning_rate
+
+IMAGENET, REBEN, BIGEARTHNET_V1 = 1_281_167, 237_871, 269_695
+
+
+def of(name: str, images: int) -> tuple[Schedule, int, int]:
+    """Schedule, steps per epoch and steps in all."""
+    config = load(name)
+    steps = images // config.global_batch_size
+    return make_schedule(config, steps), steps, steps * config.training.epochs
+
+
+@pytest.mark.parametrize(
+    ("batch", "rate", "warmup_epochs", "weight_decay", "momentum", "epochs"),
+    [
+        (1_632, 7.4, 2, 5e-5, 0.9, 37),
+        (3_264, 10.5, 2, 5e-5, 0.9, 37),
+        (4_096, 10.0, 5, 2e-4, 0.9, 42),
+        (8_192, 17.0, 5, 2e-4, 0.9, 44),
+        (13_056, 12.8, 9, 2.5e-5, 0.9, 46),
+        (32_768, 21.2, 16, 2.5e-5, 0.94, 57),
+        (65_536, 24.699, 31, 1e-4, 0.951807, 86),
+    ],
+)
+def test_rows_of_mlperf(
+    batch: int, rate: float, warmup_epochs: int, weight_decay: float, momentum: float, epochs: int
+) -> None:
+    config = load(f"resnet50_lars_{batch}")
+    optimizer = config.optimizer
+    assert isinstance(optimizer, LARSConfig)
+    assert (config.global_batch_size, config.training.epochs) == (batch, epochs)
+    assert (optimizer.weight_decay, optimizer.momentum, optimizer.nesterov) == (weight_decay, momentum, False)
+    assert (optimizer.trust_coefficient, optimizer.epsilon, optimizer.variant) == (0.001, 0.0, "mlperf")
+    schedule, steps, total = of(f"resnet50_lars_{batch}", IMAGENET)
+    warmup = warmup_epochs * steps
+    assert schedule(0) == pytest.approx(rate / warmup)
+    assert schedule(warmup // 2 - 1) == pytest.approx(rate / 2, rel=0.03)
+    assert schedule(warmup - 1) == schedule(warmup) == rate
+    middle = (warmup + total) // 2
+    assert schedule(middle) == pytest.approx(1e-4 + (rate - 1e-4) * ((total - middle) / (total - warmup)) ** 2)
+    assert schedule(middle) == pytest.approx(rate / 4, rel=0.01)
+    assert schedule(total - 1) == pytest.approx(1e-4 + (rate - 1e-4) / (total - warmup) ** 2)
+    assert schedule(total - 1) < 4e-4
+
+
+def test_goyal() -> None:
+    config = load("goyal_resnet50")
+    assert config.global_batch_size == 8192
+    assert config.optimizer.roles() == {"excluded": ["gain", "shift"], "unadapted": ["kernel", "bias", "gain", "shift"]}
+    schedule, steps, total = of("goyal_resnet50", IMAGENET)
+    warmup = 5 * steps
+    # From 0.1 to 3.2 by a constant amount.
+    assert schedule(0) == pytest.approx(0.1 + 3.1 / warmup)
+    assert schedule(warmup // 2 - 1) == pytest.approx(1.65, abs=0.01)
+    assert schedule(warmup - 1) == schedule(30 * steps - 1) == pytest.approx(3.2)
+    for epoch, rate in ((30, 0.32), (60, 0.032), (80, 0.0032)):
+        assert schedule(epoch * steps - 1) == pytest.approx(10 * rate)
+        assert schedule(epoch * steps) == pytest.approx(rate)
+    assert schedule(total - 1) == pytest.approx(0.0032)
+
+
+def test_sedona() -> None:
+    config = load("sedona_resnet50")
+    assert isinstance(config.optimizer, LARSConfig)
+    assert config.optimizer.nesterov
+    schedule, steps, total = of("sedona_resnet50", BIGEARTHNET_V1)
+    assert schedule(0) == pytest.approx(0.2 / (5 * steps))
+    assert schedule(5 * steps - 1) == schedule(30 * steps - 1) == pytest.approx(0.2)
+    for epoch, rate in ((30, 0.02), (60, 0.002), (80, 0.0002)):
+        assert schedule(epoch * steps) == pytest.approx(rate)
+    assert schedule(total - 1) == pytest.approx(0.0002)
+    assert peak_learning_rate(load("sedona_resnet50", ["launch.num_workers=128"])) == pytest.approx(3.2)  # 8,192
+
+
+def test_reben() -> None:
+    config = load("reben_resnet50")
+    assert isinstance(config.optimizer, AdamWConfig)
+    assert config.global_batch_size == 512
+    schedule, steps, total = of("reben_resnet50", REBEN)
+    assert (steps, total) == (464, 46_400)
+    assert schedule(0) == pytest.approx(1e-6)
+    assert schedule(499) == pytest.approx(5e-4)
+    assert schedule(999) == schedule(1000) == 1e-3
+    assert schedule(23_700) == pytest.approx(5e-4)  # half-way between 1,000 and 46,400
+    assert schedule(total - 1) == pytest.approx(1e-3 * (1 - math.cos(math.pi / 45_400)) / 2, rel=1e-6)
+
+
+def test_the_rate_of_bigearthnet_v2_is_far_below_the_law_of_mlperf() -> None:
+    # As its comment says: the rates at 1,632 and 3,264 times the root of 256 over the batch.
+    laws = [peak_learning_rate(load(f"resnet50_lars_{batch}")) * math.sqrt(256 / batch) for batch in (1_632, 3_264)]
+    assert laws == pytest.approx([2.9, 2.9], rel=0.02)
+    assert peak_learning_rate(load("bigearthnet_v2_resnet50")) == pytest.approx(0.1)
