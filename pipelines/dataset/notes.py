@@ -6,7 +6,7 @@ import zlib
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -79,7 +79,7 @@ def _values(written: WrittenShard) -> dict[str, Any]:
         "shard": written.shard.model_dump(mode="json"),
         "digest": written.digest,
         "class_counts": written.class_counts,
-        "band_sums": {name: asdict(sums) for name, sums in written.band_sums.items()},
+        "band_sums": {name: vars(sums) for name, sums in written.band_sums.items()},
         "rejected": written.rejected,
     }
 
