@@ -47,9 +47,11 @@ def cifar(folder: Path, archive: Path) -> None:
 @pytest.mark.parametrize(
     "kind",
     [
-        "bigearthnet_v1",
         "image_folder",
-        *(pytest.param(kind, marks=pytest.mark.long) for kind in ("eurosat_ms", "eurosat_rgb", "synthetic")),
+        *(
+            pytest.param(kind, marks=pytest.mark.long)
+            for kind in ("bigearthnet_v1", "eurosat_ms", "eurosat_rgb", "synthetic")
+        ),
     ],
 )
 def test_training_follows_the_dataset(

@@ -40,7 +40,7 @@ def interrupt(process: subprocess.Popen[str]) -> None:
             4,
             r"error: Spark's JVM has died of signal 9; finished shards are kept in \S+, and the same command",
         ),
-        (interrupt, 130, r"interrupted"),
+        pytest.param(interrupt, 130, r"interrupted", marks=pytest.mark.long),
     ],
     ids=["dead JVM", "Ctrl-C"],
 )

@@ -170,6 +170,7 @@ def test_resuming_otherwise_is_refused(
         check_resume(chosen.model_copy(update={"training": changed}), read_manifest(Path(chosen.dataset.path)))
 
 
+@pytest.mark.long
 def test_petastorms_reader_trains_too(
     trained: tuple[TrainedRun, RunConfig], small_dataset: Path, store: str, tmp_path: Path
 ) -> None:

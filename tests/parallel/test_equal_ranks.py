@@ -76,7 +76,7 @@ def _by_value() -> Any:
     return three_steps
 
 
-@pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), ("fp16", 2e-2)])
+@pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), pytest.param("fp16", 2e-2, marks=pytest.mark.long)])
 def test_two_ranks_give_the_weights_of_one(spark: SparkSession, codec: str, relative: float) -> None:
     alone = one_rank(spark)
     runner = BarrierRunner(spark, 2, on_log=lambda rank, line: None)

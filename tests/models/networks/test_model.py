@@ -74,6 +74,7 @@ def test_probabilities_of_an_unknown_task_are_rejected(small):
         with_probabilities(small, "regression")
 
 
+@pytest.mark.long
 def test_saved_model_needs_nothing_but_keras(small, tmp_path):
     images = sentinel_images()
     served = with_probabilities(small, "multi_label")

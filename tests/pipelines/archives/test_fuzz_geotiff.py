@@ -20,7 +20,7 @@ from pipelines.archives.archive import BadRecordError
 from pipelines.archives.geotiff import read_band
 from pipelines.archives.tiff_strips import is_plain
 
-VARIANTS = int(os.environ.get("GROUNDSWELL_FUZZ_VARIANTS", "1500"))
+VARIANTS = int(os.environ.get("GROUNDSWELL_FUZZ_VARIANTS", "600"))
 SEED = int(os.environ.get("GROUNDSWELL_FUZZ_SEED", "0"))
 MEMORY_MIB = 512  # no damaged size may be believed
 HEADER = 420  # bytes that hold the directory and its values

@@ -351,6 +351,7 @@ def fail_with_sparks_log(log: str) -> str:
     return "no error"
 
 
+@pytest.mark.long
 def test_sparks_own_trace_does_not_stand_beside_ours(in_fresh_process: Callable[..., Any], tmp_path: Path) -> None:
     assert in_fresh_process(fail_with_sparks_log, str(tmp_path / "log")) == "FAILED"
     log = (tmp_path / "log").read_text()
