@@ -30,7 +30,7 @@ _TRAIN, _VALIDATION, _TEST = 256, 64, 96
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the table shows."""
+    """Results that the closing table shows."""
 
     trained: TrainedRun
     test: Evaluation
@@ -42,8 +42,8 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
     """Run every job once.
 
     Args:
-        config: The configuration of all of them.
-        generate: Where an archive is made, unless it exists; None: the archive is the user's own.
+        config: Configuration of all jobs.
+        generate: Folder in which an archive is generated unless it exists; None where the archive is the user's own.
         result: Filled in while the jobs run.
     """
     started = time.perf_counter()
@@ -83,7 +83,7 @@ def baseline_f1(manifest: Manifest, split: str) -> float:
 
 
 def table(config: RunConfig, result: DemoResult) -> list[str]:
-    """The closing table."""
+    """Give the lines of the closing table."""
     lines = ["", "epoch    loss  val loss  F1 micro  F1 macro     mAP  images/s"]
     for number, row in enumerate(result.trained.summary.history, 1):
         lines.append(
@@ -107,7 +107,7 @@ def table(config: RunConfig, result: DemoResult) -> list[str]:
 
 
 def learnt(result: DemoResult) -> bool:
-    """Whether training helped: better than its first epoch and than looking at no image."""
+    """Whether the last epoch is better than the first one, and the test score better than the baseline's."""
     history = result.trained.summary.history
     return (len(history) == 1 or history[-1]["val/f1_micro"] > history[0]["val/f1_micro"]) and result.test.metrics[
         "f1_micro"

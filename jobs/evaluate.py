@@ -79,7 +79,7 @@ def _check_classes(model_uri: str, class_names: list[str] | None, manifest: Mani
 
 
 def per_class_lines(result: Evaluation) -> list[str]:
-    """The per-class table as text, most frequent class first."""
+    """Give the per-class table as lines of text, the most frequent class first."""
     lines = [f"{'class':<52} samples  precision  recall     F1     AP"]
     for row in sorted(result.per_class, key=lambda row: -row["support"]):
         lines.append(

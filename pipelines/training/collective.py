@@ -1,4 +1,4 @@
-"""Horovod's operations behind the interface that the exchange and the evaluation know."""
+"""Horovod's operations, with the interface that the exchange and the evaluation use."""
 
 import os
 from typing import Any
@@ -14,30 +14,31 @@ class HorovodCollective:
 
     def __init__(self) -> None:
         """Join the job."""
-        # Groups that are under way at the same time would otherwise be summed together or not, as they meet: other
-        # orders of the sums, hence other last digits, from run to run.
+        # Groups that are under way at the same time would otherwise be summed together or separately, depending on
+        # their timing: the order of the sums, and so their last digits, would change from run to run.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        # Ranks tell each other in every cycle what is ready, work or not: every millisecond, Horovod's default, that is
-        # 0.4 MB/s and takes 6 % of a rank's only core. GPUs compute beside it: there the default stays.
+        # In every cycle the ranks tell each other what is ready, also where nothing is. With Horovod's default, a cycle
+        # of one millisecond, that is 0.4 MB/s and takes 6 % of a rank's only core. A GPU computes meanwhile: there the
+        # default stays.
         if not tf.config.get_visible_devices("GPU"):
             os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
         hvd.init()
 
     @property
     def rank(self) -> int:
-        """This process among all."""
+        """Number of this process, from 0."""
         return int(hvd.rank())
 
     @property
     def size(self) -> int:
-        """Processes in the job."""
+        """Number of processes in the job."""
         return int(hvd.size())
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         """Sum each tensor over the ranks, all of them in one grouped operation.
 
-        Ranks find each other's operation by its name. Horovod's own follow the graph, which must then be the same on
-        all ranks to the last node.
+        The ranks match their operations by name. Without a name Horovod makes one from the graph, which must then be
+        exactly the same on all ranks.
         """
         if self.size == 1:
             return list(tensors)
@@ -53,17 +54,17 @@ class HorovodCollective:
         return received
 
     def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        """The ranks' tensors one after the other, in rank order; the first axis may differ."""
+        """Concatenate the ranks' tensors in rank order; their first axes may differ."""
         return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor, name=name)
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Sum of one array over the ranks, outside a graph."""
+        """Sum one array over the ranks, outside a graph."""
         if self.size == 1:
             return values
         return np.asarray(hvd.allreduce(tf.constant(values), op=hvd.Sum))
 
     def concatenate(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The ranks' arrays one after the other, in rank order; the first axis may differ."""
+        """Concatenate the ranks' arrays in rank order; their first axes may differ."""
         if self.size == 1:
             return values
         return np.asarray(hvd.allgather(tf.constant(values)))
@@ -74,7 +75,7 @@ class HorovodCollective:
             hvd.broadcast_variables(variables, root_rank=0)
 
     def broadcast_number(self, value: int) -> int:
-        """Rank 0's value."""
+        """Return rank 0's value."""
         if self.size == 1:
             return value
         return int(hvd.broadcast(tf.constant(value, tf.int64), root_rank=0))
@@ -84,7 +85,7 @@ def use_assigned_devices() -> None:
     """Let TensorFlow grow its memory on the GPU that the launcher made visible.
 
     Raises:
-        RuntimeError: There is one, and TensorFlow does not see it.
+        RuntimeError: The launcher assigned a GPU, and TensorFlow does not see it.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "-1")
     if visible == "-1":

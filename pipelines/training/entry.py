@@ -1,4 +1,4 @@
-"""The functions that the driver sends to the workers: known here by name, imported there.
+"""Functions that the driver sends to the workers; only there do they import the code of training.
 
 The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's memory.
 """

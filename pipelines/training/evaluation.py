@@ -36,14 +36,14 @@ def evaluate(
     task: Task,
     from_logits: bool = True,
 ) -> Evaluation:
-    """Score every sample of the split once, on whichever rank.
+    """Score every sample of the split exactly once; each rank scores a part of them.
 
     Args:
-        predict: Images to logits or probabilities `(batch, classes)`.
+        predict: Gives logits or probabilities `(batch, classes)` for images.
         loss: Per-sample loss of targets and predictions; None where predictions are probabilities.
         reader: The split.
         collective: All ranks call this together.
-        batch_size: Per rank.
+        batch_size: Number of samples in one batch of one rank.
         class_names: In the order of the predictions.
         task: Says how logits become probabilities, and which scores there are.
         from_logits: Whether `predict` returns logits.

@@ -1,4 +1,4 @@
-"""Pictures of one training, for people who would rather look than read."""
+"""Plots of one training."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ _WIDTH_INCHES = 9.0
 
 
 def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
-    """Loss and scores by epoch, from one mapping of metrics per epoch."""
+    """Plot loss and scores by epoch, from one mapping of metrics per epoch."""
     figure = Figure(figsize=(_WIDTH_INCHES, 3.6), layout="constrained")
     loss, score = figure.subplots(1, 2)
     epochs = range(1, len(history) + 1)
@@ -41,7 +41,7 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
 
 
 def learning_rate_curve(rates: Sequence[float]) -> Figure:
-    """Learning rate by optimizer step."""
+    """Plot the learning rate by optimizer step."""
     figure = Figure(figsize=(_WIDTH_INCHES / 2, 3.2), layout="constrained")
     axis = figure.subplots()
     axis.plot(range(len(rates)), rates)
@@ -52,7 +52,7 @@ def learning_rate_curve(rates: Sequence[float]) -> Figure:
 
 
 def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure:
-    """Learning rate by epoch of one or more schedules.
+    """Plot the learning rate of one or more schedules by epoch.
 
     Args:
         rates: Pairs (epoch, rate) in rising order, by the schedule's name. Rates have a logarithmic axis where there
@@ -78,7 +78,7 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
 
 
 def per_class_bars(rows: Sequence[Mapping[str, Any]], title: str) -> Figure:
-    """F1 and average precision of each class, the most frequent on top; its samples in brackets."""
+    """Plot F1 and average precision of each class, the most frequent class on top, with its samples in brackets."""
     ordered = sorted(rows, key=lambda row: row["support"])
     figure = Figure(figsize=(_WIDTH_INCHES, 1.2 + 0.36 * len(ordered)), layout="constrained")
     axis = figure.subplots()

@@ -1,4 +1,4 @@
-"""What workers send back to the driver; imports nothing heavy, because the driver reads it."""
+"""Results that workers send to the driver, which imports this module: nothing here imports TensorFlow."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +24,6 @@ class TrainingSummary:
     checkpoint: str
     """Path of the newest checkpoint."""
     payload_bytes_per_step: int
-    """What one rank hands to the collective each step; like the model, known to rank 0."""
+    """Bytes that one rank gives to the collective in each step; only rank 0 has this and the model's URI."""
     not_recorded: str = ""
     """Why MLflow has not taken everything; empty where it has."""

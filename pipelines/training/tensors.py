@@ -6,13 +6,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-_ALIGNMENT = 64  # bytes; TensorFlow's kernels read memory that is not aligned so with care, or not at all
+_ALIGNMENT = 64  # bytes; some of TensorFlow's kernels need it, others are faster with it
 
 
 def image_tensors(images: Mapping[str, NDArray[np.generic]]) -> dict[str, tf.Tensor]:
-    """The image groups as tensors on the CPU, over the same memory where that can be (DLPack), else copied.
+    """Give the image groups as tensors on the CPU.
 
-    The memory is the tensors' as long as one of them lives: the reader does not use it again before.
+    They share the images' memory where DLPack allows it, and are copies otherwise. As long as one of these tensors
+    lives, the reader does not use the shared memory again.
     """
     return {name: _tensor(image) for name, image in images.items()}
 
