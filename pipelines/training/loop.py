@@ -1,6 +1,7 @@
 """One epoch of training on one rank, and the average of what each rank computes for itself."""
 
 import math
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from models.schedules import Schedule
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest
@@ -22,7 +24,12 @@ from pipelines.training.stop import StopAgreement
 from pipelines.training.tensors import image_tensors
 
 _SECONDS_BETWEEN_REPORTS = 1.0
-_NOT_FINITE = "gradients are not finite"
+_CODEC_OF_MEANS = re.compile(rf"codec (\w+): {MEANS_NOT_FINITE}")
+_CODEC_REMEDIES = {
+    "fp16": "a half float holds up to 65,504 / exchange.codec.prescale: lower exchange.codec.prescale, choose "
+    "exchange.codec=bf16 or none, or lower optimizer.learning_rate_per_256"
+}
+"""What to do when a codec's own range was too small, where that is less than float32's."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +130,7 @@ def train_epoch(
         report: Called about once a second.
 
     Raises:
-        FloatingPointError: The loss or a gradient is not finite; names rank and step.
+        FloatingPointError: The loss, a gradient or the mean of gradients is not finite; names step and rank, or codec.
         StoppedOnRequest: A rank was asked to stop; the checkpoint is written if there is a saver.
     """
     losses = _Losses(trainer, first_step, earlier, observer)
@@ -172,11 +179,25 @@ def _take_step(
         return trainer.step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
     except tf.errors.InvalidArgumentError as error:
         losses.settle()  # if the loss before was not finite already, that is the one to name
-        if _NOT_FINITE not in error.message:
+        text = _divergence(error.message, trainer.collective.rank, step)
+        if text is None:
             raise
-        rank = trainer.collective.rank
     # Outside the handler, so that TensorFlow's trace of the graph does not follow.
-    raise FloatingPointError(f"{_NOT_FINITE} on rank {rank} at step {step}: {REMEDY}")
+    raise FloatingPointError(text)
+
+
+def _divergence(message: str, rank: int, step: int) -> str | None:
+    """What an error of the exchange means for the user; None if it is no divergence."""
+    if GRADIENTS_NOT_FINITE in message:
+        return f"gradients are not finite on rank {rank} at step {step}: {REMEDY}"
+    codec = _CODEC_OF_MEANS.search(message)
+    if codec is None:
+        return None
+    name = codec[1]
+    return (
+        f"the mean of the gradients is not finite at step {step} after exchange.codec={name}, though every rank's own "
+        f"gradients are: {_CODEC_REMEDIES.get(name, REMEDY)}"
+    )
 
 
 class _Losses:

@@ -6,32 +6,39 @@ from typing import Any
 
 import tensorflow as tf
 
+GRADIENTS_NOT_FINITE = "these gradients are not finite"
+MEANS_NOT_FINITE = "these means of finite gradients are not finite"
+"""What the errors of an exchange say."""
+
 
 def all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
     """Return a bool per tensor: whether all its elements are finite."""
-    # The sum over all axes but the last is a vector operation, unlike a reduction to one number. A finite sum means
-    # finite elements. The reverse does not hold for huge elements, which are then checked one by one.
+    # For XLA the sum over all axes but the last is a vector operation, unlike a reduction to one number.
     sums = [tf.reduce_sum(tf.reshape(tensor, (-1, *tensor.shape[-1:])), 0) for tensor in tensors]
+    return _settle(tensors, tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in sums]))
+
+
+def _settle(tensors: Sequence[tf.Tensor], sums_are_finite: tf.Tensor) -> tf.Tensor:
+    # A finite sum means finite elements. The reverse does not hold for huge elements, which are checked one by one.
     return tf.cond(
-        tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in sums]),
+        sums_are_finite,
         lambda: tf.ones(len(tensors), tf.bool),
         lambda: tf.stack([tf.reduce_all(tf.math.is_finite(tensor)) for tensor in tensors]),
     )
 
 
-def check_finite(finite: tf.Tensor, names: Sequence[str], rank: int, step: tf.Tensor) -> tf.Tensor:
+def check_finite(finite: tf.Tensor, names: Sequence[str], text: str, step: tf.Tensor) -> tf.Tensor:
     """Return `finite` if it is true for all tensors.
 
     Args:
         finite: Bool `(tensors,)`.
         names: One name per tensor.
-        rank: This process, for the message.
+        text: What the message says before the step and the names.
         step: Number of exchanges before this one, for the message.
 
     Raises:
-        tf.errors.InvalidArgumentError: a tensor is not finite; the message names rank, step and tensors.
+        tf.errors.InvalidArgumentError: a tensor is not finite; the message has text, step and names.
     """
-    text = f"rank {rank}: these gradients are not finite, from optimizer step"
 
     def check(finite: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         wrong = tf.boolean_mask(names, tf.logical_not(finite))
@@ -39,6 +46,26 @@ def check_finite(finite: tf.Tensor, names: Sequence[str], rank: int, step: tf.Te
             return tf.identity(finite)
 
     return _unordered(check, finite, step)
+
+
+def check_means(means: Sequence[tf.Tensor], names: Sequence[str], codec: str, step: tf.Tensor) -> list[tf.Tensor]:
+    """Return the means once all of them are known to be finite, so that an update uses all of them or none.
+
+    Args:
+        means: One per tensor.
+        names: Their names.
+        codec: Name of the codec from which they come, for the message.
+        step: Number of exchanges before this one, for the message.
+
+    Raises:
+        tf.errors.InvalidArgumentError: a mean is not finite; the message has codec, step and tensors.
+    """
+    # Outside XLA, which takes long to compile so many tensors together, the sum to one number is the fast one.
+    sums = tf.stack([tf.reduce_sum(mean) for mean in means])
+    finite = _settle(means, tf.reduce_all(tf.math.is_finite(sums)))
+    text = f"codec {codec}: {MEANS_NOT_FINITE}, at optimizer step"
+    with tf.control_dependencies([check_finite(finite, names, text, step)]):
+        return [tf.identity(mean) for mean in means]
 
 
 def now(tensors: Sequence[Any]) -> tf.Tensor:

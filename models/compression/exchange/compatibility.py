@@ -1,6 +1,9 @@
-"""Which optimizers can follow which codec."""
+"""What an exchange can take: gradients for every variable, and which optimizers can follow which codec."""
+
+from collections.abc import Sequence
 
 import keras
+import tensorflow as tf
 
 from models.compression.codec import Codec
 from models.optimizers.lars import LARS
@@ -37,3 +40,14 @@ def check_optimizer(codec: Codec, optimizer: keras.optimizers.Optimizer, *, warm
             f"OneBitAdam and its exchange must warm up for as many steps, got {optimizer.warmup_steps} and "
             f"{warmup_steps}"
         )
+
+
+def check_present(gradients: Sequence[tf.Tensor | None]) -> None:
+    """Refuse gradients that are missing.
+
+    Raises:
+        ValueError: a gradient is None; the message has the positions of all that are.
+    """
+    missing = [index for index, gradient in enumerate(gradients) if gradient is None]
+    if missing:
+        raise ValueError(f"gradients {missing} are None: every rank must pass a tensor for every variable")

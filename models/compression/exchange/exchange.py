@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from models.compression.arithmetic.graph import all_finite, check_finite, now
+from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite, check_means, now
 from models.compression.arithmetic.randomness import make_key
 from models.compression.codec import Codec, Context, Memory, Message, Shape, StateSpec
+from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.payload import traced_payload
 from models.compression.exchange.wire import Collective, transfer
 
@@ -135,9 +136,11 @@ class GradientExchange:
 
         Raises:
             ValueError: a gradient that is None, or shapes that differ from those of the last call.
-            tf.errors.InvalidArgumentError: a gradient that is not finite; the message names rank and tensor.
+            tf.errors.InvalidArgumentError: a gradient that is not finite, on this rank; the message says
+                `GRADIENTS_NOT_FINITE` and names rank and tensor. Or a mean that is not, though all gradients are: a
+                number outgrew the codec's range. All ranks raise it together, and the message says `MEANS_NOT_FINITE`.
         """
-        _check_present(gradients)
+        check_present(gradients)
         self.build(gradients)
         values = [tf.cast(gradient, tf.float32) for gradient in gradients]
         values = self._clip(values)
@@ -151,6 +154,8 @@ class GradientExchange:
             )
         else:
             means = self._exchange_compressed(values, scale)
+        # Every rank has the same means, so each one finds out by itself.
+        means = check_means(means, self._names, self.codec.name, self._step.read_value())
         self._step.assign_add(1)
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
 
@@ -190,7 +195,7 @@ class GradientExchange:
         Raises:
             ValueError: a gradient that is None.
         """
-        _check_present(gradients)
+        check_present(gradients)
         shapes = [tuple(gradient.shape) for gradient in gradients]
         compressed = [shape for shape in shapes if self._is_compressed(shape)]
         dense = 4 * (sum(map(math.prod, shapes)) - sum(map(math.prod, compressed)))
@@ -381,13 +386,8 @@ class GradientExchange:
 
     def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
         names = [self._names[index] for index in indexes]
-        return check_finite(finite, names, self.collective.rank, self._step.read_value())
+        text = f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
+        return check_finite(finite, names, text, self._step.read_value())
 
     def _count(self, part: int, start: tf.Tensor, end: tf.Tensor) -> None:
         self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
-
-
-def _check_present(gradients: Sequence[tf.Tensor | None]) -> None:
-    missing = [index for index, gradient in enumerate(gradients) if gradient is None]
-    if missing:
-        raise ValueError(f"gradients {missing} are None: every rank must pass a tensor for every variable")

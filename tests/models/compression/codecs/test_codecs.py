@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.resize import load_state, save_state
 
@@ -88,6 +89,35 @@ def test_huge_and_tiny_values(name, magnitude, make_ring, random_gradients, buil
     total = sum(np.abs(ring.exchange(gradients)[0]).max() for _ in range(3))
     assert np.isfinite(total)
     assert total > 1e-3 * magnitude
+
+
+@pytest.mark.parametrize("magnitude", [1e5, 1e20, 1e38, 3.4e38])
+@pytest.mark.parametrize("name", sorted(CODECS))
+def test_a_mean_at_the_edge_of_the_range_is_finite_or_stops_every_rank(name, magnitude, make_ring, build):
+    """Weights are never NaN: an error comes before the update, and all ranks have it."""
+    signs = np.where(np.random.default_rng(0).random((24, 40)) < 0.5, -1, 1)
+    gradients = [[(signs * magnitude).astype(np.float32), np.full((30,), magnitude, np.float32)]] * 2
+    ring = make_ring(2, build(name))
+    weights = [np.ones_like(gradient) for gradient in gradients[0]]
+    stopped = []
+    for _ in range(4):
+        try:
+            means = ring.exchange(gradients)
+        except tf.errors.InvalidArgumentError as error:
+            stopped.append(error.message)
+            break
+        weights = [weight - 0.01 * mean for weight, mean in zip(weights, means, strict=True)]
+    assert all(np.isfinite(weight).all() for weight in weights)
+    assert all(f"codec {name}: {MEANS_NOT_FINITE}" in text or GRADIENTS_NOT_FINITE in text for text in stopped)
+    if magnitude == 1e5:
+        assert bool(stopped) == (name == "fp16")
+
+
+@pytest.mark.parametrize("name", ["none", "fp16"])
+def test_a_mean_that_overflows_stops_all_ranks_and_names_codec_and_tensor(name, make_ring, build):
+    gradients = [[np.ones((24, 40), np.float32), np.full((2, 3), 3e38, np.float32)]] * 2
+    with pytest.raises(tf.errors.InvalidArgumentError, match=rf"codec {name}: {MEANS_NOT_FINITE}(?s:.*)gradient_1"):
+        make_ring(2, build(name)).exchange(gradients)
 
 
 @pytest.mark.parametrize("name", sorted(set(CODECS) - {"norm_sparsifier", "onebit_adam", "dgc", "threshold"}))
