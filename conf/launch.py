@@ -25,6 +25,7 @@ class LaunchConfig(Section):
     stop_grace_seconds: float = Field(default=60, ge=0, allow_inf_nan=False)
     """How long workers that were asked to stop may take to write their checkpoint; then they are killed."""
     allow_fewer_workers: bool = False
-    """Whether a further attempt may have fewer workers where slots are lost; the global batch stays as it is."""
+    """Whether a further attempt may have fewer workers where slots are lost: each then accumulates more micro-batches,
+    and the global batch stays as it is."""
     accept_unencrypted: bool = False
     """Whether to run although Spark was told to encrypt or authenticate: neither control channel nor gradients are."""

@@ -93,5 +93,12 @@ class RunConfig(Section):
 
     @property
     def global_batch_size(self) -> int:
-        """Samples per step over all workers."""
-        return self.training.batch_size_per_worker * self.launch.num_workers
+        """Samples per optimizer step over all workers."""
+        training = self.training
+        product = training.batch_size_per_worker * self.launch.num_workers * training.accumulation_steps
+        return training.global_batch_size or product
+
+    def accumulation_steps(self, workers: int) -> int | None:
+        """Micro-batches per optimizer step on each of so many workers; None if the global batch does not divide."""
+        steps, left = divmod(self.global_batch_size, workers * self.training.batch_size_per_worker)
+        return None if left else steps

@@ -1,6 +1,6 @@
 """The settings of the epoch loop."""
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from conf.section import Section
 
@@ -11,7 +11,12 @@ class TrainingConfig(Section):
     epochs: int = Field(default=90, gt=0)
     """Number of passes over the training split."""
     batch_size_per_worker: int = Field(default=32, gt=0)
-    """Samples per step of one worker; times launch.num_workers it is the global batch."""
+    """Samples that one worker holds at a time: those of one micro-batch, over which batch norm takes its statistics."""
+    accumulation_steps: int = Field(default=1, gt=0)
+    """Micro-batches per optimizer step and worker; times batch size and launch.num_workers it is the global batch."""
+    global_batch_size: int | None = Field(default=None, gt=0)
+    """Samples per optimizer step over all workers, in place of accumulation_steps, which then follows from it; null:
+    the product."""
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights, the order of samples, augmentation and the codecs' random choices."""
     output: str = Field(default="outputs", min_length=1)
@@ -23,3 +28,12 @@ class TrainingConfig(Section):
     """MLflow run to continue from its newest checkpoint; `latest`: the newest that is not finished; null: a new run."""
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
+
+    @model_validator(mode="after")
+    def _global_batch_is_stated_once(self) -> "TrainingConfig":
+        if self.global_batch_size is not None and self.accumulation_steps > 1:
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} decides how often gradients are accumulated: set "
+                f"accumulation_steps=1, not {self.accumulation_steps}, or global_batch_size=null"
+            )
+        return self

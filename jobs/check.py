@@ -19,7 +19,7 @@ from pipelines.locations import absolute_location, redacted
 from pipelines.tracking import store
 from pipelines.tracking.runs import check_store
 from pipelines.training import entry
-from pipelines.training.checks import check_dataset, check_output, check_resume
+from pipelines.training.checks import batch_text, check_dataset, check_output, check_resume
 from pipelines.training.site import Site
 
 _NAME_WIDTH = 15
@@ -87,7 +87,7 @@ def check_rows(dataset: str) -> str:
 def _summary(config: RunConfig) -> str:
     return (
         f"{config.model.name}, {config.optimizer.name}, codec {config.exchange.codec.name}, {config.training.epochs} "
-        f"epochs, {config.launch.num_workers} workers x {config.training.batch_size_per_worker} samples"
+        f"epochs, {batch_text(config)} samples"
     )
 
 

@@ -108,8 +108,8 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> 
 
 
 def _smaller_sizes(config: RunConfig) -> list[int]:
-    """Numbers of workers among which the global batch divides."""
-    return [size for size in range(1, config.launch.num_workers) if config.global_batch_size % size == 0]
+    """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size."""
+    return [size for size in range(1, config.launch.num_workers) if config.accumulation_steps(size)]
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

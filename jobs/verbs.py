@@ -130,6 +130,8 @@ VERBS = {
             "schedule",
             "training.epochs",
             "training.batch_size_per_worker",
+            "training.accumulation_steps",
+            "training.global_batch_size",
             "launch.num_workers",
         ),
     ),

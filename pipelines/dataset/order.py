@@ -1,7 +1,8 @@
 """The order of samples: a pure function of the rows, the seed and the epoch, the same on any number of ranks.
 
 Step s of an epoch takes the positions `s*G .. (s+1)*G` of the epoch's order, where G is the global batch size. Rank r
-of N takes the r-th part of them. Every rank has the same number of steps, and (epoch, step) is the whole state.
+of N takes the r-th part of them, and its micro-batch j of k the j-th part of that: what rank `r*k + j` of `k*N` would
+take. Every rank has the same number of steps, and (epoch, step) is the whole state.
 """
 
 from collections.abc import Sequence
@@ -45,19 +46,21 @@ def steps_per_epoch(rows: int, global_batch_size: int) -> int:
 
 
 def rank_parts(
-    order: NDArray[np.int64], *, global_batch_size: int, rank: int, size: int, start_step: int
+    order: NDArray[np.int64], *, global_batch_size: int, rank: int, size: int, start_step: int, micro_batches: int = 1
 ) -> list[NDArray[np.int64]]:
-    """Give one rank's rows of every step, from `start_step` on.
+    """Give one rank's rows of every micro-batch of every step, from `start_step` on.
 
     Raises:
-        ValueError: `size` does not divide `global_batch_size`.
+        ValueError: `size * micro_batches` does not divide `global_batch_size`.
     """
-    if global_batch_size % size:
-        raise ValueError(f"a global batch of {global_batch_size} does not divide among {size} ranks")
-    part = global_batch_size // size
+    if global_batch_size % (size * micro_batches):
+        each = f", {micro_batches} micro-batches each" if micro_batches > 1 else ""
+        raise ValueError(f"a global batch of {global_batch_size} does not divide among {size} ranks{each}")
+    part = global_batch_size // (size * micro_batches)
     starts = [
-        step * global_batch_size + rank * part
+        step * global_batch_size + (rank * micro_batches + micro_batch) * part
         for step in range(start_step, steps_per_epoch(len(order), global_batch_size))
+        for micro_batch in range(micro_batches)
     ]
     return [order[start : start + part] for start in starts]
 

@@ -243,6 +243,7 @@ def training_batches(
     rank: int = 0,
     size: int = 1,
     start_step: int = 0,
+    micro_batches: int = 1,
     pool: BufferPool | None = None,
 ) -> Iterator[Batch]:
     """Yield this rank's part of each global batch of one epoch, from `start_step` on.
@@ -255,14 +256,23 @@ def training_batches(
         rank: Number of this rank.
         size: Number of ranks.
         start_step: Number of steps at the start of the epoch to skip; their rows are not read.
+        micro_batches: Number of batches in which this rank's part of a step comes.
         pool: Memory that is reused from epoch to epoch.
 
     Raises:
-        ValueError: `size` does not divide `global_batch_size`.
+        ValueError: `size * micro_batches` does not divide `global_batch_size`.
     """
     order = epoch_order(reader.group_rows, seed=seed, epoch=epoch, window_rows=reader.window_rows)
-    parts = rank_parts(order, global_batch_size=global_batch_size, rank=rank, size=size, start_step=start_step)
-    return _prefetched(parts, reader, pool or reader.pool(global_batch_size // size), global_batch_size // size, size)
+    parts = rank_parts(
+        order,
+        global_batch_size=global_batch_size,
+        rank=rank,
+        size=size,
+        start_step=start_step,
+        micro_batches=micro_batches,
+    )
+    batch_size = global_batch_size // (size * micro_batches)
+    return _prefetched(parts, reader, pool or reader.pool(batch_size), batch_size, size)
 
 
 def evaluation_batches(reader: SplitReader, *, batch_size: int, rank: int = 0, size: int = 1) -> Iterator[Batch]:

@@ -87,13 +87,27 @@ def run_folder(config: RunConfig, run_id: str) -> Path:
     return Path(config.training.output) / run_id
 
 
+def batch_text(config: RunConfig) -> str:
+    """What the global batch is made of, as text."""
+    accumulated = config.accumulation_steps(config.launch.num_workers) or 1
+    micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
+    return f"{config.launch.num_workers} workers{micro_batches} x {config.training.batch_size_per_worker}"
+
+
 def _check_steps(config: RunConfig, manifest: Manifest) -> None:
-    rows = manifest.splits[TRAINING_SPLIT].rows
+    rows, workers = manifest.splits[TRAINING_SPLIT].rows, config.launch.num_workers
+    batch_size = config.training.batch_size_per_worker
+    if config.accumulation_steps(workers) is None:
+        raise ValueError(
+            f"training.global_batch_size={config.global_batch_size} does not divide into batches of {batch_size} on "
+            f"each of {workers} workers: make it a multiple of {workers * batch_size}, or change launch.num_workers or "
+            "training.batch_size_per_worker"
+        )
     if steps_per_epoch(rows, config.global_batch_size) == 0:
         raise ValueError(
             f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
-            f"{config.global_batch_size} ({config.launch.num_workers} workers x "
-            f"{config.training.batch_size_per_worker}): lower training.batch_size_per_worker or launch.num_workers"
+            f"{config.global_batch_size} ({batch_text(config)}): lower training.batch_size_per_worker or "
+            f"{'training.accumulation_steps' if config.training.accumulation_steps > 1 else 'launch.num_workers'}"
         )
 
 

@@ -10,23 +10,25 @@ class Clock:
         """Start with the wait for the first batch."""
         self._started = self._waits_since = time.perf_counter()
         self._waited = 0.0
-        self._images = 0
+        self._images = self._images_arrived = 0
         self._first_step_done = False
         self.measures = False
         """Whether a step after the first is done."""
 
-    def batch_arrived(self) -> None:
-        """End the wait for input."""
+    def batch_arrived(self, images: int) -> None:
+        """End the wait for input, of so many images of this rank."""
+        self._images_arrived += images
         self._waited += time.perf_counter() - self._waits_since
 
-    def step_done(self, images: int) -> None:
-        """Count the images of one step of this rank."""
+    def step_done(self) -> None:
+        """Count the images of one step, which may have come in several batches."""
         if self._first_step_done and not self.measures:
             self._images, self.measures = 0, True
         elif not self._first_step_done:
             self._first_ended, self._first_waited = time.perf_counter(), self._waited
         self._first_step_done = True
-        self._images += images
+        self._images += self._images_arrived
+        self._images_arrived = 0
 
     def begin_waiting(self) -> None:
         """Begin the wait for the next batch."""

@@ -145,6 +145,7 @@ def settings_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
         "archive.kind": manifest.archive,
         "archive.source_fingerprint": manifest.source_fingerprint,
         "global_batch_size": config.global_batch_size,
+        "micro_batches_per_step": config.accumulation_steps(config.launch.num_workers),
         "dataset_fingerprint": manifest.fingerprint,
     }
     return {key: str(value) for key, value in flat.items()}

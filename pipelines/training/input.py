@@ -30,7 +30,7 @@ def reader_settings(config: ReaderConfig) -> ReaderSettings:
 
 @dataclass(frozen=True)
 class TrainingInput:
-    """This rank's batches of the training split."""
+    """This rank's batches of the training split: as many per step as the configuration accumulates."""
 
     batches_of: Callable[[int, int], Iterator[Batch]]
     """Returns the batches of an epoch, beginning with a step of it."""
@@ -40,13 +40,21 @@ class TrainingInput:
     """Whether `batches_of` can begin with another step than the first."""
 
 
-def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -> TrainingInput:
+def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, micro_batches: int = 1) -> TrainingInput:
     """Open the configured reader on the training split.
+
+    Args:
+        config: The whole configuration.
+        manifest: The dataset.
+        rank: Number of this rank.
+        size: Number of ranks.
+        micro_batches: Number of batches of a rank per step.
 
     Raises:
         FileNotFoundError, ValueError, RuntimeError: As `SplitReader`.
     """
     seed, global_batch_size = config.training.seed, config.global_batch_size
+    batch_size = global_batch_size // (size * micro_batches)
     if config.reader.name == "petastorm":
         steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, global_batch_size)
 
@@ -59,8 +67,8 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -
                 manifest,
                 seed=seed,
                 epoch=epoch,
-                batch_size=global_batch_size // size,
-                steps=steps,
+                batch_size=batch_size,
+                steps=steps * micro_batches,
                 threads=config.reader.threads,
                 rank=rank,
                 size=size,
@@ -69,7 +77,7 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -
         return TrainingInput(of_petastorm, "Petastorm's reader", resumes_within_epoch=False)
 
     reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
-    pool = reader.pool(global_batch_size // size)
+    pool = reader.pool(batch_size)
     if not manifest.has_checksums and config.reader.verify != "never" and rank == 0:
         _log.warning(
             "%s has format version 1, whose rows have no checksums: damaged rows are not noticed", config.dataset.path
@@ -92,6 +100,7 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int) -
             rank=rank,
             size=size,
             start_step=start_step,
+            micro_batches=micro_batches,
             pool=pool,
         )
 

@@ -15,11 +15,12 @@ from numpy.typing import NDArray
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from models.schedules import Schedule
 from pipelines.dataset.reader import Batch
-from pipelines.launch.report import StoppedOnRequest
+from pipelines.launch.report import StoppedOnRequest, step_done
+from pipelines.training.accumulation import moving_statistics
 from pipelines.training.clock import Clock
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.resume import REMEDY
-from pipelines.training.step import Step
+from pipelines.training.step import Accumulate, Step
 from pipelines.training.stop import StopAgreement
 from pipelines.training.tensors import image_tensors
 
@@ -30,6 +31,10 @@ _CODEC_REMEDIES = {
     "exchange.codec=bf16 or none, or lower optimizer.learning_rate_per_256"
 }
 """What to do when a codec's own range was too small, where that is less than float32's."""
+
+
+SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
+"""Function from the rows of a batch to the seeds of their augmentation."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +49,10 @@ class Trainer:
     collective: HorovodCollective
     stop: StopAgreement | None = None
     """The agreement that `step` includes; None if training cannot be asked to stop."""
+    accumulate: Accumulate | None = None
+    """Takes all micro-batches of a step but the last; None if a step has one batch."""
+    micro_batches: int = 1
+    """Number of batches of this rank per step."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ def train_epoch(
     *,
     first_step: int,
     earlier: LossTotal = LossTotal(),
-    seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None = None,
+    seeds_of: SeedsOf | None = None,
     saver: StepSaver | None = None,
     observer: StepObserver | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
@@ -120,7 +129,7 @@ def train_epoch(
     """Run every batch of one epoch.
 
     Args:
-        batches: This rank's batches; every rank has the same number.
+        batches: This rank's batches, `trainer.micro_batches` per step; every rank has the same number.
         trainer: What turns a batch into an update.
         first_step: Optimizer steps done before the first of these batches.
         earlier: Losses of this epoch's earlier steps over all ranks; given on one rank only.
@@ -136,12 +145,20 @@ def train_epoch(
     losses = _Losses(trainer, first_step, earlier, observer)
     clock, reported = Clock(), time.perf_counter()
     step = first_step
-    for batch in batches:
-        clock.batch_arrived()
+    for number, batch in enumerate(batches, start=1):
+        clock.batch_arrived(len(batch.rows))
+        if number % trainer.micro_batches:
+            _take_micro_batch(trainer, batch, seeds_of)
+            if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
+                reported = time.perf_counter()
+                step_done()  # a sign of life: a step of many micro-batches may take minutes
+            del batch
+            clock.begin_waiting()
+            continue
         loss = _take_step(trainer, step, batch, seeds_of, losses)
         losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
         losses.begin(loss, wait=step == first_step)
-        clock.step_done(len(batch.rows))
+        clock.step_done()
         step += 1
         if losses.stop_is_agreed:
             break
@@ -163,20 +180,19 @@ def train_epoch(
     return EpochResult(total.sum / total.count, trainer.collective.size * rate, wait_fraction)
 
 
-def _take_step(
-    trainer: Trainer,
-    step: int,
-    batch: Batch,
-    seeds_of: Callable[[NDArray[np.int64]], NDArray[np.int32]] | None,
-    losses: "_Losses",
-) -> tf.Tensor:
-    """Begin one step and return its loss, which may not be computed yet."""
+def _take_micro_batch(trainer: Trainer, batch: Batch, seeds_of: SeedsOf | None) -> None:
+    """Begin to compute a micro-batch that is not the last of its step."""
+    assert trainer.accumulate is not None
+    trainer.accumulate(*_tensors(batch, seeds_of))
+
+
+def _take_step(trainer: Trainer, step: int, batch: Batch, seeds_of: SeedsOf | None, losses: "_Losses") -> tf.Tensor:
+    """Begin the last or only batch of one step and return the step's loss, which may not be computed yet."""
     trainer.optimizer.learning_rate = trainer.schedule(step)
-    seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
     if trainer.stop is not None:
         trainer.stop.announce()
     try:
-        return trainer.step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds)
+        return trainer.step(*_tensors(batch, seeds_of))
     except tf.errors.InvalidArgumentError as error:
         losses.settle()  # if the loss before was not finite already, that is the one to name
         text = _divergence(error.message, trainer.collective.rank, step)
@@ -184,6 +200,11 @@ def _take_step(
             raise
     # Outside the handler, so that TensorFlow's trace of the graph does not follow.
     raise FloatingPointError(text)
+
+
+def _tensors(batch: Batch, seeds_of: SeedsOf | None) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]:
+    seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
+    return image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds
 
 
 def _divergence(message: str, rank: int, step: int) -> str | None:
@@ -247,7 +268,7 @@ class _Losses:
 
 def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:
     """Set the moving batch-norm statistics, which each rank keeps of its own batches, to their mean over the ranks."""
-    statistics = [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
+    statistics = moving_statistics(model)
     if collective.size == 1 or not statistics:
         return
     sums = collective.allreduce([tf.convert_to_tensor(variable.value) for variable in statistics])

@@ -8,27 +8,39 @@ import tensorflow as tf
 
 from models.compression.exchange.compatibility import check_optimizer
 from models.compression.exchange.exchange import GradientExchange
+from pipelines.training.accumulation import Accumulation
 from pipelines.training.stop import StopAgreement
 
 Images = dict[str, tf.Tensor]
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, list[tf.Tensor]]]
 
 
 class Step(Protocol):
-    """One update of a model from one batch of this rank."""
+    """One update of a model from one batch of this rank, or from the last micro-batch of a step."""
 
     def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
         """Return the mean loss; `seeds` are the samples' of `models.layers.augmentation`, if the model augments."""
         ...
 
 
+class Accumulate(Protocol):
+    """Takes a micro-batch of this rank that is not the last of its step."""
+
+    def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
+        """Add its gradients to those of the step; no rank waits for another one."""
+        ...
+
+
 def make_train_step(
     model: keras.Model,
-    loss: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+    loss: Loss,
     optimizer: keras.optimizers.Optimizer,
     exchange: GradientExchange,
     *,
     jit_compile: bool,
     stop: StopAgreement | None = None,
+    accumulation: Accumulation | None = None,
 ) -> Step:
     """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
 
@@ -39,6 +51,8 @@ def make_train_step(
         exchange: Averages gradients over the ranks; its state is created here.
         jit_compile: Whether XLA compiles forward and backward pass; Horovod's operations stay outside.
         stop: The agreement on when to stop; each step includes it.
+        accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
+            none. There is one exchange and one update per step.
 
     Raises:
         ValueError: Codec and optimizer do not fit each other.
@@ -46,6 +60,39 @@ def make_train_step(
     variables = model.trainable_variables
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
     exchange.build(variables)
+    gradients = _gradients(model, loss, jit_compile=jit_compile)
+
+    @tf.function
+    def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+        if stop is not None:
+            stop.exchange()
+        value, computed = gradients(images, targets, seeds)
+        if accumulation is not None:
+            value, computed = accumulation.finish(value, computed)
+        optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
+        return value
+
+    compiled: Step = step
+    return compiled
+
+
+def make_accumulate(model: keras.Model, loss: Loss, accumulation: Accumulation, *, jit_compile: bool) -> Accumulate:
+    """Return the function for all micro-batches of a step but the last; the arguments are as for `make_train_step`."""
+    gradients = _gradients(model, loss, jit_compile=jit_compile)
+
+    @tf.function
+    def accumulate(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
+        before = accumulation.statistics_before()
+        value, computed = gradients(images, targets, seeds)
+        accumulation.add(value, computed, before)
+
+    compiled: Accumulate = accumulate
+    return compiled
+
+
+def _gradients(model: keras.Model, loss: Loss, *, jit_compile: bool) -> Gradients:
+    """Return the function from a batch to its mean loss and the gradients of the trainable variables."""
+    variables = model.trainable_variables
 
     def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
@@ -54,18 +101,7 @@ def make_train_step(
 
     # A separate function only for XLA: a function that updates state, as batch norm does, returns all gradients at its
     # end, so that the exchange could not begin during the backward pass.
-    if jit_compile:
-        gradients = tf.function(gradients, jit_compile=True)
-
-    @tf.function
-    def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
-        if stop is not None:
-            stop.exchange()
-        value, computed = gradients(images, targets, seeds)
-        optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
-        return value
-
-    compiled: Step = step
+    compiled: Gradients = tf.function(gradients, jit_compile=True) if jit_compile else gradients
     return compiled
 
 

@@ -17,6 +17,7 @@ from models.compression import kernels
 from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import augmentation_seeds
 from models.losses import classification_loss
+from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
@@ -25,6 +26,7 @@ from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.journal import rank_journal
 from pipelines.tracking.models import load_model
 from pipelines.tracking.store import TrackedRun
+from pipelines.training.accumulation import Accumulation
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
@@ -35,7 +37,7 @@ from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
 from pipelines.training.settings import recorded_settings
-from pipelines.training.step import make_predict, make_train_step
+from pipelines.training.step import make_accumulate, make_predict, make_train_step
 from pipelines.training.stop import StopAgreement
 
 _log = logging.getLogger(__name__)
@@ -60,9 +62,10 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     # The same seed on every rank builds the same weights, and the broadcast in `restore` makes sure of it.
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
-    data = make_input(config, manifest, rank=collective.rank, size=collective.size)
+    micro_batches = _micro_batches(config, collective)
+    data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=micro_batches)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    _log_size(collective, manifest, steps)
+    _log_size(collective, manifest, steps, micro_batches)
 
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
@@ -70,9 +73,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     _agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)
-    stop = StopAgreement(collective)
-    step = make_train_step(model, loss, optimizer, exchange, jit_compile=config.training.jit_compile, stop=stop)
-    trainer = Trainer(step, optimizer, schedule, collective, stop)
+    trainer = _make_trainer(config, model, loss, optimizer, schedule, exchange, collective, micro_batches)
     validate = _make_validation(config, manifest, model, loss, collective)
 
     initial = _initial_state(config, manifest, run, data)
@@ -89,7 +90,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
         report(event="compiling")  # the first step compiles, and reports nothing until it is done
     with _ends_explained(checkpoints, record):
         for epoch in range(start.epochs_done, config.training.epochs):
-            if stop.is_requested_now():
+            if trainer.stop is not None and trainer.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {epoch * steps}")
             place = _Place(epoch, config.training.epochs, steps, resumed_from=start)
             trained = train_epoch(
@@ -206,9 +207,36 @@ def _join_ranks() -> HorovodCollective:
     return collective
 
 
-def _log_size(collective: HorovodCollective, manifest: Manifest, steps: int) -> None:
-    rows = manifest.splits[TRAINING_SPLIT].rows
-    _log.info("rank %d of %d: %d training samples, %d steps per epoch", collective.rank, collective.size, rows, steps)
+def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:
+    """Batches of this rank per step: fewer ranks than at the start take more of them each."""
+    micro_batches = config.accumulation_steps(collective.size)
+    assert micro_batches is not None, "the driver checks that the global batch divides"
+    return micro_batches
+
+
+def _log_size(collective: HorovodCollective, manifest: Manifest, steps: int, micro_batches: int) -> None:
+    rows, rank, size = manifest.splits[TRAINING_SPLIT].rows, collective.rank, collective.size
+    each = f" of {micro_batches} micro-batches" if micro_batches > 1 else ""
+    _log.info("rank %d of %d: %d training samples, %d steps per epoch%s", rank, size, rows, steps, each)
+
+
+def _make_trainer(
+    config: RunConfig,
+    model: keras.Model,
+    loss: Loss,
+    optimizer: keras.optimizers.Optimizer,
+    schedule: Schedule,
+    exchange: GradientExchange,
+    collective: HorovodCollective,
+    micro_batches: int,
+) -> Trainer:
+    stop, jit_compile = StopAgreement(collective), config.training.jit_compile
+    accumulation = Accumulation(model, micro_batches) if micro_batches > 1 else None
+    step = make_train_step(
+        model, loss, optimizer, exchange, jit_compile=jit_compile, stop=stop, accumulation=accumulation
+    )
+    accumulate = None if accumulation is None else make_accumulate(model, loss, accumulation, jit_compile=jit_compile)
+    return Trainer(step, optimizer, schedule, collective, stop, accumulate, micro_batches)
 
 
 def _initial_state(config: RunConfig, manifest: Manifest, run: TrackedRun, data: TrainingInput) -> TrainingState:

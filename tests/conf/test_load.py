@@ -116,7 +116,10 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("learning_rate=0.1", r"^learning_rate: unknown section \(did you mean optimizer\.learning_rate\?\)$"),
         ("foo=1", r"^foo: unknown section; expected one of archive, dataset, prepare, reader, model, optimizer, "),
         ("training.epoch=2", r"^training\.epoch: unknown key \(did you mean epochs\?\)$"),
-        ("training.foo=2", r"^training\.foo: unknown key; expected one of epochs, batch_size_per_worker, seed, "),
+        (
+            "training.foo=2",
+            r"^training\.foo: unknown key; expected one of epochs, batch_size_per_worker, accumulation_steps, ",
+        ),
         ("training.epochs='3'", r"training\.epochs='3': should be a valid integer"),
         ("training.epochs=0", r"training\.epochs=0: should be greater than 0"),
         ("training.seed=4294967296", r"training\.seed=4294967296: should be less than 4294967296"),
@@ -361,3 +364,15 @@ def test_a_schedule_that_does_not_rise_and_its_old_name_are_refused_on_the_drive
 def test_global_batch_size() -> None:
     config = load("smoke", ["training.batch_size_per_worker=6", "launch.num_workers=3"])
     assert config.global_batch_size == 18
+
+
+def test_accumulation_follows_from_a_fixed_global_batch() -> None:
+    fixed = ["training.global_batch_size=48", "training.batch_size_per_worker=4"]
+    config = load("smoke", [*fixed, "launch.num_workers=3"])
+    assert config.global_batch_size == 48
+    assert [config.accumulation_steps(workers) for workers in (1, 2, 3, 4, 5)] == [12, 6, 4, 3, None]
+    config = load("smoke", ["training.accumulation_steps=6", "training.batch_size_per_worker=4"])
+    assert config.global_batch_size == 48  # on two workers
+    assert config.accumulation_steps(1) == 12
+    with pytest.raises(ValueError, match=r"global_batch_size=48 decides .*: set accumulation_steps=1, not 2"):
+        load("smoke", [*fixed, "training.accumulation_steps=2"])

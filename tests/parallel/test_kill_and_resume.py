@@ -130,10 +130,15 @@ def test_a_killed_rank_costs_no_bit(
     assert not [path for path in (trained.folder / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.parametrize("accumulated", [(), ("training.accumulation_steps=2", "training.batch_size_per_worker=2")])
 def test_what_a_codec_left_behind_is_not_lost(
-    small_dataset: Path, tmp_path: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
+    small_dataset: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    monkeypatch: pytest.MonkeyPatch,
+    accumulated: tuple[str, ...],
 ) -> None:
-    settings = ("exchange.codec=onebit", "training.epochs=1")
+    settings = ("exchange.codec=onebit", "training.epochs=1", *accumulated)
     expected = weights(train(config(small_dataset, tmp_path / "undisturbed", *settings)))
 
     def dying(*args: Any) -> Any:
@@ -154,6 +159,8 @@ def test_what_a_codec_left_behind_is_not_lost(
     assert [(metric.step, metric.value > 2) for metric in ratios] == [(step, True) for step in range(4)]
 
 
-def test_the_sizes_of_a_further_attempt_divide_the_global_batch(tmp_path: Path) -> None:
+def test_the_sizes_of_a_further_attempt_make_up_the_global_batch_from_the_same_batches(tmp_path: Path) -> None:
     chosen = config(tmp_path, tmp_path, "launch.num_workers=6", "training.batch_size_per_worker=4")
-    assert train_job._smaller_sizes(chosen) == [1, 2, 3, 4]
+    assert train_job._smaller_sizes(chosen) == [1, 2, 3]
+    chosen = config(tmp_path, tmp_path, "launch.num_workers=6", "training.global_batch_size=240")
+    assert train_job._smaller_sizes(chosen) == [1, 2, 3, 4, 5]  # 60, 30, 20, 15 and 12 micro-batches of 4

@@ -70,3 +70,15 @@ def test_evaluation_has_every_row_once(rows: int, size: int) -> None:
     parts = [part for rank in range(size) for part in evaluation_parts(rows, batch_size=4, rank=rank, size=size)]
     assert [row for part in parts for row in part] == list(range(rows))
     assert all(0 < len(part) <= 4 for part in parts)
+
+
+@pytest.mark.parametrize(("size", "micro_batches"), [(1, 4), (2, 2), (4, 1)])
+def test_micro_batches_are_the_parts_of_as_many_more_ranks(size: int, micro_batches: int) -> None:
+    order = epoch_order([50], seed=1, epoch=0)
+    ranks = [rank_parts(order, global_batch_size=12, rank=rank, size=4, start_step=1) for rank in range(4)]
+    for rank in range(size):
+        parts = rank_parts(order, global_batch_size=12, rank=rank, size=size, start_step=1, micro_batches=micro_batches)
+        expected = [ranks[rank * micro_batches + j][step] for step in range(3) for j in range(micro_batches)]
+        assert [part.tolist() for part in parts] == [part.tolist() for part in expected]
+    with pytest.raises(ValueError, match="global batch of 12 does not divide among 2 ranks, 5 micro-batches each"):
+        rank_parts(order, global_batch_size=12, rank=0, size=2, start_step=0, micro_batches=5)

@@ -1,6 +1,7 @@
 """What the driver finds before any rank starts."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from conf.load import load
 from pipelines.dataset.manifest import BandStatistics, Manifest
 from pipelines.sample import ImageGroup
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
-from pipelines.training.checks import _check_model_input, check_output, check_resume
+from pipelines.training.checks import _check_model_input, _check_steps, check_output, check_resume
 
 
 def manifest(shape: tuple[int, int, int] = (32, 32, 3), statistics: Any = None) -> Manifest:
@@ -55,3 +56,17 @@ def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has done 3 epochs, more than training\.epochs=2: raise training\.epochs"):
         check_resume(config, dataset)
     check_output(config)
+
+
+def test_a_global_batch_that_does_not_divide_is_refused() -> None:
+    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=1000)})
+    _check_steps(load("smoke", ["training.global_batch_size=24"]), dataset)
+    with pytest.raises(
+        ValueError,
+        match=r"global_batch_size=20 does not divide into batches of 4 on each of 2 workers: make it a multiple of 8",
+    ):
+        _check_steps(load("smoke", ["training.global_batch_size=20"]), dataset)
+    with pytest.raises(
+        ValueError, match=r"fewer than one global batch of 1600 \(2 workers x 200 micro-batches x 4\): lower training"
+    ):
+        _check_steps(load("smoke", ["training.accumulation_steps=200"]), dataset)

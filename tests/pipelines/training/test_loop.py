@@ -15,6 +15,7 @@ from models.schedules import constant, gradual_warmup
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest
 from pipelines.training.checkpoint import TrainingState, newest_state
+from pipelines.training.clock import Clock
 from pipelines.training.loop import EpochResult, LossTotal, Trainer, average_statistics, train_epoch
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
@@ -205,3 +206,42 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(tmp_path: Path)
         np.testing.assert_array_equal(saved[name], model.trainable_variables[0])
     assert not list(tmp_path.glob("*00000003*"))
     assert checkpoints.how_to_continue() == (f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run")
+
+
+def test_a_step_takes_its_micro_batches_one_by_one() -> None:
+    calls: list[tuple[str, float, list[int]]] = []
+    optimizer = keras.optimizers.SGD(0.0)
+
+    def record(name: str, seeds: tf.Tensor) -> tf.Tensor:
+        calls.append((name, float(optimizer.learning_rate), seeds.numpy().tolist()))
+        return tf.constant(1.0)
+
+    trainer = Trainer(
+        lambda images, targets, seeds=None: record("update", seeds),
+        optimizer,
+        lambda step: 1.0 + step,
+        OneRank(),  # type: ignore[arg-type]
+        accumulate=lambda images, targets, seeds=None: record("accumulate", seeds),
+        micro_batches=3,
+    )
+    saver = Saver(every=1)
+    rows = itertools.count()
+    result = train_epoch(
+        batches(6), trainer, first_step=5, saver=saver, seeds_of=lambda _: np.array([next(rows)], np.int32)
+    )
+    assert [name for name, _, _ in calls] == ["accumulate", "accumulate", "update"] * 2
+    assert [seeds for _, _, seeds in calls] == [[number] for number in range(6)]
+    assert [rate for name, rate, _ in calls if name == "update"] == [6.0, 7.0]
+    assert saver.saved == [(6, 1.0, 1), (7, 2.0, 2)]
+    assert result.loss == 1.0
+
+
+def test_images_of_all_micro_batches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = itertools.count(0.0)  # every look at the clock is one second later
+    monkeypatch.setattr("time.perf_counter", lambda: next(now))
+    clock = Clock()
+    for _ in range(2):
+        for _ in range(3):
+            clock.batch_arrived(4)
+        clock.step_done()
+    assert clock._images == 12  # of the second step: the first one compiles

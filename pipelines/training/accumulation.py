@@ -1,0 +1,74 @@
+"""Several micro-batches per optimizer step, in the memory of one."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+
+def moving_statistics(model: keras.Model) -> list[keras.Variable]:
+    """The moving batch-norm statistics: what training changes in a model beside its trainable variables."""
+    return [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
+
+
+class Accumulation:
+    """Sums what the micro-batches of one optimizer step give on this rank; part of the graphs of the training step.
+
+        gradient = (g_1 + ... + g_k) / k,    loss = (l_1 + ... + l_k) / k
+        statistics = (s_1 + ... + s_k) / k,  s_j the moving statistics after micro-batch j alone
+
+    So k micro-batches on each of N ranks give what one batch on each of kN ranks gives: batch norm sees one micro-batch
+    at a time, every micro-batch starts from the moving statistics before the step, and these move once per step. The
+    sums take the memory of one float32 gradient, for any k.
+
+    Source: the order of the samples is that of `pipelines.dataset.order.rank_parts`.
+    """
+
+    def __init__(self, model: keras.Model, micro_batches: int) -> None:
+        """Create the sums.
+
+        Args:
+            model: The model whose trainable variables have the gradients.
+            micro_batches: Number of micro-batches per optimizer step, k.
+        """
+        self.micro_batches = micro_batches
+        self._statistics = [variable.value for variable in moving_statistics(model)]
+        self._loss = tf.Variable(0.0, trainable=False, name="loss_sum")
+        self._gradients = [_zeros_like(variable) for variable in model.trainable_variables]
+        self._statistics_sums = [_zeros_like(variable) for variable in self._statistics]
+
+    def statistics_before(self) -> list[tf.Tensor]:
+        """The moving statistics, read before a micro-batch moves them."""
+        return [variable.read_value() for variable in self._statistics]
+
+    def add(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor], before: Sequence[tf.Tensor]) -> None:
+        """Take a micro-batch that is not the last of its step.
+
+        Args:
+            loss: Its mean loss.
+            gradients: One float32 gradient per trainable variable.
+            before: What `statistics_before` returned.
+        """
+        self._loss.assign_add(loss)
+        for total, gradient in zip(self._gradients, gradients, strict=True):
+            total.assign_add(gradient)
+        for total, statistic, start in zip(self._statistics_sums, self._statistics, before, strict=True):
+            total.assign_add(statistic)
+            statistic.assign(start)
+
+    def finish(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Take the last micro-batch of a step; return loss and gradients of the step, and begin with zeros again."""
+        share = 1.0 / self.micro_batches
+        for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
+            statistic.assign((total + statistic) * share)
+            total.assign(tf.zeros_like(total))
+        mean = (self._loss + loss) * share
+        self._loss.assign(0.0)
+        means = [(total + gradient) * share for total, gradient in zip(self._gradients, gradients, strict=True)]
+        for total in self._gradients:
+            total.assign(tf.zeros_like(total))
+        return mean, means
+
+
+def _zeros_like(variable: tf.Variable | keras.Variable) -> tf.Variable:
+    return tf.Variable(tf.zeros(variable.shape), trainable=False)

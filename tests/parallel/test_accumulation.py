@@ -1,0 +1,96 @@
+"""k micro-batches on each of N ranks are one batch on each of kN ranks."""
+
+import sys
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+
+from pipelines.launch.runner import BarrierRunner
+
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(400)]
+
+MICRO_BATCH, PARTS, STEPS = 8, 4, 4
+
+
+def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[Any]:
+    """Train a small network on a fixed order of samples; its weights and moving statistics at the end."""
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from conf.load import load
+    from models.layers.normalisation import FusedBatchNormalization
+    from models.losses import classification_loss
+    from pipelines.dataset.order import rank_parts
+    from pipelines.training.accumulation import Accumulation
+    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.loop import average_statistics
+    from pipelines.training.recipe import make_exchange, make_optimizer
+    from pipelines.training.step import make_accumulate, make_train_step
+
+    collective = HorovodCollective()
+    keras.utils.set_random_seed(0)
+    config = load("smoke")
+    inputs = features = keras.Input((16, 16, 3), name="bands")
+    for number, channels in enumerate((8, 16)):
+        features = keras.layers.Conv2D(channels, 3, strides=2, use_bias=False, name=f"conv{number}")(features)
+        features = keras.layers.ReLU()(FusedBatchNormalization(momentum=0.9, name=f"bn{number}")(features))
+    logits = keras.layers.Dense(4, name="head")(keras.layers.GlobalAveragePooling2D()(features))
+    model = keras.Model({"bands": inputs}, logits)
+    optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, collective)
+    optimizer.learning_rate = 0.05
+    loss = classification_loss("multi_label")
+    sums = Accumulation(model, micro_batches)
+    update = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=sums)
+    accumulate = make_accumulate(model, loss, sums, jit_compile=False)
+
+    random = np.random.default_rng(0)
+    images = random.standard_normal((steps * parts * micro_batch, 16, 16, 3)).astype(np.float32)
+    targets = random.integers(0, 2, (len(images), 4)).astype(np.float32)
+    order = random.permutation(len(images))
+    rows = rank_parts(
+        order,
+        global_batch_size=parts * micro_batch,
+        rank=collective.rank,
+        size=collective.size,
+        start_step=0,
+        micro_batches=micro_batches,
+    )
+    for number, mine in enumerate(rows, start=1):
+        function = accumulate if number % micro_batches else update
+        function({"bands": tf.constant(images[mine])}, tf.constant(targets[mine]))
+    average_statistics(model, collective)
+    return [np.array(variable) for variable in model.variables]
+
+
+@pytest.fixture(scope="module")
+def trained_on() -> Any:
+    # This module cannot be imported in a worker process: its function travels as code.
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
+
+    def run(ranks: int, micro_batches: int) -> list[np.ndarray]:
+        runner = BarrierRunner(None, ranks, env=threads, on_log=lambda rank, line: None)
+        results: list[list[np.ndarray]] = runner.run_all(train, micro_batches, MICRO_BATCH, PARTS, STEPS)
+        for other in results[1:]:
+            for own, first in zip(other, results[0], strict=True):
+                np.testing.assert_array_equal(own, first)
+        return results[0]
+
+    return run
+
+
+def test_ranks_and_micro_batches_can_be_traded_for_each_other(trained_on: Any) -> None:
+    alone, both, again = trained_on(1, 4), trained_on(2, 2), trained_on(2, 2)
+    for first, second in zip(both, again, strict=True):
+        np.testing.assert_array_equal(first, second)
+    for weights, expected in zip(both, alone, strict=True):
+        np.testing.assert_allclose(weights, expected, atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.long
+def test_four_ranks_without_micro_batches_are_one_with_four(trained_on: Any) -> None:
+    for weights, expected in zip(trained_on(4, 1), trained_on(1, 4), strict=True):
+        np.testing.assert_allclose(weights, expected, atol=1e-6, rtol=1e-6)
