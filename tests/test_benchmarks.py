@@ -21,6 +21,7 @@ KEYS = {
         "cores",
         "machine",
     },
+    "lars_rate": {"accuracy"},
     "prepare": {
         "patches_per_second",
         "ratio_vs_rows",

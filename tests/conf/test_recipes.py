@@ -71,7 +71,7 @@ def test_goyal() -> None:
 def test_sedona() -> None:
     config = load("sedona_resnet50")
     assert isinstance(config.optimizer, LARSConfig)
-    assert config.optimizer.nesterov
+    assert (config.optimizer.nesterov, config.optimizer.trust_coefficient) == (True, 0.03)
     schedule, steps, total = of("sedona_resnet50", BIGEARTHNET_V1)
     assert schedule(0) == pytest.approx(0.2 / (5 * steps))
     assert schedule(5 * steps - 1) == schedule(30 * steps - 1) == pytest.approx(0.2)
