@@ -1,5 +1,7 @@
 """The settings of the epoch loop."""
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
 from conf.section import Section
@@ -26,6 +28,9 @@ class TrainingConfig(Section):
     many steps."""
     resume_run: str | None = None
     """MLflow run to continue from its newest checkpoint; `latest`: the newest that is not finished; null: a new run."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Numbers in forward and backward pass: bfloat16 where the processor has AVX-512 BF16 or AMX; float16 has a loss
+    scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
 

@@ -14,7 +14,7 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
         moving = momentum * moving + (1 - momentum) * batch's
 
     It has the arguments, weights and results of Keras's layer, which a saved model holds instead: see
-    `plain_batch_normalisation`.
+    `plain_layers`.
 
     Source: Ioffe, Szegedy 2015, algorithm 1.
     """
@@ -45,12 +45,16 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
         moving.assign(self.momentum * moving + (1.0 - self.momentum) * tf.cast(batch, moving.dtype))
 
 
-def plain_batch_normalisation(model: keras.Model) -> keras.Model:
-    """Return a copy of `model` with equal weights and outputs, in which Keras's own layers normalise."""
+def plain_layers(model: keras.Model) -> keras.Model:
+    """Return a copy of `model` with equal weights, in which Keras's own layers normalise and all compute in float32."""
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
         kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)
-        return kind.from_config(layer.get_config())
+        config = layer.get_config()
+        policy = getattr(layer, "dtype_policy", None)  # operations without variables have none
+        if policy is not None and policy.name.startswith("mixed_"):
+            config["dtype"] = "float32"
+        return kind.from_config(config)
 
     copy = keras.models.clone_model(model, clone_function=plain)
     copy.set_weights(model.get_weights())

@@ -6,10 +6,12 @@ from typing import Any
 import keras
 
 from models.layers.augmentation import AUGMENTATIONS, AugmentedModel
-from models.layers.normalisation import plain_batch_normalisation
+from models.layers.normalisation import plain_layers
 from models.layers.preprocessing import InputGroup, preprocess
 from models.networks.table import NETWORKS
 
+POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
+"""Keras's dtype policy for each precision of training."""
 _PROBABILITIES = {"multi_label": "sigmoid", "single_label": "softmax"}
 
 
@@ -20,6 +22,7 @@ def build_model(
     classes: int,
     upsampling: str,
     augmentation: str,
+    precision: str = "float32",
     **settings: Any,
 ) -> keras.Model:
     """Build the whole model, from stored pixels to logits.
@@ -32,33 +35,39 @@ def build_model(
         network: Name in the table of networks.
         classes: Number of logits.
         upsampling: As for `preprocess`.
+        precision: Numbers in which the network computes, "float32", "bfloat16" or "float16"; its variables and the
+            layers before it are float32 with all of them.
         augmentation: "none"; or "flips" or "dihedral" for an `AugmentedModel`, which in training takes `seeds` too.
         **settings: The network's own settings.
 
     Raises:
-        ValueError: an unknown network or augmentation, or what `preprocess`, the network and `Augmentation` raise.
+        ValueError: an unknown network, augmentation or precision, or what `preprocess`, the network and `Augmentation`
+            raise.
     """
     if network not in NETWORKS:
         raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")
     if augmentation not in AUGMENTATIONS:
         raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {augmentation!r}")
+    if precision not in POLICIES:
+        raise ValueError(f"precision must be one of {tuple(POLICIES)}, got {precision!r}")
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
     images = preprocess(inputs, groups, upsampling=upsampling)
-    model = keras.Model(inputs, NETWORKS[network](images, classes=classes, **settings), name=network)
+    logits = NETWORKS[network](images, classes=classes, dtype=POLICIES[precision], **settings)
+    model = keras.Model(inputs, logits, name=network)
     return model if augmentation == "none" else AugmentedModel(model, augmentation, name=f"augmented_{network}")
 
 
 def with_probabilities(model: keras.Model, task: str) -> keras.Model:
     """Return a copy of a model of logits for serving: image groups in, output layer "probabilities".
 
-    The copy has equal weights and no augmentation. Its last layer is a sigmoid per class for "multi_label", and a
-    softmax over the classes for "single_label".
+    The copy has equal weights, computes in float32 and has no augmentation. Its last layer is a sigmoid per class for
+    "multi_label", and a softmax over the classes for "single_label".
 
     Raises:
         ValueError: an unknown task.
     """
     if task not in _PROBABILITIES:
         raise ValueError(f"task must be one of {sorted(_PROBABILITIES)}, got {task!r}")
-    model = plain_batch_normalisation(model.network if isinstance(model, AugmentedModel) else model)
+    model = plain_layers(model.network if isinstance(model, AugmentedModel) else model)
     activation = keras.layers.Activation(_PROBABILITIES[task], dtype="float32", name="probabilities")
     return keras.Model(model.input, activation(model.output), name=f"{model.name}_probabilities")

@@ -10,7 +10,9 @@ _BOTTLENECK_FROM_DEPTH = 50
 _BOTTLENECK_EXPANSION = 4
 
 
-def resnet(images: keras.KerasTensor, *, classes: int, depth: int, width_factor: float) -> keras.KerasTensor:
+def resnet(
+    images: keras.KerasTensor, *, classes: int, depth: int, width_factor: float, dtype: str | None = None
+) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
     Basic blocks at depth 18 and 34, bottlenecks above; a projection shortcut only where the shape changes. The last
@@ -21,6 +23,7 @@ def resnet(images: keras.KerasTensor, *, classes: int, depth: int, width_factor:
         classes: Number of logits, at least 1.
         depth: Number of layers with weights: 18, 34, 50, 101 or 152.
         width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
+        dtype: Keras dtype policy of all layers up to the last mean, such as "mixed_bfloat16"; None: Keras's global one.
 
     Raises:
         ValueError: another depth, or a width or number of classes that is not positive.
@@ -37,13 +40,14 @@ def resnet(images: keras.KerasTensor, *, classes: int, depth: int, width_factor:
         raise ValueError(f"classes must be at least 1, got {classes}")
     block = _bottleneck_block if depth >= _BOTTLENECK_FROM_DEPTH else _basic_block
 
-    features = _convolution(images, _scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
-    features = _activation(_normalisation(features, name="stem_bn"), name="stem_relu")
-    features = keras.layers.MaxPooling2D(3, strides=2, padding="same", name="stem_pool")(features)
+    layers = _Layers(dtype)
+    features = layers.convolution(images, _scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
+    features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
+    features = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype, name="stem_pool")(features)
     for stage, (channels, blocks) in enumerate(zip(STAGE_CHANNELS, BLOCKS_PER_STAGE[depth], strict=True), start=1):
         for number in range(1, blocks + 1):
             stride = 2 if stage > 1 and number == 1 else 1
-            features = block(features, _scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
+            features = block(layers, features, _scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
 
     # The mean over all pixels and the logits stay in float32 under a half precision policy.
     features = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
@@ -51,50 +55,69 @@ def resnet(images: keras.KerasTensor, *, classes: int, depth: int, width_factor:
     return keras.layers.Dense(classes, kernel_initializer=head_kernel, dtype="float32", name="logits")(features)
 
 
-def _basic_block(features: keras.KerasTensor, channels: int, stride: int, name: str) -> keras.KerasTensor:
-    residual = _convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
-    residual = _activation(_normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
-    residual = _convolution(residual, channels, 3, name=f"{name}_conv2")
-    residual = _normalisation(residual, name=f"{name}_bn2", gamma="zeros")
-    return _join(features, residual, stride, name)
+class _Layers:
+    """The layers of blocks, of one dtype policy."""
+
+    def __init__(self, dtype: str | None) -> None:
+        self._dtype = dtype
+
+    def convolution(
+        self, features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
+    ) -> keras.KerasTensor:
+        # One initializer per layer: an instance draws the same numbers each time it is used on the same shape.
+        kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
+        layer = keras.layers.Conv2D(
+            channels,
+            kernel_size,
+            strides=stride,
+            padding="same",
+            use_bias=False,
+            kernel_initializer=kernel,
+            dtype=self._dtype,
+            name=name,
+        )
+        return layer(features)
+
+    def normalisation(self, features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
+        layer = FusedBatchNormalization(
+            momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, dtype=self._dtype, name=name
+        )
+        return layer(features)
+
+    def activation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
+        return keras.layers.ReLU(dtype=self._dtype, name=name)(features)
+
+    def join(
+        self, shortcut: keras.KerasTensor, residual: keras.KerasTensor, stride: int, name: str
+    ) -> keras.KerasTensor:
+        channels = residual.shape[-1]
+        if stride > 1 or shortcut.shape[-1] != channels:
+            shortcut = self.convolution(shortcut, channels, 1, stride=stride, name=f"{name}_projection_conv")
+            shortcut = self.normalisation(shortcut, name=f"{name}_projection_bn")
+        joined = keras.layers.Add(dtype=self._dtype, name=f"{name}_add")([shortcut, residual])
+        return self.activation(joined, name=f"{name}_relu")
 
 
-def _bottleneck_block(features: keras.KerasTensor, channels: int, stride: int, name: str) -> keras.KerasTensor:
-    residual = _convolution(features, channels, 1, name=f"{name}_conv1")
-    residual = _activation(_normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
-    residual = _convolution(residual, channels, 3, stride=stride, name=f"{name}_conv2")
-    residual = _activation(_normalisation(residual, name=f"{name}_bn2"), name=f"{name}_relu2")
-    residual = _convolution(residual, _BOTTLENECK_EXPANSION * channels, 1, name=f"{name}_conv3")
-    residual = _normalisation(residual, name=f"{name}_bn3", gamma="zeros")
-    return _join(features, residual, stride, name)
-
-
-def _join(shortcut: keras.KerasTensor, residual: keras.KerasTensor, stride: int, name: str) -> keras.KerasTensor:
-    channels = residual.shape[-1]
-    if stride > 1 or shortcut.shape[-1] != channels:
-        shortcut = _convolution(shortcut, channels, 1, stride=stride, name=f"{name}_projection_conv")
-        shortcut = _normalisation(shortcut, name=f"{name}_projection_bn")
-    return _activation(keras.layers.Add(name=f"{name}_add")([shortcut, residual]), name=f"{name}_relu")
-
-
-def _convolution(
-    features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
+def _basic_block(
+    layers: _Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
-    # One initializer per layer: an instance draws the same numbers each time it is used on the same shape.
-    kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
-    layer = keras.layers.Conv2D(
-        channels, kernel_size, strides=stride, padding="same", use_bias=False, kernel_initializer=kernel, name=name
-    )
-    return layer(features)
+    residual = layers.convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
+    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
+    residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
+    residual = layers.normalisation(residual, name=f"{name}_bn2", gamma="zeros")
+    return layers.join(features, residual, stride, name)
 
 
-def _normalisation(features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
-    layer = FusedBatchNormalization(momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, name=name)
-    return layer(features)
-
-
-def _activation(features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
-    return keras.layers.ReLU(name=name)(features)
+def _bottleneck_block(
+    layers: _Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
+) -> keras.KerasTensor:
+    residual = layers.convolution(features, channels, 1, name=f"{name}_conv1")
+    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
+    residual = layers.convolution(residual, channels, 3, stride=stride, name=f"{name}_conv2")
+    residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn2"), name=f"{name}_relu2")
+    residual = layers.convolution(residual, _BOTTLENECK_EXPANSION * channels, 1, name=f"{name}_conv3")
+    residual = layers.normalisation(residual, name=f"{name}_bn3", gamma="zeros")
+    return layers.join(features, residual, stride, name)
 
 
 def _scaled(channels: int, width_factor: float) -> int:

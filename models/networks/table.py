@@ -15,5 +15,6 @@ NETWORKS: dict[str, Callable[..., keras.KerasTensor]] = {
 }
 """Functions from normalised images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-They take `classes` and the settings of the network as keyword arguments, all of them required.
+They take as keyword arguments `classes`, the settings of the network, all of them required, and `dtype`, the Keras
+dtype policy of their layers.
 """

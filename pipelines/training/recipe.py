@@ -25,6 +25,7 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
         input_groups(manifest),
         network=config.model.name,
         classes=len(manifest.class_names),
+        precision=config.training.precision,
         **config.model.arguments(),
     )
 

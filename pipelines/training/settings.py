@@ -27,9 +27,9 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
     """Check that a checkpoint's state fits the training that is to continue from it.
 
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
-    step; another network or optimizer, whose variables are others or mean something else; another codec where the old
-    one left something to send. Every other setting may change from here on: rates, schedule, epochs, a codec's
-    parameters, augmentation.
+    step; another network, optimizer or loss scale, whose variables are others or mean something else; another codec
+    where the old one left something to send. Every other setting may change from here on: rates, schedule, epochs, a
+    codec's parameters, augmentation.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.
@@ -45,6 +45,9 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
         codec = name == "exchange.codec.name" and state.exchange_ranks > 0
         if network or codec or name in ("optimizer.name", "optimizer.variant"):
             fixed.append((name, state.settings[name], now[name]))
+    before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
+    if "float16" in (before, after):  # only half floats have a loss scale
+        fixed.append(("training.precision", before, after))
     differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
     if differences:
         raise ValueError(

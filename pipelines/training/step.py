@@ -9,6 +9,7 @@ import tensorflow as tf
 from models.compression.exchange.compatibility import check_optimizer
 from models.compression.exchange.exchange import GradientExchange
 from pipelines.training.accumulation import Accumulation
+from pipelines.training.loss_scale import LossScale
 from pipelines.training.stop import StopAgreement
 
 Images = dict[str, tf.Tensor]
@@ -41,6 +42,7 @@ def make_train_step(
     jit_compile: bool,
     stop: StopAgreement | None = None,
     accumulation: Accumulation | None = None,
+    loss_scale: LossScale | None = None,
 ) -> Step:
     """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
 
@@ -53,6 +55,7 @@ def make_train_step(
         stop: The agreement on when to stop; each step includes it.
         accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
             none. There is one exchange and one update per step.
+        loss_scale: For half floats; a step with an overflow on any rank is skipped on all of them.
 
     Raises:
         ValueError: Codec and optimizer do not fit each other.
@@ -60,7 +63,7 @@ def make_train_step(
     variables = model.trainable_variables
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
     exchange.build(variables)
-    gradients = _gradients(model, loss, jit_compile=jit_compile)
+    gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
 
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
@@ -69,16 +72,30 @@ def make_train_step(
         value, computed = gradients(images, targets, seeds)
         if accumulation is not None:
             value, computed = accumulation.finish(value, computed)
-        optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
+
+        def update() -> None:
+            optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
+
+        if loss_scale is None:
+            update()
+        else:
+            loss_scale.update(computed, exchange.collective, update)
         return value
 
     compiled: Step = step
     return compiled
 
 
-def make_accumulate(model: keras.Model, loss: Loss, accumulation: Accumulation, *, jit_compile: bool) -> Accumulate:
+def make_accumulate(
+    model: keras.Model,
+    loss: Loss,
+    accumulation: Accumulation,
+    *,
+    jit_compile: bool,
+    loss_scale: LossScale | None = None,
+) -> Accumulate:
     """Return the function for all micro-batches of a step but the last; the arguments are as for `make_train_step`."""
-    gradients = _gradients(model, loss, jit_compile=jit_compile)
+    gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
 
     @tf.function
     def accumulate(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
@@ -90,14 +107,16 @@ def make_accumulate(model: keras.Model, loss: Loss, accumulation: Accumulation, 
     return compiled
 
 
-def _gradients(model: keras.Model, loss: Loss, *, jit_compile: bool) -> Gradients:
+def _gradients(model: keras.Model, loss: Loss, loss_scale: LossScale | None, *, jit_compile: bool) -> Gradients:
     """Return the function from a batch to its mean loss and the gradients of the trainable variables."""
     variables = model.trainable_variables
 
     def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
             value = tf.reduce_mean(loss(targets, model(images, training=True, seeds=seeds)))
-        return value, tape.gradient(value, [variable.value for variable in variables])
+            scaled = value if loss_scale is None else loss_scale.multiply(value)
+        computed = tape.gradient(scaled, [variable.value for variable in variables])
+        return value, computed if loss_scale is None else loss_scale.divide(computed)
 
     # A separate function only for XLA: a function that updates state, as batch norm does, returns all gradients at its
     # end, so that the exchange could not begin during the backward pass.

@@ -21,7 +21,7 @@ from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
-from pipelines.launch.report import StoppedOnRequest, report, step_done
+from pipelines.launch.report import StoppedOnRequest, log_to_driver, report, step_done
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking.journal import rank_journal
 from pipelines.tracking.models import load_model
@@ -32,6 +32,8 @@ from pipelines.training.collective import HorovodCollective, use_assigned_device
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import TrainingInput, make_input, reader_settings
 from pipelines.training.loop import LossTotal, Progress, Trainer, average_statistics, train_epoch
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.precision import bfloat16_isa, describe_precision
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
 from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
@@ -66,6 +68,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=micro_batches)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     _log_size(collective, manifest, steps, micro_batches)
+    _tell_precision(config, collective)
 
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
@@ -73,11 +76,12 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     _agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)
-    trainer = _make_trainer(config, model, loss, optimizer, schedule, exchange, collective, micro_batches)
+    loss_scale = LossScale() if config.training.precision == "float16" else None
+    trainer = _make_trainer(config, model, loss, optimizer, schedule, exchange, collective, micro_batches, loss_scale)
     validate = _make_validation(config, manifest, model, loss, collective)
 
     initial = _initial_state(config, manifest, run, data)
-    variables = [*model.variables, *optimizer.variables]
+    variables = [*model.variables, *optimizer.variables, *(loss_scale.variables if loss_scale else [])]
     checkpoints = Checkpoints(checkpoint_folder, initial, variables, exchange, collective)
     checkpoints.check_folder()
     start = checkpoints.restore(resumes=config.training.resume_run is not None)
@@ -220,6 +224,14 @@ def _log_size(collective: HorovodCollective, manifest: Manifest, steps: int, mic
     _log.info("rank %d of %d: %d training samples, %d steps per epoch%s", rank, size, rows, steps, each)
 
 
+def _tell_precision(config: RunConfig, collective: HorovodCollective) -> None:
+    gpu = bool(tf.config.list_physical_devices("GPU"))
+    text = describe_precision(config.training.precision, gpu=gpu, isa=bfloat16_isa())
+    _log.info("rank %d: %s", collective.rank, text)
+    if collective.rank == 0:
+        log_to_driver(text)
+
+
 def _make_trainer(
     config: RunConfig,
     model: keras.Model,
@@ -229,13 +241,23 @@ def _make_trainer(
     exchange: GradientExchange,
     collective: HorovodCollective,
     micro_batches: int,
+    loss_scale: LossScale | None,
 ) -> Trainer:
     stop, jit_compile = StopAgreement(collective), config.training.jit_compile
     accumulation = Accumulation(model, micro_batches) if micro_batches > 1 else None
     step = make_train_step(
-        model, loss, optimizer, exchange, jit_compile=jit_compile, stop=stop, accumulation=accumulation
+        model,
+        loss,
+        optimizer,
+        exchange,
+        jit_compile=jit_compile,
+        stop=stop,
+        accumulation=accumulation,
+        loss_scale=loss_scale,
     )
-    accumulate = None if accumulation is None else make_accumulate(model, loss, accumulation, jit_compile=jit_compile)
+    accumulate = None
+    if accumulation is not None:
+        accumulate = make_accumulate(model, loss, accumulation, jit_compile=jit_compile, loss_scale=loss_scale)
     return Trainer(step, optimizer, schedule, collective, stop, accumulate, micro_batches)
 
 

@@ -22,7 +22,7 @@ from jobs.train import TrainedRun, train
 from pipelines.dataset.manifest import read_manifest
 from pipelines.launch.runner import WorkerError
 from pipelines.tracking import metrics
-from pipelines.training.checkpoint import list_checkpoints
+from pipelines.training.checkpoint import list_checkpoints, newest_state
 from pipelines.training.checks import check_resume
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
@@ -205,6 +205,22 @@ def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
     (run,) = client.search_runs([experiment.experiment_id])
     assert run.info.status == "FAILED"
     assert client.list_artifacts(run.info.run_id, "logs")
+
+
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_and_micro_batches_train_to_the_end(
+    trained: tuple[TrainedRun, RunConfig], tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, chosen = trained
+    changes = {"precision": precision, "accumulation_steps": 2, "batch_size_per_worker": 2, "output": str(tmp_path)}
+    result = train(chosen.model_copy(update={"training": chosen.training.model_copy(update=changes)}))
+    assert f"training.precision={precision}" in capsys.readouterr().out
+    assert result.summary.history[-1]["train/loss"] > 0
+    state = newest_state(result.folder / "checkpoints")[1]
+    assert (state.step, state.global_batch_size) == (8, 8)  # 32 samples, two epochs
+    with np.load(result.summary.checkpoint) as saved:
+        assert {saved[name].dtype.name for name in saved.files if saved[name].dtype.kind == "f"} == {"float32"}
+        assert any("loss_scale" in name for name in saved.files) == (precision == "float16")
 
 
 @pytest.mark.long

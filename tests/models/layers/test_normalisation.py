@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.layers.normalisation import FusedBatchNormalization, plain_batch_normalisation
+from models.layers.normalisation import FusedBatchNormalization, plain_layers
 
 IMAGES = np.random.default_rng(0).normal(3.0, 2.0, (5, 4, 3, 6)).astype(np.float32)
 
@@ -70,7 +70,7 @@ def test_the_plain_copy_is_kerass_own_and_equal() -> None:
     x = FusedBatchNormalization(name="bn")(keras.layers.Conv2D(6, 1, name="conv")(inputs))
     model = keras.Model(inputs, keras.ops.relu(x) + inputs)
     model(IMAGES, training=True)
-    copy = plain_batch_normalisation(model)
+    copy = plain_layers(model)
     assert type(copy.get_layer("bn")) is keras.layers.BatchNormalization
     np.testing.assert_allclose(copy(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5)
     copy.get_layer("conv").bias.assign(np.ones(6))

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import zipfile
 
 import keras
 import numpy as np
@@ -93,3 +94,30 @@ def test_saved_model_needs_nothing_but_keras(small, tmp_path):
 def test_an_unknown_network_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"network must be one of \('resnet',\), got 'vgg'"):
         build_model(SENTINEL_GROUPS, network="vgg", classes=5, upsampling="nearest", augmentation="none")
+
+
+@pytest.mark.parametrize("augmentation", ["none", "flips"])
+@pytest.mark.parametrize("precision", ["bfloat16", "float16"])
+def test_half_precision_computes_so_and_keeps_float32_variables(precision, augmentation, tmp_path):
+    def build(chosen):
+        keras.utils.set_random_seed(0)
+        settings = {"depth": 18, "width_factor": 0.125, "upsampling": "nearest", "augmentation": augmentation}
+        return build_model(SENTINEL_GROUPS, network="resnet", classes=5, precision=chosen, **settings)
+
+    full, half = build("float32"), build(precision)
+    network = half if augmentation == "none" else half.network
+    assert keras.config.dtype_policy().name == "float32"
+    for name in ("stem_conv", "stem_bn", "stem_pool", "stage1_block1_relu1", "stage4_block2_add"):
+        assert network.get_layer(name).compute_dtype == precision
+    assert {variable.dtype for variable in half.variables} == {"float32"}
+    for own, other in zip(half.get_weights(), full.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, other)
+    images = sentinel_images()
+    logits = half(images)
+    assert logits.dtype == tf.float32
+    np.testing.assert_allclose(logits, full(images), atol=0.02 * float(tf.reduce_max(tf.abs(full(images)))))
+    served = with_probabilities(half, "multi_label")
+    assert {layer.dtype_policy.name for layer in served.layers if getattr(layer, "variables", [])} == {"float32"}
+    np.testing.assert_array_equal(served(images), with_probabilities(full, "multi_label")(images))
+    served.save(tmp_path / "model.keras")
+    assert precision not in zipfile.ZipFile(tmp_path / "model.keras").read("config.json").decode()

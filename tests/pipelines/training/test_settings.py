@@ -90,3 +90,11 @@ def test_a_checkpoint_without_settings_is_compared_by_what_it_has() -> None:
     check_same_training(PATH, old, load("smoke", ["model.depth=50"]), MANIFEST)
     with pytest.raises(ValueError, match=r"training\.seed was 0, is 1"):
         check_same_training(PATH, old, load("smoke", ["training.seed=1"]), MANIFEST)
+
+
+def test_only_half_floats_bind_a_run_to_its_precision() -> None:
+    check_same_training(PATH, STATE, load("smoke", ["training.precision=bfloat16"]), MANIFEST)
+    with pytest.raises(ValueError, match=r"training\.precision was float32, is float16\. Set them as they"):
+        check_same_training(PATH, STATE, load("smoke", ["training.precision=float16"]), MANIFEST)
+    older = replace(STATE, settings={})  # of a version that knew float32 only
+    check_same_training(PATH, older, load("smoke", ["training.precision=bfloat16"]), MANIFEST)

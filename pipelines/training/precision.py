@@ -1,0 +1,35 @@
+"""What the numbers of forward and backward pass mean on this machine."""
+
+from pathlib import Path
+
+_CPUINFO = Path("/proc/cpuinfo")
+_ISAS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
+
+
+def bfloat16_isa(cpuinfo: Path = _CPUINFO) -> str | None:
+    """Which instructions for brain floats the processor has, the faster first: "amx_bf16", "avx512_bf16" or None."""
+    try:
+        lines = cpuinfo.read_text().splitlines()
+    except OSError:  # no Linux
+        return None
+    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    return next((isa for isa in _ISAS if isa in flags), None)
+
+
+def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
+    """One line that says which precision trains, and on a CPU what the processor has for it.
+
+    Args:
+        precision: `training.precision`.
+        gpu: Whether this rank trains on a GPU.
+        isa: What `bfloat16_isa` returned.
+    """
+    text = f"training.precision={precision}"
+    if gpu:
+        return f"{text} on a GPU"
+    if isa is None:
+        slow = ", so this is slower than float32" if precision == "bfloat16" else ""
+        return f"{text}; the processor has no instructions for bfloat16{slow}"
+    if precision == "bfloat16":
+        return f"{text}; the processor has {_ISAS[isa]} for it"
+    return f"{text}; the processor has {_ISAS[isa]}, with which training.precision=bfloat16 is faster"
