@@ -26,7 +26,8 @@ def qsgd(
         Q(p)_i = norm / s * sign(p_i) * level
 
     E Q(p) = p. With the Euclidean norm of n elements, E|Q(p) - p|^2 <= min(n / s^2, sqrt(n) / s) |p|^2. Every rank,
-    tensor and step draws its own random numbers, so that the error of the mean falls with the number of ranks.
+    tensor and step draws its own random numbers, so that the error of the ranks' roundings falls with the number of
+    ranks. The owner of each part rounds the mean once more, and that error does not fall.
 
     Args:
         bits: Bits per element, 2 to 8.
