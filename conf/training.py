@@ -31,6 +31,8 @@ class TrainingConfig(Section):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Numbers in forward and backward pass: bfloat16 where the processor has AVX-512 BF16 or AMX; float16 has a loss
     scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Part of the training targets that is spread over all answers; validation and evaluation have none."""
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
 

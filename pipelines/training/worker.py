@@ -73,11 +73,14 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
     loss = classification_loss(manifest.task)
+    training_loss = classification_loss(manifest.task, label_smoothing=config.training.label_smoothing)
     _agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)
     loss_scale = LossScale() if config.training.precision == "float16" else None
-    trainer = _make_trainer(config, model, loss, optimizer, schedule, exchange, collective, micro_batches, loss_scale)
+    trainer = _make_trainer(
+        config, model, training_loss, optimizer, schedule, exchange, collective, micro_batches, loss_scale
+    )
     validate = _make_validation(config, manifest, model, loss, collective)
 
     initial = _initial_state(config, manifest, run, data)

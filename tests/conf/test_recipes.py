@@ -38,6 +38,7 @@ def test_rows_of_mlperf(
     optimizer = config.optimizer
     assert isinstance(optimizer, LARSConfig)
     assert (config.global_batch_size, config.training.epochs) == (batch, epochs)
+    assert config.training.label_smoothing == 0.1
     assert (optimizer.weight_decay, optimizer.momentum, optimizer.nesterov) == (weight_decay, momentum, False)
     assert (optimizer.trust_coefficient, optimizer.epsilon, optimizer.variant) == (0.001, 0.0, "mlperf")
     schedule, steps, total = of(f"resnet50_lars_{batch}", IMAGENET)

@@ -1,7 +1,9 @@
 """Losses against hand values."""
 
 import math
+from collections.abc import Callable
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -30,6 +32,30 @@ def test_targets_may_be_smoothed():
     logits = np.log(np.array([[3.0, 1.0]], np.float32))
     expected = [0.9 * math.log(4 / 3) + 0.1 * math.log(4)]
     np.testing.assert_allclose(classification_loss("single_label")(targets, logits), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("task", "targets", "reference"),
+    [
+        ("multi_label", [[1, 0, 1], [0, 0, 0]], keras.losses.BinaryCrossentropy),
+        ("single_label", [[0, 0, 1], [1, 0, 0]], keras.losses.CategoricalCrossentropy),
+    ],
+)
+def test_smoothed_labels_are_those_of_keras(
+    task: str, targets: list[list[int]], reference: Callable[..., keras.losses.Loss]
+) -> None:
+    logits = np.array([[0.5, -1.0, 2.0], [1.5, 0.0, -0.25]], np.float32)
+    loss = classification_loss(task, label_smoothing=0.1)
+    expected = reference(from_logits=True, label_smoothing=0.1, reduction=None)(np.float32(targets), logits)
+    np.testing.assert_allclose(loss(np.array(targets, np.uint8), logits), expected, rtol=1e-6)
+    compiled = tf.function(loss, jit_compile=True)(tf.constant(targets, tf.uint8), logits)
+    np.testing.assert_allclose(compiled, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("part", [-0.1, 1.0, float("nan")])
+def test_a_smoothing_out_of_range_is_rejected(part: float) -> None:
+    with pytest.raises(ValueError, match=r"label_smoothing must be in \[0, 1\)"):
+        classification_loss("single_label", label_smoothing=part)
 
 
 @pytest.mark.parametrize("task", ["multi_label", "single_label"])
