@@ -9,7 +9,8 @@ READY := $(VENV)/.ready
 BIN := $(VENV)/bin
 KERNELS := hatch_build.py $(wildcard models/compression/kernels/*.cc models/compression/kernels/*.h models/compression/kernels/build.py)
 PORT ?= 5000
-# Two processes of tests, each with a Spark session of its own, keep two cores busy: half of the tests wait.
+# Two processes of tests, each with a Spark session of its own: much of a test's time is waiting. The long ones train on
+# several ranks, which keep two cores busy by themselves.
 TEST_PROCESSES ?= -n 2 --dist loadfile
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
@@ -30,7 +31,7 @@ test: $(READY) ## Run all tests but the long ones and those over several hosts
 	@$(BIN)/pytest -m "not cluster and not long" $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the long tests
-	@$(BIN)/pytest -m "long and not cluster" $(TEST_PROCESSES) $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "long and not cluster" $(PYTEST_ARGS)
 
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)

@@ -1,7 +1,7 @@
 """The settings of every codec, by name; their defaults are stated here only."""
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
 from pydantic import Field, field_validator, model_validator
 
@@ -10,6 +10,9 @@ from conf.section import Member, Section, member_names
 
 class CodecMember(Member):
     """What all codecs share."""
+
+    overflow_remedy: ClassVar[str] = ""
+    """What to do when a mean of gradients leaves the codec's range, where that is smaller than float32's."""
 
     @property
     def keeps_residual(self) -> bool:
@@ -34,6 +37,11 @@ class NoneConfig(CodecMember):
 
 class Fp16Config(CodecMember):
     """Half floats."""
+
+    overflow_remedy: ClassVar[str] = (
+        "a half float holds up to 65,504 / exchange.codec.prescale: lower exchange.codec.prescale, choose "
+        "exchange.codec=bf16 or none, or lower the learning rate"
+    )
 
     name: Literal["fp16"] = "fp16"
     prescale: float = Field(default=1.0, gt=0)
@@ -258,3 +266,10 @@ CodecConfig = Annotated[
 ]
 
 CODEC_NAMES = member_names(CodecConfig)
+
+
+def overflow_remedy(name: str) -> str:
+    """What to do when a mean of gradients leaves the range of the codec of that name; empty where it is float32's."""
+    members: tuple[type[CodecMember], ...] = get_args(get_args(CodecConfig)[0])
+    remedies = dict(zip(CODEC_NAMES, [member.overflow_remedy for member in members], strict=True))
+    return remedies.get(name, "")

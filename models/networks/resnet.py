@@ -11,7 +11,7 @@ _BOTTLENECK_EXPANSION = 4
 
 
 def resnet(
-    images: keras.KerasTensor, *, classes: int, depth: int, width_factor: float, dtype: str | None = None
+    images: keras.KerasTensor, *, classes: int, depth: int, width_factor: float, dtype: str | None
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 

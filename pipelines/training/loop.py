@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from conf.codecs import overflow_remedy
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from models.schedules import Schedule
 from pipelines.dataset.reader import Batch
@@ -26,12 +27,6 @@ from pipelines.training.tensors import image_tensors
 
 _SECONDS_BETWEEN_REPORTS = 1.0
 _CODEC_OF_MEANS = re.compile(rf"codec (\w+): {MEANS_NOT_FINITE}")
-_CODEC_REMEDIES = {
-    "fp16": "a half float holds up to 65,504 / exchange.codec.prescale: lower exchange.codec.prescale, choose "
-    "exchange.codec=bf16 or none, or lower optimizer.learning_rate_per_256"
-}
-"""What to do when a codec's own range was too small, where that is less than float32's."""
-
 
 SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
 """Function from the rows of a batch to the seeds of their augmentation."""
@@ -217,7 +212,7 @@ def _divergence(message: str, rank: int, step: int) -> str | None:
     name = codec[1]
     return (
         f"the mean of the gradients is not finite at step {step} after exchange.codec={name}, though every rank's own "
-        f"gradients are: {_CODEC_REMEDIES.get(name, REMEDY)}"
+        f"gradients are: {overflow_remedy(name) or REMEDY}"
     )
 
 

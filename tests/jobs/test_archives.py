@@ -43,17 +43,9 @@ def cifar(folder: Path, archive: Path) -> None:
                 file.extract(name, folder)
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings(GEOREFERENCE)
-@pytest.mark.parametrize(
-    "kind",
-    [
-        "image_folder",
-        *(
-            pytest.param(kind, marks=pytest.mark.long)
-            for kind in ("bigearthnet_v1", "eurosat_ms", "eurosat_rgb", "synthetic")
-        ),
-    ],
-)
+@pytest.mark.parametrize("kind", ["bigearthnet_v1", "image_folder", "eurosat_ms", "eurosat_rgb", "synthetic"])
 def test_training_follows_the_dataset(
     spark: SparkSession, kind: str, tmp_path: Path, mlflow_store: str, request: pytest.FixtureRequest
 ) -> None:

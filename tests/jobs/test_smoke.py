@@ -207,6 +207,7 @@ def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
     assert client.list_artifacts(run.info.run_id, "logs")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_and_micro_batches_train_to_the_end(
     trained: tuple[TrainedRun, RunConfig], tmp_path: Path, precision: str, capsys: pytest.CaptureFixture[str]

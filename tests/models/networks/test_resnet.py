@@ -10,7 +10,7 @@ from models.networks.resnet import resnet
 
 def network(depth, *, bands=3, classes=10, width_factor=1.0):
     images = keras.Input((32, 32, bands))
-    return keras.Model(images, resnet(images, depth=depth, width_factor=width_factor, classes=classes))
+    return keras.Model(images, resnet(images, depth=depth, width_factor=width_factor, classes=classes, dtype=None))
 
 
 def layers_of(model, kind):

@@ -76,9 +76,10 @@ def content(dataset: Path) -> dict[str, str]:
 
 
 # Spark itself does not try again in local mode. There the executor is the driver, so it is killed in a cluster.
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("how", "master"),
-    [("worker", "local[2]"), pytest.param("executor", "local-cluster[2,1,1024]", marks=pytest.mark.long)],
+    [("worker", "local[2]"), ("executor", "local-cluster[2,1,1024]")],
 )
 def test_a_killed_process_is_tried_again(
     how: str, master: str, project: Path, small_archive: Path, small_dataset: Path, tmp_path: Path

@@ -312,6 +312,7 @@ def lose_the_jvm() -> tuple[list[str], int]:
     return errors, attempts
 
 
+@pytest.mark.long
 def test_a_dead_jvm_is_one_clear_line(in_fresh_process: Callable[..., Any]) -> None:
     errors, attempts = in_fresh_process(lose_the_jvm)
     assert errors == [str(SparkGoneError())] * 2

@@ -71,6 +71,7 @@ def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others
     assert curve(MlflowClient(server.uri), run, "train/loss") == [(1, 1.0)]
 
 
+@pytest.mark.long
 def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
     server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

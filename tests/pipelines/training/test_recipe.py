@@ -229,8 +229,8 @@ class PlainDescentConfig(OptimizerBase):
     clip: float = 100.0
 
 
-def linear(images: keras.KerasTensor, *, classes: int, bias: bool) -> keras.KerasTensor:
-    return keras.layers.Dense(classes, use_bias=bias)(keras.layers.Flatten()(images))
+def linear(images: keras.KerasTensor, *, classes: int, bias: bool, dtype: str) -> keras.KerasTensor:
+    return keras.layers.Dense(classes, use_bias=bias, dtype=dtype)(keras.layers.Flatten()(images))
 
 
 class LinearConfig(NetworkConfig):
