@@ -177,6 +177,8 @@ def settings_text(method):
     settings |= {
         f"optimizer {key}": value for key, value in method.optimizer.items() if key not in ("name", "nesterov")
     }
+    if method.precision != "float32":
+        settings["precision"] = method.precision
     if method.meprop is not None:
         settings["channels kept"] = method.meprop
     return ", ".join(f"{key} {value}" for key, value in settings.items())

@@ -43,6 +43,8 @@ class Method:
     codec: dict
     exchange: dict = field(default_factory=dict)
     optimizer: dict = field(default_factory=dict)
+    precision: str = "float32"
+    """Numbers in forward and backward pass."""
     meprop: float | None = None
     """Part of a convolution's channels whose gradient goes on, at each pixel."""
     baseline: str = "none"
@@ -60,6 +62,7 @@ DENSITY_WARMUP = [
     for epoch, density in enumerate((0.25, 0.0625, 0.015625, 0.004))
 ]
 ADAM = {"name": "onebit_adam", "learning_rate_per_256": 2e-3, "weight_decay": 5e-4}
+LARS = {"name": "lars", "trust_coefficient": 0.001, "weight_decay": 5e-4}
 FROZEN_FROM = EPOCHS * STEPS_PER_EPOCH // 5
 METHODS = {
     "none": Method({"name": "none"}),
@@ -97,6 +100,11 @@ METHODS = {
     "randomk 1 %": Method({"name": "randomk", "density": 0.01}),
     "powersgd rank 1": Method({"name": "powersgd", "rank": 1}),
     "meprop": Method({"name": "none"}, meprop=0.25),
+    "bfloat16": Method({"name": "none"}, precision="bfloat16", parity=True),
+    # The published LARS rates grow as the square root of the batch: 2.9 at 256 by that law. Beside it the rate that
+    # large-batch SGD has.
+    "lars": Method({"name": "none"}, optimizer={**LARS, "learning_rate_per_256": 2.9, "scaling": "sqrt"}),
+    "lars at SGD's rate": Method({"name": "none"}, optimizer={**LARS, "learning_rate_per_256": 0.1}, worse_than="lars"),
     # Adam until the end: the exchange stays dense, and nothing is frozen.
     "adam": Method(
         {"name": "onebit_adam"},
@@ -120,6 +128,8 @@ def overrides(method, seed):
     sections["optimizer"] = {**({} if "name" in method.optimizer else sections["optimizer"]), **method.optimizer}
     sections["exchange"] |= {"codec": method.codec, **method.exchange}
     sections["training"]["seed"] = seed
+    if method.precision != "float32":
+        sections["training"]["precision"] = method.precision
     optimizer = sections.pop("optimizer")
     keys = [f"{name}.{key}={json.dumps(value)}" for name, values in sections.items() for key, value in values.items()]
     return [f"optimizer={json.dumps(optimizer)}", *keys]
