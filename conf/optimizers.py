@@ -67,6 +67,12 @@ class LARSConfig(LayerwiseConfig):
     """Layer-wise adaptive rates (You et al. 2017); weight decay is inside the gradient (L2)."""
 
     name: Literal["lars"] = "lars"
+    learning_rate_per_256: float | None = Field(default=2.9, gt=0)
+    """Peak learning rate for a global batch of 256, where the law of the published rates leads; null where
+    `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak follows the global batch size, with `learning_rate_per_256`; the published rates grow about as the
+    square root."""
     momentum: float = Field(default=0.9, ge=0, lt=1)
     """Decay of the momentum buffer."""
     nesterov: bool = True

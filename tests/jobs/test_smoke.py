@@ -128,10 +128,15 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     assert run.data.metrics["test/f1_micro"] == evaluation.metrics["f1_micro"]
     # Training and evaluation write what `groundswell list metrics` says, and nothing else.
     assert set(run.data.metrics) == {name for name in metrics.described() if "/top_" not in name}
-    # One rank counts what two do.
+
+
+@pytest.mark.long
+def test_one_rank_counts_what_two_do(trained: tuple[TrainedRun, RunConfig]) -> None:
+    result, chosen = trained
+    both = evaluate(chosen, result.summary.model_uri)
     alone = evaluate(chosen.model_copy(update={"launch": chosen.launch.model_copy(update={"num_workers": 1})}),
                      result.summary.model_uri)  # fmt: skip
-    assert alone.metrics == pytest.approx(evaluation.metrics, abs=1e-6)
+    assert alone.metrics == pytest.approx(both.metrics, abs=1e-6)
 
 
 def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
@@ -187,6 +192,7 @@ def test_petastorms_reader_trains_too(
         train(config(Path(one_row_group), tmp_path, *settings))
 
 
+@pytest.mark.long
 def test_a_run_whose_worker_fails_is_failed_and_keeps_its_logs(
     trained: tuple[TrainedRun, RunConfig], store: str, tmp_path: Path
 ) -> None:

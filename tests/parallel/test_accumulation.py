@@ -65,25 +65,33 @@ def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[
     return [np.array(variable) for variable in model.variables]
 
 
-@pytest.fixture(scope="module")
-def trained_on() -> Any:
+def train_each(trainings: int, *settings: int) -> list[list[Any]]:
+    """What some trainings give, one after the other."""
+    return [train(*settings) for _ in range(trainings)]
+
+
+def trained_on(ranks: int, micro_batches: int, trainings: int = 1) -> list[list[np.ndarray]]:
+    """The weights at the end of each training, which are the same on every rank."""
     # This module cannot be imported in a worker process: its function travels as code.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-
-    def run(ranks: int, micro_batches: int) -> list[np.ndarray]:
-        runner = BarrierRunner(None, ranks, env=threads, on_log=lambda rank, line: None)
-        results: list[list[np.ndarray]] = runner.run_all(train, micro_batches, MICRO_BATCH, PARTS, STEPS)
-        for other in results[1:]:
-            for own, first in zip(other, results[0], strict=True):
-                np.testing.assert_array_equal(own, first)
-        return results[0]
-
-    return run
+    runner = BarrierRunner(None, ranks, env=threads, on_log=lambda rank, line: None)
+    first, *others = runner.run_all(train_each, trainings, micro_batches, MICRO_BATCH, PARTS, STEPS)
+    for other in others:
+        for weights, expected in zip(other, first, strict=True):
+            for own, each in zip(weights, expected, strict=True):
+                np.testing.assert_array_equal(own, each)
+    return list(first)
 
 
-def test_ranks_and_micro_batches_can_be_traded_for_each_other(trained_on: Any) -> None:
-    alone, both, again = trained_on(1, 4), trained_on(2, 2), trained_on(2, 2)
+@pytest.fixture(scope="module")
+def alone() -> list[np.ndarray]:
+    """The weights after the same steps on one rank: this process, which needs no launcher for it."""
+    return train(PARTS, MICRO_BATCH, PARTS, STEPS)
+
+
+def test_ranks_and_micro_batches_can_be_traded_for_each_other(alone: list[np.ndarray]) -> None:
+    both, again = trained_on(2, 2, trainings=2)
     for first, second in zip(both, again, strict=True):
         np.testing.assert_array_equal(first, second)
     for weights, expected in zip(both, alone, strict=True):
@@ -91,6 +99,7 @@ def test_ranks_and_micro_batches_can_be_traded_for_each_other(trained_on: Any) -
 
 
 @pytest.mark.long
-def test_four_ranks_without_micro_batches_are_one_with_four(trained_on: Any) -> None:
-    for weights, expected in zip(trained_on(4, 1), trained_on(1, 4), strict=True):
-        np.testing.assert_allclose(weights, expected, atol=1e-6, rtol=1e-6)
+def test_four_ranks_without_micro_batches_are_one_with_four(alone: list[np.ndarray]) -> None:
+    (weights,) = trained_on(4, 1)
+    for own, expected in zip(weights, alone, strict=True):
+        np.testing.assert_allclose(own, expected, atol=1e-6, rtol=1e-6)

@@ -1,6 +1,5 @@
 """N ranks with batch b are one rank with batch N * b."""
 
-import functools
 from typing import Any
 
 import numpy as np
@@ -58,12 +57,10 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     return {"weights": weights, "start": start}
 
 
-@functools.cache
-def one_rank(spark: SparkSession) -> dict[str, Any]:
-    result: dict[str, Any] = BarrierRunner(spark, 1, on_log=lambda rank, line: None).run(
-        _by_value(), "none", GLOBAL_BATCH, STEPS
-    )
-    return result
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """What one rank gives: this process, which needs no launcher for it."""
+    return three_steps("none", GLOBAL_BATCH, STEPS)
 
 
 def _by_value() -> Any:
@@ -77,8 +74,9 @@ def _by_value() -> Any:
 
 
 @pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), pytest.param("fp16", 2e-2, marks=pytest.mark.long)])
-def test_two_ranks_give_the_weights_of_one(spark: SparkSession, codec: str, relative: float) -> None:
-    alone = one_rank(spark)
+def test_two_ranks_give_the_weights_of_one(
+    spark: SparkSession, alone: dict[str, Any], codec: str, relative: float
+) -> None:
     runner = BarrierRunner(spark, 2, on_log=lambda rank, line: None)
     first, second = runner.run_all(_by_value(), codec, GLOBAL_BATCH, STEPS)
     for own, other in zip(first["weights"], second["weights"], strict=True):

@@ -16,7 +16,7 @@ from pipelines.launch.failure import RankLostError
 from pipelines.training import entry
 from pipelines.training.checkpoint import newest_state
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(500)]
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(500)]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,7 +117,6 @@ def train_while_an_executor_is_decommissioned(dataset: str, output: str) -> tupl
         spark.stop()
 
 
-@pytest.mark.long
 def test_a_decommissioned_executor_costs_no_step(
     in_fresh_process: Callable[..., Any], small_dataset: Path, tmp_path: Path, mlflow_store: str
 ) -> None:

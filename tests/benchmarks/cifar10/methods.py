@@ -104,7 +104,9 @@ METHODS = {
     # The published LARS rates grow as the square root of the batch: 2.9 at 256 by that law. Beside it the rate that
     # large-batch SGD has.
     "lars": Method({"name": "none"}, optimizer={**LARS, "learning_rate_per_256": 2.9, "scaling": "sqrt"}),
-    "lars at SGD's rate": Method({"name": "none"}, optimizer={**LARS, "learning_rate_per_256": 0.1}, worse_than="lars"),
+    "lars at SGD's rate": Method(
+        {"name": "none"}, optimizer={**LARS, "learning_rate_per_256": 0.1, "scaling": "linear"}, worse_than="lars"
+    ),
     # Adam until the end: the exchange stays dense, and nothing is frozen.
     "adam": Method(
         {"name": "onebit_adam"},
