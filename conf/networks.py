@@ -7,17 +7,8 @@ from pydantic import Field
 from conf.section import Member, member_names
 
 
-class NetworkConfig(Member):
-    """What all networks share: how images reach them."""
-
-    upsampling: Literal["nearest", "bilinear", "bicubic"] = "nearest"
-    """How coarser image groups reach the finest one's resolution."""
-    augmentation: Literal["none", "flips", "dihedral"] = "none"
-    """Training images are flipped, or flipped and turned by quarters (squares only); drawn anew every epoch."""
-
-
-class ResNetConfig(NetworkConfig):
-    """ResNet v1.5 on all bands (He et al. 2015, Goyal et al. 2017)."""
+class ResNetConfig(Member):
+    """ResNet v1.5 (He et al. 2015, Goyal et al. 2017)."""
 
     name: Literal["resnet"] = "resnet"
     depth: Literal[18, 34, 50, 101, 152] = 50

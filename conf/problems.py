@@ -13,6 +13,8 @@ from conf.section import Section
 
 _RENAMED = {
     "schedule.warmup_epochs": "schedule.warmup={name: gradual, epochs: ...}",
+    "model.upsampling": "input.upsampling=...",
+    "model.augmentation": "input.augmentation=...",
     "schedule.milestones": "schedule.decay={name: multi_step, milestones: [{epochs: ..., factor: ...}]}",
 }
 """Keys of earlier versions, and how they are spelt now."""

@@ -5,6 +5,7 @@ from pydantic import model_validator
 from conf.archives import ArchiveConfig
 from conf.dataset import DatasetConfig, PrepareConfig, ReaderConfig
 from conf.exchange import ExchangeConfig
+from conf.input import InputConfig
 from conf.launch import LaunchConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
@@ -22,6 +23,7 @@ class RunConfig(Section):
     dataset: DatasetConfig
     prepare: PrepareConfig = PrepareConfig()
     reader: ReaderConfig = ReaderConfig()
+    input: InputConfig = InputConfig()
     model: ModelConfig = ResNetConfig()
     optimizer: OptimizerConfig = LARSConfig()
     schedule: ScheduleConfig = ScheduleConfig()

@@ -95,7 +95,8 @@ class Verb:
     """Keys of these sections that it does not read."""
 
 
-_TRAINED = ("dataset", "reader", "model", "optimizer", "schedule", "exchange", "training", "launch", "tracking")
+_RECIPE = ("input", "model", "optimizer", "schedule", "exchange", "training")
+_TRAINED = ("dataset", "reader", *_RECIPE, "launch", "tracking")
 VERBS = {
     "prepare": Verb(
         "write a raw archive as a dataset",

@@ -1,4 +1,4 @@
-"""Flips and quarter turns of samples, drawn without state: the same on any number of ranks and after a resume."""
+"""Augmentation drawn without state, the same on any number of ranks and after a resume; flips and quarter turns."""
 
 from typing import Any
 
@@ -9,7 +9,6 @@ from numpy.typing import ArrayLike, NDArray
 
 ELEMENTS = {"flips": 4, "dihedral": 8}
 """Number of the square's symmetries that each augmentation draws from, all with the same probability."""
-AUGMENTATIONS = ("none", *ELEMENTS)
 
 _FLIP_COLUMNS, _FLIP_ROWS, _TRANSPOSE = 1, 2, 4
 _WORD_BITS = 64
@@ -115,15 +114,20 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
 
     Args:
         network: A built model of a dict of image groups.
-        kind: As for `Augmentation`.
+        augmentation: Layer of image groups and seeds, such as `Augmentation`; without variables.
     """
 
-    def __init__(self, network: keras.Model, kind: str, **kwargs: Any) -> None:
+    def __init__(self, network: keras.Model, augmentation: keras.layers.Layer, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.network = network
-        self.augmentation = Augmentation(kind, name="augmentation")
+        self.augmentation = augmentation
         self.augmentation.build({name: tensor.shape for name, tensor in network.input.items()})
         self.built = True
+
+    @property
+    def input(self) -> dict[str, Any]:
+        """The network's inputs, by group name."""
+        return dict(self.network.input)
 
     def call(self, images: dict[str, Any], training: bool | None = None, seeds: Any = None) -> Any:
         """Apply the network to the images; in training, to the augmented images."""
@@ -132,14 +136,17 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`, the network serialised."""
-        network = keras.saving.serialize_keras_object(self.network)
-        return {"name": self.name, "network": network, "kind": self.augmentation.kind}
+        parts = {"network": self.network, "augmentation": self.augmentation}
+        return {"name": self.name, **{key: keras.saving.serialize_keras_object(part) for key, part in parts.items()}}
 
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> "AugmentedModel":
         """Return the model that `get_config` describes, with new weights."""
-        network = keras.saving.deserialize_keras_object(config["network"], custom_objects=custom_objects)
-        return cls(**{**config, "network": network})
+        parts = {
+            key: keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
+            for key in ("network", "augmentation")
+        }
+        return cls(**{**config, **parts})
 
 
 def _move_pixels(images: tf.Tensor, elements: tf.Tensor, count: int) -> tf.Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 UPSAMPLINGS = ("nearest", "bilinear", "bicubic")
-_HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
+_HEIGHT_AXIS, _WIDTH_AXIS, _BANDS_AXIS = 1, 2, 3
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,11 @@ class InputGroup:
 
     `mean` and `std` hold one value per band, in the units of the stored pixels.
 
+    `channels` says for each band which channel of the joined image it becomes, None that the network does not see it;
+    without `channels` all bands of all groups follow each other.
+
     Raises:
-        ValueError: a mean or std of the wrong length or not finite, or a negative std.
+        ValueError: a mean, std or channels of the wrong length, statistics that are not finite, or a negative std.
     """
 
     name: str
@@ -33,6 +36,7 @@ class InputGroup:
     dtype: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    channels: tuple[int | None, ...] | None = None
 
     def __post_init__(self) -> None:
         """Check the statistics against the number of bands."""
@@ -44,6 +48,8 @@ class InputGroup:
                 raise ValueError(f"{statistic} of group {self.name!r} must be finite, got {values}")
         if min(self.std) < 0:
             raise ValueError(f"std of group {self.name!r} must not be negative, got {self.std}")
+        if self.channels is not None and len(self.channels) != bands:
+            raise ValueError(f"channels of group {self.name!r} has {len(self.channels)} values for {bands} bands")
 
 
 def preprocess(
@@ -52,7 +58,8 @@ def preprocess(
     """Join image groups of different resolution into one normalised image.
 
     Each group becomes `(pixel - mean) / std` in float32 (std 0, a constant band, counts as 1), is resized to the
-    largest height and width among the groups with pixel centres aligned, and is concatenated in the order of `groups`.
+    largest height and width among the groups with pixel centres aligned, and is concatenated in the order of `groups`,
+    or as their `channels` say.
 
     Args:
         inputs: For each group name, images `(batch, height, width, bands)`.
@@ -60,11 +67,12 @@ def preprocess(
         upsampling: "nearest", "bilinear" or "bicubic" (Keys, a = -0.5).
 
     Returns:
-        Images `(batch, largest height, largest width, all bands)` in float32, under any dtype policy: neither the
+        Images `(batch, largest height, largest width, chosen bands)` in float32, under any dtype policy: neither the
         range of uint16 nor its precision fits a half float.
 
     Raises:
-        ValueError: no group, a group name twice or without an input, or an unknown upsampling.
+        ValueError: no group, a group name twice or without an input, an unknown upsampling, or channels that are not 0
+            to their number, each once.
     """
     names = [group.name for group in groups]
     if not names or len(set(names)) < len(names) or not set(names) <= set(inputs):
@@ -73,8 +81,12 @@ def preprocess(
         raise ValueError(f"upsampling must be one of {UPSAMPLINGS}, got {upsampling!r}")
     height = max(group.shape[0] for group in groups)
     width = max(group.shape[1] for group in groups)
-    images = [_resize(_normalise(inputs[group.name], group), height, width, upsampling, group) for group in groups]
-    return images[0] if len(images) == 1 else keras.layers.Concatenate(dtype="float32", name="bands")(images)
+    images = [
+        _resize(_chosen(_normalise(inputs[group.name], group), group), height, width, upsampling, group)
+        for group in groups
+    ]
+    joined = images[0] if len(images) == 1 else keras.layers.Concatenate(dtype="float32", name="bands")(images)
+    return _in_order(joined, groups)
 
 
 def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTensor:
@@ -83,6 +95,25 @@ def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTenso
         mean=list(group.mean), variance=variance, dtype="float32", name=f"{group.name}_normalise"
     )
     return layer(images)
+
+
+def _chosen(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTensor:
+    """The bands that the network sees, in stored order."""
+    bands = [band for band, channel in enumerate(group.channels or ()) if channel is not None]
+    if group.channels is None or len(bands) == group.shape[2]:
+        return images
+    return keras.ops.take(images, np.array(bands, np.int32), axis=_BANDS_AXIS)
+
+
+def _in_order(joined: keras.KerasTensor, groups: Sequence[InputGroup]) -> keras.KerasTensor:
+    """The joined image with every band at its channel."""
+    if all(group.channels is None for group in groups):
+        return joined
+    channels = [channel for group in groups for channel in group.channels or () if channel is not None]
+    if sorted(channels) != list(range(joined.shape[_BANDS_AXIS])):
+        raise ValueError(f"channels must be 0 to their number, each once, got {channels}")
+    order = np.argsort(channels).astype(np.int32)
+    return joined if channels == sorted(channels) else keras.ops.take(joined, order, axis=_BANDS_AXIS)
 
 
 def _resize(

@@ -1,11 +1,11 @@
 """Whole models: from stored pixels to logits for training, and to probabilities for serving."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from models.layers.augmentation import AUGMENTATIONS, AugmentedModel
+from models.layers.augmentation import AugmentedModel
 from models.layers.normalisation import plain_layers
 from models.layers.preprocessing import InputGroup, preprocess
 from models.networks.table import NETWORKS
@@ -21,7 +21,7 @@ def build_model(
     network: str,
     classes: int,
     upsampling: str,
-    augmentation: str,
+    augmentation: keras.layers.Layer | None,
     precision: str = "float32",
     **settings: Any,
 ) -> keras.Model:
@@ -31,30 +31,36 @@ def build_model(
     Output: float32 logits `(batch, classes)`.
 
     Args:
-        groups: The image groups of the dataset.
+        groups: The image groups of which the network sees bands.
         network: Name in the table of networks.
         classes: Number of logits.
         upsampling: As for `preprocess`.
         precision: Numbers in which the network computes, "float32", "bfloat16" or "float16"; its variables and the
             layers before it are float32 with all of them.
-        augmentation: "none"; or "flips" or "dihedral" for an `AugmentedModel`, which in training takes `seeds` too.
+        augmentation: A layer of the table of augmentations, for an `AugmentedModel`, which in training takes `seeds`
+            too; None: no augmentation.
         **settings: The network's own settings.
 
     Raises:
-        ValueError: an unknown network, augmentation or precision, or what `preprocess`, the network and `Augmentation`
-            raise.
+        ValueError: an unknown network or precision, or what `preprocess`, the network and the augmentation raise.
     """
     if network not in NETWORKS:
         raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")
-    if augmentation not in AUGMENTATIONS:
-        raise ValueError(f"augmentation must be one of {AUGMENTATIONS}, got {augmentation!r}")
     if precision not in POLICIES:
         raise ValueError(f"precision must be one of {tuple(POLICIES)}, got {precision!r}")
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
     images = preprocess(inputs, groups, upsampling=upsampling)
     logits = NETWORKS[network](images, classes=classes, dtype=POLICIES[precision], **settings)
     model = keras.Model(inputs, logits, name=network)
-    return model if augmentation == "none" else AugmentedModel(model, augmentation, name=f"augmented_{network}")
+    return model if augmentation is None else AugmentedModel(model, augmentation, name=f"augmented_{network}")
+
+
+def inputs_of(model: keras.Model, images: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those image groups that are inputs of a model: a dataset may have more.
+
+    Keras pairs groups and inputs by their order, so that one more group would shift all that follow.
+    """
+    return {name: images[name] for name in model.input}
 
 
 def with_probabilities(model: keras.Model, task: str) -> keras.Model:

@@ -1,14 +1,18 @@
 """What the driver can know about a training before any rank starts; imports no TensorFlow."""
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 
+from conf.augmentations import PadCropConfig
 from conf.schema import RunConfig
+from models.layers.grids import shift_units
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import check_readable
-from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.tracking import runs
+from pipelines.training.bands import used_groups
 from pipelines.training.checkpoint import KEPT, check_writable, newest_state
 from pipelines.training.input import reader_settings
 from pipelines.training.rates import make_schedule
@@ -123,13 +127,10 @@ def _check_reader(config: RunConfig, manifest: Manifest) -> None:
 
 def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
     """Check what the model's first layers need, in the words of the configuration."""
-    for group in manifest.groups:
-        height, width, bands = group.shape
-        if config.model.augmentation == "dihedral" and height != width:
-            raise ValueError(
-                f"model.augmentation=dihedral turns images by 90 degrees, and group {group.name!r} of "
-                f"{config.dataset.path} has {height} x {width} pixels, no square: set model.augmentation=flips or none"
-            )
+    groups = used_groups(manifest.groups, config.input.bands)
+    _check_augmentation(config, groups)
+    for group in groups:
+        bands = group.shape[2]
         statistics = manifest.statistics.get(group.name)
         values = (*statistics.mean, *statistics.std) if statistics is not None else ()
         if len(values) != 2 * bands or not all(map(math.isfinite, values)):
@@ -137,3 +138,21 @@ def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
                 f"{config.dataset.path} has no finite mean and standard deviation for each of the {bands} bands of "
                 f"group {group.name!r}: prepare the dataset again"
             )
+
+
+def _check_augmentation(config: RunConfig, groups: Sequence[ImageGroup]) -> None:
+    augmentation = config.input.augmentation
+    for group in groups:
+        height, width, _ = group.shape
+        if augmentation.turns and height != width:
+            raise ValueError(
+                f"input.augmentation={augmentation.name} turns images by 90 degrees, and group {group.name!r} of "
+                f"{config.dataset.path} has {height} x {width} pixels, no square: choose another input.augmentation"
+            )
+    if isinstance(augmentation, PadCropConfig):
+        try:
+            shift_units({group.name: group.shape[:2] for group in groups}, augmentation.padding)
+        except ValueError as error:
+            raise ValueError(
+                f"input.augmentation.padding={augmentation.padding} does not fit {config.dataset.path}: {error}"
+            ) from None

@@ -1,7 +1,10 @@
 """From the configuration to the pieces of one training: model, optimizer, exchange; `rates` has the schedule."""
 
+from collections.abc import Sequence
+
 import keras
 
+from conf.augmentations import AugmentationConfig
 from conf.codecs import CodecConfig
 from conf.optimizers import OneBitAdamConfig, OptimizerConfig
 from conf.schema import RunConfig
@@ -10,28 +13,54 @@ from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
+from models.layers.table import AUGMENTATIONS
 from models.networks.model import build_model
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
+from pipelines.training.bands import band_channels, used_groups
 from pipelines.training.rates import make_schedule
 
-__all__ = ["input_groups", "make_codec", "make_exchange", "make_model", "make_optimizer", "make_schedule"]
+__all__ = [
+    "input_groups",
+    "make_augmentation",
+    "make_codec",
+    "make_exchange",
+    "make_model",
+    "make_optimizer",
+    "make_schedule",
+]
 
 
 def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
     """Build the configured network for the image groups and classes of the dataset."""
     return build_model(
-        input_groups(manifest),
+        input_groups(manifest, config.input.bands),
         network=config.model.name,
         classes=len(manifest.class_names),
+        upsampling=config.input.upsampling,
+        augmentation=make_augmentation(config.input.augmentation),
         precision=config.training.precision,
         **config.model.arguments(),
     )
 
 
-def input_groups(manifest: Manifest) -> list[InputGroup]:
-    """Return the image groups with the statistics of the training split, for the preprocessing inside the model."""
+def make_augmentation(config: AugmentationConfig) -> keras.layers.Layer | None:
+    """Build the layer of the configured augmentation; None where there is none."""
+    return AUGMENTATIONS[config.name](**config.arguments())
+
+
+def input_groups(manifest: Manifest, bands: Sequence[str] | None) -> list[InputGroup]:
+    """Return the image groups that the network sees, with the statistics of the training split, for preprocessing.
+
+    Args:
+        manifest: The dataset.
+        bands: Names of the bands that the network sees, in its order; None: all.
+
+    Raises:
+        ValueError: The dataset has no such band.
+    """
+    channels = band_channels(manifest.groups, bands)
     return [
         InputGroup(
             name=group.name,
@@ -39,8 +68,9 @@ def input_groups(manifest: Manifest) -> list[InputGroup]:
             dtype=group.dtype,
             mean=manifest.statistics[group.name].mean,
             std=manifest.statistics[group.name].std,
+            channels=channels[group.name],
         )
-        for group in manifest.groups
+        for group in used_groups(manifest.groups, bands)
     ]
 
 

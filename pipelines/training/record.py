@@ -19,6 +19,7 @@ from pipelines.tracking.delivery import News
 from pipelines.tracking.models import log_model
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.writer import Point, RunWriter, now
+from pipelines.training.bands import seen_bands
 from pipelines.training.loop import EpochResult
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.results import Evaluation
@@ -149,4 +150,5 @@ def _model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
         "dataset_fingerprint": manifest.fingerprint,
         "archive": manifest.archive,
         "network": config.model.model_dump(),
+        "bands": seen_bands(manifest.groups, config.input.bands),
     }

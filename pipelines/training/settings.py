@@ -9,10 +9,12 @@ from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.checkpoint import TrainingState
 
-_SECTIONS = ("model", "optimizer", "schedule", "exchange", "training")
+_SECTIONS = ("input", "model", "optimizer", "schedule", "exchange", "training")
 _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
-_MAY_CHANGE = ("model.augmentation",)
+_RENAMED = {"model.upsampling": "input.upsampling"}
+"""Keys by which earlier versions recorded what has another key now."""
+_ALL_BANDS = "None"
 
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
@@ -27,9 +29,9 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
     """Check that a checkpoint's state fits the training that is to continue from it.
 
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
-    step; another network, optimizer or loss scale, whose variables are others or mean something else; another codec
-    where the old one left something to send. Every other setting may change from here on: rates, schedule, epochs, a
-    codec's parameters, augmentation.
+    step; other bands, another network, optimizer or loss scale, whose variables are others or mean something else;
+    another codec where the old one left something to send. Every other setting may change from here on: rates,
+    schedule, epochs, a codec's parameters, augmentation.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.
@@ -40,11 +42,12 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
         ("the global batch size", str(state.global_batch_size), str(config.global_batch_size)),
     ]
     now = recorded_settings(config)
-    for name in sorted(state.settings.keys() & now.keys()):
-        network = name.startswith("model.") and name not in _MAY_CHANGE
+    then = {"input.bands": _ALL_BANDS, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
+    for name in sorted(then.keys() & now.keys()):
+        network = name.startswith("model.") or name in ("input.upsampling", "input.bands")
         codec = name == "exchange.codec.name" and state.exchange_ranks > 0
         if network or codec or name in ("optimizer.name", "optimizer.variant"):
-            fixed.append((name, state.settings[name], now[name]))
+            fixed.append((name, then[name], now[name]))
     before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from models.compression.exchange.compatibility import check_optimizer
 from models.compression.exchange.exchange import GradientExchange
+from models.networks.model import inputs_of
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.stop import StopAgreement
@@ -113,7 +114,7 @@ def _gradients(model: keras.Model, loss: Loss, loss_scale: LossScale | None, *, 
 
     def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            value = tf.reduce_mean(loss(targets, model(images, training=True, seeds=seeds)))
+            value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, seeds=seeds)))
             scaled = value if loss_scale is None else loss_scale.multiply(value)
         computed = tape.gradient(scaled, [variable.value for variable in variables])
         return value, computed if loss_scale is None else loss_scale.divide(computed)
@@ -129,7 +130,7 @@ def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images],
 
     @tf.function(jit_compile=jit_compile)
     def predict(images: Images) -> tf.Tensor:
-        return model(images, training=False)
+        return model(inputs_of(model, images), training=False)
 
     compiled: Callable[[Images], tf.Tensor] = predict
     return compiled

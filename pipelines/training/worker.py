@@ -10,12 +10,11 @@ from pathlib import Path
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from conf.schema import RunConfig
 from models.compression import kernels
 from models.compression.exchange.exchange import GradientExchange
-from models.layers.augmentation import augmentation_seeds
+from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.losses import classification_loss
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -31,7 +30,7 @@ from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import TrainingInput, make_input, reader_settings
-from pipelines.training.loop import LossTotal, Progress, Trainer, average_statistics, train_epoch
+from pipelines.training.loop import LossTotal, Progress, SeedsOf, Trainer, average_statistics, train_epoch
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.precision import bfloat16_isa, describe_precision
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
@@ -105,7 +104,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
                 trainer,
                 first_step=epoch * steps + place.start_step,
                 earlier=place.earlier,
-                seeds_of=_make_seeds(config, epoch),
+                seeds_of=_make_seeds(config, model, epoch),
                 saver=_EpochSaver(checkpoints, model, record, history, place, config.training.checkpoint_every_steps)
                 if data.resumes_within_epoch
                 else None,
@@ -288,9 +287,9 @@ def _agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
             kernels.disable()
 
 
-def _make_seeds(config: RunConfig, epoch: int) -> Callable[[NDArray[np.int64]], NDArray[np.int32]] | None:
+def _make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | None:
     """Return the function from rows to the seeds of their augmentation; None if the model does not augment."""
-    if config.model.augmentation == "none":
+    if not isinstance(model, AugmentedModel):
         return None
     return functools.partial(augmentation_seeds, config.training.seed, epoch)
 

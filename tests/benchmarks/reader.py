@@ -280,8 +280,8 @@ def measure_training(folder: Path, _: str) -> float:
 
     keras.utils.set_random_seed(0)
     reader = SplitReader(folder, "train")
-    settings = ResNetConfig(depth=TRAINING_DEPTH).arguments()
-    model = build_model(input_groups(reader.manifest), network="resnet", classes=CLASSES, **settings)
+    settings = {**ResNetConfig(depth=TRAINING_DEPTH).arguments(), "upsampling": "nearest", "augmentation": None}
+    model = build_model(input_groups(reader.manifest, None), network="resnet", classes=CLASSES, **settings)
     optimizer = make_optimizer(LARSConfig(), model)
     collective = HorovodCollective()
     exchange = GradientExchange(NoneCodec(), collective, seed=0, **ExchangeConfig(bucket_mib=None).arguments())

@@ -64,7 +64,8 @@ def groundswell_steps(size: Size, precision: str) -> float:
         InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
         for metres, side, bands in ((10, size.side, 4), (20, size.side // 2, 6), (60, size.side // 6, 2))
     ]
-    model = build_model(groups, network="resnet", classes=19, precision=precision, **ResNetConfig().arguments())
+    network = {**ResNetConfig().arguments(), "upsampling": "nearest", "augmentation": None}
+    model = build_model(groups, network="resnet", classes=19, precision=precision, **network)
     optimizer = make_optimizer(LARSConfig(), model)
     optimizer.learning_rate = 0.01
     settings = ExchangeConfig(bucket_mib=None)

@@ -114,7 +114,7 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
     [
         ("optimzer.name=sgd", r"^optimzer: unknown section \(did you mean optimizer\?\)$"),
         ("learning_rate=0.1", r"^learning_rate: unknown section \(did you mean optimizer\.learning_rate\?\)$"),
-        ("foo=1", r"^foo: unknown section; expected one of archive, dataset, prepare, reader, model, optimizer, "),
+        ("foo=1", r"^foo: unknown section; expected one of archive, dataset, prepare, reader, input, model, "),
         ("training.epoch=2", r"^training\.epoch: unknown key \(did you mean epochs\?\)$"),
         (
             "training.foo=2",
@@ -124,8 +124,24 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("training.epochs=0", r"training\.epochs=0: should be greater than 0"),
         ("training.seed=4294967296", r"training\.seed=4294967296: should be less than 4294967296"),
         ("model.depth=49", r"model\.depth=49: should be 18, 34, 50, 101 or 152"),
-        ("model.augmentation=rotate", r"model\.augmentation='rotate': should be 'none', 'flips' or 'dihedral'"),
-        ("model.augmentation=No", r"model\.augmentation='No': should be 'none', 'flips' or 'dihedral'"),
+        (
+            "input.augmentation=rotate",
+            r"input\.augmentation\.name='rotate': should be one of none, flips, dihedral, pad_crop$",
+        ),
+        (
+            "input.augmentation=No",
+            r"input\.augmentation\.name=False: should be one of none, flips, dihedral, pad_crop$",
+        ),
+        ("input.augmentation.padding=2", r"input\.augmentation is none, which has no such key; pad_crop has: choose"),
+        (
+            "input.augmentation={name: pad_crop, padding: 0}",
+            r"input\.augmentation\.padding=0: should be greater than 0",
+        ),
+        ("input.bands=[]", r"input\.bands=\[\]: should have at least 1 item"),
+        ("input.bands=B02", r"input\.bands='B02': should be a valid list"),
+        ("input.bands=[B02, B03, B02]", r"input\.bands names B02 more than once"),
+        ("model.upsampling=bicubic", r"^model\.upsampling has a new spelling: write input\.upsampling=\.\.\.$"),
+        ("model.augmentation=flips", r"^model\.augmentation has a new spelling: write input\.augmentation=\.\.\.$"),
         ("launch.master=", r"launch\.master='': should have at least 1 character"),
         ("dataset=/x", r"dataset='/x': dataset is a section: set dataset\.path$"),
         ("schedule.warmup.epochs=99", r"schedule\.warmup is at epoch 99, beyond .* \(schedule\.recipe_epochs=2\)$"),

@@ -243,7 +243,7 @@ def test_spark_submit_trains(trained: tuple[TrainedRun, RunConfig], project: Pat
         # Fits spark-submit's three slots, not the configuration's two.
         "--set", "launch.num_workers=3",
         "--set", "exchange.codec=fp16",
-        "--set", "model.augmentation=dihedral",
+        "--set", "input.augmentation=dihedral",
         "--set", "tracking.registered_model=submitted",
     ]  # fmt: skip
     environment = {**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "MLFLOW_TRACKING_URI": store}

@@ -31,7 +31,8 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     keras.utils.set_random_seed(collective.rank)  # different weights, which the broadcast must make equal
     groups = [InputGroup("bands", (16, 16, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)]
     config = load("smoke", [f"exchange.codec={codec}", "model.width_factor=0.125"])
-    model = build_model(groups, network="resnet", classes=4, **config.model.arguments())
+    settings = {**config.model.arguments(), "upsampling": "nearest", "augmentation": None}
+    model = build_model(groups, network="resnet", classes=4, **settings)
     for layer in model.layers:
         # Batch statistics are those of a rank's own part: frozen, they are the same on any number of ranks.
         if isinstance(layer, keras.layers.BatchNormalization):

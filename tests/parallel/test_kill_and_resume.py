@@ -34,7 +34,7 @@ def _store(mlflow_store: str) -> str:
 
 
 def config(dataset: Path, output: Path, *settings: str) -> RunConfig:
-    fixed = ("training.checkpoint_every_steps=1", "launch.retries=1", "model.augmentation=dihedral")
+    fixed = ("training.checkpoint_every_steps=1", "launch.retries=1", "input.augmentation=dihedral")
     return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", *fixed, *settings])
 
 

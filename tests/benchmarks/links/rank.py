@@ -116,7 +116,8 @@ def full_step(method, bucket_mib, collective):
         InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
         for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
     ]
-    model = build_model(groups, network="resnet", classes=CLASSES, **ResNetConfig().arguments())
+    settings = {**ResNetConfig().arguments(), "upsampling": "nearest", "augmentation": None}
+    model = build_model(groups, network="resnet", classes=CLASSES, **settings)
     for variable in model.trainable_variables:
         if variable.name == "gamma":
             variable.assign(np.ones(variable.shape))  # blocks that start as their shortcut have no gradient inside

@@ -8,6 +8,7 @@ import tensorflow as tf
 from models.layers.augmentation import Augmentation, AugmentedModel, augmentation_seeds
 from models.layers.normalisation import FusedBatchNormalization
 from models.layers.preprocessing import InputGroup, preprocess
+from models.layers.table import AUGMENTATIONS
 from models.networks.model import build_model, with_probabilities
 
 # Clockwise: 5; counter-clockwise: 6; the diagonals: 4 and 7.
@@ -59,7 +60,7 @@ def build_small(augmentation, policy="float32", dtype="uint16"):
     keras.config.set_dtype_policy(policy)
     keras.utils.set_random_seed(0)
     try:
-        model = build_model(groups, classes=3, augmentation=augmentation, **NETWORK)
+        model = build_model(groups, classes=3, augmentation=AUGMENTATIONS[augmentation](), **NETWORK)
     finally:
         keras.config.set_dtype_policy(before)
     generator = np.random.default_rng(1)
@@ -214,14 +215,14 @@ def test_seeds_of_anything_else_are_refused(arguments, message):
 def test_groups_that_are_no_squares_are_refused_unless_only_flipped():
     groups = [InputGroup("wide", (32, 48, 1), "uint8", (0.0,), (1.0,))]
     with pytest.raises(ValueError, match="group 'wide' has 32 x 48 pixels: choose 'flips' or 'none'"):
-        build_model(groups, classes=2, augmentation="dihedral", **NETWORK)
-    model = build_model(groups, classes=2, augmentation="flips", **NETWORK)
+        build_model(groups, classes=2, augmentation=Augmentation("dihedral"), **NETWORK)
+    model = build_model(groups, classes=2, augmentation=Augmentation("flips"), **NETWORK)
     assert model(random_images(2, groups), training=True, seeds=EVERY_ELEMENT[:2]).shape == (2, 2)
 
 
 def test_other_augmentations_are_refused():
     with pytest.raises(ValueError, match=r"'flips', 'dihedral'\), got 'rotate'"):
-        build_model(GROUPS, classes=2, augmentation="rotate", **NETWORK)
+        Augmentation("rotate")
     with pytest.raises(ValueError, match="got 'none'"):
         Augmentation("none")
 
@@ -247,7 +248,9 @@ def test_training_is_the_networks_on_the_augmented_images(jit_compile):
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
     features = keras.layers.Conv2D(5, 3, strides=2)(preprocess(inputs, GROUPS, upsampling="nearest"))
     features = keras.ops.relu(FusedBatchNormalization()(features))
-    model = AugmentedModel(keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(features))), "dihedral")
+    model = AugmentedModel(
+        keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(features))), Augmentation("dihedral")
+    )
     images = random_images(8)
     augmented = augment(images, EVERY_ELEMENT)
 

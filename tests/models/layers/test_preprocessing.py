@@ -157,3 +157,27 @@ def test_rejects_groups_and_upsamplings_that_it_does_not_know():
         preprocess(inputs, [group("other", (4, 4, 1))], upsampling="nearest")
     with pytest.raises(ValueError, match="'cubic'"):
         preprocess(inputs, [one], upsampling="cubic")
+
+
+def test_channels_choose_and_order_the_bands_of_all_groups():
+    def with_channels(name, shape, mean, std, channels):
+        return InputGroup(name, shape, "uint16", mean, std, channels)
+
+    groups = [
+        with_channels("fine", (2, 2, 3), (10.0, 20.0, 30.0), (1.0, 2.0, 3.0), (3, None, 0)),
+        with_channels("coarse", (1, 1, 2), (5.0, 6.0), (1.0, 2.0), (2, 1)),
+    ]
+    fine = np.broadcast_to(np.array([11, 20, 36], np.uint16), (1, 2, 2, 3))
+    images = {"fine": np.array(fine), "coarse": np.array([[[[7, 10]]]], np.uint16)}
+    # Channel 0 is (36 - 30) / 3, channel 1 is (10 - 6) / 2, channel 2 is (7 - 5) / 1, channel 3 is (11 - 10) / 1.
+    for compiled in (None, False, True):
+        model = preprocessing_model(groups)
+        found = model(images) if compiled is None else tf.function(model, jit_compile=compiled)(images)
+        np.testing.assert_allclose(found, np.broadcast_to([2.0, 2.0, 2.0, 1.0], (1, 2, 2, 4)), rtol=1e-6)
+
+
+def test_channels_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="channels of group 'g' has 1 values for 2 bands"):
+        InputGroup("g", (1, 1, 2), "uint8", (0.0,) * 2, (1.0,) * 2, (0,))
+    with pytest.raises(ValueError, match=r"channels must be 0 to their number, each once, got \[0, 2\]"):
+        preprocessing_model([InputGroup("g", (1, 1, 2), "uint8", (0.0,) * 2, (1.0,) * 2, (0, 2))])

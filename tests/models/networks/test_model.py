@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.layers.augmentation import Augmentation
 from models.layers.preprocessing import InputGroup
 from models.networks.model import build_model, with_probabilities
 
@@ -32,7 +33,7 @@ def small():
         network="resnet",
         classes=5,
         upsampling="bicubic",
-        augmentation="none",
+        augmentation=None,
         depth=18,
         width_factor=0.125,
     )
@@ -93,10 +94,10 @@ def test_saved_model_needs_nothing_but_keras(small, tmp_path):
 
 def test_an_unknown_network_is_refused_with_the_known_ones():
     with pytest.raises(ValueError, match=r"network must be one of \('resnet',\), got 'vgg'"):
-        build_model(SENTINEL_GROUPS, network="vgg", classes=5, upsampling="nearest", augmentation="none")
+        build_model(SENTINEL_GROUPS, network="vgg", classes=5, upsampling="nearest", augmentation=None)
 
 
-@pytest.mark.parametrize("augmentation", ["none", "flips"])
+@pytest.mark.parametrize("augmentation", [None, Augmentation("flips")], ids=["none", "flips"])
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_half_precision_computes_so_and_keeps_float32_variables(precision, augmentation, tmp_path):
     def build(chosen):
@@ -105,7 +106,7 @@ def test_half_precision_computes_so_and_keeps_float32_variables(precision, augme
         return build_model(SENTINEL_GROUPS, network="resnet", classes=5, precision=chosen, **settings)
 
     full, half = build("float32"), build(precision)
-    network = half if augmentation == "none" else half.network
+    network = half if augmentation is None else half.network
     assert keras.config.dtype_policy().name == "float32"
     for name in ("stem_conv", "stem_bn", "stem_pool", "stage1_block1_relu1", "stage4_block2_add"):
         assert network.get_layer(name).compute_dtype == precision

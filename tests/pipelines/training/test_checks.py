@@ -27,11 +27,11 @@ def manifest(shape: tuple[int, int, int] = (32, 32, 3), statistics: Any = None) 
 
 
 def test_quarter_turns_need_squares() -> None:
-    config = load("smoke", ["model.augmentation=dihedral"])
+    config = load("smoke", ["input.augmentation=dihedral"])
     _check_model_input(config, manifest())
-    with pytest.raises(ValueError, match=r"group 'rgb' of .* has 32 x 40 pixels, no square: set model"):
+    with pytest.raises(ValueError, match=r"group 'rgb' of .* has 32 x 40 pixels, no square: choose another input"):
         _check_model_input(config, manifest((32, 40, 3)))
-    _check_model_input(load("smoke", ["model.augmentation=flips"]), manifest((32, 40, 3)))
+    _check_model_input(load("smoke", ["input.augmentation=flips"]), manifest((32, 40, 3)))
 
 
 def test_statistics_of_every_band_are_needed() -> None:

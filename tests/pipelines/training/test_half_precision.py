@@ -29,7 +29,8 @@ class OneRank:
 def build(precision: str) -> tuple[keras.Model, keras.optimizers.Optimizer, LossScale | None, Step]:
     keras.utils.set_random_seed(0)
     config = load("smoke", ["model.width_factor=0.125", f"training.precision={precision}"])
-    model = build_model(GROUPS, network="resnet", classes=4, precision=precision, **config.model.arguments())
+    settings = {**config.model.arguments(), "upsampling": "nearest", "augmentation": None}
+    model = build_model(GROUPS, network="resnet", classes=4, precision=precision, **settings)
     for variable in model.variables:
         if variable.path.endswith("gamma"):
             variable.assign(tf.fill(variable.shape, 0.5))

@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.augmentations import AUGMENTATION_NAMES
 from conf.codecs import CODEC_NAMES
 from conf.exchange import ExchangeConfig
 from conf.load import load
-from conf.networks import MODEL_NAMES, NetworkConfig
+from conf.networks import MODEL_NAMES
 from conf.optimizers import OPTIMIZER_NAMES, OptimizerBase
 from conf.schema import RunConfig
 from conf.section import Member
@@ -20,6 +21,7 @@ from models.compression.codecs.none import NoneCodec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel
+from models.layers.table import AUGMENTATIONS
 from models.losses import classification_loss
 from models.networks.table import NETWORKS
 from models.optimizers.roles import variables_with_roles
@@ -39,7 +41,15 @@ NEEDS = {
         "optimizer={name: onebit_adam, warmup_steps: 5}",
     ],
 }
-TABLES: dict[str, dict[str, Callable[..., Any]]] = {"codecs": CODECS, "optimizers": OPTIMIZERS, "networks": NETWORKS}
+TABLES: dict[str, dict[str, Callable[..., Any]]] = {
+    "codecs": CODECS,
+    "optimizers": OPTIMIZERS,
+    "networks": NETWORKS,
+    "augmentations": AUGMENTATIONS,
+}
+
+
+NEEDED_BY_AUGMENTATION = {"pad_crop": {"padding": 4, "fill": "reflect", "mirror": True}}
 
 
 class OneRank:
@@ -76,10 +86,19 @@ def dense_model() -> keras.Model:
     return keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
 
 
-@pytest.mark.parametrize("augmentation", ["none", "flips", "dihedral"])
+@pytest.mark.parametrize("augmentation", AUGMENTATION_NAMES)
 def test_the_model_augments_as_configured(augmentation: str, manifest: Manifest) -> None:
-    model = make_model(load("smoke", [f"model.augmentation={augmentation}"]), manifest)
-    assert (model.augmentation.kind if isinstance(model, AugmentedModel) else "none") == augmentation
+    model = make_model(load("smoke", [f"input.augmentation={augmentation}"]), manifest)
+    found = model.augmentation if isinstance(model, AugmentedModel) else None
+    assert type(found) is type(AUGMENTATIONS[augmentation](**NEEDED_BY_AUGMENTATION.get(augmentation, {})))
+    assert getattr(found, "kind", augmentation) == augmentation
+
+
+def test_the_augmentations_settings_reach_it(manifest: Manifest) -> None:
+    settings = {"padding": 3, "fill": "zero", "mirror": False}
+    text = ", ".join(f"{key}: {str(value).lower()}" for key, value in settings.items())
+    model: Any = make_model(load("smoke", [f"input.augmentation={{name: pad_crop, {text}}}"]), manifest)
+    assert {key: model.augmentation.get_config()[key] for key in settings} == settings
 
 
 def test_the_networks_settings_reach_it(manifest: Manifest) -> None:
@@ -164,7 +183,13 @@ def test_momentum_of_the_pair_is_stated_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "names"), [("codecs", CODEC_NAMES), ("optimizers", OPTIMIZER_NAMES), ("networks", MODEL_NAMES)]
+    ("table", "names"),
+    [
+        ("codecs", CODEC_NAMES),
+        ("optimizers", OPTIMIZER_NAMES),
+        ("networks", MODEL_NAMES),
+        ("augmentations", AUGMENTATION_NAMES),
+    ],
 )
 def test_every_entry_of_a_table_has_a_class_of_settings(table: str, names: tuple[str, ...]) -> None:
     assert list(names) == list(TABLES[table])
@@ -233,7 +258,7 @@ def linear(images: keras.KerasTensor, *, classes: int, bias: bool, dtype: str) -
     return keras.layers.Dense(classes, use_bias=bias, dtype=dtype)(keras.layers.Flatten()(images))
 
 
-class LinearConfig(NetworkConfig):
+class LinearConfig(Member):
     name: Literal["linear"] = "linear"
     bias: bool = False
 
@@ -271,7 +296,12 @@ def test_a_new_codec_optimizer_and_network_are_a_line_in_a_table(
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, project: Path) -> None:
-    places = {"codecs": "models/compression/codecs", "optimizers": "models/optimizers", "networks": "models/networks"}
+    places = {
+        "codecs": "models/compression/codecs",
+        "optimizers": "models/optimizers",
+        "networks": "models/networks",
+        "augmentations": "models/layers",
+    }
     # What two halves of a method, or a method with its own momentum, must be told about each other.
     pairs = {"conf/schema.py", "models/compression/exchange/compatibility.py"}
     # The C++ kernels say which codecs have some.

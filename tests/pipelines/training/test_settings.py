@@ -49,7 +49,8 @@ def test_a_checkpoint_says_what_it_was_written_with() -> None:
         ("training.seed=5", "training.seed was 0, is 5"),
         ("training.batch_size_per_worker=8", "the global batch size was 8, is 16"),
         ("model.depth=50", "model.depth was 18, is 50"),
-        ("model.upsampling=bilinear", "model.upsampling was nearest, is bilinear"),
+        ("input.upsampling=bilinear", "input.upsampling was nearest, is bilinear"),
+        ("input.bands=[red]", r"input\.bands was None, is \['red'\]"),
         ("optimizer.name=sgd", "optimizer.name was lars, is sgd"),
     ],
 )
@@ -76,7 +77,8 @@ def test_another_codec_is_refused_where_something_is_left_to_send() -> None:
         ["optimizer.learning_rate_per_256=1.0"],
         ["schedule.warmup=none"],
         ["training.epochs=9"],
-        ["model.augmentation=flips"],
+        ["input.augmentation=flips"],
+        ["input.augmentation={name: pad_crop, padding: 2}"],
         ["training.batch_size_per_worker=8", "launch.num_workers=1"],
         ["exchange.bucket_mib=1"],
     ],
@@ -90,6 +92,16 @@ def test_a_checkpoint_without_settings_is_compared_by_what_it_has() -> None:
     check_same_training(PATH, old, load("smoke", ["model.depth=50"]), MANIFEST)
     with pytest.raises(ValueError, match=r"training\.seed was 0, is 1"):
         check_same_training(PATH, old, load("smoke", ["training.seed=1"]), MANIFEST)
+
+
+def test_a_checkpoint_of_the_time_when_the_network_had_the_keys_of_the_input(tmp_path: Path) -> None:
+    settings = {name: value for name, value in STATE.settings.items() if not name.startswith("input.")}
+    older = replace(STATE, settings={**settings, "model.upsampling": "nearest", "model.augmentation": "flips"})
+    check_same_training(PATH, older, load("smoke", ["input.augmentation=dihedral"]), MANIFEST)
+    with pytest.raises(ValueError, match=r"input\.upsampling was nearest, is bicubic\. Set"):
+        check_same_training(PATH, older, load("smoke", ["input.upsampling=bicubic"]), MANIFEST)
+    with pytest.raises(ValueError, match=r"input\.bands was None, is \['red'\]\. Set"):
+        check_same_training(PATH, older, load("smoke", ["input.bands=[red]"]), MANIFEST)
 
 
 def test_only_half_floats_bind_a_run_to_its_precision() -> None:

@@ -1,0 +1,50 @@
+"""How the pixel grids of image groups lie on each other; imports no TensorFlow, so that the driver can ask."""
+
+import math
+from collections.abc import Mapping
+
+Sizes = Mapping[str, tuple[int, int]]
+"""For each group name `(height, width)` in pixels; all groups show the same scene."""
+
+
+def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:
+    """Return for each group how many pixels of the finest one a pixel covers, downwards and across.
+
+    Raises:
+        ValueError: This is no whole number.
+    """
+    finest = tuple(max(size[axis] for size in sizes.values()) for axis in (0, 1))
+    factors = {}
+    for name, (height, width) in sizes.items():
+        if finest[0] % height or finest[1] % width:
+            raise ValueError(
+                f"group {name!r} has {height} x {width} pixels, of which none covers whole pixels of the finest group, "
+                f"{finest[0]} x {finest[1]}"
+            )
+        factors[name] = finest[0] // height, finest[1] // width
+    return factors
+
+
+def shift_units(sizes: Sizes, padding: int) -> tuple[int, int]:
+    """Return the smallest shifts, down and across in pixels of the finest group, that are whole pixels of every group.
+
+    Args:
+        sizes: The image groups.
+        padding: Largest shift, in pixels of the finest group.
+
+    Raises:
+        ValueError: The padding is no multiple of these shifts, or larger than the images, or the grids do not fit.
+    """
+    factors = coarsening(sizes)
+    units = math.lcm(*(down for down, _ in factors.values())), math.lcm(*(across for _, across in factors.values()))
+    for name, (down, across) in factors.items():
+        if padding % down or padding % across:
+            raise ValueError(
+                f"one pixel of group {name!r} covers {down} x {across} pixels of the finest group, so that a padding "
+                f"of {padding} cuts it: a multiple of {math.lcm(*units)} fits all groups"
+            )
+    smallest = min(height * factors[name][0] for name, (height, _) in sizes.items())
+    smallest = min(smallest, *(width * factors[name][1] for name, (_, width) in sizes.items()))
+    if padding > smallest:
+        raise ValueError(f"a padding of {padding} is larger than the images, {smallest} pixels")
+    return units

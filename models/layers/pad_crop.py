@@ -1,0 +1,127 @@
+"""Random crops of padded images, the augmentation of CIFAR-10."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.layers.grids import coarsening, shift_units
+
+FILLS = ("reflect", "zero")
+_MIRROR_BIT = 1
+# Bits of a seed: 0 mirrors, 3 to 16 shift down, 17 to 30 shift across.
+_DOWN_FROM_BIT, _ACROSS_FROM_BIT, _SHIFT_BITS = 3, 17, 14
+
+
+@keras.saving.register_keras_serializable(package="groundswell")
+class PadCrop(keras.layers.Layer):  # type: ignore[misc]
+    """Pads every sample on all sides and crops it to its size again, all its image groups at the same place.
+
+        down  = unit * floor(n * (seed's bits 3 to 16)  / 2**14) - padding
+        across = unit * floor(n * (seed's bits 17 to 30) / 2**14) - padding,   n = 2 * padding / unit + 1
+
+    are the shifts in pixels of the finest group. The unit is the smallest shift that is whole pixels of every group, so
+    that no pixel is interpolated and all groups keep showing one scene: 1 for a single group, 6 for BigEarthNet's 10,
+    20 and 60 m, 2 for its 10 and 20 m. The padding is a multiple of it. Where the seed's lowest bit is set, the crop is
+    mirrored left and right. The probability of each shift is 1 / n, to 2**-14. Images keep dtype and shape.
+
+    Args:
+        padding: Pixels of the finest group on each side.
+        fill: "reflect": the padding is the image mirrored at its border; "zero": stored values of 0.
+        mirror: Whether half of the crops are mirrored.
+
+    Raises:
+        ValueError: another fill, a padding that is not positive; when built, groups whose grids do not fit; when called
+            in training, missing seeds.
+
+    Source: Lee et al. 2015 (deeply-supervised nets) and He et al. 2015, section 4.2, for 4 pixels and the mirror;
+    Zagoruyko and Komodakis 2016, section 3, for reflections in the padding.
+    Differs: the reflection includes the border pixel, since only then it is the same scene at every resolution; "zero"
+    is the stored value, where the first two pad after the mean is subtracted.
+    """
+
+    def __init__(self, padding: int, fill: str, mirror: bool, **kwargs: Any) -> None:
+        # No autocast: half floats have neither the range nor the precision of stored pixels.
+        super().__init__(autocast=False, **kwargs)
+        if fill not in FILLS:
+            raise ValueError(f"fill must be one of {FILLS}, got {fill!r}")
+        if padding < 1:
+            raise ValueError(f"padding must be at least 1, got {padding}")
+        self.padding, self.fill, self.mirror = padding, fill, mirror
+
+    def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
+        """Check that the groups can be shifted alike."""
+        shift_units(_sizes(images_shape), self.padding)
+        self.built = True
+
+    def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
+        """Return the images; in training they are shifted and mirrored.
+
+        Args:
+            images: For each group name `(batch, height, width, bands)`, of any dtype.
+            seeds: One per sample, int32 `(batch,)`; only needed in training.
+            training: Whether to augment.
+        """
+        if not training:
+            return images
+        if seeds is None:
+            raise ValueError("augmentation 'pad_crop' needs seeds, one per sample, when training: got none")
+        sizes = _sizes({name: group.shape for name, group in images.items()})
+        factors, units = coarsening(sizes), shift_units(sizes, self.padding)
+        seeds = tf.convert_to_tensor(seeds)
+        down = self._shifts(seeds, _DOWN_FROM_BIT, units[0])
+        across = self._shifts(seeds, _ACROSS_FROM_BIT, units[1])
+        mirrored = tf.bitwise.bitwise_and(seeds, _MIRROR_BIT) == 1 if self.mirror else tf.zeros_like(seeds, tf.bool)
+        cropped = {}
+        for name, group in images.items():
+            height, width = sizes[name]
+            rows = down[:, tf.newaxis] // factors[name][0] + np.arange(height, dtype=np.int32)
+            places = np.arange(width, dtype=np.int32)
+            columns = across[:, tf.newaxis] // factors[name][1] + tf.where(
+                mirrored[:, tf.newaxis], places[::-1], places
+            )
+            cropped[name] = _pixels_at(group, rows, columns, self.fill)
+        return cropped
+
+    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
+        """Return the shapes and dtypes of the images, which do not change."""
+        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of `__init__`."""
+        return {**super().get_config(), "padding": self.padding, "fill": self.fill, "mirror": self.mirror}
+
+    def _shifts(self, seeds: tf.Tensor, from_bit: int, unit: int) -> tf.Tensor:
+        """Shifts in pixels of the finest group, int32 `(batch,)`, each a multiple of the unit."""
+        bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(seeds, from_bit), 2**_SHIFT_BITS - 1)
+        count = 2 * self.padding // unit + 1
+        return unit * tf.bitwise.right_shift(bits * count, _SHIFT_BITS) - self.padding
+
+
+def _sizes(shapes: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    return {name: (int(shape[1]), int(shape[2])) for name, shape in shapes.items()}
+
+
+def _pixels_at(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor, fill: str) -> tf.Tensor:
+    """Return the pixels at `rows (batch, height)` and `columns (batch, width)`, of which some are outside."""
+    height, width, bands = images.shape[1:]
+    row, row_is_inside = _reflected(rows, height)
+    column, column_is_inside = _reflected(columns, width)
+    sources = tf.reshape(row[:, :, tf.newaxis] * width + column[:, tf.newaxis, :], (-1, height * width))
+    pixels = tf.reshape(images, (-1, height * width, bands))
+    if images.dtype.is_integer and images.dtype.size < tf.int32.size:
+        # On a GPU TensorFlow cannot gather integers shorter than int32: it would copy the images to the host and back.
+        pixels = tf.cast(pixels, tf.int32)
+    found = tf.reshape(tf.gather(pixels, sources, batch_dims=1), (-1, height, width, bands))
+    if fill == "zero":
+        is_inside = (row_is_inside[:, :, tf.newaxis] & column_is_inside[:, tf.newaxis, :])[..., tf.newaxis]
+        found = tf.where(is_inside, found, tf.zeros_like(found))
+    return tf.cast(found, images.dtype)
+
+
+def _reflected(places: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Return places mirrored into the image, at most one size away, and whether they were inside."""
+    is_inside = (places >= 0) & (places < size)
+    before = tf.where(places < 0, -1 - places, places)
+    return tf.where(before >= size, 2 * size - 1 - before, before), is_inside

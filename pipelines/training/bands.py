@@ -1,0 +1,45 @@
+"""Which bands of the dataset the network sees, and as which channels; imports no TensorFlow."""
+
+from collections.abc import Sequence
+
+from pipelines.sample import ImageGroup
+
+Channels = tuple[int | None, ...]
+"""For each band of a group the channel of the network's input that it becomes; None: the network does not see it."""
+
+
+def band_channels(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> dict[str, Channels]:
+    """Return the channels of each group's bands.
+
+    Args:
+        groups: The dataset's image groups.
+        bands: `input.bands`; None: all bands in the dataset's order.
+
+    Raises:
+        ValueError: The dataset has no band of that name, or more than one.
+    """
+    known = [name for group in groups for name in group.bands]
+    for name in bands or ():
+        if known.count(name) != 1:
+            number = "no band" if name not in known else f"{known.count(name)} bands"
+            raise ValueError(f"input.bands={name}: the dataset has {number} of this name; it has {', '.join(known)}")
+    channels = {}
+    first = 0
+    for group in groups:
+        if bands is None:
+            channels[group.name] = tuple(range(first, first + len(group.bands)))
+        else:
+            channels[group.name] = tuple(bands.index(name) if name in bands else None for name in group.bands)
+        first += len(group.bands)
+    return channels
+
+
+def used_groups(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> list[ImageGroup]:
+    """Return the groups of which the network sees a band; these are the model's inputs."""
+    channels = band_channels(groups, bands)
+    return [group for group in groups if any(channel is not None for channel in channels[group.name])]
+
+
+def seen_bands(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> list[str]:
+    """Return the names of the network's input channels, in their order."""
+    return list(bands) if bands is not None else [name for group in groups for name in group.bands]

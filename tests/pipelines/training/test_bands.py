@@ -1,0 +1,89 @@
+"""Which bands of a dataset the network sees."""
+
+import keras
+import numpy as np
+import pytest
+
+from conf.load import load
+from models.networks.model import inputs_of, with_probabilities
+from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.sample import ImageGroup
+from pipelines.training.bands import band_channels, seen_bands, used_groups
+from pipelines.training.checks import _check_model_input
+from pipelines.training.recipe import make_model
+from pipelines.training.step import make_predict
+
+GROUPS = (
+    ImageGroup("bands_10m", (32, 32, 4), "uint16", ("B02", "B03", "B04", "B08")),
+    ImageGroup("bands_20m", (16, 16, 2), "uint16", ("B05", "B06")),
+    ImageGroup("sentinel1", (32, 32, 2), "float32", ("VV", "VH")),
+)
+MANIFEST = Manifest(
+    archive="bigearthnet_v2",
+    task="multi_label",
+    class_names=("water", "land", "forest"),
+    groups=GROUPS,
+    splits={},
+    statistics={
+        group.name: BandStatistics(mean=tuple(10.0 * i for i in range(len(group.bands))), std=(5.0,) * len(group.bands))
+        for group in GROUPS
+    },
+    settings={},
+    source_fingerprint="abc",
+)
+SMALL = "model={name: resnet, depth: 18, width_factor: 0.125}"
+
+
+def test_channels_are_in_the_order_of_the_setting_or_of_the_dataset() -> None:
+    assert band_channels(GROUPS, None) == {"bands_10m": (0, 1, 2, 3), "bands_20m": (4, 5), "sentinel1": (6, 7)}
+    assert band_channels(GROUPS, ["B05", "B04", "B02"]) == {
+        "bands_10m": (2, None, 1, None),
+        "bands_20m": (0, None),
+        "sentinel1": (None, None),
+    }
+    assert seen_bands(GROUPS, ["B05", "B04"]) == ["B05", "B04"]
+    assert seen_bands(GROUPS, None) == ["B02", "B03", "B04", "B08", "B05", "B06", "VV", "VH"]
+    assert [group.name for group in used_groups(GROUPS, ["B05", "B04"])] == ["bands_10m", "bands_20m"]
+
+
+def test_a_band_that_the_dataset_has_not_or_has_twice_is_refused_with_all_its_bands() -> None:
+    known = "it has B02, B03, B04, B08, B05, B06, VV, VH"
+    with pytest.raises(ValueError, match=rf"^input\.bands=B8A: the dataset has no band of this name; {known}$"):
+        _check_model_input(load("smoke", ["input.bands=[B02, B8A]"]), MANIFEST)
+    twice = (*GROUPS, ImageGroup("again", (32, 32, 1), "uint8", ("B02",)))
+    with pytest.raises(ValueError, match=r"^input\.bands=B02: the dataset has 2 bands of this name; it has "):
+        band_channels(twice, ["B02"])
+
+
+def test_crops_look_at_the_groups_that_are_used() -> None:
+    crop = ["input.augmentation={name: pad_crop, padding: 3}"]
+    _check_model_input(load("smoke", [*crop, "input.bands=[B02, VV]"]), MANIFEST)
+    with pytest.raises(
+        ValueError,
+        match=r"^input\.augmentation\.padding=3 does not fit datasets/smoke: one pixel of group 'bands_20m' covers 2 x",
+    ):
+        _check_model_input(load("smoke", crop), MANIFEST)
+
+
+def test_the_model_sees_the_chosen_bands_of_whole_groups_and_serves_so() -> None:
+    keras.utils.set_random_seed(0)
+    model = make_model(load("smoke", [SMALL, "input.bands=[B05, B04]", "input.augmentation=flips"]), MANIFEST)
+    assert {name: tensor.shape[1:] for name, tensor in model.input.items()} == {
+        "bands_10m": (32, 32, 4),
+        "bands_20m": (16, 16, 2),
+    }
+    assert model.network.get_layer("stem_conv").kernel.shape[2] == 2
+    random = np.random.default_rng(0)
+    images = {group.name: random.integers(0, 90, (2, *group.shape)).astype(group.dtype) for group in GROUPS}
+    joined = keras.Model(model.network.inputs, model.network.get_layer("stem_conv").input)(inputs_of(model, images))
+    # B04 has mean 20, B05 mean 0; every standard deviation is 5.
+    np.testing.assert_allclose(joined[..., 1], (images["bands_10m"][..., 2] - 20.0) / 5.0, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(joined[:, ::2, ::2, 0], images["bands_20m"][..., 0] / 5.0, rtol=1e-5)
+    # Other bands and groups may hold anything; a whole record of the dataset is taken as it is.
+    predict, served = make_predict(model, jit_compile=False), with_probabilities(model, "multi_label")
+    expected = predict(images).numpy()
+    images["bands_10m"][..., [0, 1, 3]] = 65_535
+    images["bands_20m"][..., 1], images["sentinel1"][...] = 65_535, np.nan
+    np.testing.assert_array_equal(predict(images), expected)
+    assert set(served.input) == {"bands_10m", "bands_20m"}
+    np.testing.assert_allclose(make_predict(served, jit_compile=False)(images), 1 / (1 + np.exp(-expected)), rtol=1e-5)
