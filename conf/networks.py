@@ -1,6 +1,6 @@
 """The settings of every network, by name; their defaults are stated here only."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -17,7 +17,18 @@ class ResNetConfig(Member):
     """Scales every channel count; 1.0 is the published network."""
 
 
-# From the second network on: Annotated[ResNetConfig | ..., Field(discriminator="name")].
-ModelConfig = ResNetConfig
+class ResNetCifarConfig(Member):
+    """ResNet for images of 32 x 32 pixels (He et al. 2015, section 4.2)."""
+
+    name: Literal["resnet_cifar"] = "resnet_cifar"
+    depth: Literal[20, 32, 44, 56, 110] = 20
+    """Number of layers with weights."""
+    width_factor: float = Field(default=1.0, gt=0, le=16)
+    """Scales every channel count; 1.0 is the published network."""
+    preactivation: bool = False
+    """Whether normalisation and activation come before a convolution (He et al. 2016, identity mappings)."""
+
+
+ModelConfig = Annotated[ResNetConfig | ResNetCifarConfig, Field(discriminator="name")]
 
 MODEL_NAMES = member_names(ModelConfig)

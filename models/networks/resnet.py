@@ -2,7 +2,7 @@
 
 import keras
 
-from models.layers.normalisation import FusedBatchNormalization
+from models.networks.blocks import Layers, check_classes_and_width, head, scaled
 
 BLOCKS_PER_STAGE = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 STAGE_CHANNELS = (64, 128, 256, 512)
@@ -34,82 +34,42 @@ def resnet(
     """
     if depth not in BLOCKS_PER_STAGE:
         raise ValueError(f"depth must be one of {sorted(BLOCKS_PER_STAGE)}, got {depth}")
-    if width_factor <= 0:
-        raise ValueError(f"width_factor must be positive, got {width_factor}")
-    if classes < 1:
-        raise ValueError(f"classes must be at least 1, got {classes}")
+    check_classes_and_width(classes, width_factor)
     block = _bottleneck_block if depth >= _BOTTLENECK_FROM_DEPTH else _basic_block
 
-    layers = _Layers(dtype)
-    features = layers.convolution(images, _scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
+    layers = Layers(dtype)
+    features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
     features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     features = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype, name="stem_pool")(features)
     for stage, (channels, blocks) in enumerate(zip(STAGE_CHANNELS, BLOCKS_PER_STAGE[depth], strict=True), start=1):
         for number in range(1, blocks + 1):
             stride = 2 if stage > 1 and number == 1 else 1
-            features = block(layers, features, _scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
-
-    # The mean over all pixels and the logits stay in float32 under a half precision policy.
-    features = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
-    head_kernel = keras.initializers.RandomNormal(stddev=0.01)
-    return keras.layers.Dense(classes, kernel_initializer=head_kernel, dtype="float32", name="logits")(features)
+            features = block(layers, features, scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
+    return head(features, classes=classes)
 
 
-class _Layers:
-    """The layers of blocks, of one dtype policy."""
-
-    def __init__(self, dtype: str | None) -> None:
-        self._dtype = dtype
-
-    def convolution(
-        self, features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
-    ) -> keras.KerasTensor:
-        # One initializer per layer: an instance draws the same numbers each time it is used on the same shape.
-        kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
-        layer = keras.layers.Conv2D(
-            channels,
-            kernel_size,
-            strides=stride,
-            padding="same",
-            use_bias=False,
-            kernel_initializer=kernel,
-            dtype=self._dtype,
-            name=name,
-        )
-        return layer(features)
-
-    def normalisation(self, features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
-        layer = FusedBatchNormalization(
-            momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, dtype=self._dtype, name=name
-        )
-        return layer(features)
-
-    def activation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
-        return keras.layers.ReLU(dtype=self._dtype, name=name)(features)
-
-    def join(
-        self, shortcut: keras.KerasTensor, residual: keras.KerasTensor, stride: int, name: str
-    ) -> keras.KerasTensor:
-        channels = residual.shape[-1]
-        if stride > 1 or shortcut.shape[-1] != channels:
-            shortcut = self.convolution(shortcut, channels, 1, stride=stride, name=f"{name}_projection_conv")
-            shortcut = self.normalisation(shortcut, name=f"{name}_projection_bn")
-        joined = keras.layers.Add(dtype=self._dtype, name=f"{name}_add")([shortcut, residual])
-        return self.activation(joined, name=f"{name}_relu")
+def _joined(
+    layers: Layers, shortcut: keras.KerasTensor, residual: keras.KerasTensor, stride: int, name: str
+) -> keras.KerasTensor:
+    channels = residual.shape[-1]
+    if stride > 1 or shortcut.shape[-1] != channels:
+        shortcut = layers.convolution(shortcut, channels, 1, stride=stride, name=f"{name}_projection_conv")
+        shortcut = layers.normalisation(shortcut, name=f"{name}_projection_bn")
+    return layers.activation(layers.add(shortcut, residual, name=f"{name}_add"), name=f"{name}_relu")
 
 
 def _basic_block(
-    layers: _Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
+    layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
     residual = layers.convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
     residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
     residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
     residual = layers.normalisation(residual, name=f"{name}_bn2", gamma="zeros")
-    return layers.join(features, residual, stride, name)
+    return _joined(layers, features, residual, stride, name)
 
 
 def _bottleneck_block(
-    layers: _Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
+    layers: Layers, features: keras.KerasTensor, channels: int, stride: int, name: str
 ) -> keras.KerasTensor:
     residual = layers.convolution(features, channels, 1, name=f"{name}_conv1")
     residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
@@ -117,8 +77,4 @@ def _bottleneck_block(
     residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn2"), name=f"{name}_relu2")
     residual = layers.convolution(residual, _BOTTLENECK_EXPANSION * channels, 1, name=f"{name}_conv3")
     residual = layers.normalisation(residual, name=f"{name}_bn3", gamma="zeros")
-    return layers.join(features, residual, stride, name)
-
-
-def _scaled(channels: int, width_factor: float) -> int:
-    return max(8, 8 * int(channels * width_factor / 8 + 0.5))
+    return _joined(layers, features, residual, stride, name)

@@ -9,9 +9,11 @@ from collections.abc import Callable
 import keras
 
 from models.networks.resnet import resnet
+from models.networks.resnet_cifar import resnet_cifar
 
 NETWORKS: dict[str, Callable[..., keras.KerasTensor]] = {
     "resnet": resnet,
+    "resnet_cifar": resnet_cifar,
 }
 """Functions from normalised images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 

@@ -105,6 +105,11 @@ def test_the_networks_settings_reach_it(manifest: Manifest) -> None:
     wide = make_model(load("smoke", ["model={name: resnet, depth: 18, width_factor: 0.5}"]), manifest)
     assert wide.get_layer("stem_conv").filters == 32
     assert len([layer for layer in wide.layers if layer.name.endswith("_add")]) == 8
+    chosen = "{name: resnet_cifar, depth: 32, width_factor: 2.0, preactivation: true}"
+    deep = make_model(load("smoke", [f"model={chosen}"]), manifest)
+    assert deep.get_layer("stem_conv").filters == 32
+    assert len([layer for layer in deep.layers if layer.name.endswith("_add")]) == 15
+    assert deep.get_layer("last_relu")
 
 
 @pytest.mark.parametrize("roles", [[], ["bias"], ["gain", "shift"], ["bias", "gain", "shift"], ["kernel"]])

@@ -1,0 +1,78 @@
+"""What residual networks are built of: layers of one dtype policy, with the initialisation of large-batch training."""
+
+import keras
+
+from models.layers.normalisation import FusedBatchNormalization
+
+
+class Layers:
+    """The layers of blocks, of one dtype policy.
+
+    Source: He et al. 2015 ("Delving deep into rectifiers", fan out) for the kernels of convolutions.
+    """
+
+    def __init__(self, dtype: str | None) -> None:
+        """Take the Keras dtype policy of all layers, such as "mixed_bfloat16"; None: Keras's global one."""
+        self.dtype = dtype
+
+    def convolution(
+        self, features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
+    ) -> keras.KerasTensor:
+        """Convolve without bias, in "same" padding."""
+        # One initializer per layer: an instance draws the same numbers each time it is used on the same shape.
+        kernel = keras.initializers.VarianceScaling(scale=2.0, mode="fan_out", distribution="untruncated_normal")
+        layer = keras.layers.Conv2D(
+            channels,
+            kernel_size,
+            strides=stride,
+            padding="same",
+            use_bias=False,
+            kernel_initializer=kernel,
+            dtype=self.dtype,
+            name=name,
+        )
+        return layer(features)
+
+    def normalisation(self, features: keras.KerasTensor, *, name: str, gamma: str = "ones") -> keras.KerasTensor:
+        """Normalise over the batch; gamma starts as ones or zeros."""
+        layer = FusedBatchNormalization(
+            momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, dtype=self.dtype, name=name
+        )
+        return layer(features)
+
+    def activation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
+        """Set negative features to 0."""
+        return keras.layers.ReLU(dtype=self.dtype, name=name)(features)
+
+    def add(self, shortcut: keras.KerasTensor, residual: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
+        """Add a block's residual to its shortcut."""
+        return keras.layers.Add(dtype=self.dtype, name=name)([shortcut, residual])
+
+
+def head(features: keras.KerasTensor, *, classes: int) -> keras.KerasTensor:
+    """Map features `(batch, height, width, channels)` to logits `(batch, classes)`: a mean and a dense layer.
+
+    Both stay in float32 under a half precision policy.
+
+    Source: Goyal et al. 2017, section 5.1, for the normal(0.01) kernel.
+    """
+    features = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
+    kernel = keras.initializers.RandomNormal(stddev=0.01)
+    return keras.layers.Dense(classes, kernel_initializer=kernel, dtype="float32", name="logits")(features)
+
+
+def check_classes_and_width(classes: int, width_factor: float) -> None:
+    """Check what all networks take.
+
+    Raises:
+        ValueError: A width or number of classes that is not positive.
+    """
+    if width_factor <= 0:
+        raise ValueError(f"width_factor must be positive, got {width_factor}")
+    if classes < 1:
+        raise ValueError(f"classes must be at least 1, got {classes}")
+
+
+def scaled(channels: int, width_factor: float) -> int:
+    """Scale a channel count, rounded to a multiple of 8 and at least 8."""
+    return max(8, 8 * int(channels * width_factor / 8 + 0.5))
