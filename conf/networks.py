@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from conf.imports import Imported
 from conf.section import Member, member_names
 
 
@@ -29,6 +30,12 @@ class ResNetCifarConfig(Member):
     """Whether normalisation and activation come before a convolution (He et al. 2016, identity mappings)."""
 
 
-ModelConfig = Annotated[ResNetConfig | ResNetCifarConfig, Field(discriminator="name")]
+class ImportedNetworkConfig(Imported):
+    """Any function of yours, or of Keras, that builds a network."""
+
+    name: Literal["import"] = "import"
+
+
+ModelConfig = Annotated[ResNetConfig | ResNetCifarConfig | ImportedNetworkConfig, Field(discriminator="name")]
 
 MODEL_NAMES = member_names(ModelConfig)

@@ -56,6 +56,7 @@ def plain_layers(model: keras.Model) -> keras.Model:
             config["dtype"] = "float32"
         return kind.from_config(config)
 
-    copy = keras.models.clone_model(model, clone_function=plain)
+    # Recursive: an imported network may be a model in the model.
+    copy = keras.models.clone_model(model, clone_function=plain, recursive=True)
     copy.set_weights(model.get_weights())
     return copy

@@ -17,6 +17,7 @@ from pipelines.training.checkpoint import KEPT, check_writable, newest_state
 from pipelines.training.input import reader_settings
 from pipelines.training.rates import make_schedule
 from pipelines.training.settings import check_same_training
+from pipelines.training.trial import has_own_parts, try_parts
 
 
 def check_dataset(config: RunConfig) -> Manifest:
@@ -25,7 +26,9 @@ def check_dataset(config: RunConfig) -> Manifest:
     Raises:
         FileNotFoundError: There is no dataset.
         ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
-            is too small, the schedule does not fit the number of steps, or the model cannot use the images.
+            is too small, the schedule does not fit the number of steps, the model cannot use the images, or a part by
+            import path does not fit.
+        RuntimeError: The process that tries such a part died.
     """
     manifest = read_manifest(config.dataset.path)
     if TRAINING_SPLIT not in manifest.splits:
@@ -34,6 +37,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     make_schedule(config, steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size))
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
+    if has_own_parts(config):
+        try_parts(config, manifest)
     # Petastorm's reader reads the training split without our cache.
     splits = [VALIDATION_SPLIT] if config.reader.name == "petastorm" else [TRAINING_SPLIT, VALIDATION_SPLIT]
     present = [split for split in splits if split in manifest.splits]

@@ -1,0 +1,84 @@
+"""A network that is not this project's own, by import path."""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import keras
+
+from models.imported import described, import_function
+
+_SETTING = "model.path"
+_OF_KERAS_APPLICATIONS = {"weights": None, "classifier_activation": None}
+"""What a function that returns a model is told, if it has such an argument and the settings do not say otherwise."""
+
+
+def imported(
+    images: keras.KerasTensor, *, classes: int, path: str, settings: Mapping[str, Any], dtype: str | None
+) -> keras.KerasTensor:
+    """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)` by somebody else's function.
+
+    A function with an argument `input_shape` returns a model, as those of `keras.applications` do:
+
+        function(input_shape=(height, width, bands), classes=classes, **settings) -> keras.Model of images
+
+    Its arguments `weights` and `classifier_activation` are None, if it has them: weights are drawn, and outputs are
+    logits. Every other function continues the graph of layers:
+
+        function(images, classes=classes, dtype=dtype, **settings) -> logits
+
+    Keras's global dtype policy is `dtype` meanwhile. Layers that draw random numbers keep Keras's own state, which
+    checkpoints hold. The logged model consists of the network's own layers: whoever loads it needs their modules.
+
+    Args:
+        images: Normalised images.
+        classes: Number of logits.
+        path: Where the function is, `package.module:function`.
+        settings: Further arguments of the function.
+        dtype: Keras dtype policy, such as "mixed_bfloat16"; None: Keras's global one.
+
+    Raises:
+        ValueError: The function is not found, raises an exception, or returns something else; in one line.
+    """
+    function = import_function(path, _SETTING)
+    with _policy(dtype):
+        try:
+            logits = _called(function, images, classes, dtype, settings)
+        except Exception as error:  # whatever the function's own code raises
+            raise ValueError(f"{_SETTING}={path}: the function raised {described(error)}") from error
+    if not isinstance(logits, keras.KerasTensor) or tuple(logits.shape) != (None, classes):
+        found = f"{tuple(logits.shape)}" if isinstance(logits, keras.KerasTensor) else f"a {type(logits).__name__}"
+        raise ValueError(
+            f"{_SETTING}={path}: the network returns {found}, expected logits of shape (None, {classes}), one per class"
+        )
+    return logits if logits.dtype == "float32" else keras.ops.cast(logits, "float32")
+
+
+def _called(
+    function: Callable[..., Any],
+    images: keras.KerasTensor,
+    classes: int,
+    dtype: str | None,
+    settings: Mapping[str, Any],
+) -> Any:
+    arguments = inspect.signature(function).parameters
+    if "input_shape" not in arguments:
+        return function(images, classes=classes, dtype=dtype, **settings)
+    if settings.get("classifier_activation") is not None:
+        raise ValueError(f"classifier_activation={settings['classifier_activation']} gives no logits: leave it out")
+    told = {name: value for name, value in _OF_KERAS_APPLICATIONS.items() if name in arguments}
+    model = function(input_shape=tuple(images.shape[1:]), classes=classes, **{**told, **settings})
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"a function with an argument input_shape returns a keras.Model, got a {type(model).__name__}")
+    return model(images)
+
+
+@contextmanager
+def _policy(dtype: str | None) -> Iterator[None]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(dtype or before)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)

@@ -1,0 +1,84 @@
+"""Parts that are not this project's own, built once before any rank starts, in a process of their own.
+
+So the driver imports no TensorFlow, takes no memory of a GPU, and survives whatever these parts do.
+"""
+
+import os
+import pickle
+import subprocess
+import sys
+
+from conf.schema import RunConfig
+from pipelines.dataset.manifest import Manifest
+
+_SECONDS = 600
+_REFUSED = 9
+
+
+def has_own_parts(config: RunConfig) -> bool:
+    """Whether the training has a part by import path."""
+    return config.model.name == "import"
+
+
+def try_parts(config: RunConfig, manifest: Manifest) -> None:
+    """Build in another process what has an import path, and the model that would be logged.
+
+    Raises:
+        ValueError: A part is not found, raises an exception, or does not fit; in one line.
+        RuntimeError: The process ended otherwise, or took too long.
+    """
+    command = [sys.executable, "-P", "-m", "pipelines.training.trial"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    payload = pickle.dumps((config, manifest))
+    try:
+        done = subprocess.run(command, input=payload, env=environment, capture_output=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"building the model took more than {_SECONDS} seconds: see model.path") from None
+    if done.returncode == _REFUSED:
+        raise ValueError(done.stdout.decode().splitlines()[-1])
+    if done.returncode:
+        raise RuntimeError(
+            f"building the model ended with exit code {done.returncode}: {_last_line(done.stderr.decode())}"
+        )
+
+
+def build_parts(config: RunConfig, manifest: Manifest) -> None:
+    """Build the model of the training and the one that is logged at its end.
+
+    Raises:
+        ValueError: As the parts do.
+    """
+    from models.imported import described
+    from models.networks.model import with_probabilities
+    from pipelines.training.recipe import make_model
+
+    model = make_model(config, manifest)
+    try:
+        with_probabilities(model, manifest.task)
+    except Exception as error:  # layers without a `get_config` of their arguments
+        raise ValueError(
+            f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
+            f"cannot be made again from their configuration ({described(error)})"
+        ) from error
+
+
+def _last_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()[::-1]), "no message")
+
+
+def _main() -> None:
+    config, manifest = pickle.loads(sys.stdin.buffer.read())
+    try:
+        build_parts(config, manifest)
+    except ValueError as error:
+        print(" ".join(str(error).split()))  # noqa: T201  for the driver
+        sys.exit(_REFUSED)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,101 @@
+"""Networks by import path: both forms of the function, and what is refused."""
+
+import keras
+import numpy as np
+import pytest
+
+from models.layers.preprocessing import InputGroup
+from models.networks.model import build_model, with_probabilities
+
+GROUPS = [InputGroup("rgb", (32, 32, 3), "uint8", (120.0,) * 3, (60.0,) * 3)]
+MODULE = """
+import keras
+
+def graph(images, *, classes, dtype, width):
+    x = keras.layers.Conv2D(width, 3, name="theirs")(images)
+    x = keras.layers.GlobalMaxPooling2D()(x)
+    return keras.layers.Dense(classes)(x)
+
+def nested(input_shape, classes, activation=None, weights="imagenet"):
+    assert weights is None
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+def no_model(input_shape, classes): return 3
+def no_logits(images, *, classes, dtype): return images
+def nothing(images, *, classes, dtype): pass
+def broken(images, *, classes, dtype): raise KeyError("no key\\nsecond line")
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "somebodys_network.py").write_text(MODULE)
+
+
+def build(function, *, module="somebodys_network", precision="float32", **settings):
+    keras.utils.set_random_seed(0)
+    chosen = {"path": f"{module}:{function}", "settings": settings}
+    rest = {"upsampling": "nearest", "augmentation": None, "precision": precision}
+    return build_model(GROUPS, network="import", classes=5, **rest, **chosen)
+
+
+def images():
+    return {"rgb": np.random.default_rng(0).integers(0, 256, (2, 32, 32, 3), np.uint8)}
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_a_function_continues_the_graph_and_is_served_in_float32(precision):
+    model = build("graph", precision=precision, width=7)
+    assert model.get_layer("theirs").filters == 7
+    assert model.get_layer("theirs").compute_dtype == precision
+    assert keras.config.dtype_policy().name == "float32"
+    logits = model(images())
+    assert (logits.shape, logits.dtype) == ((2, 5), "float32")
+    served = with_probabilities(model, "single_label")
+    np.testing.assert_allclose(served(images()), keras.ops.softmax(build("graph", width=7)(images())), atol=1e-6)
+
+
+def test_a_function_with_an_input_shape_returns_a_model():
+    model = build("nested")
+    assert model(images()).shape == (2, 5)
+    assert [variable.shape for variable in model.trainable_variables] == [(3072, 5), (5,)]
+
+
+def test_a_network_of_keras_applications_gives_logits_and_is_served():
+    model = build("MobileNet", module="keras.applications", precision="bfloat16", alpha=0.25, dropout=0.0)
+    np.testing.assert_allclose(keras.ops.sum(keras.ops.softmax(model(images())), -1), 1.0, rtol=1e-5)
+    assert float(keras.ops.min(model(images()))) < 0  # no probabilities
+    inner = next(layer for layer in model.layers if isinstance(layer, keras.Model))
+    assert inner.get_layer("conv1").compute_dtype == "bfloat16"
+    served = with_probabilities(model, "multi_label")
+    assert "bfloat16" not in served.to_json()
+    for own, other in zip(served.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "message"),
+    [
+        ("graph", {}, r"the function raised TypeError: graph\(\) missing 1 required keyword-only argument: 'width'$"),
+        (
+            "graph",
+            {"depth": 3},
+            r"the function raised TypeError: graph\(\) got an unexpected keyword argument 'depth'$",
+        ),
+        ("broken", {}, r"the function raised KeyError: 'no key"),
+        ("nothing", {}, r"the network returns a NoneType, expected logits of shape \(None, 5\), one per class$"),
+        ("no_logits", {}, r"the network returns \(None, 32, 32, 3\), expected logits of shape \(None, 5\)"),
+        ("no_model", {}, r"TypeError: a function with an argument input_shape returns a keras\.Model, got a int$"),
+        (
+            "nested",
+            {"classifier_activation": "softmax"},
+            r"classifier_activation=softmax gives no logits: leave it out$",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(function, settings, message):
+    with pytest.raises(ValueError, match=rf"^model\.path=somebodys_network:{function}: .*{message}") as caught:
+        build(function, **settings)
+    assert "\n" not in str(caught.value)
+    assert keras.config.dtype_policy().name == "float32"

@@ -1,0 +1,39 @@
+"""Two ranks train a network that is not ours, on three bands; the logged model scores whole samples."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from pyspark.sql import SparkSession
+
+from conf.load import load
+from jobs.evaluate import evaluate
+from jobs.train import train
+from pipelines.tracking.models import model_metadata
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(240)]
+
+
+def test_a_network_of_keras_on_three_bands(
+    spark: SparkSession, small_dataset: Path, mlflow_store: str, tmp_path: Path
+) -> None:
+    network = "{alpha: 0.25, dropout: 0.1}"
+    config = load(
+        "smoke",
+        [
+            f"dataset.path={small_dataset}",
+            f"training.output={tmp_path}",
+            "training.epochs=1",
+            "schedule.recipe_epochs=2",
+            f"model={{name: import, path: 'keras.applications:MobileNet', settings: {network}}}",
+            "input.bands=[B04, B03, B02]",
+            "input.augmentation=pad_crop",
+        ],
+    )
+    trained = train(config)
+    run = MlflowClient(mlflow_store).get_run(trained.run.run_id)
+    assert run.info.status == "FINISHED"
+    assert run.data.params["model.path"] == "keras.applications:MobileNet"
+    assert run.data.params["input.augmentation.padding"] == "4"
+    assert model_metadata(trained.summary.model_uri)["bands"] == ["B04", "B03", "B02"]
+    assert 0 <= evaluate(config, trained.summary.model_uri).metrics["f1_micro"] <= 1

@@ -1,0 +1,98 @@
+"""Parts by import path: found before any rank starts, and trained."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.load import load
+from models.losses import classification_loss
+from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.sample import ImageGroup
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.step import make_train_step
+from pipelines.training.trial import build_parts, has_own_parts, try_parts
+
+MANIFEST = Manifest(
+    archive="image_folder",
+    task="single_label",
+    class_names=("dark", "bright"),
+    groups=(ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
+    splits={},
+    statistics={"rgb": BandStatistics(mean=(128.0,) * 3, std=(70.0,) * 3)},
+    settings={},
+    source_fingerprint="abc",
+)
+MODULE = """
+import keras
+
+def network(images, *, classes, dtype, width):
+    x = keras.layers.Conv2D(width, 3, activation="relu", dtype=dtype)(images)
+    x = keras.layers.Dropout(0.1, seed=1)(x)
+    x = keras.layers.BatchNormalization(dtype=dtype)(x)
+    return keras.layers.Dense(classes)(keras.layers.GlobalAveragePooling2D()(x))
+
+class Unsaved(keras.layers.Layer):
+    def __init__(self, width):
+        super().__init__()
+        self.width = width
+    def call(self, x):
+        return x * self.width
+
+def unsaved(images, *, classes, dtype):
+    return keras.layers.Dense(classes)(keras.layers.Flatten()(Unsaved(2)(images)))
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "somebodys_trial.py").write_text(MODULE)
+
+
+class OneRank:
+    rank, size = 0, 1
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        return tensors
+
+
+def config_of(function: str, settings: str = "{}") -> Any:
+    return load("smoke", [f"model={{name: import, path: 'somebodys_trial:{function}', settings: {settings}}}"])
+
+
+def test_a_network_that_is_not_ours_trains_through_the_recipe() -> None:
+    config = config_of("network", "{width: 8}")
+    assert has_own_parts(config)
+    assert not has_own_parts(load("smoke"))
+    model = make_model(config, MANIFEST)
+    optimizer = make_optimizer(config.optimizer, model)
+    optimizer.learning_rate = 1.0
+    step = make_train_step(
+        model, classification_loss("single_label"), optimizer, make_exchange(config, OneRank()), jit_compile=False
+    )
+    random = np.random.default_rng(0)
+    bright = random.integers(0, 2, 64)
+    images = (random.integers(0, 128, (64, 8, 8, 3)) + 127 * bright[:, None, None, None]).astype(np.uint8)
+    targets = tf.one_hot(bright, 2)
+    losses = [float(step({"rgb": tf.constant(images)}, targets)) for _ in range(30)]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
+    build_parts(config_of("network", "{width: 8}"), MANIFEST)
+    with pytest.raises(ValueError, match=r"^model\.path=somebodys_trial:unsaved: the trained model could not be saved"):
+        build_parts(config_of("unsaved"), MANIFEST)
+
+
+def test_the_driver_tries_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(
+        ValueError, match=r"^model\.path=somebodys_trial:network: the function raised TypeError: .*width"
+    ):
+        try_parts(config_of("network"), MANIFEST)
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(RuntimeError, match="building the model ended with exit code 1: no message"):
+        try_parts(config_of("network"), MANIFEST)
