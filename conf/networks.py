@@ -8,7 +8,16 @@ from conf.imports import Imported
 from conf.section import Member, member_names
 
 
-class ResNetConfig(Member):
+class ResidualConfig(Member):
+    """What residual networks share."""
+
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Rate of the dropout before the last layer."""
+    stochastic_depth: float = Field(default=0.0, ge=0, lt=1)
+    """Rate at which the last block is left out for a sample in training (drop path); block l of L has l / L of it."""
+
+
+class ResNetConfig(ResidualConfig):
     """ResNet v1.5 (He et al. 2015, Goyal et al. 2017)."""
 
     name: Literal["resnet"] = "resnet"
@@ -18,7 +27,7 @@ class ResNetConfig(Member):
     """Scales every channel count; 1.0 is the published network."""
 
 
-class ResNetCifarConfig(Member):
+class ResNetCifarConfig(ResidualConfig):
     """ResNet for images of 32 x 32 pixels (He et al. 2015, section 4.2)."""
 
     name: Literal["resnet_cifar"] = "resnet_cifar"

@@ -7,6 +7,8 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
+from models.layers.drop import sample_seeds
+
 ELEMENTS = {"flips": 4, "dihedral": 8}
 """Number of the square's symmetries that each augmentation draws from, all with the same probability."""
 
@@ -107,21 +109,24 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class AugmentedModel(keras.Model):  # type: ignore[misc]
-    """Augments the images in training before `network` is applied; otherwise it only applies `network`.
+    """Gives the seeds of samples to the layers that draw from them; without training it only applies `network`.
+
+    These are the augmentation, which comes before the network, and layers in the network such as `SeededDrop`.
 
     Called as `model(images, training=True, seeds=seeds)` or `model(images)`. Its variables are those of `network`, in
     the same order, so a checkpoint fits both. Predictions are served by `network` alone.
 
     Args:
         network: A built model of a dict of image groups.
-        augmentation: Layer of image groups and seeds, such as `Augmentation`; without variables.
+        augmentation: Layer of image groups and seeds, such as `Augmentation`; without variables. None: no augmentation.
     """
 
-    def __init__(self, network: keras.Model, augmentation: keras.layers.Layer, **kwargs: Any) -> None:
+    def __init__(self, network: keras.Model, augmentation: keras.layers.Layer | None, **kwargs: Any) -> None:
         super().__init__(autocast=False, **kwargs)
         self.network = network
         self.augmentation = augmentation
-        self.augmentation.build({name: tensor.shape for name, tensor in network.input.items()})
+        if augmentation is not None:
+            augmentation.build({name: tensor.shape for name, tensor in network.input.items()})
         self.built = True
 
     @property
@@ -131,8 +136,10 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
 
     def call(self, images: dict[str, Any], training: bool | None = None, seeds: Any = None) -> Any:
         """Apply the network to the images; in training, to the augmented images."""
-        images = self.augmentation(images, seeds, training=training)
-        return self.network(images, training=training)
+        if self.augmentation is not None:
+            images = self.augmentation(images, seeds, training=training)
+        with sample_seeds(seeds):
+            return self.network(images, training=training)
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`, the network serialised."""

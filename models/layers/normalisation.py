@@ -5,6 +5,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from models.layers.drop import SeededDrop
+
 
 @keras.saving.register_keras_serializable(package="groundswell")
 class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[misc]
@@ -46,9 +48,11 @@ class FusedBatchNormalization(keras.layers.BatchNormalization):  # type: ignore[
 
 
 def plain_layers(model: keras.Model) -> keras.Model:
-    """Return a copy of `model` with equal weights, in which Keras's own layers normalise and all compute in float32."""
+    """Return a copy of `model` with equal weights, whose layers are Keras's own and compute in float32."""
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
+        if isinstance(layer, SeededDrop):
+            return layer.plain()
         kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)
         config = layer.get_config()
         policy = getattr(layer, "dtype_policy", None)  # operations without variables have none

@@ -2,6 +2,7 @@
 
 import keras
 
+from models.layers.drop import SeededDrop
 from models.layers.normalisation import FusedBatchNormalization
 
 
@@ -11,9 +12,16 @@ class Layers:
     Source: He et al. 2015 ("Delving deep into rectifiers", fan out) for the kernels of convolutions.
     """
 
-    def __init__(self, dtype: str | None) -> None:
-        """Take the Keras dtype policy of all layers, such as "mixed_bfloat16"; None: Keras's global one."""
+    def __init__(self, dtype: str | None, *, stochastic_depth: float, blocks: int) -> None:
+        """Begin a network.
+
+        Args:
+            dtype: Keras dtype policy of all layers, such as "mixed_bfloat16"; None: Keras's global one.
+            stochastic_depth: Rate at which the last block's residual is left out in training, in [0, 1).
+            blocks: Number of blocks of the network.
+        """
         self.dtype = dtype
+        self._stochastic_depth, self._blocks, self._block = stochastic_depth, blocks, 0
 
     def convolution(
         self, features: keras.KerasTensor, channels: int, kernel_size: int, *, stride: int = 1, name: str
@@ -45,18 +53,31 @@ class Layers:
         return keras.layers.ReLU(dtype=self.dtype, name=name)(features)
 
     def add(self, shortcut: keras.KerasTensor, residual: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
-        """Add a block's residual to its shortcut."""
+        """Add a block's residual to its shortcut; once per block.
+
+        With stochastic depth, block l of L loses its residual at the rate l / L * stochastic_depth, for whole samples.
+
+        Source: Huang et al. 2016, "Deep networks with stochastic depth", equation 4; equation 5 is replaced by the
+        scaling in training.
+        """
+        self._block += 1
+        if self._stochastic_depth > 0:
+            rate = self._stochastic_depth * self._block / self._blocks
+            drop = SeededDrop(rate, self._block, whole_samples=True, dtype=self.dtype, name=f"{name}_drop")
+            residual = drop(residual)
         return keras.layers.Add(dtype=self.dtype, name=name)([shortcut, residual])
 
 
-def head(features: keras.KerasTensor, *, classes: int) -> keras.KerasTensor:
-    """Map features `(batch, height, width, channels)` to logits `(batch, classes)`: a mean and a dense layer.
+def head(features: keras.KerasTensor, *, classes: int, dropout: float) -> keras.KerasTensor:
+    """Map features `(batch, height, width, channels)` to logits `(batch, classes)`: mean, dropout and a dense layer.
 
-    Both stay in float32 under a half precision policy.
+    They stay in float32 under a half precision policy.
 
     Source: Goyal et al. 2017, section 5.1, for the normal(0.01) kernel.
     """
     features = keras.layers.GlobalAveragePooling2D(dtype="float32", name="pool")(features)
+    if dropout > 0:
+        features = SeededDrop(dropout, 0, whole_samples=False, dtype="float32", name="dropout")(features)
     kernel = keras.initializers.RandomNormal(stddev=0.01)
     return keras.layers.Dense(classes, kernel_initializer=kernel, dtype="float32", name="logits")(features)
 

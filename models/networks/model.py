@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from models.layers.augmentation import AugmentedModel
+from models.layers.drop import SeededDrop
 from models.layers.normalisation import plain_layers
 from models.layers.preprocessing import InputGroup, preprocess
 from models.networks.table import NETWORKS
@@ -37,8 +38,8 @@ def build_model(
         upsampling: As for `preprocess`.
         precision: Numbers in which the network computes, "float32", "bfloat16" or "float16"; its variables and the
             layers before it are float32 with all of them.
-        augmentation: A layer of the table of augmentations, for an `AugmentedModel`, which in training takes `seeds`
-            too; None: no augmentation.
+        augmentation: A layer of the table of augmentations; None: no augmentation. With it, and with a network that
+            has dropout or stochastic depth, the result is an `AugmentedModel`, which in training takes `seeds` too.
         **settings: The network's own settings.
 
     Raises:
@@ -52,7 +53,9 @@ def build_model(
     images = preprocess(inputs, groups, upsampling=upsampling)
     logits = NETWORKS[network](images, classes=classes, dtype=POLICIES[precision], **settings)
     model = keras.Model(inputs, logits, name=network)
-    return model if augmentation is None else AugmentedModel(model, augmentation, name=f"augmented_{network}")
+    if augmentation is None and not any(isinstance(layer, SeededDrop) for layer in model.layers):
+        return model
+    return AugmentedModel(model, augmentation, name=f"augmented_{network}")
 
 
 def inputs_of(model: keras.Model, images: Mapping[str, Any]) -> dict[str, Any]:

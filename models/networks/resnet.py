@@ -11,7 +11,14 @@ _BOTTLENECK_EXPANSION = 4
 
 
 def resnet(
-    images: keras.KerasTensor, *, classes: int, depth: int, width_factor: float, dtype: str | None
+    images: keras.KerasTensor,
+    *,
+    classes: int,
+    depth: int,
+    width_factor: float,
+    dropout: float,
+    stochastic_depth: float,
+    dtype: str | None,
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
@@ -23,10 +30,13 @@ def resnet(
         classes: Number of logits, at least 1.
         depth: Number of layers with weights: 18, 34, 50, 101 or 152.
         width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
+        dropout: Rate of the dropout before the dense layer, in [0, 1); 0: none.
+        stochastic_depth: Rate at which the last block is left out in training, in [0, 1); it falls linearly to the
+            first block. 0: no block is.
         dtype: Keras dtype policy of all layers up to the last mean, such as "mixed_bfloat16"; None: Keras's global one.
 
     Raises:
-        ValueError: another depth, or a width or number of classes that is not positive.
+        ValueError: another depth, a width or number of classes that is not positive, or a rate out of range.
 
     Source: He et al. 2015, table 1; Goyal et al. 2017, section 5.1, for the stride in the 3x3 convolution ("v1.5"),
     gamma 0 and the normal(0.01) head; He et al. 2015 (fan out) for the convolution kernels.
@@ -37,7 +47,7 @@ def resnet(
     check_classes_and_width(classes, width_factor)
     block = _bottleneck_block if depth >= _BOTTLENECK_FROM_DEPTH else _basic_block
 
-    layers = Layers(dtype)
+    layers = Layers(dtype, stochastic_depth=stochastic_depth, blocks=sum(BLOCKS_PER_STAGE[depth]))
     features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
     features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     features = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype, name="stem_pool")(features)
@@ -45,7 +55,7 @@ def resnet(
         for number in range(1, blocks + 1):
             stride = 2 if stage > 1 and number == 1 else 1
             features = block(layers, features, scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
-    return head(features, classes=classes)
+    return head(features, classes=classes, dropout=dropout)
 
 
 def _joined(

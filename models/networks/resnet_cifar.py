@@ -16,6 +16,8 @@ def resnet_cifar(
     depth: int,
     width_factor: float,
     preactivation: bool,
+    dropout: float,
+    stochastic_depth: float,
     dtype: str | None,
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
@@ -34,10 +36,13 @@ def resnet_cifar(
         depth: Number of layers with weights: 20, 32, 44, 56 or 110.
         width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
         preactivation: Whether normalisation and activation come before a convolution.
+        dropout: Rate of the dropout before the dense layer, in [0, 1); 0: none.
+        stochastic_depth: Rate at which the last block is left out in training, in [0, 1); it falls linearly to the
+            first block. 0: no block is.
         dtype: Keras dtype policy of all layers up to the last mean, such as "mixed_bfloat16"; None: Keras's global one.
 
     Raises:
-        ValueError: another depth, or a width or number of classes that is not positive.
+        ValueError: another depth, a width or number of classes that is not positive, or a rate out of range.
 
     Source: He et al. 2015 (deep residual learning), section 4.2 with shortcuts of option A; He et al. 2016 (identity
     mappings), figure 1b and appendix, for `preactivation`; Goyal et al. 2017, section 5.1, for gamma 0 and the
@@ -49,17 +54,18 @@ def resnet_cifar(
         raise ValueError(f"depth must be one of {list(DEPTHS)}, got {depth}")
     check_classes_and_width(classes, width_factor)
     block = _preactivated_block if preactivation else _basic_block
-    layers = Layers(dtype)
+    blocks = (depth - 2) // (len(STAGE_CHANNELS) * _LAYERS_PER_BLOCK)
+    layers = Layers(dtype, stochastic_depth=stochastic_depth, blocks=len(STAGE_CHANNELS) * blocks)
     features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 3, name="stem_conv")
     if not preactivation:
         features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):
-        for number in range(1, (depth - 2) // (len(STAGE_CHANNELS) * _LAYERS_PER_BLOCK) + 1):
+        for number in range(1, blocks + 1):
             stride = 2 if stage > 1 and number == 1 else 1
             features = block(layers, features, scaled(channels, width_factor), stride, f"stage{stage}_block{number}")
     if preactivation:
         features = layers.activation(layers.normalisation(features, name="last_bn"), name="last_relu")
-    return head(features, classes=classes)
+    return head(features, classes=classes, dropout=dropout)
 
 
 def _basic_block(

@@ -15,6 +15,7 @@ _PACKAGES = ("groundswell", "keras", "tensorflow")
 _RENAMED = {"model.upsampling": "input.upsampling"}
 """Keys by which earlier versions recorded what has another key now."""
 _ALL_BANDS = "None"
+_MAY_CHANGE = ("input.augmentation.", "model.dropout", "model.stochastic_depth")
 
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
@@ -31,7 +32,7 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
     step; other bands, another network, optimizer or loss scale, whose variables are others or mean something else;
     another codec where the old one left something to send. Every other setting may change from here on: rates,
-    schedule, epochs, a codec's parameters, augmentation.
+    schedule, epochs, a codec's parameters, augmentation, dropout, stochastic depth.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.
@@ -44,7 +45,7 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
     now = recorded_settings(config)
     then = {"input.bands": _ALL_BANDS, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
     for name in sorted(then.keys() & now.keys()):
-        network = name.startswith("model.") or name in ("input.upsampling", "input.bands")
+        network = name.startswith(("model.", "input.")) and not name.startswith(_MAY_CHANGE)
         codec = name == "exchange.codec.name" and state.exchange_ranks > 0
         if network or codec or name in ("optimizer.name", "optimizer.variant"):
             fixed.append((name, then[name], now[name]))

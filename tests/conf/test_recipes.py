@@ -5,6 +5,7 @@ import math
 import pytest
 
 from conf.load import load
+from conf.networks import ResNetConfig
 from conf.optimizers import AdamWConfig, LARSConfig
 from models.schedules import Schedule
 from pipelines.training.rates import make_schedule, peak_learning_rate
@@ -86,6 +87,9 @@ def test_reben() -> None:
     config = load("reben_resnet50")
     assert isinstance(config.optimizer, AdamWConfig)
     assert config.global_batch_size == 512
+    assert config.input.bands == ["B02", "B03", "B04", "B08", "B05", "B06", "B07", "B8A", "B11", "B12"]
+    assert isinstance(config.model, ResNetConfig)
+    assert (config.model.depth, config.model.dropout, config.model.stochastic_depth) == (50, 0.15, 0.15)
     schedule, steps, total = of("reben_resnet50", REBEN)
     assert (steps, total) == (464, 46_400)
     assert schedule(0) == pytest.approx(1e-6)

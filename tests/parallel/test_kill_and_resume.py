@@ -34,7 +34,13 @@ def _store(mlflow_store: str) -> str:
 
 
 def config(dataset: Path, output: Path, *settings: str) -> RunConfig:
-    fixed = ("training.checkpoint_every_steps=1", "launch.retries=1", "input.augmentation=dihedral")
+    fixed = (
+        "training.checkpoint_every_steps=1",
+        "launch.retries=1",
+        "input.augmentation=dihedral",
+        "model.dropout=0.1",
+        "model.stochastic_depth=0.2",
+    )
     return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", *fixed, *settings])
 
 

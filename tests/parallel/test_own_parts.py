@@ -24,7 +24,6 @@ def test_a_network_of_keras_on_three_bands(
             f"dataset.path={small_dataset}",
             f"training.output={tmp_path}",
             "training.epochs=1",
-            "schedule.recipe_epochs=2",
             f"model={{name: import, path: 'keras.applications:MobileNet', settings: {network}}}",
             "input.bands=[B04, B03, B02]",
             "input.augmentation=pad_crop",

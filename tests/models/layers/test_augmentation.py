@@ -38,7 +38,14 @@ GROUPS = [
     InputGroup("bands_60m", (4, 4, 3), "uint8", (70.0,) * 3, (20.0,) * 3),
 ]
 EVERY_ELEMENT = np.arange(8, dtype=np.int32)
-NETWORK = {"network": "resnet", "upsampling": "nearest", "depth": 18, "width_factor": 0.125}
+NETWORK = {
+    "network": "resnet",
+    "upsampling": "nearest",
+    "depth": 18,
+    "width_factor": 0.125,
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+}
 
 
 def random_images(samples, groups=GROUPS):

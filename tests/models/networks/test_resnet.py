@@ -8,9 +8,11 @@ import tensorflow as tf
 from models.networks.resnet import resnet
 
 
-def network(depth, *, bands=3, classes=10, width_factor=1.0):
+def network(depth, *, bands=3, classes=10, width_factor=1.0, **rates):
     images = keras.Input((32, 32, bands))
-    return keras.Model(images, resnet(images, depth=depth, width_factor=width_factor, classes=classes, dtype=None))
+    rates = {"dropout": 0.0, "stochastic_depth": 0.0, **rates}
+    settings = {"depth": depth, "width_factor": width_factor, "classes": classes, **rates}
+    return keras.Model(images, resnet(images, dtype=None, **settings))
 
 
 def layers_of(model, kind):

@@ -13,6 +13,7 @@ def network(depth, *, width_factor=1.0, preactivation=False, dtype=None):
     keras.utils.set_random_seed(0)
     images = keras.Input((32, 32, 3), name="rgb")
     settings = {"depth": depth, "width_factor": width_factor, "preactivation": preactivation, "dtype": dtype}
+    settings |= {"dropout": 0.0, "stochastic_depth": 0.0}
     return keras.Model({"rgb": images}, resnet_cifar(images, classes=10, **settings))
 
 

@@ -1,0 +1,96 @@
+"""Dropout and stochastic depth drawn from the samples' seeds: the same on any number of ranks and after a resume."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+_SEEDS: ContextVar[tf.Tensor | None] = ContextVar("sample_seeds", default=None)
+_WEYL = 0x9E3779B9
+
+
+@contextmanager
+def sample_seeds(seeds: Any) -> Iterator[None]:
+    """Give the seeds of a batch, int32 `(batch,)` or None, to the layers that are called inside.
+
+    They are no input of the network, so that the model that is served takes images alone.
+    """
+    token = _SEEDS.set(seeds)
+    try:
+        yield
+    finally:
+        _SEEDS.reset(token)
+
+
+@keras.saving.register_keras_serializable(package="groundswell")
+class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
+    """Sets features to 0 in training, as the seeds of `sample_seeds` say, and scales the others by 1 / (1 - rate).
+
+        keep = uniform(seed of the sample, number of the layer, feature) >= rate
+
+    A saved model holds Keras's own `Dropout` instead: see `plain_layers`.
+
+    Args:
+        rate: Part that is set to 0, in [0, 1).
+        number: Number of this layer in the network, so that layers draw independently.
+        whole_samples: Whether a sample keeps or loses all features together, as stochastic depth needs it.
+
+    Raises:
+        ValueError: a rate out of range; when called in training, missing seeds.
+
+    Source: Srivastava et al. 2014, section 10, for the scaling in training; Huang et al. 2016 for whole samples.
+    """
+
+    def __init__(self, rate: float, number: int, whole_samples: bool, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        if not 0 <= rate < 1:
+            raise ValueError(f"rate must be in [0, 1), got {rate}")
+        self.rate, self.number, self.whole_samples = rate, number, whole_samples
+        self.built = True
+
+    def call(self, features: Any, training: bool | None = None) -> Any:
+        """Return the features `(batch, ...)`; in training, some of them as 0."""
+        if not training:
+            return features
+        seeds = _SEEDS.get()
+        if seeds is None:
+            raise ValueError(f"layer {self.name!r} needs seeds, one per sample, when training: got none")
+        shape = features.shape[1:]
+        count = 1 if self.whole_samples else int(np.prod(shape))
+        keep = _uniform(tf.convert_to_tensor(seeds), self.number, count) >= self.rate
+        keep = tf.reshape(keep, (-1, *([1] * len(shape) if self.whole_samples else shape)))
+        return tf.where(keep, features * tf.cast(1.0 / (1.0 - self.rate), features.dtype), tf.zeros_like(features))
+
+    def compute_output_spec(self, features: Any, training: Any = None) -> Any:
+        """Return the shape and dtype of the features, which do not change."""
+        return keras.KerasTensor(features.shape, self.compute_dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of `__init__`."""
+        own = {"rate": self.rate, "number": self.number, "whole_samples": self.whole_samples}
+        return {**super().get_config(), **own}
+
+    def plain(self) -> keras.layers.Layer:
+        """Return Keras's own layer of the same rate, which draws from a state of its own."""
+        shape = (None, *([1] * (len(self.input.shape) - 1))) if self.whole_samples else None
+        return keras.layers.Dropout(self.rate, noise_shape=shape, name=self.name)
+
+
+def _uniform(seeds: tf.Tensor, number: int, count: int) -> tf.Tensor:
+    """Uniform float32 `(batch, count)` in [0, 1), multiples of 2**-24: a pure function of its arguments."""
+    words = _mix(_mix(tf.bitcast(seeds, tf.uint32)) + tf.constant(number * _WEYL % 2**32, tf.uint32))
+    counter = tf.constant((np.arange(count, dtype=np.uint64) * _WEYL % 2**32).astype(np.uint32))
+    bits = _mix(words[:, tf.newaxis] + counter)
+    small = tf.bitcast(tf.bitwise.right_shift(bits, tf.constant(8, tf.uint32)), tf.int32)
+    return tf.cast(small, tf.float32) * 2.0**-24
+
+
+def _mix(word: tf.Tensor) -> tf.Tensor:
+    # The "lowbias32" finaliser: each input bit flips each output bit with probability 1/2, to 0.1 %.
+    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+        word = (word ^ tf.bitwise.right_shift(word, tf.constant(shift, tf.uint32))) * tf.constant(factor, tf.uint32)
+    return word ^ tf.bitwise.right_shift(word, tf.constant(16, tf.uint32))
