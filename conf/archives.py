@@ -62,6 +62,26 @@ class ImageFolderConfig(FolderArchive):
     """Part of train that becomes validation, where the folders are splits and none is called validation."""
 
 
+class TableConfig(FolderArchive):
+    """Parquet files with a column of encoded images, as Hugging Face's image datasets come."""
+
+    kind: Literal["table"]
+    image: str = Field(default="image", min_length=1)
+    """Column of JPEG or PNG images: their bytes, or a struct with a field `bytes`."""
+    label: str = Field(default="label", min_length=1)
+    """Column of labels: a text or an integer for one class, a list of them for several."""
+    split: str | None = Field(default=None, min_length=1)
+    """Column of the splits' names; null: the names of files or folders say it, or the splits are drawn."""
+    image_size: int | None = Field(default=None, gt=0)
+    """Side in pixels of the squares that images are resized and cropped to; null: the size that most have."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the splits that the table lacks."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test, used where neither a column nor names say the split."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Part of train that becomes validation, where there are splits and none is called validation."""
+
+
 class SyntheticConfig(Section):
     """Invented BigEarthNet patches, rendered when they are read."""
 
@@ -77,7 +97,7 @@ class SyntheticConfig(Section):
 
 
 ArchiveConfig = Annotated[
-    BigEarthNetV2Config | BigEarthNetV1Config | EuroSATConfig | ImageFolderConfig | SyntheticConfig,
+    BigEarthNetV2Config | BigEarthNetV1Config | EuroSATConfig | ImageFolderConfig | TableConfig | SyntheticConfig,
     Field(discriminator="kind"),
 ]
 

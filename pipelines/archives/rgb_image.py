@@ -42,7 +42,9 @@ _DAMAGE = (
 )
 
 
-def read_rgb(path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = False) -> None:
+def read_rgb(
+    path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = False, data: bytes | None = None
+) -> None:
     """Decode an image into `out`, `(height, width, 3)`, as it is to be seen.
 
     The orientation that EXIF notes is applied. Grey, palette and CMYK images become RGB; transparency is left out;
@@ -55,6 +57,7 @@ def read_rgb(path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = F
         out: Every pixel is written.
         fit: Scale the shorter side to that of `out`, a square, and cut it from the centre (antialiased bilinear); else
             the image must have the size of `out`.
+        data: The encoded image, where it is no file of its own; `path` then only names it.
 
     Raises:
         BadRecordError: The file is missing, damaged, animated, of another format, of the wrong size, or so large that
@@ -62,7 +65,7 @@ def read_rgb(path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = F
         RuntimeError: Some other code made Pillow fill truncated images with grey.
     """
     height, width = out.shape[:2]
-    with _opened(path) as image:
+    with _opened(path, data) as image:
         # Palettes and the like cannot be interpolated, so RGB comes before the resizing.
         upright = _to_rgb(image)
         orientation = image.getexif().get(_ORIENTATION)
@@ -76,22 +79,22 @@ def read_rgb(path: str | PathLike[str], out: NDArray[np.uint8], *, fit: bool = F
         out[...] = np.asarray(upright)
 
 
-def upright_size(path: str | PathLike[str]) -> tuple[int, int]:
+def upright_size(path: str | PathLike[str], data: bytes | None = None) -> tuple[int, int]:
     """Height and width that `read_rgb` gives without `fit`; pixels are decoded only where EXIF is behind them.
 
     Raises:
         BadRecordError: As `read_rgb`, as far as the header shows it.
     """
-    with _opened(path) as image:
+    with _opened(path, data) as image:
         width, height = image.size
         return (width, height) if image.getexif().get(_ORIENTATION) in _SIDEWAYS else (height, width)
 
 
 @contextmanager
-def _opened(path: str | PathLike[str]) -> Iterator[Image.Image]:
+def _opened(path: str | PathLike[str], data: bytes | None) -> Iterator[Image.Image]:
     if ImageFile.LOAD_TRUNCATED_IMAGES:
         raise RuntimeError("PIL.ImageFile.LOAD_TRUNCATED_IMAGES is set: truncated images would pass, set it to False")
-    data = whole_remote(str(path))
+    data = whole_remote(str(path)) if data is None else data
     if data is None and not Path(path).is_file():
         raise BadRecordError(path, MISSING_FILE)
     try:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pipelines.archives.class_folders import list_folder, rejection
 from pipelines.sample import SPLITS, TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
 
-_SPLIT_OF_FOLDER = {
+SPLIT_OF_NAME = {
     "train": TRAINING_SPLIT,
     "val": VALIDATION_SPLIT,
     "valid": VALIDATION_SPLIT,
@@ -44,7 +44,7 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     top = list_folder(root)
     stray = [name for name, _ in top.files if is_image(name)]
     rejected = top.rejected + [rejection(root, name, "not in a class folder") for name in stray]
-    inside = {name: list_folder(root, name) for name in top.folders if name.lower() in _SPLIT_OF_FOLDER}
+    inside = {name: list_folder(root, name) for name in top.folders if name.lower() in SPLIT_OF_NAME}
     # A class may be called `train`, as it has no folders in it.
     if not any(contents.folders for contents in inside.values()):
         if not top.folders or len(inside) == len(top.folders):
@@ -55,7 +55,7 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
         raise ValueError(
             f"{root}: holds {others[0]!r} beside {', '.join(inside)}, expected only splits or only classes"
         )
-    of_split = {_SPLIT_OF_FOLDER[name.lower()]: name for name in inside}
+    of_split = {SPLIT_OF_NAME[name.lower()]: name for name in inside}
     if len(of_split) < len(inside) or TRAINING_SPLIT not in of_split:
         raise ValueError(f"{root}: holds {', '.join(inside)}, expected train and at most one each of the other splits")
     folders: list[str] = []

@@ -8,6 +8,7 @@ from pipelines.archives.bigearthnet_v1 import BigEarthNetV1
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.archives.eurosat import EuroSATMultispectral, EuroSATRGB
 from pipelines.archives.image_folder import ImageFolder
+from pipelines.archives.image_table import ImageTable
 from pipelines.archives.synthetic_archive import SyntheticBigEarthNet
 
 ARCHIVES: dict[str, Callable[..., Archive]] = {
@@ -16,6 +17,7 @@ ARCHIVES: dict[str, Callable[..., Archive]] = {
     "eurosat_ms": EuroSATMultispectral,
     "eurosat_rgb": EuroSATRGB,
     "image_folder": ImageFolder,
+    "table": ImageTable,
     "synthetic": SyntheticBigEarthNet,
 }
 """Constructor of every kind of archive; takes the settings of its section in `conf.schema`."""

@@ -1,0 +1,120 @@
+"""Parquet files of an archive: found, and read row by row."""
+
+import threading
+from collections import OrderedDict
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipelines.archives.class_folders import list_folder
+from pipelines.archives.files import is_local, join
+from pipelines.storage import Folder
+
+_SUFFIX = ".parquet"
+_DEPTH = 3
+_CACHED_BYTES = 1 << 29
+_OPEN_FILES = 64
+
+
+def list_parquet_files(root: str) -> list[tuple[str, int]]:
+    """List the Parquet files of a folder and the folders in it, by path: path relative to `root`, and bytes.
+
+    Names that start with an underscore or a dot are passed over, as Spark writes its own files so.
+
+    Args:
+        root: A folder; or one file, whose relative path is empty.
+
+    Raises:
+        FileNotFoundError: There is no such folder.
+        ValueError: There are no Parquet files in it.
+    """
+    if root.endswith(_SUFFIX):
+        folder, _, name = root.rpartition("/")
+        size = Folder.at(folder or "/").size(name)
+        if size is not None:
+            return [("", size)]
+    found = _list(root, "", _DEPTH)
+    if not found:
+        raise ValueError(f"{root}: holds no Parquet files, expected names that end with {_SUFFIX}")
+    return sorted(found)
+
+
+def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
+    contents = list_folder(root, folder)
+    prefix = f"{folder}/" if folder else ""
+    found = [(f"{prefix}{name}", size) for name, size in contents.files if name.endswith(_SUFFIX) and name[0] != "_"]
+    for name in contents.folders if depth > 1 else []:
+        if name[0] != "_":
+            found += _list(root, f"{prefix}{name}", depth - 1)
+    return found
+
+
+class ParquetRows:
+    """Reads single values of one column; keeps the row groups that were used last, up to half a GiB per process.
+
+    A Parquet file has no place for a row: its whole row group is decoded. Archives with row groups of some MiB are read
+    fastest in random order.
+    """
+
+    def __init__(self) -> None:
+        """Nothing is open."""
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, tuple[pq.ParquetFile, list[int]]] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, int, str], pa.ChunkedArray] = OrderedDict()
+
+    def value(self, path: str, row: int, column: str) -> Any:
+        """Return one value as a Python object.
+
+        Args:
+            path: A file, or its URL.
+            row: Number of the row in the file.
+            column: Name of a column.
+
+        Raises:
+            OSError, pa.ArrowException, LookupError: The file is missing or damaged, or has no such row.
+        """
+        with self._lock:  # a file that is open is not for several threads
+            file, ends = self._opened(path)
+            group = next(number for number, end in enumerate(ends) if row < end)
+            values = self._read(path, file, group, column)
+        return values[row - (ends[group - 1] if group else 0)].as_py()
+
+    def _opened(self, path: str) -> tuple[pq.ParquetFile, list[int]]:
+        if path not in self._files:
+            file = open_parquet(path)
+            ends, rows = [], 0
+            for group in range(file.metadata.num_row_groups):
+                rows += file.metadata.row_group(group).num_rows
+                ends.append(rows)
+            self._files[path] = file, ends
+            while len(self._files) > _OPEN_FILES:
+                self._files.popitem(last=False)[1][0].close()
+        self._files.move_to_end(path)
+        return self._files[path]
+
+    def _read(self, path: str, file: pq.ParquetFile, group: int, column: str) -> pa.ChunkedArray:
+        key = path, group, column
+        if key not in self._groups:
+            self._groups[key] = file.read_row_group(group, columns=[column])[column]
+            while len(self._groups) > 1 and sum(values.nbytes for values in self._groups.values()) > _CACHED_BYTES:
+                self._groups.popitem(last=False)
+        self._groups.move_to_end(key)
+        return self._groups[key]
+
+
+def open_parquet(path: str) -> pq.ParquetFile:
+    """Open a file, or one behind a URL.
+
+    Raises:
+        OSError, pa.ArrowException: It is missing, or no Parquet file.
+    """
+    if is_local(path):
+        return pq.ParquetFile(path)
+    folder, _, name = path.rpartition("/")
+    return pq.ParquetFile(Folder.at(folder).open(name))
+
+
+def path_of(root: str, file: str) -> str:
+    """The path or URL of a listed file."""
+    return join(root, file) if file else root

@@ -1,0 +1,197 @@
+"""Images in a column of Parquet files."""
+
+import io
+import json
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+from pyspark.sql import SparkSession
+
+from pipelines.archives import parquet_files
+from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
+from pipelines.archives.image_table import ImageTable
+from pipelines.archives.parquet_files import ParquetRows
+from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.writer import prepare_dataset
+
+
+def pixels(number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
+
+
+def png(number: int, size: tuple[int, int] = (8, 8)) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels(number, size)).save(file, "png")
+    return file.getvalue()
+
+
+def hugging_face(
+    path: Path, labels: Sequence[Any], *, names: list[str] | None = None, first: int = 0, **columns: Any
+) -> Path:
+    """A file as `datasets` writes it, with row groups of three rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": png(first + row), "path": f"{row}.png"} for row in range(len(labels))]
+    table = pa.table({"image": images, "label": list(labels), **columns})
+    if names:
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(metadata)
+    pq.write_table(table, path, row_group_size=3)
+    return path
+
+
+def splits_of(archive: ImageTable) -> dict[str, int]:
+    return dict(Counter(archive.index().samples["split"].to_pylist()))
+
+
+def test_a_hugging_face_dataset(tmp_path: Path) -> None:
+    names = ["cat", "ant", "bee"]
+    hugging_face(tmp_path / "data" / "train-00000-of-00002.parquet", [2, 0, 1, 2, 0], names=names)
+    hugging_face(tmp_path / "data" / "train-00001-of-00002.parquet", [1, 1, 0, 2, 0], names=names, first=5)
+    hugging_face(tmp_path / "data" / "test-00000-of-00001.parquet", [1, -1], names=names, first=10)
+    archive = ImageTable(str(tmp_path), validation_fraction=0.3)
+    description = archive.description
+    assert (description.kind, description.task) == ("table", "single_label")
+    assert description.class_names == ("cat", "ant", "bee")
+    assert [(group.name, group.shape, group.dtype) for group in description.groups] == [("rgb", (8, 8, 3), "uint8")]
+    index = archive.index()
+    index.samples.validate(full=True)
+    assert index.samples.schema.equals(INDEX_SCHEMA)
+    rows = {row["id"]: row for row in index.samples.to_pylist()}
+    assert rows["data/train-00000-of-00002.parquet#3"]["labels"] == [2]
+    assert Counter(row["split"] for row in rows.values()) == {"train": 7, "validation": 3, "test": 1}
+    assert index.rejected["reason"].to_pylist() == ["no label"]
+    assert index.rejected["id"].to_pylist() == ["data/test-00000-of-00001.parquet#1"]
+    travelled = pickle.loads(pickle.dumps(archive))
+    for number, row in enumerate(sorted(name for name in rows if "train" in name)):
+        np.testing.assert_array_equal(read_sample(travelled, rows[row]["paths"])["rgb"], pixels(number))
+
+
+def test_plain_bytes_texts_and_a_column_of_splits(tmp_path: Path) -> None:
+    splits = ["train"] * 6 + ["val"] * 2 + ["TEST"]
+    table = {"img": [png(row) for row in range(9)], "kind": list("bababaabb"), "part": splits}
+    pq.write_table(pa.table(table), tmp_path / "all.parquet")
+    archive = ImageTable(str(tmp_path / "all.parquet"), image="img", label="kind", split="part")
+    assert archive.description.class_names == ("a", "b")
+    assert splits_of(archive) == {"train": 6, "validation": 2, "test": 1}
+    rows = archive.index().samples.to_pylist()
+    assert [row["labels"] for row in rows] == [[1], [0], [1], [0], [1], [0], [0], [1], [1]]
+    np.testing.assert_array_equal(read_sample(archive, rows[8]["paths"])["rgb"], pixels(8))
+
+
+def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
+    labels = [["tree", "water"], ["water"], [], ["sand", "tree"], None, *[["sand"]] * 16]
+    hugging_face(tmp_path / "part-0.parquet", labels)
+    archive = ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25))
+    assert archive.description.task == "multi_label"
+    assert archive.description.class_names == ("sand", "tree", "water")
+    index = archive.index()
+    assert [row["labels"] for row in index.samples.to_pylist()][:3] == [[1, 2], [2], [0, 1]]
+    assert index.rejected["detail"].to_pylist() == ["[]", "None"]
+    assert splits_of(archive)["train"] == pytest.approx(10, abs=1)
+    assert index.samples.equals(ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25)).index().samples)
+
+
+def test_images_are_scaled_where_asked_and_refused_where_sizes_differ(tmp_path: Path) -> None:
+    images = [png(0, (8, 8)), png(1, (12, 8)), png(2, (9, 9)), png(3, (8, 8))]
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 0, 1]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"different sizes \(8 x 8, .* set archive\.image_size"):
+        _ = ImageTable(str(tmp_path)).description
+    archive = ImageTable(str(tmp_path), image_size=6)
+    assert archive.description.groups[0].shape == (6, 6, 3)
+    assert read_sample(archive, ["x.parquet", "1"])["rgb"].shape == (6, 6, 3)
+
+
+def test_bad_images_are_bad_records(tmp_path: Path) -> None:
+    images = [{"bytes": png(0), "path": ""}, {"bytes": None, "path": "elsewhere.png"}, {"bytes": b"GIF89a", "path": ""}]
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 1]}), tmp_path / "x.parquet")
+    archive = ImageTable(str(tmp_path), image_size=8)
+    for row, reason in (("1", "no image bytes"), ("2", "not a readable JPEG or PNG")):
+        with pytest.raises(BadRecordError) as caught:
+            read_sample(archive, ["x.parquet", row])
+        assert caught.value.reason == reason
+        assert caught.value.file == f"{tmp_path}/x.parquet row {row}"
+    with pytest.raises(BadRecordError, match="missing file"):
+        read_sample(archive, ["gone.parquet", "0"])
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(BadRecordError, match="not a readable Parquet file"):
+        read_sample(archive, ["damaged.parquet", "0"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"image": "picture"}, r"has no column 'picture' \(archive\.image\); its columns are image, label, part$"),
+        ({"label": "image"}, r"column 'image' \(archive\.label\) is struct<.*, expected a text, an integer, or a list"),
+        ({"image": "label"}, r"column 'label' \(archive\.image\) is int64, expected the bytes of images"),
+        ({"split": "part"}, r"column 'part' \(archive\.split\) has 'holdout', expected train, val"),
+    ],
+)
+def test_columns_that_do_not_fit_are_one_line_with_the_setting(
+    tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", "holdout"])
+    with pytest.raises(ValueError, match=message) as caught:
+        ImageTable(str(tmp_path), **settings).index()
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ImageTable(str(tmp_path / "nowhere")).index()
+    (tmp_path / "_temporary").mkdir()
+    hugging_face(tmp_path / "_temporary" / "x.parquet", [0])
+    with pytest.raises(ValueError, match=r"holds no Parquet files, expected names that end with \.parquet"):
+        ImageTable(str(tmp_path)).index()
+    hugging_face(tmp_path / "test.parquet", [0, 1])
+    with pytest.raises(ValueError, match="has no split train, only test"):
+        ImageTable(str(tmp_path)).index()
+    hugging_face(tmp_path / "more.parquet", [0, 1])
+    with pytest.raises(ValueError, match=r"the name of more\.parquet says no split, those of other files do"):
+        ImageTable(str(tmp_path)).index()
+    hugging_face(tmp_path / "train" / "x.parquet", ["text"])
+    with pytest.raises(ValueError, match=r"column 'label' is of another type than in more\.parquet"):
+        ImageTable(str(tmp_path)).index()
+
+
+def test_row_groups_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(hugging_face(tmp_path / "x.parquet", list(range(10))))
+    monkeypatch.setattr(parquet_files, "_CACHED_BYTES", 60)  # two groups of three labels, and the last one of one
+    rows = ParquetRows()
+    assert [rows.value(path, row, "label") for row in (0, 9, 3, 8, 2, 5)] == [0, 9, 3, 8, 2, 5]
+    assert len(rows._groups) == 2
+    with pytest.raises(StopIteration):
+        rows.value(path, 10, "label")
+
+
+def test_behind_a_url(tmp_path: Path) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.mkdir("/tables/data")
+    local = hugging_face(tmp_path / "x.parquet", ["a", "b"] * 5)
+    memory.pipe_file("/tables/data/train-0.parquet", local.read_bytes())
+    archive = ImageTable("memory://tables")
+    assert archive.description.class_names == ("a", "b")
+    np.testing.assert_array_equal(read_sample(archive, ["data/train-0.parquet", "7"])["rgb"], pixels(7))
+
+
+@pytest.mark.spark
+def test_a_table_is_prepared_and_read_like_every_archive(spark: SparkSession, tmp_path: Path) -> None:
+    hugging_face(tmp_path / "in" / "train-0.parquet", [row % 3 for row in range(30)], names=["x", "y", "z"])
+    archive = ImageTable(str(tmp_path / "in"), validation_fraction=0.2)
+    manifest = prepare_dataset(spark, archive, tmp_path / "out", row_group_mib=1, row_groups_per_shard=1, seed=0)
+    assert {name: split.rows for name, split in manifest.splits.items()} == {"train": 24, "validation": 6}
+    assert manifest.class_names == ("x", "y", "z")
+    reader = SplitReader(str(tmp_path / "out"), "train")
+    samples = reader.gather(np.arange(24))
+    expected = {pixels(number).tobytes(): number % 3 for number in range(30)}
+    found = [expected[image.tobytes()] for image in samples.images["rgb"]]
+    assert found == samples.targets.argmax(axis=1).tolist()
