@@ -1,9 +1,10 @@
 """The settings of every kind of raw archive, by kind; their defaults are stated here only."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from conf.imports import ImportPath
 from conf.section import Section, member_names
 
 
@@ -96,8 +97,24 @@ class SyntheticConfig(Section):
     """Seed of the patches."""
 
 
+class ImportedArchiveConfig(Section):
+    """Any archive of yours: a class or function that returns a `pipelines.archives.archive.Archive`."""
+
+    kind: Literal["import"]
+    path: ImportPath
+    """What to import, `package.module:object`; driver and executors need its module."""
+    settings: dict[str, Any] = Field(default={})
+    """Keyword arguments for it."""
+
+
 ArchiveConfig = Annotated[
-    BigEarthNetV2Config | BigEarthNetV1Config | EuroSATConfig | ImageFolderConfig | TableConfig | SyntheticConfig,
+    BigEarthNetV2Config
+    | BigEarthNetV1Config
+    | EuroSATConfig
+    | ImageFolderConfig
+    | TableConfig
+    | SyntheticConfig
+    | ImportedArchiveConfig,
     Field(discriminator="kind"),
 ]
 

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from conf.imports import Imported
 from conf.section import Member, member_names
 
 
@@ -51,8 +52,15 @@ class PadCropConfig(AugmentationBase):
     """Whether half of the crops are mirrored left and right."""
 
 
+class ImportedAugmentationConfig(Imported, AugmentationBase):
+    """Any function of yours from images and seeds to images."""
+
+    name: Literal["import"] = "import"
+
+
 AugmentationConfig = Annotated[
-    NoAugmentationConfig | FlipsConfig | DihedralConfig | PadCropConfig, Field(discriminator="name")
+    NoAugmentationConfig | FlipsConfig | DihedralConfig | PadCropConfig | ImportedAugmentationConfig,
+    Field(discriminator="name"),
 ]
 
 AUGMENTATION_NAMES = member_names(AugmentationConfig)

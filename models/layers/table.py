@@ -10,6 +10,7 @@ from collections.abc import Callable
 import keras
 
 from models.layers.augmentation import Augmentation
+from models.layers.imported import ImportedAugmentation
 from models.layers.pad_crop import PadCrop
 
 AUGMENTATIONS: dict[str, Callable[..., keras.layers.Layer | None]] = {
@@ -17,6 +18,7 @@ AUGMENTATIONS: dict[str, Callable[..., keras.layers.Layer | None]] = {
     "flips": functools.partial(Augmentation, "flips"),
     "dihedral": functools.partial(Augmentation, "dihedral"),
     "pad_crop": PadCrop,
+    "import": ImportedAugmentation,
 }
 """Constructors with the settings of the augmentation as keyword arguments, all of them required.
 

@@ -9,6 +9,7 @@ from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.archives.eurosat import EuroSATMultispectral, EuroSATRGB
 from pipelines.archives.image_folder import ImageFolder
 from pipelines.archives.image_table import ImageTable
+from pipelines.archives.imported import imported_archive
 from pipelines.archives.synthetic_archive import SyntheticBigEarthNet
 
 ARCHIVES: dict[str, Callable[..., Archive]] = {
@@ -19,6 +20,7 @@ ARCHIVES: dict[str, Callable[..., Archive]] = {
     "image_folder": ImageFolder,
     "table": ImageTable,
     "synthetic": SyntheticBigEarthNet,
+    "import": imported_archive,
 }
 """Constructor of every kind of archive; takes the settings of its section in `conf.schema`."""
 

@@ -7,9 +7,13 @@ import os
 import pickle
 import subprocess
 import sys
+from typing import TYPE_CHECKING, Any
 
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
+
+if TYPE_CHECKING:
+    from models.layers.augmentation import AugmentedModel
 
 _SECONDS = 600
 _REFUSED = 9
@@ -17,7 +21,7 @@ _REFUSED = 9
 
 def has_own_parts(config: RunConfig) -> bool:
     """Whether the training has a part by import path."""
-    return config.model.name == "import"
+    return "import" in (config.model.name, config.input.augmentation.name)
 
 
 def try_parts(config: RunConfig, manifest: Manifest) -> None:
@@ -38,7 +42,9 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
     try:
         done = subprocess.run(command, input=payload, env=environment, capture_output=True, timeout=_SECONDS)
     except subprocess.TimeoutExpired:
-        raise RuntimeError(f"building the model took more than {_SECONDS} seconds: see model.path") from None
+        raise RuntimeError(
+            f"building the model took more than {_SECONDS} seconds: see the parts by import path"
+        ) from None
     if done.returncode == _REFUSED:
         raise ValueError(done.stdout.decode().splitlines()[-1])
     if done.returncode:
@@ -54,10 +60,13 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
         ValueError: As the parts do.
     """
     from models.imported import described
+    from models.layers.augmentation import AugmentedModel
     from models.networks.model import with_probabilities
     from pipelines.training.recipe import make_model
 
     model = make_model(config, manifest)
+    if isinstance(model, AugmentedModel) and model.augmentation is not None:
+        model.augmentation(*_two_samples(model), training=True)
     try:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments
@@ -65,6 +74,14 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
             f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
+
+
+def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:
+    """Images of zeros for each input of the model, and seeds."""
+    import numpy as np
+
+    images = {name: np.zeros((2, *each.shape[1:]), each.dtype) for name, each in model.input.items()}
+    return images, np.array([1, 2], np.int32)
 
 
 def _last_line(text: str) -> str:

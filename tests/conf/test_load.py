@@ -126,11 +126,11 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("model.depth=49", r"model\.depth=49: should be 18, 34, 50, 101 or 152"),
         (
             "input.augmentation=rotate",
-            r"input\.augmentation\.name='rotate': should be one of none, flips, dihedral, pad_crop$",
+            r"input\.augmentation\.name='rotate': should be one of none, flips, dihedral, pad_crop, import$",
         ),
         (
             "input.augmentation=No",
-            r"input\.augmentation\.name=False: should be one of none, flips, dihedral, pad_crop$",
+            r"input\.augmentation\.name=False: should be one of none, flips, dihedral, pad_crop, import$",
         ),
         ("input.augmentation.padding=2", r"input\.augmentation is none, which has no such key; pad_crop has: choose"),
         (

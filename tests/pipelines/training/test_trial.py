@@ -35,6 +35,12 @@ def network(images, *, classes, dtype, width):
     x = keras.layers.BatchNormalization(dtype=dtype)(x)
     return keras.layers.Dense(classes)(keras.layers.GlobalAveragePooling2D()(x))
 
+def darker(images, seeds):
+    return {name: group // 2 for name, group in images.items()}
+
+def forgotten(images, seeds):
+    return {}
+
 class Unsaved(keras.layers.Layer):
     def __init__(self, width):
         super().__init__()
@@ -86,6 +92,17 @@ def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
     build_parts(config_of("network", "{width: 8}"), MANIFEST)
     with pytest.raises(ValueError, match=r"^model\.path=somebodys_trial:unsaved: the trained model could not be saved"):
         build_parts(config_of("unsaved"), MANIFEST)
+
+
+def test_an_augmentation_is_tried_on_two_samples() -> None:
+    def config(name: str) -> Any:
+        path = f"{{name: import, path: 'somebodys_trial:{name}'}}"
+        return load("smoke", [f"input.augmentation={path}", "model.width_factor=0.125"])
+
+    assert has_own_parts(config("darker"))
+    build_parts(config("darker"), MANIFEST)
+    with pytest.raises(ValueError, match=r"^input\.augmentation\.path=somebodys_trial:forgotten: .* returned \{\}"):
+        build_parts(config("forgotten"), MANIFEST)
 
 
 def test_the_driver_tries_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

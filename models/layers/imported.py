@@ -1,0 +1,77 @@
+"""An augmentation that is not this project's own, by import path."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.imported import described, import_function
+
+_SETTING = "input.augmentation.path"
+
+
+@keras.saving.register_keras_serializable(package="groundswell")
+class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
+    """Calls somebody else's function on the images of every training batch.
+
+        function(images, seeds, **settings) -> images
+
+    `images` holds for each image group a tensor `(batch, height, width, bands)` of the stored dtype, `seeds` one int32
+    per sample whose bits are as good as random. The result has the same groups, shapes and dtypes. A function that
+    draws from the seeds only is the same on any number of ranks and after a resume. It becomes part of a TensorFlow
+    graph, on the accelerator.
+
+    Args:
+        path: Where the function is, `package.module:function`.
+        settings: Further arguments of the function.
+
+    Raises:
+        ValueError: The function is not found; when called in training, missing seeds, an exception of the function, or
+            images of another shape or dtype.
+    """
+
+    def __init__(self, path: str, settings: Mapping[str, Any], **kwargs: Any) -> None:
+        # No autocast: half floats have neither the range nor the precision of stored pixels.
+        super().__init__(autocast=False, **kwargs)
+        self.path, self.settings = path, dict(settings)
+        self._function = import_function(path, _SETTING)
+
+    def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
+        """Nothing: there are no variables."""
+        self.built = True
+
+    def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
+        """Return the images; in training, what the function makes of them."""
+        if not training:
+            return images
+        if seeds is None:
+            raise ValueError(f"{_SETTING}={self.path} needs seeds, one per sample, when training: got none")
+        images = {name: tf.convert_to_tensor(group) for name, group in images.items()}
+        try:
+            found = self._function(images, tf.convert_to_tensor(seeds), **self.settings)
+        except Exception as error:  # whatever the function's own code raises
+            raise ValueError(f"{_SETTING}={self.path}: the function raised {described(error)}") from error
+        expected = _described(images)
+        if not isinstance(found, Mapping) or _described(found) != expected:
+            got = _described(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
+            raise ValueError(f"{_SETTING}={self.path}: the function returned {got}, expected {expected}")
+        return dict(found)
+
+    def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
+        """Return the shapes and dtypes of the images, which do not change."""
+        return {name: keras.KerasTensor(group.shape, group.dtype) for name, group in images.items()}
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of `__init__`."""
+        return {**super().get_config(), "path": self.path, "settings": self.settings}
+
+
+def _described(images: Mapping[str, Any]) -> dict[str, str]:
+    """Shape and dtype of each group, without the number of samples."""
+    return {
+        name: f"{keras.backend.standardize_dtype(images[name].dtype)} {tuple(images[name].shape[1:])}"
+        if hasattr(images[name], "shape")
+        else type(images[name]).__name__
+        for name in sorted(images)
+    }
