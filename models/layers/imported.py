@@ -34,7 +34,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
     def __init__(self, path: str, settings: Mapping[str, Any], **kwargs: Any) -> None:
         # No autocast: half floats have neither the range nor the precision of stored pixels.
         super().__init__(autocast=False, **kwargs)
-        self.path, self.settings = path, dict(settings)
+        self.import_path, self.settings = path, dict(settings)
         self._function = import_function(path, _SETTING)
 
     def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
@@ -46,16 +46,16 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
         if not training:
             return images
         if seeds is None:
-            raise ValueError(f"{_SETTING}={self.path} needs seeds, one per sample, when training: got none")
+            raise ValueError(f"{_SETTING}={self.import_path} needs seeds, one per sample, when training: got none")
         images = {name: tf.convert_to_tensor(group) for name, group in images.items()}
         try:
             found = self._function(images, tf.convert_to_tensor(seeds), **self.settings)
         except Exception as error:  # whatever the function's own code raises
-            raise ValueError(f"{_SETTING}={self.path}: the function raised {described(error)}") from error
+            raise ValueError(f"{_SETTING}={self.import_path}: the function raised {described(error)}") from error
         expected = _described(images)
         if not isinstance(found, Mapping) or _described(found) != expected:
             got = _described(found) if isinstance(found, Mapping) else f"a {type(found).__name__}"
-            raise ValueError(f"{_SETTING}={self.path}: the function returned {got}, expected {expected}")
+            raise ValueError(f"{_SETTING}={self.import_path}: the function returned {got}, expected {expected}")
         return dict(found)
 
     def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
@@ -64,7 +64,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
-        return {**super().get_config(), "path": self.path, "settings": self.settings}
+        return {**super().get_config(), "path": self.import_path, "settings": self.settings}
 
 
 def _described(images: Mapping[str, Any]) -> dict[str, str]:

@@ -15,7 +15,7 @@ _PACKAGES = ("groundswell", "keras", "tensorflow")
 _RENAMED = {"model.upsampling": "input.upsampling"}
 """Keys by which earlier versions recorded what has another key now."""
 _ALL_BANDS = "None"
-_MAY_CHANGE = ("input.augmentation.", "model.dropout", "model.stochastic_depth")
+_MAY_CHANGE = ("input.augmentation.", "model.dropout")
 
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
@@ -32,7 +32,7 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
     step; other bands, another network, optimizer or loss scale, whose variables are others or mean something else;
     another codec where the old one left something to send. Every other setting may change from here on: rates,
-    schedule, epochs, a codec's parameters, augmentation, dropout, stochastic depth.
+    schedule, epochs, a codec's parameters, augmentation, dropout.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.

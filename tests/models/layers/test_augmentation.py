@@ -310,7 +310,7 @@ def test_the_layer_works_in_a_functional_model():
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
 def test_half_precision_policies_keep_all_of_a_pixel(policy, dtype, monkeypatch):
     model, images = build_small("dihedral", policy, dtype)
-    assert model.get_layer("augmentation").compute_dtype == policy.removeprefix("mixed_")
+    assert model.augmentation.compute_dtype == policy.removeprefix("mixed_")
     augmented = model.augmentation(images, EVERY_ELEMENT, training=True)["fine"]
     assert augmented.dtype == dtype
     np.testing.assert_array_equal(np.sort(augmented, axis=None), np.sort(images["fine"], axis=None))
