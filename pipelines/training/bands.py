@@ -23,7 +23,7 @@ def band_channels(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> 
         if known.count(name) != 1:
             number = "no band" if name not in known else f"{known.count(name)} bands"
             raise ValueError(f"input.bands={name}: the dataset has {number} of this name; it has {', '.join(known)}")
-    channels = {}
+    channels: dict[str, Channels] = {}
     first = 0
     for group in groups:
         if bands is None:

@@ -49,7 +49,8 @@ def test_shifts_by_hand():
 @pytest.mark.parametrize("mirror", [True, False])
 def test_every_shift_is_numpys_pad_and_crop(fill, mirror, jit_compile):
     random = np.random.default_rng(0)
-    images = {"g": random.integers(0, 256, (50, 5, 6, 3), np.uint8), "f": random.normal(size=(50, 5, 6, 1))}
+    images: dict[str, np.ndarray] = {"g": random.integers(0, 256, (50, 5, 6, 3), np.uint8)}
+    images["f"] = random.normal(size=(50, 5, 6, 1))
     shifts = [(down, across, mirrored) for down in range(5) for across in range(5) for mirrored in (False, True)]
     seeds = np.array([seed_of(d, a, count=5, mirrored=m) for d, a, m in shifts], np.int32)
     if jit_compile is None:
@@ -71,7 +72,7 @@ def test_all_groups_of_a_sample_show_the_same_place(fill):
     joined = keras.Model(inputs, preprocess(inputs, GROUPS, upsampling="nearest"))
     generator = np.random.default_rng(0)
     images = {
-        group.name: generator.integers(1, np.iinfo(group.dtype).max, (64, *group.shape), group.dtype)
+        group.name: generator.integers(1, np.iinfo(group.dtype).max, (64, *group.shape)).astype(group.dtype)
         for group in GROUPS
     }
     seeds = augmentation_seeds(0, 0, np.arange(64))
