@@ -66,7 +66,8 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
 
     model = make_model(config, manifest)
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
-        model.augmentation(*_two_samples(model), training=True)
+        # Not the layer itself: Keras would make several lines of an error.
+        model.augmentation.call(*_two_samples(model), training=True)
     try:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments
@@ -78,10 +79,10 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
 
 def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:
     """Images of zeros for each input of the model, and seeds."""
-    import numpy as np
+    import tensorflow as tf
 
-    images = {name: np.zeros((2, *each.shape[1:]), each.dtype) for name, each in model.input.items()}
-    return images, np.array([1, 2], np.int32)
+    images = {name: tf.zeros((2, *each.shape[1:]), each.dtype) for name, each in model.input.items()}
+    return images, tf.constant([1, 2], tf.int32)
 
 
 def _last_line(text: str) -> str:
