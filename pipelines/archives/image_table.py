@@ -29,7 +29,7 @@ from pipelines.archives.parquet_files import ParquetRows, list_parquet_files, op
 from pipelines.archives.rgb_image import read_rgb, upright_size
 from pipelines.archives.split_folders import SPLIT_OF_NAME
 from pipelines.archives.stratified import check_split, stratified_split
-from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
+from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
 
 KIND = "table"
 GROUP = "rgb"
@@ -101,7 +101,7 @@ class ImageTable:
             ValueError: There are no Parquet files or rows, a column is missing or of another type, or the images have
                 different sizes and there is no `image_size`.
         """
-        task = "multi_label" if _is_list(self._rows.label_type) else "single_label"
+        task: Task = "multi_label" if _is_list(self._rows.label_type) else "single_label"
         height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
         group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
         return ArchiveDescription(KIND, task, self._classes, (group,))
@@ -292,11 +292,11 @@ def _names(schema: pa.Schema, column: str) -> list[str] | None:
 
 
 def _is_list(kind: pa.DataType) -> bool:
-    return types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return types.is_string(kind) or types.is_large_string(kind)
+    return bool(types.is_string(kind) or types.is_large_string(kind))
 
 
 def _as_list(labels: Any) -> list[Any]:

@@ -104,6 +104,7 @@ def test_the_rate_of_bigearthnet_v2_is_that_of_the_law_of_mlperf() -> None:
     laws = [peak_learning_rate(load(f"resnet50_lars_{batch}")) * math.sqrt(256 / batch) for batch in (1_632, 3_264)]
     assert laws == pytest.approx([2.9, 2.9], rel=0.02)
     config = load("bigearthnet_v2_resnet50")
-    assert (config.global_batch_size, peak_learning_rate(config)) == (256, pytest.approx(2.9))
+    assert config.global_batch_size == 256
+    assert peak_learning_rate(config) == pytest.approx(2.9)
     larger = load("bigearthnet_v2_resnet50", ["training.global_batch_size=4096"])
     assert peak_learning_rate(larger) == pytest.approx(11.6)  # beside 10, which MLPerf's row of 4,096 has
