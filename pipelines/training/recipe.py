@@ -19,17 +19,6 @@ from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.bands import band_channels, used_groups
-from pipelines.training.rates import make_schedule
-
-__all__ = [
-    "input_groups",
-    "make_augmentation",
-    "make_codec",
-    "make_exchange",
-    "make_model",
-    "make_optimizer",
-    "make_schedule",
-]
 
 
 def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:

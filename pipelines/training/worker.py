@@ -33,7 +33,8 @@ from pipelines.training.input import TrainingInput, make_input, reader_settings
 from pipelines.training.loop import LossTotal, Progress, SeedsOf, Trainer, average_statistics, train_epoch
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.precision import bfloat16_isa, describe_precision
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer, make_schedule
+from pipelines.training.rates import make_schedule
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints

@@ -24,30 +24,38 @@ def _by_value() -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 
-def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> Any:
-    """`entry.train`, but the process of rank 1 receives SIGTERM in its first step."""
+def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once: Callable[[], None]) -> Any:
+    """`entry.train`, but in the first attempt rank 1 calls a function before its first step."""
     import os
-    import signal
 
+    from pipelines.launch.report import attempt
     from pipelines.training import worker
     from pipelines.training.step import make_train_step
 
-    make = make_train_step
+    make, asked = make_train_step, attempt() > 1 or os.environ["HOROVOD_RANK"] != "1"
 
     def make_asked(*args: Any, **settings: Any) -> Any:
-        step, asked = make(*args, **settings), False
+        step = make(*args, **settings)
 
         def step_with_signal(*batch: Any) -> Any:
             nonlocal asked
-            if not asked and os.environ["HOROVOD_RANK"] == "1":
+            if not asked:
                 asked = True
-                os.kill(os.getpid(), signal.SIGTERM)
+                signal_once()
             return step(*batch)
 
         return step_with_signal
 
     setattr(worker, "make_train_step", make_asked)  # noqa: B010
     return worker.train_worker(config, run, checkpoints)
+
+
+def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> Any:
+    """The process of rank 1 receives SIGTERM."""
+    import os
+    import signal
+
+    return training_with_a_signal(config, run, checkpoints, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
 def test_all_ranks_stop_after_the_same_step(
@@ -66,36 +74,22 @@ def test_all_ranks_stop_after_the_same_step(
 
 
 def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints: Path) -> Any:
-    """`entry.train`, but in the first attempt the executor of rank 1 receives SIGPWR in its first step."""
+    """The executor of rank 1 receives SIGPWR, as from Spark's own `decommission-worker.sh` and Kubernetes."""
     import os
     import signal
     import time
 
-    from pipelines.launch.report import attempt, stop_requested
-    from pipelines.training import worker
-    from pipelines.training.step import make_train_step
+    from pipelines.launch.report import stop_requested
 
-    make = make_train_step
+    def decommission() -> None:
+        pid = os.getppid()
+        while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            pid = int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
+        os.kill(pid, signal.SIGPWR)
+        while not stop_requested():
+            time.sleep(0.05)
 
-    def make_asked(*args: Any, **settings: Any) -> Any:
-        step, asked = make(*args, **settings), False
-
-        def step_with_signal(*batch: Any) -> Any:
-            nonlocal asked
-            if not asked and attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
-                asked = True
-                pid = os.getppid()
-                while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    pid = int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
-                os.kill(pid, signal.SIGPWR)  # as Spark's own `decommission-worker.sh` and Kubernetes do
-                while not stop_requested():
-                    time.sleep(0.05)
-            return step(*batch)
-
-        return step_with_signal
-
-    setattr(worker, "make_train_step", make_asked)  # noqa: B010
-    return worker.train_worker(config, run, checkpoints)
+    return training_with_a_signal(config, run, checkpoints, decommission)
 
 
 def train_while_an_executor_is_decommissioned(dataset: str, output: str) -> tuple[str, str]:

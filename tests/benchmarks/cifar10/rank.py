@@ -32,7 +32,8 @@ from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.loop import Trainer, average_statistics, train_epoch
-from pipelines.training.recipe import make_exchange, make_optimizer, make_schedule
+from pipelines.training.rates import make_schedule
+from pipelines.training.recipe import make_exchange, make_optimizer
 from pipelines.training.step import make_predict, make_train_step
 from pipelines.training.tensors import image_tensors
 

@@ -1,6 +1,43 @@
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+
+
+class OneRank:
+    """The collective of a rank that is alone."""
+
+    rank, size = 0, 1
+
+    def __init__(self) -> None:
+        self.reduced: set[tf.DType] = set()
+        """The dtypes of what was summed over the ranks."""
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        self.reduced |= {tensor.dtype for tensor in tensors}
+        return tensors
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        return tensor
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        return tensor
+
+    def sum(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def concatenate(self, values: np.ndarray) -> np.ndarray:
+        return values
+
+    def broadcast(self, variables: list[tf.Variable]) -> None: ...
+
+    def broadcast_number(self, number: int) -> int:
+        return number
+
+
+@pytest.fixture
+def one_rank() -> OneRank:
+    return OneRank()
 
 
 @pytest.fixture

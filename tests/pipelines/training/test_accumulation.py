@@ -20,35 +20,14 @@ from pipelines.training.step import make_accumulate, make_train_step
 LOSS = classification_loss("multi_label")
 
 
-class OneRank:
-    rank, size = 0, 1
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
-
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        return tensor
-
-    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        return tensor
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return values
-
-    def broadcast(self, variables: list[tf.Variable]) -> None: ...
-
-    def broadcast_number(self, number: int) -> int:
-        return number
-
-
 class Training:
     """A model that is trained on two micro-batches of four samples per step."""
 
-    def __init__(self, model: keras.Model, folder: Path, codec: str = "none") -> None:
+    def __init__(self, model: keras.Model, folder: Path, one_rank: Any, codec: str = "none") -> None:
         self.model = model
         self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9, name="sgd")
         self.optimizer.build(model.trainable_variables)
-        self.exchange = make_exchange(load("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"]), OneRank())
+        self.exchange = make_exchange(load("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"]), one_rank)
         accumulation = Accumulation(model, 2)
         self.update = make_train_step(
             model, LOSS, self.optimizer, self.exchange, jit_compile=False, accumulation=accumulation
@@ -56,7 +35,7 @@ class Training:
         self.accumulate = make_accumulate(model, LOSS, accumulation, jit_compile=False)
         variables = [*model.variables, *self.optimizer.variables]
         initial = TrainingState(0, 0, 0, 8, "run", "data", [])
-        self.checkpoints = Checkpoints(folder, initial, variables, self.exchange, OneRank())  # type: ignore[arg-type]
+        self.checkpoints = Checkpoints(folder, initial, variables, self.exchange, one_rank)
 
     def step(self, images: dict[str, np.ndarray], targets: np.ndarray) -> float:
         parts = [{name: tf.constant(group[part]) for name, group in images.items()} for part in HALVES]
@@ -72,11 +51,11 @@ HALVES = (slice(0, 4), slice(4, 8))
 
 
 @pytest.fixture
-def make_training(tiny_model: keras.Model, tmp_path: Path) -> Callable[..., Training]:
+def make_training(tiny_model: keras.Model, tmp_path: Path, one_rank: Any) -> Callable[..., Training]:
     def make(**settings: Any) -> Training:
         model = keras.models.clone_model(tiny_model)
         model.set_weights(tiny_model.get_weights())
-        return Training(model, tmp_path, **settings)
+        return Training(model, tmp_path, one_rank, **settings)
 
     return make
 

@@ -1,5 +1,7 @@
 """A training step in half precision: what is float32, and what an overflow does."""
 
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
@@ -18,15 +20,7 @@ GROUPS = [InputGroup("bands", (32, 32, 3), "uint16", (1000.0,) * 3, (500.0,) * 3
 LOSS = classification_loss("multi_label")
 
 
-class OneRank:
-    rank, size = 0, 1
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        assert {tensor.dtype for tensor in tensors} == {tf.float32}
-        return tensors
-
-
-def build(precision: str) -> tuple[keras.Model, keras.optimizers.Optimizer, LossScale | None, Step]:
+def build(precision: str, one_rank: Any) -> tuple[keras.Model, keras.optimizers.Optimizer, LossScale | None, Step]:
     keras.utils.set_random_seed(0)
     config = load("smoke", ["model.width_factor=0.125", f"training.precision={precision}"])
     settings = {**config.model.arguments(), "upsampling": "nearest", "augmentation": None}
@@ -37,7 +31,7 @@ def build(precision: str) -> tuple[keras.Model, keras.optimizers.Optimizer, Loss
     optimizer = make_optimizer(config.optimizer, model)
     optimizer.learning_rate = 0.05
     scale = LossScale() if precision == "float16" else None
-    exchange = make_exchange(config, OneRank())
+    exchange = make_exchange(config, one_rank)
     step = make_train_step(model, LOSS, optimizer, exchange, jit_compile=False, loss_scale=scale)
     return model, optimizer, scale, step
 
@@ -49,21 +43,25 @@ def batch(number: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
 
 
 @pytest.mark.parametrize(("precision", "cosine"), [("bfloat16", 0.8), ("float16", 0.97)])
-def test_half_precision_learns_what_float32_does_in_float32_variables(precision: str, cosine: float) -> None:
-    (full, *_, full_step), (half, optimizer, _, half_step) = build("float32"), build(precision)
+def test_half_precision_learns_what_float32_does_in_float32_variables(
+    precision: str, cosine: float, one_rank: Any
+) -> None:
+    full, _, _, full_step = build("float32", one_rank)
+    half, optimizer, _, half_step = build(precision, one_rank)
     start = [np.array(variable) for variable in full.trainable_variables]
     # One step: batch norm over few samples makes the next ones differ by ten times as much each.
     assert float(half_step(*batch(0))) == pytest.approx(float(full_step(*batch(0))), rel=0.02)
     variables = [*half.variables, *optimizer.variables]
     assert {str(v.dtype) for v in variables if "float" in str(v.dtype)} == {"float32"}
+    assert one_rank.reduced == {tf.float32}
     moved = np.concatenate([np.ravel(v) - np.ravel(s) for v, s in zip(full.trainable_variables, start, strict=True)])
     here = np.concatenate([np.ravel(v) - np.ravel(s) for v, s in zip(half.trainable_variables, start, strict=True)])
     assert np.dot(here, moved) > cosine * np.linalg.norm(here) * np.linalg.norm(moved)
     assert np.linalg.norm(here) == pytest.approx(np.linalg.norm(moved), rel=0.1)
 
 
-def test_an_overflow_in_half_floats_leaves_weights_and_moments_alone() -> None:
-    model, optimizer, scale, step = build("float16")
+def test_an_overflow_in_half_floats_leaves_weights_and_moments_alone(one_rank: Any) -> None:
+    model, optimizer, scale, step = build("float16", one_rank)
     assert scale is not None
     step(*batch(0))
     scale.scale.assign(2.0**60)
@@ -75,12 +73,12 @@ def test_an_overflow_in_half_floats_leaves_weights_and_moments_alone() -> None:
         np.testing.assert_array_equal(own, other)
 
 
-def test_an_overflow_in_any_micro_batch_skips_the_step() -> None:
-    model, optimizer, scale, _ = build("float16")
+def test_an_overflow_in_any_micro_batch_skips_the_step(one_rank: Any) -> None:
+    model, optimizer, scale, _ = build("float16", one_rank)
     assert scale is not None
     sums = Accumulation(model, 2)
     config = load("smoke")
-    exchange = make_exchange(config, OneRank())
+    exchange = make_exchange(config, one_rank)
     accumulate = make_accumulate(model, LOSS, sums, jit_compile=False, loss_scale=scale)
     update = make_train_step(model, LOSS, optimizer, exchange, jit_compile=False, accumulation=sums, loss_scale=scale)
     kernel = model.get_layer("stem_conv").kernel

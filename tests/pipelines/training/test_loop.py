@@ -1,7 +1,7 @@
 import itertools
 import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +22,10 @@ from pipelines.training.resume import Checkpoints
 from pipelines.training.step import Step, make_train_step
 
 
-class OneRank:
-    rank, size = 0, 1
-
-    def sum(self, values: np.ndarray) -> np.ndarray:
-        return values
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
-
-
-class TwoRanks(OneRank):
+class TwoRanks:
     """The other rank's statistics are all 10."""
 
-    size = 2
+    rank, size = 0, 2
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         return [tensor + 10.0 for tensor in tensors]
@@ -48,15 +38,20 @@ def batches(count: int) -> Iterator[Batch]:
         )
 
 
-def one_epoch(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
+@pytest.fixture
+def one_epoch(one_rank: Any) -> Callable[..., EpochResult]:
     """An epoch of so many batches on one rank, at a rate that stays where it is unless `settings` say otherwise."""
-    optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
-    schedule = settings.pop("schedule", constant(1.0))
-    trainer = Trainer(step, optimizer, schedule, OneRank(), settings.pop("stop", None))  # type: ignore[arg-type]
-    return train_epoch(batches(count), trainer, first_step=first_step, **settings)
+
+    def run(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
+        optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
+        schedule = settings.pop("schedule", constant(1.0))
+        trainer = Trainer(step, optimizer, schedule, one_rank, settings.pop("stop", None))
+        return train_epoch(batches(count), trainer, first_step=first_step, **settings)
+
+    return run
 
 
-def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
+def test_rates_follow_the_schedule_and_losses_are_averaged(one_epoch: Callable[..., EpochResult]) -> None:
     optimizer = keras.optimizers.SGD(0.0)
     seen = []
 
@@ -74,7 +69,9 @@ def test_rates_follow_the_schedule_and_losses_are_averaged() -> None:
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize("at", [0, 2, 3])
-def test_a_loss_that_is_not_finite_stops_with_rank_and_step(bad: float, at: int) -> None:
+def test_a_loss_that_is_not_finite_stops_with_rank_and_step(
+    bad: float, at: int, one_epoch: Callable[..., EpochResult]
+) -> None:
     calls = iter(range(4))
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
@@ -84,7 +81,7 @@ def test_a_loss_that_is_not_finite_stops_with_rank_and_step(bad: float, at: int)
         one_epoch(4, step, 20)
 
 
-def test_a_gradient_that_is_not_finite_is_told_alike() -> None:
+def test_a_gradient_that_is_not_finite_is_told_alike(one_epoch: Callable[..., EpochResult]) -> None:
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
         raise tf.errors.InvalidArgumentError(None, None, "assertion failed: [rank 0: these gradients are not finite]")
 
@@ -105,7 +102,7 @@ def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: 
     np.testing.assert_array_equal(tiny_model.get_layer("conv").kernel, kernel)
 
 
-def test_the_step_is_given_the_seeds_of_its_samples() -> None:
+def test_the_step_is_given_the_seeds_of_its_samples(one_epoch: Callable[..., EpochResult]) -> None:
     given = []
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
@@ -135,7 +132,7 @@ def counting_step() -> Step:
     return lambda images, targets, seeds: tf.constant(next(values))
 
 
-def test_checkpoints_come_at_multiples_and_count_earlier_steps() -> None:
+def test_checkpoints_come_at_multiples_and_count_earlier_steps(one_epoch: Callable[..., EpochResult]) -> None:
     saver = Saver(every=3)
     result = one_epoch(4, counting_step(), 5, earlier=LossTotal(10.0, 5), saver=saver)
     # Steps 6 to 9: at 6 after the first, at 9 after the last.
@@ -161,14 +158,18 @@ class AskedAt:
     # The sum of a step is known one step later; that of the last one at the end of the epoch.
     [(0, 2), (1, 3), (2, 4), (3, 4)],
 )
-def test_a_stop_that_is_asked_for_writes_a_checkpoint(asked_before: int, stops_after: int) -> None:
+def test_a_stop_that_is_asked_for_writes_a_checkpoint(
+    asked_before: int, stops_after: int, one_epoch: Callable[..., EpochResult]
+) -> None:
     saver = Saver()
     with pytest.raises(StoppedOnRequest, match=f"stopped after step {stops_after}$"):
         one_epoch(4, counting_step(), 0, stop=AskedAt(asked_before), saver=saver)
     assert saver.saved == [(stops_after, sum(range(1, stops_after + 1)), stops_after)]
 
 
-def test_a_codec_that_overflows_stops_the_step_before_its_update(tmp_path: Path) -> None:
+def test_a_codec_that_overflows_stops_the_step_before_its_update(
+    tmp_path: Path, one_epoch: Callable[..., EpochResult], one_rank: Any
+) -> None:
     """A spike gives a finite loss and gradients above fp16's 65504, of which no weight learns anything."""
     inputs = keras.Input((2, 2, 1), dtype="uint16", name="a")
     flat = keras.layers.Flatten()(keras.ops.cast(inputs, "float32") + 1.0)
@@ -176,7 +177,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(tmp_path: Path)
     optimizer = keras.optimizers.SGD(0.0)
     optimizer.build(model.trainable_variables)
     scale = tf.Variable(1.0)
-    exchange = make_exchange(load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0"]), OneRank())
+    exchange = make_exchange(load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0"]), one_rank)
     inner = make_train_step(
         model, lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1), optimizer, exchange, jit_compile=False
     )
@@ -188,7 +189,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(tmp_path: Path)
         return inner(images, targets, seeds)
 
     initial = TrainingState(0, 0, 0, 4, "run", "data", [])
-    checkpoints = Checkpoints(tmp_path, initial, model.variables, exchange, OneRank())  # type: ignore[arg-type]
+    checkpoints = Checkpoints(tmp_path, initial, model.variables, exchange, one_rank)
 
     class EveryStep(Saver):
         def save(self, step: int, losses: LossTotal) -> None:
@@ -208,7 +209,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(tmp_path: Path)
     assert checkpoints.how_to_continue() == (f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run")
 
 
-def test_a_step_takes_its_micro_batches_one_by_one() -> None:
+def test_a_step_takes_its_micro_batches_one_by_one(one_rank: Any) -> None:
     calls: list[tuple[str, float, list[int]]] = []
     optimizer = keras.optimizers.SGD(0.0)
 
@@ -220,7 +221,7 @@ def test_a_step_takes_its_micro_batches_one_by_one() -> None:
         lambda images, targets, seeds=None: record("update", seeds),
         optimizer,
         lambda step: 1.0 + step,
-        OneRank(),  # type: ignore[arg-type]
+        one_rank,
         accumulate=lambda images, targets, seeds=None: record("accumulate", seeds),
         micro_batches=3,
     )

@@ -52,19 +52,6 @@ TABLES: dict[str, dict[str, Callable[..., Any]]] = {
 NEEDED_BY_AUGMENTATION = {"pad_crop": {"padding": 4, "fill": "reflect", "mirror": True}}
 
 
-class OneRank:
-    rank, size = 0, 1
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
-
-    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
-        return tensor
-
-    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        return tensor
-
-
 @pytest.fixture
 def manifest() -> Manifest:
     return Manifest(
@@ -181,9 +168,9 @@ def test_decay_and_ratio_have_lists_of_their_own(name: str, dense_model: keras.M
     assert paths(", unadapted_roles: []") == (("bias", "gamma", "beta"), ())
 
 
-def test_momentum_of_the_pair_is_stated_once() -> None:
+def test_momentum_of_the_pair_is_stated_once(one_rank: Any) -> None:
     overrides = [*NEEDS["onebit_adam"][:2], "optimizer={name: onebit_adam, warmup_steps: 5, beta_1: 0.7}"]
-    codec: Any = make_exchange(load("smoke", overrides), OneRank()).codec
+    codec: Any = make_exchange(load("smoke", overrides), one_rank).codec
     assert codec.memory.beta_1 == 0.7
 
 
@@ -201,8 +188,8 @@ def test_every_entry_of_a_table_has_a_class_of_settings(table: str, names: tuple
 
 
 @pytest.mark.parametrize("name", CODEC_NAMES)
-def test_every_codec_is_made_from_the_configurations_defaults(name: str) -> None:
-    exchange = make_exchange(load("smoke", NEEDS.get(name, [f"exchange.codec={name}"])), OneRank())
+def test_every_codec_is_made_from_the_configurations_defaults(name: str, one_rank: Any) -> None:
+    exchange = make_exchange(load("smoke", NEEDS.get(name, [f"exchange.codec={name}"])), one_rank)
     assert exchange.codec.name == name
 
 
@@ -221,11 +208,11 @@ def _with_default(constructor: Callable[..., Any]) -> set[str]:
     }
 
 
-def test_settings_reach_the_exchange() -> None:
+def test_settings_reach_the_exchange(one_rank: Any) -> None:
     codec = "{name: topk, density: 0.02, density_schedule: [{before_step: 7, density: 0.5}]}"
     settings = ["dense_below=9", "bucket_mib=2.5", "warmup_steps=3", "rescale_residual=false"]
     overrides = [f"exchange.codec={codec}", *[f"exchange.{setting}" for setting in settings], "training.seed=11"]
-    exchange = make_exchange(load("smoke", overrides), OneRank())
+    exchange = make_exchange(load("smoke", overrides), one_rank)
     codec_built: Any = exchange.codec
     assert codec_built.compressor.density.values == (0.5, 0.02)
     assert (exchange.dense_below, exchange.bucket_mib, exchange.warmup_steps) == (9, 2.5, 3)
@@ -269,7 +256,7 @@ class LinearConfig(Member):
 
 
 def test_a_new_codec_optimizer_and_network_are_a_line_in_a_table(
-    manifest: Manifest, monkeypatch: pytest.MonkeyPatch
+    manifest: Manifest, one_rank: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CODECS, "halving", HalvingCodec)
     monkeypatch.setitem(OPTIMIZERS, "plain_descent", plain_descent)
@@ -287,7 +274,7 @@ def test_a_new_codec_optimizer_and_network_are_a_line_in_a_table(
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model)
     optimizer.learning_rate = 1.0
-    exchange = make_exchange(config, OneRank())
+    exchange = make_exchange(config, one_rank)
     step = make_train_step(model, classification_loss("single_label"), optimizer, exchange, jit_compile=False)
     (kernel,) = model.trainable_variables
     kernel.assign(tf.zeros(kernel.shape))

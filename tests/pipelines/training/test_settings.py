@@ -54,6 +54,7 @@ def test_a_checkpoint_says_what_it_was_written_with() -> None:
         ("input.upsampling=bilinear", "input.upsampling was nearest, is bilinear"),
         ("input.bands=[red]", r"input\.bands was None, is \['red'\]"),
         ("optimizer.name=sgd", "optimizer.name was lars, is sgd"),
+        ("optimizer.variant=larc", "optimizer.variant was mlperf, is larc"),
     ],
 )
 def test_what_does_not_fit_the_state_is_refused(setting: str, message: str) -> None:
