@@ -93,6 +93,21 @@ class RunConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _clipping_is_of_gradients(self) -> "RunConfig":
+        codec, clipping = self.exchange.codec.name, self.training.gradient_clipping
+        if clipping is not None and codec == "dgc":
+            raise ValueError(
+                f"exchange.codec=dgc gives accumulated velocities, and training.gradient_clipping={clipping} is for "
+                "gradients: set training.gradient_clipping=null and exchange.codec.clip_norm, which clips them before"
+            )
+        if clipping is not None and codec == "onebit_adam":
+            raise ValueError(
+                f"exchange.codec=onebit_adam gives first moments, and training.gradient_clipping={clipping} is for "
+                "gradients: set training.gradient_clipping=null"
+            )
+        return self
+
     @property
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all workers."""

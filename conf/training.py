@@ -33,6 +33,9 @@ class TrainingConfig(Section):
     scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Part of the training targets that is spread over all answers; validation and evaluation have none."""
+    gradient_clipping: float | None = Field(default=None, gt=0)
+    """Largest global norm of the mean gradient, after the exchange: a longer one is scaled down to it; null: none. The
+    loss scale is divided out before; a codec's residual keeps nothing of what clipping takes away."""
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
 

@@ -63,10 +63,20 @@ def input_groups(manifest: Manifest, bands: Sequence[str] | None) -> list[InputG
     ]
 
 
-def make_optimizer(config: OptimizerConfig, model: keras.Model) -> keras.optimizers.Optimizer:
-    """Build the configured optimizer; the loop sets its learning rate before every step."""
+def make_optimizer(
+    config: OptimizerConfig, model: keras.Model, *, gradient_clipping: float | None = None
+) -> keras.optimizers.Optimizer:
+    """Build the configured optimizer; the loop sets its learning rate before every step.
+
+    Args:
+        config: The optimizer's section.
+        model: Its trainable variables are updated.
+        gradient_clipping: Global norm to which every Keras optimizer can scale the gradients that it is given, before
+            it adds a decay of its own; None: they stay as they are.
+    """
     chosen = {argument: variables_with_roles(model, roles) for argument, roles in config.roles().items()}
     optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
+    optimizer.global_clipnorm = gradient_clipping
     optimizer.build(model.trainable_variables)
     return optimizer
 

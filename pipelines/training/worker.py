@@ -71,7 +71,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     _tell_precision(config, collective)
 
     model = make_model(config, manifest)
-    optimizer = make_optimizer(config.optimizer, model)
+    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
     loss = classification_loss(manifest.task)
     training_loss = classification_loss(manifest.task, label_smoothing=config.training.label_smoothing)
     _agree_on_kernels(config, collective)
