@@ -36,6 +36,9 @@ class TrainingConfig(Section):
     gradient_clipping: float | None = Field(default=None, gt=0)
     """Largest global norm of the mean gradient, after the exchange: a longer one is scaled down to it; null: none. The
     loss scale is divided out before; a codec's residual keeps nothing of what clipping takes away."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Decay per step of an exponential moving average of weights and batch-norm statistics, such as 0.999, which is
+    validated (val_ema/...) and logged (model_ema) beside the model itself; null: none."""
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
 

@@ -116,6 +116,8 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """Train as the command line says."""
     trained = train(read_config(arguments), result)
     say(f"model       {trained.summary.model_uri}")
+    if trained.summary.averaged_model_uri:
+        say(f"averaged    {trained.summary.averaged_model_uri}")
     say(f"checkpoint  {trained.summary.checkpoint}")
     say(f"look at it  {store.show_command(trained.run)}")
 

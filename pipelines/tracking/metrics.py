@@ -1,5 +1,10 @@
 """The names of all metrics that a run can have, each with what it means; a writer takes no other name."""
 
+VALIDATION_GROUP = "val"
+"""Group of the scores of the model on the validation split."""
+AVERAGED_GROUP = "val_ema"
+"""Group of the scores of its averaged weights."""
+
 _STEP = {
     "train/step_loss": "loss of rank 0's batch",
     "train/learning_rate": "learning rate of the optimizer",
@@ -30,7 +35,11 @@ def described() -> dict[str, str]:
     return {
         **{name: f"each step: {line}" for name, line in _STEP.items()},
         **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
-        **{f"val/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
+        **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
+        **{
+            f"{AVERAGED_GROUP}/{name}": f"each epoch, with training.ema: of the averaged weights, {line}"
+            for name, line in _VALIDATION.items()
+        },
         **{f"test/{name}": f"evaluate: {line}" for name, line in _SCORES.items()},
     }
 

@@ -17,15 +17,24 @@ from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors,
 if TYPE_CHECKING:
     import keras
 
-_NAME = "model"
+MODEL = "model"
+"""Name within its run of the model that training ends with; it is what a registry gets."""
+AVERAGED_MODEL = "model_ema"
+"""Name of the same model with averaged weights."""
 _log = logging.getLogger(__name__)
 _STEP = "optimizer_steps"
 
 
 def log_model(
-    run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], registered_name: str | None, *, step: int
+    run: TrackedRun,
+    model: "keras.Model",
+    metadata: Mapping[str, Any],
+    registered_name: str | None,
+    *,
+    step: int,
+    name: str = MODEL,
 ) -> str:
-    """Log a Keras model with its signature, once for each step; return the URI to load it by.
+    """Log a Keras model with its signature, once for each name and step; return the URI to load it by.
 
     Args:
         run: The run that made the model.
@@ -33,31 +42,32 @@ def log_model(
         metadata: What `load_model` returns beside the model.
         registered_name: Name in the registry; None: the model is not registered.
         step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
+        name: Name of the model within the run.
 
     Raises:
         TrackingError: The store did not take the model.
     """
     try:
         with _using(run.uri):
-            model_id = _logged_before(run, step)
+            model_id = _logged_before(run, step, name)
             if model_id is None:
                 _give_up_unfinished(run)
-                model_id = _log_anew(run, model, metadata, step)
+                model_id = _log_anew(run, model, metadata, step, name)
             if registered_name is not None:
                 _register(run, model_id, registered_name)
     except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
         _log.warning("MLflow did not take the model", exc_info=True)
         raise TrackingError(reason_of(error)) from error
-    return f"runs:/{run.run_id}/{_NAME}"
+    return f"runs:/{run.run_id}/{name}"
 
 
-def _log_anew(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], step: int) -> str:
+def _log_anew(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], step: int, name: str) -> str:
     import keras
 
     client = MlflowClient(run.uri)
     made_by = client.get_run(run.run_id)
     logged = client.create_logged_model(
-        made_by.info.experiment_id, name=_NAME, source_run_id=run.run_id, params=made_by.data.params
+        made_by.info.experiment_id, name=name, source_run_id=run.run_id, params=made_by.data.params
     )
     # Not `mlflow.keras.log_model`: it wants an active run, whose end would set the run to finished.
     Model.log(
@@ -75,13 +85,15 @@ def _log_anew(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any]
     return str(logged.model_id)
 
 
-def _logged_before(run: TrackedRun, step: int) -> str | None:
-    """Identifier of a complete model that an earlier attempt logged after the same steps."""
+def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
+    """Identifier of a complete model of that name that an earlier attempt logged after the same steps."""
     client = MlflowClient(run.uri)
     outputs = client.get_run(run.run_id).outputs
     for output in outputs.model_outputs if outputs else []:
-        if output.step == step and client.get_logged_model(output.model_id).status == "READY":
-            return str(output.model_id)
+        if output.step == step:
+            logged = client.get_logged_model(output.model_id)
+            if (logged.name, logged.status) == (name, "READY"):
+                return str(output.model_id)
     return None
 
 

@@ -350,7 +350,10 @@ def _with_groups(metrics: dict[str, float]) -> dict[str, float]:
         "images_per_second": "speed/images_per_second",
         "input_wait_fraction": "time/input_wait_fraction",
     }
-    return {names.get(name, re.sub("^val_", "val/", name)): value for name, value in metrics.items()}
+    return {
+        name if "/" in name else names.get(name, re.sub("^val_", "val/", name)): value
+        for name, value in metrics.items()
+    }
 
 
 def _name(position: int, variable: "keras.Variable") -> str:

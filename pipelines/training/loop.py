@@ -3,7 +3,7 @@
 import math
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -261,9 +261,17 @@ class _Losses:
         return LossTotal(self._earlier.sum + math.fsum(self._values), self._earlier.count + len(self._values))
 
 
-def average_statistics(model: keras.Model, collective: HorovodCollective) -> None:
-    """Set the moving batch-norm statistics, which each rank keeps of its own batches, to their mean over the ranks."""
-    statistics = moving_statistics(model)
+def average_statistics(
+    model: keras.Model, collective: HorovodCollective, averages: Sequence[keras.Variable] = ()
+) -> None:
+    """Set the moving batch-norm statistics, which each rank keeps of its own batches, to their mean over the ranks.
+
+    Args:
+        model: The model with the statistics.
+        collective: All ranks call this together.
+        averages: The averages of these statistics over the steps, of which the mean is taken too.
+    """
+    statistics = [*moving_statistics(model), *averages]
     if collective.size == 1 or not statistics:
         return
     sums = collective.allreduce([tf.convert_to_tensor(variable.value) for variable in statistics])

@@ -5,6 +5,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+
 _WIDTH_INCHES = 9.0
 
 
@@ -28,7 +30,11 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
     ):
         for name, label in names.items():
             if name in history[0]:
-                axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, label=label)
+                (line,) = axis.plot(epochs, [row[name] for row in history], marker="o", markersize=3, label=label)
+                averaged = name.replace(f"{VALIDATION_GROUP}/", f"{AVERAGED_GROUP}/")
+                if averaged != name and averaged in history[0]:
+                    values = [row[averaged] for row in history]
+                    axis.plot(epochs, values, "--", color=line.get_color(), label=f"{label}, averaged weights")
         axis.set_xlabel("epoch")
         axis.xaxis.get_major_locator().set_params(integer=True)
         axis.grid(alpha=0.3)

@@ -2,7 +2,7 @@
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report
 from pipelines.tracking.delivery import News
-from pipelines.tracking.models import log_model
+from pipelines.tracking.metrics import VALIDATION_GROUP
+from pipelines.tracking.models import AVERAGED_MODEL, MODEL, log_model
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.writer import Point, RunWriter, now
 from pipelines.training.bands import seen_bands
 from pipelines.training.loop import EpochResult
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.results import Evaluation
+from pipelines.training.weight_average import WeightAverage
 
 
 class Record:
@@ -70,17 +72,20 @@ class Record:
         self.write_steps(0)
         self._writer.hold(sys.maxsize)
 
-    def write_epoch(self, history: Sequence[dict[str, float]], evaluation: Evaluation | None, *, step: int) -> None:
+    def write_epoch(
+        self, history: Sequence[dict[str, float]], evaluations: Mapping[str, Evaluation], *, step: int
+    ) -> None:
         """Write everything about the epoch that ended last, before its checkpoint.
 
         Args:
             history: Metrics of each epoch so far.
-            evaluation: Validation after the epoch; None where the dataset has no validation split.
+            evaluations: What `Validate` returned after the epoch.
             step: Optimizer steps at the end of the epoch.
         """
         self.write_steps(step)
         self._writer.metrics(history[-1], step=step, after_step=step)
         self._writer.figure(learning_curves(history), "learning_curves.png", after_step=step)
+        evaluation = evaluations.get(VALIDATION_GROUP)
         if evaluation is not None:
             self._writer.table(evaluation.per_class, "per_class_validation.json", after_step=step)
             bars = per_class_bars(evaluation.per_class, "validation")
@@ -90,7 +95,15 @@ class Record:
         """Say that a checkpoint holds so many optimizer steps: what was written about them goes to MLflow."""
         self._writer.hold(step)
 
-    def write_result(self, model: keras.Model, manifest: Manifest, config: RunConfig, *, steps: int) -> tuple[str, str]:
+    def write_result(
+        self,
+        model: keras.Model,
+        manifest: Manifest,
+        config: RunConfig,
+        *,
+        steps: int,
+        average: WeightAverage | None = None,
+    ) -> tuple[str, str]:
         """Write what is known at the end, the model last.
 
         Args:
@@ -98,6 +111,7 @@ class Record:
             manifest: Its dataset.
             config: The whole configuration.
             steps: Optimizer steps in all.
+            average: The average of its weights, which is logged as a model of its own, before the other one.
 
         Returns:
             The URI of the model and an empty text; or an empty URI, and why MLflow has not taken everything.
@@ -108,28 +122,29 @@ class Record:
         if reason:
             return "", reason
         self._writer.close()
+        description, task = _model_description(manifest, config), manifest.task
         try:
-            uri = log_model(
-                self._run,
-                with_probabilities(model, manifest.task),
-                _model_description(manifest, config),
-                config.tracking.registered_model,
-                step=steps,
-            )
+            if average is not None:
+                with average.in_model():
+                    averaged = with_probabilities(model, task)
+                described = {**description, "ema": average.decay}
+                log_model(self._run, averaged, described, None, step=steps, name=AVERAGED_MODEL)
+            registered = config.tracking.registered_model
+            uri = log_model(self._run, with_probabilities(model, task), description, registered, step=steps, name=MODEL)
         except TrackingError as error:
             return "", str(error)
         return uri, ""
 
 
-def epoch_metrics(trained: EpochResult, evaluation: Evaluation | None) -> dict[str, float]:
-    """One epoch's entry of the history."""
+def epoch_metrics(trained: EpochResult, evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+    """One epoch's entry of the history; `evaluations` have the groups of their metrics as keys."""
     metrics = {
         "train/loss": trained.loss,
         "speed/images_per_second": trained.images_per_second,
         "time/input_wait_fraction": trained.input_wait_fraction,
     }
-    if evaluation is not None:
-        metrics |= {f"val/{name}": value for name, value in evaluation.metrics.items()}
+    for group, evaluation in evaluations.items():
+        metrics |= {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
     return metrics
 
 

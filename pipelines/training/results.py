@@ -25,5 +25,7 @@ class TrainingSummary:
     """Path of the newest checkpoint."""
     payload_bytes_per_step: int
     """Bytes that one rank gives to the collective in each step; only rank 0 has this and the model's URI."""
+    averaged_model_uri: str = ""
+    """Where MLflow has the model with averaged weights; empty without `training.ema` too."""
     not_recorded: str = ""
     """Why MLflow has not taken everything; empty where it has."""

@@ -12,6 +12,7 @@ from models.networks.model import inputs_of
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.stop import StopAgreement
+from pipelines.training.weight_average import WeightAverage
 
 Images = dict[str, tf.Tensor]
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
@@ -44,6 +45,7 @@ def make_train_step(
     stop: StopAgreement | None = None,
     accumulation: Accumulation | None = None,
     loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
 ) -> Step:
     """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
 
@@ -57,6 +59,7 @@ def make_train_step(
         accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
             none. There is one exchange and one update per step.
         loss_scale: For half floats; a step with an overflow on any rank is skipped on all of them.
+        average: Takes the weights after every update.
 
     Raises:
         ValueError: Codec and optimizer do not fit each other.
@@ -76,6 +79,8 @@ def make_train_step(
 
         def update() -> None:
             optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
+            if average is not None:
+                average.update(optimizer.iterations)
 
         if loss_scale is None:
             update()

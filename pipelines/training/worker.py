@@ -21,9 +21,9 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.launch.report import StoppedOnRequest, log_to_driver, report, step_done
-from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking.journal import rank_journal
-from pipelines.tracking.models import load_model
+from pipelines.tracking.models import AVERAGED_MODEL, load_model
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.checkpoint import TrainingState
@@ -41,11 +41,12 @@ from pipelines.training.resume import Checkpoints
 from pipelines.training.settings import recorded_settings
 from pipelines.training.step import make_accumulate, make_predict, make_train_step
 from pipelines.training.stop import StopAgreement
+from pipelines.training.validation import make_validation
+from pipelines.training.weight_average import WeightAverage
 
 _log = logging.getLogger(__name__)
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-Validate = Callable[[], Evaluation | None]
 
 
 def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) -> TrainingSummary:
@@ -72,19 +73,20 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
 
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
-    loss = classification_loss(manifest.task)
-    training_loss = classification_loss(manifest.task, label_smoothing=config.training.label_smoothing)
+    loss = classification_loss(manifest.task, label_smoothing=config.training.label_smoothing)
     _agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)
     loss_scale = LossScale() if config.training.precision == "float16" else None
+    average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None
     trainer = _make_trainer(
-        config, model, training_loss, optimizer, schedule, exchange, collective, micro_batches, loss_scale
+        config, model, loss, optimizer, schedule, exchange, collective, micro_batches, loss_scale, average
     )
-    validate = _make_validation(config, manifest, model, loss, collective)
+    validate = make_validation(config, manifest, model, collective, average)
 
     initial = _initial_state(config, manifest, run, data)
-    variables = [*model.variables, *optimizer.variables, *(loss_scale.variables if loss_scale else [])]
+    variables = [*model.variables, *optimizer.variables]
+    variables += [*(loss_scale.variables if loss_scale else []), *(average.variables if average else [])]
     checkpoints = Checkpoints(checkpoint_folder, initial, variables, exchange, collective)
     checkpoints.check_folder()
     start = checkpoints.restore(resumes=config.training.resume_run is not None)
@@ -106,17 +108,19 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
                 first_step=epoch * steps + place.start_step,
                 earlier=place.earlier,
                 seeds_of=_make_seeds(config, model, epoch),
-                saver=_EpochSaver(checkpoints, model, record, history, place, config.training.checkpoint_every_steps)
+                saver=_EpochSaver(
+                    checkpoints, model, average, record, history, place, config.training.checkpoint_every_steps
+                )
                 if data.resumes_within_epoch
                 else None,
                 observer=record,
                 report=_make_progress_report(collective, place),
             )
-            average_statistics(model, collective)
-            evaluation = validate()
-            history.append(epoch_metrics(trained, evaluation))
+            average_statistics(model, collective, average.statistics if average else ())
+            evaluations = validate()
+            history.append(epoch_metrics(trained, evaluations))
             if record is not None:
-                record.write_epoch(history, evaluation, step=(epoch + 1) * steps)
+                record.write_epoch(history, evaluations, step=(epoch + 1) * steps)
                 report(event="epoch", **place.fields, metrics=history[-1])
             # Last: an epoch whose checkpoint exists is recorded and was reported.
             checkpoints.save(epochs_done=epoch + 1, step=(epoch + 1) * steps, history=history)
@@ -124,7 +128,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
                 record.hold((epoch + 1) * steps)
     if record is None:
         return TrainingSummary("", history, "", 0)
-    return _finish(config, manifest, model, exchange, record, history, checkpoints)
+    return _finish(config, manifest, model, average, exchange, record, history, checkpoints)
 
 
 def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation:
@@ -181,6 +185,7 @@ class _EpochSaver:
 
     checkpoints: Checkpoints
     model: keras.Model
+    average: WeightAverage | None
     record: Record | None
     history: list[dict[str, float]]
     place: _Place
@@ -193,7 +198,8 @@ class _EpochSaver:
     def save(self, step: int, losses: LossTotal) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
         # A checkpoint holds one set of moving statistics, so that training is the same if it is resumed from here.
-        average_statistics(self.model, self.checkpoints.collective)
+        averages = self.average.statistics if self.average else ()
+        average_statistics(self.model, self.checkpoints.collective, averages)
         everyones = losses.over_ranks(self.checkpoints.collective)
         if self.record is not None:
             self.record.write_steps(step)
@@ -245,6 +251,7 @@ def _make_trainer(
     collective: HorovodCollective,
     micro_batches: int,
     loss_scale: LossScale | None,
+    average: WeightAverage | None,
 ) -> Trainer:
     stop, jit_compile = StopAgreement(collective), config.training.jit_compile
     accumulation = Accumulation(model, micro_batches) if micro_batches > 1 else None
@@ -257,6 +264,7 @@ def _make_trainer(
         stop=stop,
         accumulation=accumulation,
         loss_scale=loss_scale,
+        average=average,
     )
     accumulate = None
     if accumulation is not None:
@@ -295,25 +303,6 @@ def _make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | 
     return functools.partial(augmentation_seeds, config.training.seed, epoch)
 
 
-def _make_validation(
-    config: RunConfig, manifest: Manifest, model: keras.Model, loss: Loss, collective: HorovodCollective
-) -> Validate:
-    """Return the function that scores the validation split on all ranks; it returns None if there is no such split."""
-    if VALIDATION_SPLIT not in manifest.splits:
-        return lambda: None
-    reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
-    predict = make_predict(model, jit_compile=config.training.jit_compile)
-    return lambda: evaluate(
-        predict,
-        loss,
-        reader,
-        collective,
-        batch_size=config.training.batch_size_per_worker,
-        class_names=manifest.class_names,
-        task=manifest.task,
-    )
-
-
 def _make_progress_report(collective: HorovodCollective, place: _Place) -> Callable[[Progress], None]:
     """Return the function that reports rank 0's progress to the driver, and a sign of life from every other rank."""
 
@@ -345,13 +334,15 @@ def _finish(
     config: RunConfig,
     manifest: Manifest,
     model: keras.Model,
+    average: WeightAverage | None,
     exchange: GradientExchange,
     record: Record,
     history: list[dict[str, float]],
     checkpoints: Checkpoints,
 ) -> TrainingSummary:
-    """Log the model; on rank 0."""
+    """Log the model, and that with averaged weights; on rank 0."""
     steps = config.training.epochs * steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    model_uri, not_recorded = record.write_result(model, manifest, config, steps=steps)
-    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes, not_recorded)
+    model_uri, not_recorded = record.write_result(model, manifest, config, steps=steps, average=average)
+    averaged_uri = f"runs:/{checkpoints.initial.run_id}/{AVERAGED_MODEL}" if model_uri and average else ""
+    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes, averaged_uri, not_recorded)

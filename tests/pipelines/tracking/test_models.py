@@ -8,7 +8,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModelOutput
 
-from pipelines.tracking.models import load_model, log_model, model_metadata
+from pipelines.tracking.models import AVERAGED_MODEL, MODEL, load_model, log_model, model_metadata
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 
@@ -62,6 +62,20 @@ def test_a_model_is_logged_once_for_each_step(
     log_model(run, model, {}, "once", step=16)
     # The store returns them in any order.
     assert sorted(output.step for output in client.get_run(run.run_id).outputs.model_outputs) == [8, 16]
+
+
+def test_a_run_has_models_of_several_names(run: TrackedRun, model: keras.Model) -> None:
+    averaged = keras.models.clone_model(model)
+    uris = [
+        log_model(run, chosen, {"ema": ema}, None, step=8, name=name)
+        for chosen, ema, name in ((averaged, 0.9, AVERAGED_MODEL), (model, None, MODEL))
+    ]
+    assert uris == [f"runs:/{run.run_id}/model_ema", f"runs:/{run.run_id}/model"]
+    images = {"a": np.arange(64, dtype=np.uint16).reshape(2, 4, 4, 2)}
+    for uri, expected, ema in zip(uris, (averaged, model), (0.9, None), strict=True):
+        loaded, metadata = load_model(uri)
+        assert metadata["ema"] == ema
+        np.testing.assert_array_equal(loaded(images), expected(images))
 
 
 def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(

@@ -73,6 +73,12 @@ def test_the_history_of_an_older_checkpoint_has_todays_names(tmp_path: Path, var
     ]
 
 
+def test_todays_names_stay_as_they_are(tmp_path: Path, variables: list[keras.Variable]) -> None:
+    history = [{"train/loss": 0.5, "val/loss": 0.6, "val_ema/loss": 0.7}]
+    save_checkpoint(tmp_path, dataclasses.replace(state(1), history=history), variables)
+    assert newest_state(tmp_path)[1].history == history
+
+
 def test_no_checkpoint_says_where(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent: is training\.output that of the first run\?"):
         newest_state(tmp_path / "absent")

@@ -16,6 +16,7 @@ ROWS = [
     [
         learning_curves([{"train/loss": 0.5}]),
         learning_curves([{"train/loss": 1.0, "val/loss": 0.9, "val/f1_micro": 0.1, "val/f1_macro": 0.1}] * 3),
+        learning_curves([{"train/loss": 1.0, "val/loss": 0.9, "val_ema/loss": 0.8}] * 3),
         learning_rate_curve([0.1, 0.2, 0.1]),
         per_class_bars(ROWS, "validation"),
     ],

@@ -108,6 +108,18 @@ def test_a_checkpoint_of_the_time_when_the_network_had_the_keys_of_the_input(tmp
         check_same_training(PATH, older, load("smoke", ["input.bands=[red]"]), MANIFEST)
 
 
+def test_a_checkpoint_holds_averages_or_none() -> None:
+    averaged = load("smoke", ["training.ema=0.99"])
+    with pytest.raises(ValueError, match=r"training\.ema was None, is 0\.99\. Set them as they were"):
+        check_same_training(PATH, STATE, averaged, MANIFEST)
+    with pytest.raises(ValueError, match=r"training\.ema was None, is 0\.99\. Set them as they were"):
+        check_same_training(PATH, replace(STATE, settings={}), averaged, MANIFEST)  # of a version without averages
+    holding = replace(STATE, settings=recorded_settings(averaged))
+    check_same_training(PATH, holding, load("smoke", ["training.ema=0.9"]), MANIFEST)
+    with pytest.raises(ValueError, match=r"training\.ema was 0\.99, is None"):
+        check_same_training(PATH, holding, load("smoke"), MANIFEST)
+
+
 def test_only_half_floats_bind_a_run_to_its_precision() -> None:
     check_same_training(PATH, STATE, load("smoke", ["training.precision=bfloat16"]), MANIFEST)
     with pytest.raises(ValueError, match=r"training\.precision was float32, is float16\. Set them as they"):

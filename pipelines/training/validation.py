@@ -1,0 +1,60 @@
+"""What is scored after every epoch: the model, and the average of its weights where there is one."""
+
+from collections.abc import Callable, Mapping
+
+import keras
+import tensorflow as tf
+
+from conf.schema import RunConfig
+from models.losses import classification_loss
+from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.reader import SplitReader
+from pipelines.sample import VALIDATION_SPLIT
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.evaluation import evaluate
+from pipelines.training.input import reader_settings
+from pipelines.training.results import Evaluation
+from pipelines.training.step import make_predict
+from pipelines.training.weight_average import WeightAverage
+
+Validate = Callable[[], Mapping[str, Evaluation]]
+
+
+def make_validation(
+    config: RunConfig,
+    manifest: Manifest,
+    model: keras.Model,
+    collective: HorovodCollective,
+    average: WeightAverage | None = None,
+) -> Validate:
+    """Return the function that scores the validation split on all ranks.
+
+    It returns the scores by the group of their metrics: those of the model as "val", those of its averaged weights as
+    "val_ema"; nothing where the dataset has no validation split. The loss is the plain one, whatever training has.
+    """
+    if VALIDATION_SPLIT not in manifest.splits:
+        return dict
+    loss = classification_loss(manifest.task)
+    reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
+    predict: Callable[[dict[str, tf.Tensor]], tf.Tensor] = make_predict(model, jit_compile=config.training.jit_compile)
+
+    def score() -> Evaluation:
+        return evaluate(
+            predict,
+            loss,
+            reader,
+            collective,
+            batch_size=config.training.batch_size_per_worker,
+            class_names=manifest.class_names,
+            task=manifest.task,
+        )
+
+    def validate() -> Mapping[str, Evaluation]:
+        scores = {VALIDATION_GROUP: score()}
+        if average is not None:
+            with average.in_model():
+                scores[AVERAGED_GROUP] = score()
+        return scores
+
+    return validate
