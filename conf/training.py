@@ -5,6 +5,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from conf.section import Section
+from conf.selection import SelectionConfig
 
 
 class TrainingConfig(Section):
@@ -39,6 +40,7 @@ class TrainingConfig(Section):
     ema: float | None = Field(default=None, gt=0, lt=1)
     """Decay per step of an exponential moving average of weights and batch-norm statistics, such as 0.999, which is
     validated (val_ema/...) and logged (model_ema) beside the model itself; null: none."""
+    selection: SelectionConfig = SelectionConfig()
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
 

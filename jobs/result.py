@@ -26,7 +26,7 @@ class Result:
     checkpoint: str | None = None
     """Newest checkpoint."""
     metrics: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last epoch, or of the evaluation."""
+    """Metrics of the epoch whose weights the model has, or of the evaluation."""
     continue_with: list[str] | None = None
     """Arguments that, added to the same command, continue the job; null where nothing is there to continue."""
 

@@ -93,7 +93,11 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
         except BaseException:
             _remember_checkpoint(result, record.run, record.folder / "checkpoints")
             raise
-    result.model_uri, result.checkpoint, result.metrics = summary.model_uri, summary.checkpoint, summary.history[-1]
+    result.model_uri, result.checkpoint, result.metrics = (
+        summary.model_uri,
+        summary.checkpoint,
+        summary.history[summary.model_epoch - 1],
+    )
     return TrainedRun(record.run, summary, record.folder)
 
 
@@ -115,6 +119,8 @@ def _smaller_sizes(config: RunConfig) -> list[int]:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Train as the command line says."""
     trained = train(read_config(arguments), result)
+    if trained.summary.ended:
+        say(f"ended       {trained.summary.ended}; the model is that of epoch {trained.summary.model_epoch}")
     say(f"model       {trained.summary.model_uri}")
     if trained.summary.averaged_model_uri:
         say(f"averaged    {trained.summary.averaged_model_uri}")

@@ -44,6 +44,19 @@ def described() -> dict[str, str]:
     }
 
 
+def validation_metrics(task: str, classes: int, *, averaged: bool) -> list[str]:
+    """Return the names of the metrics of validation that a training has.
+
+    Args:
+        task: "multi_label" or "single_label".
+        classes: Number of classes.
+        averaged: Whether averaged weights are validated too.
+    """
+    own = ["f1_micro"] if task == "multi_label" else ["top_1", *(["top_5"] if classes > 5 else [])]
+    groups = [VALIDATION_GROUP, *([AVERAGED_GROUP] if averaged else [])]
+    return [f"{group}/{name}" for group in groups for name in ("loss", *own, "f1_macro", "mean_average_precision")]
+
+
 def is_listed(name: str) -> bool:
     """Whether `described` has a name; `evaluate` may write the scores of another split than `test` too."""
     return name in described() or name.partition("/")[2] in _SCORES

@@ -1,4 +1,4 @@
-"""Checkpoints: arrays and JSON in one file, which is written whole or not at all. The newest two are kept.
+"""Checkpoints: arrays and JSON in one file, which is written whole or not at all. The newest two and one more are kept.
 
 `step-NNNNNNNN.npz` holds `state.json`, the fields of `TrainingState` with their format version, and one array for each
 variable of model and optimizer. An exchange with state of its own adds one `step-NNNNNNNN.rank-RRRRR.npz` per rank.
@@ -89,8 +89,16 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
 
 
-def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["keras.Variable"]) -> Path:
+def save_checkpoint(
+    folder: Path, state: TrainingState, variables: Sequence["keras.Variable"], *, spared: int | None = None
+) -> Path:
     """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
+
+    Args:
+        folder: Folder of the run's checkpoints.
+        state: Where the run stands.
+        variables: What the checkpoint holds.
+        spared: Optimizer steps of a checkpoint that is not removed, however old it is.
 
     Raises:
         FloatingPointError: A variable holds a value that is not finite; nothing is written.
@@ -103,7 +111,8 @@ def save_checkpoint(folder: Path, state: TrainingState, variables: Sequence["ker
     _write(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
     # Never the one just written: damaged checkpoints with higher numbers may exist.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
-        old.unlink()
+        if spared is None or old != checkpoint_path(folder, spared):
+            old.unlink()
     _remove_leftovers(folder, state.step)
     return path
 
@@ -202,17 +211,29 @@ def readable_checkpoints(folder: Path) -> Iterator[tuple[Path, TrainingState, Ar
     """
     for path in reversed(list_checkpoints(folder)):
         try:
-            # Each member's CRC is verified as it is read; pickled objects are refused.
-            with np.load(path, allow_pickle=False) as file:
-                state = _read_state(path, file)
-                arrays = {name: file[name] for name in file.files if name != _STATE}
-            refuse_non_finite(arrays)
-        except (UnknownFormatError, *_NO_DAMAGE):
-            raise
-        except _DAMAGE as error:
+            yield path, *read_checkpoint(path)
+        except DamagedError as error:
             _warn_of_damage(path, error)
-            continue
-        yield path, state, arrays
+
+
+def read_checkpoint(path: Path) -> tuple[TrainingState, Arrays]:
+    """Read one checkpoint.
+
+    Raises:
+        DamagedError: It is missing, damaged or not finite.
+        ValueError: It has an unknown format.
+    """
+    try:
+        # Each member's CRC is verified as it is read; pickled objects are refused.
+        with np.load(path, allow_pickle=False) as file:
+            state = _read_state(path, file)
+            arrays = {name: file[name] for name in file.files if name != _STATE}
+        refuse_non_finite(arrays)
+    except (UnknownFormatError, *_NO_DAMAGE):
+        raise
+    except _DAMAGE as error:
+        raise DamagedError(str(error)) from error
+    return state, arrays
 
 
 def all_damaged(folder: Path) -> ValueError:

@@ -12,10 +12,12 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import check_readable
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.tracking import runs
+from pipelines.tracking.metrics import AVERAGED_GROUP, validation_metrics
 from pipelines.training.bands import used_groups
-from pipelines.training.checkpoint import KEPT, check_writable, newest_state
+from pipelines.training.checkpoint import KEPT, TrainingState, check_writable, checkpoint_path, newest_state
 from pipelines.training.input import reader_settings
 from pipelines.training.rates import make_schedule
+from pipelines.training.selection import best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
 
@@ -26,8 +28,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     Raises:
         FileNotFoundError: There is no dataset.
         ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
-            is too small, the schedule does not fit the number of steps, the model cannot use the images, or a part by
-            import path does not fit.
+            is too small, the schedule does not fit the number of steps, the model cannot use the images, validation has
+            no such metric, or a part by import path does not fit.
         RuntimeError: The process that tries such a part died.
     """
     manifest = read_manifest(config.dataset.path)
@@ -37,6 +39,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     make_schedule(config, steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size))
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
+    _check_selection(config, manifest)
     if has_own_parts(config):
         try_parts(config, manifest)
     # Petastorm's reader reads the training split without our cache.
@@ -70,6 +73,7 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
         raise ValueError(
             f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
         )
+    _check_best(path, state, config, manifest)
 
 
 def check_output(config: RunConfig) -> None:
@@ -88,7 +92,8 @@ def check_output(config: RunConfig) -> None:
     path, _ = newest_state(folder / "checkpoints")
     size = sum(part.stat().st_size for part in path.parent.glob(f"{path.stem}*.npz"))
     written = len(list(path.parent.glob("step-????????.npz")))
-    check_writable(folder, size * (KEPT + 1 - min(KEPT, written)))
+    kept = KEPT + (config.training.selection.metric is not None)
+    check_writable(folder, size * (kept + 1 - min(kept, written)))
 
 
 def run_folder(config: RunConfig, run_id: str) -> Path:
@@ -101,6 +106,38 @@ def batch_text(config: RunConfig) -> str:
     accumulated = config.accumulation_steps(config.launch.num_workers) or 1
     micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
     return f"{config.launch.num_workers} workers{micro_batches} x {config.training.batch_size_per_worker}"
+
+
+def _check_best(path: Path, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+    """Check that training can continue by the same rule, and that the checkpoint of the best epoch is there."""
+    selection = config.training.selection
+    if is_over(state.history, selection) and runs.is_finished(config.training.resume_run or ""):
+        why = why_ended(state.history, selection, config.training.epochs)
+        raise ValueError(f"{path} ended {why}, and the model is logged: raise training.selection.patience to continue")
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    best = best_step(state.history, selection, steps)
+    if best is not None and selection.model == "best" and not checkpoint_path(path.parent, best).is_file():
+        raise ValueError(
+            f"by training.selection.metric={selection.metric} the best epoch is that of "
+            f"{checkpoint_path(path.parent, best)}, which is not there: set training.selection as it was, or "
+            "training.selection.model=last"
+        )
+
+
+def _check_selection(config: RunConfig, manifest: Manifest) -> None:
+    metric = config.training.selection.metric
+    if metric is None:
+        return
+    if VALIDATION_SPLIT not in manifest.splits:
+        raise ValueError(
+            f"training.selection.metric={metric} needs a validation split, and {config.dataset.path} has only "
+            f"{', '.join(sorted(manifest.splits))}: set training.selection.metric=null"
+        )
+    known = validation_metrics(manifest.task, len(manifest.class_names), averaged=config.training.ema is not None)
+    if metric not in known:
+        averaged = metric.startswith(f"{AVERAGED_GROUP}/") and config.training.ema is None
+        remedy = ", and training.ema is null" if averaged else ""
+        raise ValueError(f"training.selection.metric={metric} should be one of {', '.join(known)}{remedy}")
 
 
 def _check_steps(config: RunConfig, manifest: Manifest) -> None:

@@ -102,6 +102,8 @@ class Record:
         config: RunConfig,
         *,
         steps: int,
+        model_steps: int,
+        tags: Mapping[str, str],
         average: WeightAverage | None = None,
     ) -> tuple[str, str]:
         """Write what is known at the end, the model last.
@@ -111,11 +113,14 @@ class Record:
             manifest: Its dataset.
             config: The whole configuration.
             steps: Optimizer steps in all.
+            model_steps: Those that the model has seen.
+            tags: Tags of the run about its end.
             average: The average of its weights, which is logged as a model of its own, before the other one.
 
         Returns:
             The URI of the model and an empty text; or an empty URI, and why MLflow has not taken everything.
         """
+        self._writer.tags(tags)
         self._writer.figure(learning_rate_curve([self._schedule(step) for step in range(steps)]), "learning_rate.png")
         report(event="saving")
         reason = self._writer.drain()
@@ -128,9 +133,11 @@ class Record:
                 with average.in_model():
                     averaged = with_probabilities(model, task)
                 described = {**description, "ema": average.decay}
-                log_model(self._run, averaged, described, None, step=steps, name=AVERAGED_MODEL)
+                log_model(self._run, averaged, described, None, step=model_steps, name=AVERAGED_MODEL)
             registered = config.tracking.registered_model
-            uri = log_model(self._run, with_probabilities(model, task), description, registered, step=steps, name=MODEL)
+            uri = log_model(
+                self._run, with_probabilities(model, task), description, registered, step=model_steps, name=MODEL
+            )
         except TrackingError as error:
             return "", str(error)
         return uri, ""

@@ -1,7 +1,7 @@
 """The checkpoints of a run, which all ranks write and restore together."""
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +25,7 @@ from pipelines.training.checkpoint import (
     checkpoint_path,
     elsewhere,
     list_checkpoints,
+    read_checkpoint,
     readable_checkpoints,
     remove_rank_states,
     save_checkpoint,
@@ -32,6 +33,7 @@ from pipelines.training.checkpoint import (
     write_failure,
 )
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.selection import History
 
 if TYPE_CHECKING:
     import keras
@@ -56,6 +58,8 @@ class Checkpoints:
     exchange: GradientExchange
     """The exchange, already built; its state differs between ranks."""
     collective: HorovodCollective
+    best_step: Callable[[History], int | None] | None = None
+    """Returns, from the history, the optimizer steps of the checkpoint that is kept whatever its age; None: no such."""
     newest: str = ""
     """Path of the newest checkpoint; only rank 0 knows it."""
 
@@ -67,7 +71,8 @@ class Checkpoints:
         """
         rank, size = self.collective.rank, self.collective.size if self._has_exchange_state else 1
         if rank < size:
-            needed = KEPT + 1 - min(KEPT, len(list_checkpoints(self.folder))) if rank == 0 else 0
+            kept = KEPT + (self.best_step is not None)
+            needed = kept + 1 - min(kept, len(list_checkpoints(self.folder))) if rank == 0 else 0
             check_writable(self.folder, needed * self._checkpoint_bytes())
         if size > 1:
             self._check_that_ranks_share_the_folder()
@@ -126,7 +131,24 @@ class Checkpoints:
                 loss_count=loss_count,
                 exchange_ranks=ranks,
             )
-            self.newest = str(save_checkpoint(self.folder, state, self.variables))
+            spared = None if self.best_step is None else self.best_step(history)
+            self.newest = str(save_checkpoint(self.folder, state, self.variables, spared=spared))
+
+    def take_best(self, step: int) -> None:
+        """Set the variables of this rank to those of the best epoch; what the exchange keeps stays as it is.
+
+        Raises:
+            RuntimeError: Its checkpoint is missing or damaged.
+        """
+        path = checkpoint_path(self.folder, step)
+        try:
+            _, arrays = read_checkpoint(path)
+        except DamagedError as error:
+            raise RuntimeError(
+                f"{path}, the checkpoint of the best epoch, is damaged ({error}): log the last epoch's model with "
+                f"training.selection.model=last and training.resume_run={self.initial.run_id}"
+            ) from error
+        assign_arrays(path, arrays, self.variables)
 
     def how_to_continue(self) -> str:
         """What to set to continue this run, and from which checkpoint it then continues."""

@@ -38,6 +38,7 @@ from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
+from pipelines.training.selection import best_of, best_step, described, is_over
 from pipelines.training.settings import recorded_settings
 from pipelines.training.step import make_accumulate, make_predict, make_train_step
 from pipelines.training.stop import StopAgreement
@@ -87,7 +88,9 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     initial = _initial_state(config, manifest, run, data)
     variables = [*model.variables, *optimizer.variables]
     variables += [*(loss_scale.variables if loss_scale else []), *(average.variables if average else [])]
-    checkpoints = Checkpoints(checkpoint_folder, initial, variables, exchange, collective)
+    selection = config.training.selection
+    best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None
+    checkpoints = Checkpoints(checkpoint_folder, initial, variables, exchange, collective, best)
     checkpoints.check_folder()
     start = checkpoints.restore(resumes=config.training.resume_run is not None)
     history = list(start.history)
@@ -99,6 +102,9 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
         report(event="compiling")  # the first step compiles, and reports nothing until it is done
     with _ends_explained(checkpoints, record):
         for epoch in range(start.epochs_done, config.training.epochs):
+            # Only rank 0 knows the epochs of an earlier attempt.
+            if selection.patience is not None and collective.broadcast_number(int(is_over(history, selection))):
+                break
             if trainer.stop is not None and trainer.stop.is_requested_now():
                 raise StoppedOnRequest(f"stopped after step {epoch * steps}")
             place = _Place(epoch, config.training.epochs, steps, resumed_from=start)
@@ -340,9 +346,25 @@ def _finish(
     history: list[dict[str, float]],
     checkpoints: Checkpoints,
 ) -> TrainingSummary:
-    """Log the model, and that with averaged weights; on rank 0."""
-    steps = config.training.epochs * steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    """Log the model of the chosen epoch, and that with averaged weights; on rank 0."""
+    selection = config.training.selection
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     payload_bytes = exchange.payload_bytes([variable.value for variable in model.trainable_variables])
-    model_uri, not_recorded = record.write_result(model, manifest, config, steps=steps, average=average)
-    averaged_uri = f"runs:/{checkpoints.initial.run_id}/{AVERAGED_MODEL}" if model_uri and average else ""
-    return TrainingSummary(model_uri, history, checkpoints.newest, payload_bytes, averaged_uri, not_recorded)
+    best = best_of(history, selection) if selection.model == "best" else None
+    epoch = len(history) if best is None else best.epoch
+    if epoch < len(history):
+        checkpoints.take_best(epoch * steps)
+    tags = described(history, selection, config.training.epochs)
+    model_uri, not_recorded = record.write_result(
+        model, manifest, config, steps=len(history) * steps, model_steps=epoch * steps, tags=tags, average=average
+    )
+    return TrainingSummary(
+        model_uri,
+        history,
+        checkpoints.newest,
+        payload_bytes,
+        averaged_model_uri=f"runs:/{checkpoints.initial.run_id}/{AVERAGED_MODEL}" if model_uri and average else "",
+        model_epoch=epoch,
+        ended=tags.get("training_ended", ""),
+        not_recorded=not_recorded,
+    )
