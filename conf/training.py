@@ -34,6 +34,9 @@ class TrainingConfig(Section):
     scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Part of the training targets that is spread over all answers; validation and evaluation have none."""
+    mixup: float | None = Field(default=None, gt=0, le=1)
+    """Alpha of mixup, such as 0.2: every training sample becomes a weighted mean of itself and its neighbour in the
+    global order, images and targets alike, with a weight from Beta(alpha, alpha); null: none."""
     gradient_clipping: float | None = Field(default=None, gt=0)
     """Largest global norm of the mean gradient, after the exchange: a longer one is scaled down to it; null: none. The
     loss scale is divided out before; a codec's residual keeps nothing of what clipping takes away."""
@@ -43,6 +46,15 @@ class TrainingConfig(Section):
     selection: SelectionConfig = SelectionConfig()
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
+
+    @model_validator(mode="after")
+    def _mixup_has_pairs(self) -> "TrainingConfig":
+        if self.mixup is not None and self.batch_size_per_worker % 2:
+            raise ValueError(
+                f"training.mixup mixes the samples of a batch in pairs: set training.batch_size_per_worker to an even "
+                f"number, not {self.batch_size_per_worker}, or training.mixup=null"
+            )
+        return self
 
     @model_validator(mode="after")
     def _global_batch_is_stated_once(self) -> "TrainingConfig":

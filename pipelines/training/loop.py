@@ -20,6 +20,7 @@ from pipelines.launch.report import StoppedOnRequest, step_done
 from pipelines.training.accumulation import moving_statistics
 from pipelines.training.clock import Clock
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.mixing import Mixing
 from pipelines.training.resume import REMEDY
 from pipelines.training.step import Accumulate, Step
 from pipelines.training.stop import StopAgreement
@@ -30,6 +31,8 @@ _CODEC_OF_MEANS = re.compile(rf"codec (\w+): {MEANS_NOT_FINITE}")
 
 SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
 """Function from the rows of a batch to the seeds of their augmentation."""
+Inputs = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]
+"""Images, targets and seeds of a batch, as a step takes them."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,7 @@ def train_epoch(
     first_step: int,
     earlier: LossTotal = LossTotal(),
     seeds_of: SeedsOf | None = None,
+    mixing: Mixing | None = None,
     saver: StepSaver | None = None,
     observer: StepObserver | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
@@ -129,6 +133,7 @@ def train_epoch(
         first_step: Optimizer steps done before the first of these batches.
         earlier: Losses of this epoch's earlier steps over all ranks; given on one rank only.
         seeds_of: Returns the seeds of a batch's augmentation from its rows; None if the model does not augment.
+        mixing: Mixes the samples of each batch; None if they stay as they are.
         saver: Writes checkpoints within the epoch; None if there are none.
         observer: Receives the values of every step.
         report: Called about once a second.
@@ -143,14 +148,14 @@ def train_epoch(
     for number, batch in enumerate(batches, start=1):
         clock.batch_arrived(len(batch.rows))
         if number % trainer.micro_batches:
-            _take_micro_batch(trainer, batch, seeds_of)
+            _take_micro_batch(trainer, _inputs(batch, seeds_of, mixing))
             if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
                 reported = time.perf_counter()
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
             del batch
             clock.begin_waiting()
             continue
-        loss = _take_step(trainer, step, batch, seeds_of, losses)
+        loss = _take_step(trainer, step, _inputs(batch, seeds_of, mixing), losses)
         losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
         losses.begin(loss, wait=step == first_step)
         clock.step_done()
@@ -175,19 +180,19 @@ def train_epoch(
     return EpochResult(total.sum / total.count, trainer.collective.size * rate, wait_fraction)
 
 
-def _take_micro_batch(trainer: Trainer, batch: Batch, seeds_of: SeedsOf | None) -> None:
+def _take_micro_batch(trainer: Trainer, inputs: Inputs) -> None:
     """Begin to compute a micro-batch that is not the last of its step."""
     assert trainer.accumulate is not None
-    trainer.accumulate(*_tensors(batch, seeds_of))
+    trainer.accumulate(*inputs)
 
 
-def _take_step(trainer: Trainer, step: int, batch: Batch, seeds_of: SeedsOf | None, losses: "_Losses") -> tf.Tensor:
+def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -> tf.Tensor:
     """Begin the last or only batch of one step and return the step's loss, which may not be computed yet."""
     trainer.optimizer.learning_rate = trainer.schedule(step)
     if trainer.stop is not None:
         trainer.stop.announce()
     try:
-        return trainer.step(*_tensors(batch, seeds_of))
+        return trainer.step(*inputs)
     except tf.errors.InvalidArgumentError as error:
         losses.settle()  # if the loss before was not finite already, that is the one to name
         text = _divergence(error.message, trainer.collective.rank, step)
@@ -197,9 +202,12 @@ def _take_step(trainer: Trainer, step: int, batch: Batch, seeds_of: SeedsOf | No
     raise FloatingPointError(text)
 
 
-def _tensors(batch: Batch, seeds_of: SeedsOf | None) -> tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]:
+def _inputs(batch: Batch, seeds_of: SeedsOf | None, mixing: Mixing | None) -> Inputs:
     seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
-    return image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32), seeds
+    images, targets = image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32)
+    if mixing is not None:
+        images, targets = mixing(images, targets, batch.rows)
+    return images, targets, seeds
 
 
 def _divergence(message: str, rank: int, step: int) -> str | None:

@@ -32,6 +32,7 @@ from pipelines.training.evaluation import evaluate
 from pipelines.training.input import TrainingInput, make_input, reader_settings
 from pipelines.training.loop import LossTotal, Progress, SeedsOf, Trainer, average_statistics, train_epoch
 from pipelines.training.loss_scale import LossScale
+from pipelines.training.mixing import Mixing
 from pipelines.training.precision import bfloat16_isa, describe_precision
 from pipelines.training.rates import make_schedule
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
@@ -114,6 +115,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
                 first_step=epoch * steps + place.start_step,
                 earlier=place.earlier,
                 seeds_of=_make_seeds(config, model, epoch),
+                mixing=Mixing(config.training.mixup, config.training.seed, epoch) if config.training.mixup else None,
                 saver=_EpochSaver(
                     checkpoints, model, average, record, history, place, config.training.checkpoint_every_steps
                 )

@@ -121,6 +121,11 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
             r"^training\.foo: unknown key; expected one of epochs, batch_size_per_worker, accumulation_steps, ",
         ),
         ("training.epochs='3'", r"training\.epochs='3': should be a valid integer"),
+        (
+            "training={mixup: 0.2, batch_size_per_worker: 3}",
+            r"training\.mixup mixes .*: set .* to an even number, not 3",
+        ),
+        ("training.mixup=1.5", r"training\.mixup=1\.5: should be less than or equal to 1"),
         ("training.epochs=0", r"training\.epochs=0: should be greater than 0"),
         ("training.seed=4294967296", r"training\.seed=4294967296: should be less than 4294967296"),
         ("model.depth=49", r"model\.depth=49: should be 18, 34, 50, 101 or 152"),

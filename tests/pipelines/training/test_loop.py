@@ -11,12 +11,14 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
+from models.layers.mixup import mixing_coefficients
 from models.schedules import constant, gradual_warmup
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest
 from pipelines.training.checkpoint import TrainingState, newest_state
 from pipelines.training.clock import Clock
 from pipelines.training.loop import EpochResult, LossTotal, Trainer, average_statistics, train_epoch
+from pipelines.training.mixing import Mixing
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import Step, make_train_step
@@ -42,11 +44,12 @@ def batches(count: int) -> Iterator[Batch]:
 def one_epoch(one_rank: Any) -> Callable[..., EpochResult]:
     """An epoch of so many batches on one rank, at a rate that stays where it is unless `settings` say otherwise."""
 
-    def run(count: int, step: Step, first_step: int, **settings: Any) -> EpochResult:
+    def run(count: int | list[Batch], step: Step, first_step: int, **settings: Any) -> EpochResult:
         optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
         schedule = settings.pop("schedule", constant(1.0))
         trainer = Trainer(step, optimizer, schedule, one_rank, settings.pop("stop", None))
-        return train_epoch(batches(count), trainer, first_step=first_step, **settings)
+        given = batches(count) if isinstance(count, int) else iter(count)
+        return train_epoch(given, trainer, first_step=first_step, **settings)
 
     return run
 
@@ -112,6 +115,30 @@ def test_the_step_is_given_the_seeds_of_its_samples(one_epoch: Callable[..., Epo
 
     one_epoch(2, step, 0, seeds_of=lambda rows: (rows * 10).astype(np.int32))
     assert given == [[0, 10, 20, 30]] * 2
+
+
+def test_the_step_is_given_mixed_samples(one_epoch: Callable[..., EpochResult]) -> None:
+    given = []
+
+    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
+        given.append((images["a"].numpy(), targets.numpy()))
+        return tf.constant(1.0)
+
+    def batch() -> Batch:
+        random = np.random.default_rng(0)
+        pixels = random.integers(0, 3000, (4, 2, 2, 1), dtype=np.uint16)
+        return Batch({"a": pixels}, np.eye(4, 3, dtype=np.uint8), np.ones(4, np.float32), np.array([7, 3, 0, 9]))
+
+    mixing = Mixing(alpha=1.0, seed=5, epoch=2)
+    one_epoch([batch()], step, 0, mixing=mixing)
+    c = mixing_coefficients(1.0, seed=5, epoch=2, rows=[7, 3, 0, 9])
+    expected = [c[:, None] * values + (1 - c[:, None]) * values[[1, 0, 3, 2]]
+                for values in (batch().images["a"].reshape(4, -1), batch().targets)]  # fmt: skip
+    ((pixels, targets),) = given
+    np.testing.assert_allclose(pixels.reshape(4, -1), expected[0], atol=0.501)
+    np.testing.assert_allclose(targets, expected[1], rtol=1e-6)
+    assert (c > 0.01).all()
+    assert (c < 0.99).all()
 
 
 class Saver:
