@@ -1,8 +1,9 @@
 """The settings of the epoch loop."""
 
-from typing import Literal
+import math
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from conf.section import Section
 from conf.selection import SelectionConfig
@@ -34,6 +35,9 @@ class TrainingConfig(Section):
     scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Part of the training targets that is spread over all answers; validation and evaluation have none."""
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
+    """Weights of the classes in the training loss, by name (1 for those that are not named); with several labels, those
+    of positive answers. `balanced`: by the counts of the training split, rare classes more. Null: equal ones."""
     mixup: float | None = Field(default=None, gt=0, le=1)
     """Alpha of mixup, such as 0.2: every training sample becomes a weighted mean of itself and its neighbour in the
     global order, images and targets alike, with a weight from Beta(alpha, alpha); null: none."""
@@ -46,6 +50,20 @@ class TrainingConfig(Section):
     selection: SelectionConfig = SelectionConfig()
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _are_weights(cls, value: Any) -> Any:
+        if value is None or value == "balanced":
+            return value
+        if not isinstance(value, dict) or not value:
+            raise ValueError(
+                f"training.class_weights={value!r}: should be balanced, null or a mapping of class names to weights"
+            )
+        for name, weight in value.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+                raise ValueError(f"training.class_weights: the weight of {name!r} is {weight!r}, not a number above 0")
+        return {str(name): float(weight) for name, weight in value.items()}
 
     @model_validator(mode="after")
     def _mixup_has_pairs(self) -> "TrainingConfig":

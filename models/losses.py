@@ -1,26 +1,31 @@
 """Losses from logits, one value per sample: the caller decides over which samples to average."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
-def classification_loss(task: str, *, label_smoothing: float = 0.0) -> Loss:
+def classification_loss(
+    task: str, *, label_smoothing: float = 0.0, class_weights: Sequence[float] | None = None
+) -> Loss:
     """Return `loss(targets, logits)`, both `(batch, classes)`, with values `(batch,)` in float32.
 
-    "multi_label": mean over classes of -(t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))).
-    "single_label": -sum over classes of t log softmax(z), with targets whose sum is 1.
+    "multi_label": mean over classes of -(w t log sigmoid(z) + (1 - t) log(1 - sigmoid(z))).
+    "single_label": -sum over classes of w t log softmax(z), with targets whose sum is 1.
 
     Args:
         task: "multi_label" or "single_label".
         label_smoothing: Part a of the targets, in [0, 1), that is spread over the possible answers before the loss is
             computed: t = (1 - a) t + a / 2 for each class of "multi_label", and t = (1 - a) t + a / classes for
             "single_label".
+        class_weights: Weight w of each class, positive; None for 1. The mean over a batch is not divided by the weights
+            of its samples.
 
     Raises:
-        ValueError: an unknown task, or a part out of range.
+        ValueError: an unknown task, a part out of range, or a weight that is not positive.
 
     Source: Szegedy et al. 2016, "Rethinking the Inception architecture", section 7; for several labels the same with
     two answers per class, as Keras's `BinaryCrossentropy` has it.
@@ -29,7 +34,9 @@ def classification_loss(task: str, *, label_smoothing: float = 0.0) -> Loss:
         raise ValueError(f"task must be one of {sorted(_LOSSES)}, got {task!r}")
     if not 0 <= label_smoothing < 1:
         raise ValueError(f"label_smoothing must be in [0, 1), got {label_smoothing}")
-    loss = _LOSSES[task]
+    if class_weights is not None and not all(weight > 0 for weight in class_weights):
+        raise ValueError(f"class_weights must be positive, got {list(class_weights)}")
+    loss = _LOSSES[task] if class_weights is None else functools.partial(_WEIGHTED[task], list(class_weights))
     if label_smoothing == 0:
         return loss
 
@@ -51,4 +58,16 @@ def _single_label(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     return tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)
 
 
+def _weighted_multi_label(weights: list[float], targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    targets, logits = tf.cast(targets, tf.float32), tf.cast(logits, tf.float32)
+    losses = tf.nn.weighted_cross_entropy_with_logits(targets, logits, tf.constant(weights, tf.float32))
+    return tf.reduce_mean(losses, axis=-1)
+
+
+def _weighted_single_label(weights: list[float], targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+    targets, logits = tf.cast(targets, tf.float32), tf.cast(logits, tf.float32)
+    return -tf.reduce_sum(tf.constant(weights, tf.float32) * targets * tf.nn.log_softmax(logits), axis=-1)
+
+
+_WEIGHTED = {"multi_label": _weighted_multi_label, "single_label": _weighted_single_label}
 _LOSSES: dict[str, Loss] = {"multi_label": _multi_label, "single_label": _single_label}

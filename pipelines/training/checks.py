@@ -15,6 +15,7 @@ from pipelines.tracking import runs
 from pipelines.tracking.metrics import AVERAGED_GROUP, validation_metrics
 from pipelines.training.bands import used_groups
 from pipelines.training.checkpoint import KEPT, TrainingState, check_writable, checkpoint_path, newest_state
+from pipelines.training.class_weights import class_weights
 from pipelines.training.input import reader_settings
 from pipelines.training.rates import make_schedule
 from pipelines.training.selection import best_step, is_over, why_ended
@@ -29,7 +30,7 @@ def check_dataset(config: RunConfig) -> Manifest:
         FileNotFoundError: There is no dataset.
         ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
             is too small, the schedule does not fit the number of steps, the model cannot use the images, validation has
-            no such metric, or a part by import path does not fit.
+            no such metric, the dataset no such classes, or a part by import path does not fit.
         RuntimeError: The process that tries such a part died.
     """
     manifest = read_manifest(config.dataset.path)
@@ -40,6 +41,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
     _check_selection(config, manifest)
+    class_weights(config.training.class_weights, manifest)
     if has_own_parts(config):
         try_parts(config, manifest)
     # Petastorm's reader reads the training split without our cache.

@@ -27,6 +27,7 @@ from pipelines.tracking.models import AVERAGED_MODEL, load_model
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.checkpoint import TrainingState
+from pipelines.training.class_weights import class_weights
 from pipelines.training.collective import HorovodCollective, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import TrainingInput, make_input, reader_settings
@@ -75,7 +76,11 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
 
     model = make_model(config, manifest)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
-    loss = classification_loss(manifest.task, label_smoothing=config.training.label_smoothing)
+    loss = classification_loss(
+        manifest.task,
+        label_smoothing=config.training.label_smoothing,
+        class_weights=class_weights(config.training.class_weights, manifest),
+    )
     _agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)

@@ -83,3 +83,39 @@ def test_half_logits_are_summed_in_float32_and_compile(task):
 def test_unknown_task_is_rejected():
     with pytest.raises(ValueError, match=r"one of \['multi_label', 'single_label'\], got 'multilabel'"):
         classification_loss("multilabel")
+
+
+@pytest.mark.parametrize("label_smoothing", [0.0, 0.2])
+def test_weights_of_positive_answers_are_those_of_the_formula(label_smoothing: float) -> None:
+    random = np.random.default_rng(0)
+    targets, logits = random.integers(0, 2, (6, 3)).astype(np.float64), random.normal(0, 3, (6, 3))
+    weights = [0.5, 1.0, 4.0]
+    loss = classification_loss("multi_label", label_smoothing=label_smoothing, class_weights=weights)
+    t, p = (1 - label_smoothing) * targets + label_smoothing / 2, 1 / (1 + np.exp(-logits))
+    expected = -(weights * t * np.log(p) + (1 - t) * np.log(1 - p)).mean(axis=1)
+    np.testing.assert_allclose(loss(tf.constant(targets), tf.constant(logits)), expected, rtol=1e-5)
+
+
+def test_weights_of_classes_are_those_that_keras_gives_to_samples() -> None:
+    random = np.random.default_rng(0)
+    labels, logits = random.integers(0, 3, 6), random.normal(0, 3, (6, 3)).astype(np.float32)
+    targets, weights = np.eye(3, dtype=np.float32)[labels], np.array([0.5, 1.0, 4.0], np.float32)
+    losses = classification_loss("single_label", class_weights=weights.tolist())(targets, logits)
+    expected = keras.losses.CategoricalCrossentropy(from_logits=True)(targets, logits, sample_weight=weights[labels])
+    assert float(np.mean(losses)) == pytest.approx(float(expected), rel=1e-6)
+    mixed = np.array([[0.3, 0.7, 0.0]], np.float32)
+    (value,) = classification_loss("single_label", class_weights=weights.tolist())(mixed, logits[:1]).numpy()
+    log_softmax = logits[0] - np.log(np.exp(logits[0]).sum())
+    assert value == pytest.approx(-(weights * mixed[0] * log_softmax).sum(), rel=1e-5)
+
+
+@pytest.mark.parametrize("task", ["multi_label", "single_label"])
+def test_weights_of_one_change_nothing(task: str) -> None:
+    random = np.random.default_rng(0)
+    targets, logits = np.eye(3)[random.integers(0, 3, 6)], random.normal(0, 3, (6, 3))
+    weighted = classification_loss(task, class_weights=[1.0] * 3)(tf.constant(targets), tf.constant(logits))
+    np.testing.assert_allclose(
+        weighted, classification_loss(task)(tf.constant(targets), tf.constant(logits)), rtol=1e-5
+    )
+    with pytest.raises(ValueError, match=r"class_weights must be positive, got \[1\.0, 0\.0\]"):
+        classification_loss(task, class_weights=[1.0, 0.0])
