@@ -20,6 +20,7 @@ _EPOCH = {
     "speed/images_per_second": "training samples per second of all ranks, without the first step, which compiles",
     "time/input_wait_fraction": "part of the training time in which rank 0 waits for its next batch",
 }
+_OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
     "f1_macro": "mean F1 of all classes, 0 for an absent one",
@@ -35,6 +36,7 @@ def described() -> dict[str, str]:
     return {
         **{name: f"each step: {line}" for name, line in _STEP.items()},
         **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
+        **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
         **{
             f"{AVERAGED_GROUP}/{name}": f"each epoch, with training.ema: of the averaged weights, {line}"

@@ -32,12 +32,14 @@ class LossScale:
         """
         self.growth_steps = growth_steps
         self.scale = keras.Variable(initial, dtype="float32", trainable=False, name="loss_scale")
+        self.skipped = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_skipped")
+        """Number of steps that were skipped so far."""
         self.steps_since = keras.Variable(0, dtype="int32", trainable=False, name="loss_scale_steps")
 
     @property
     def variables(self) -> list[keras.Variable]:
         """All variables that a checkpoint must hold; they are equal on every rank."""
-        return [self.scale, self.steps_since]
+        return [self.scale, self.steps_since, self.skipped]
 
     def multiply(self, loss: tf.Tensor) -> tf.Tensor:
         """Return the loss whose gradients are computed."""
@@ -74,6 +76,7 @@ class LossScale:
             if collective.rank == 0:
                 tf.print("an overflow: no rank takes this step; the loss scale is now", self.scale.value)
             self.steps_since.assign(0)
+            self.skipped.assign_add(1)
             return tf.constant(False)
 
         tf.cond(ranks > 0, skip, grow)

@@ -22,6 +22,7 @@ from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.writer import Point, RunWriter, now
 from pipelines.training.bands import seen_bands
 from pipelines.training.loop import EpochResult
+from pipelines.training.loss_scale import LossScale
 from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
 from pipelines.training.results import Evaluation
 from pipelines.training.weight_average import WeightAverage
@@ -143,13 +144,17 @@ class Record:
         return uri, ""
 
 
-def epoch_metrics(trained: EpochResult, evaluations: Mapping[str, Evaluation]) -> dict[str, float]:
+def epoch_metrics(
+    trained: EpochResult, evaluations: Mapping[str, Evaluation], loss_scale: LossScale | None
+) -> dict[str, float]:
     """One epoch's entry of the history; `evaluations` have the groups of their metrics as keys."""
     metrics = {
         "train/loss": trained.loss,
         "speed/images_per_second": trained.images_per_second,
         "time/input_wait_fraction": trained.input_wait_fraction,
     }
+    if loss_scale is not None:
+        metrics["train/skipped_steps"] = float(loss_scale.skipped)
     for group, evaluation in evaluations.items():
         metrics |= {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
     return metrics

@@ -131,7 +131,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
             )
             average_statistics(model, collective, average.statistics if average else ())
             evaluations = validate()
-            history.append(epoch_metrics(trained, evaluations))
+            history.append(epoch_metrics(trained, evaluations, loss_scale))
             if record is not None:
                 record.write_epoch(history, evaluations, step=(epoch + 1) * steps)
                 report(event="epoch", **place.fields, metrics=history[-1])

@@ -54,8 +54,10 @@ def test_an_overflow_on_any_rank_skips_the_step_on_all(bad: float, where: str) -
     ranks.other_overflows.assign(float(where == "there"))
     step(tf.constant(bad if where == "here" else 0.25))
     assert (float(weight), float(residual), float(scale.scale), int(scale.steps_since)) == (0.75, 1.0, 4.0, 0)
+    assert int(scale.skipped) == 1
     ranks.other_overflows.assign(0.0)
     step(tf.constant(0.25))
+    assert int(scale.skipped) == 1
     assert (float(weight), float(residual), float(scale.scale), int(scale.steps_since)) == (0.5, 2.0, 4.0, 1)
 
 
