@@ -39,8 +39,8 @@ class WeightAverage:
         statistics = moving_statistics(model)
         self._averaged = [*model.trainable_variables, *statistics]
         self.variables = [
-            keras.Variable(variable, dtype=variable.dtype, trainable=False, name=f"{variable.name}_average")
-            for variable in self._averaged
+            keras.Variable(each, dtype=each.dtype, trainable=False, name=f"{each.path.replace('/', '.')}_average")
+            for each in self._averaged
         ]
         """The averages, all of which a checkpoint must hold."""
         self.statistics = self.variables[len(model.trainable_variables) :]
