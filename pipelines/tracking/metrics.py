@@ -16,7 +16,7 @@ _STEP = {
     "time/decode_seconds": "time in which rank 0 decodes what it has received, measured on CPUs",
 }
 _EPOCH = {
-    "train/loss": "mean loss over all training samples",
+    "train/loss": "mean loss over all training samples, as it is minimised: of mixed or smoothed targets, weighted",
     "speed/images_per_second": "training samples per second of all ranks, without the first step, which compiles",
     "time/input_wait_fraction": "part of the training time in which rank 0 waits for its next batch",
 }

@@ -28,7 +28,7 @@ def class_weights(setting: ClassWeights, manifest: Manifest) -> list[float] | No
     """
     if setting is None:
         return None
-    if setting != "balanced":
+    if not isinstance(setting, str):
         _check_names(setting, manifest)
         return [float(setting.get(name, 1.0)) for name in manifest.class_names]
     split = manifest.splits[TRAINING_SPLIT]
