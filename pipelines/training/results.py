@@ -25,11 +25,11 @@ class TrainingSummary:
     """Path of the newest checkpoint."""
     payload_bytes_per_step: int
     """Bytes that one rank gives to the collective in each step; only rank 0 has this and the model's URI."""
+    not_recorded: str = ""
+    """Why MLflow has not taken everything; empty where it has."""
     averaged_model_uri: str = ""
     """Where MLflow has the model with averaged weights; empty without `training.ema` too."""
     model_epoch: int = 0
     """Number of the epoch whose weights the model has, from 1; 0 on ranks other than 0."""
     ended: str = ""
     """Why training ended; empty where epochs are not compared."""
-    not_recorded: str = ""
-    """Why MLflow has not taken everything; empty where it has."""

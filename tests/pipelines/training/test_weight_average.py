@@ -31,7 +31,7 @@ class Training:
         self.model = keras.models.clone_model(original)
         self.model.set_weights(original.get_weights())
         # Keras averages the trainable variables too: this is what ours must equal.
-        self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=DECAY)
+        self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9, use_ema=True, ema_momentum=DECAY, name="sgd")
         self.optimizer.build(self.model.trainable_variables)
         self.average = WeightAverage(self.model, DECAY)
         exchange = make_exchange(load("smoke"), one_rank)
