@@ -50,9 +50,9 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
         if network or codec or name in ("optimizer.name", "optimizer.variant"):
             fixed.append((name, then[name], now[name]))
     # A checkpoint holds the averages or none; their decay may change.
-    averages = [settings.get("training.ema", "None") for settings in (state.settings, now)]
-    if "None" in averages:
-        fixed.append(("training.ema", *averages))
+    before, after = state.settings.get("training.ema", "None"), now["training.ema"]
+    if "None" in (before, after):
+        fixed.append(("training.ema", before, after))
     before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
