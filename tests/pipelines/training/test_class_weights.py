@@ -5,7 +5,7 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 from conf.load import load
-from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.manifest import Manifest, Shard, Split
 from pipelines.sample import Task
 from pipelines.training.class_weights import class_weights
 
@@ -13,13 +13,13 @@ NAMES = ("Arable land", "Pastures", "Inland waters")
 
 
 def manifest(task: Task, rows: int, counts: tuple[int, ...]) -> Manifest:
-    shard = {"file": "train/part-00000.parquet", "row_groups": (rows,), "size": 1}
+    shard = Shard(file="train/part-00000.parquet", row_groups=(rows,), size=1)
     return Manifest(
         archive="image_folder",
         task=task,
         class_names=NAMES,
         groups=(),
-        splits={"train": {"shards": (shard,), "class_counts": counts}},
+        splits={"train": Split(shards=(shard,), class_counts=counts)},
         statistics={},
         settings={},
         source_fingerprint="abc",

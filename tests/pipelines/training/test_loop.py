@@ -132,8 +132,11 @@ def test_the_step_is_given_mixed_samples(one_epoch: Callable[..., EpochResult]) 
     mixing = Mixing(alpha=1.0, seed=5, epoch=2)
     one_epoch([batch()], step, 0, mixing=mixing)
     c = mixing_coefficients(1.0, seed=5, epoch=2, rows=[7, 3, 0, 9])
-    expected = [c[:, None] * values + (1 - c[:, None]) * values[[1, 0, 3, 2]]
-                for values in (batch().images["a"].reshape(4, -1), batch().targets)]  # fmt: skip
+    pixels_before, targets_before = batch().images["a"].reshape(4, -1).astype(float), batch().targets.astype(float)
+    expected = [
+        c[:, np.newaxis] * values + (1 - c[:, np.newaxis]) * values[[1, 0, 3, 2]]
+        for values in (pixels_before, targets_before)
+    ]
     ((pixels, targets),) = given
     np.testing.assert_allclose(pixels.reshape(4, -1), expected[0], atol=0.501)
     np.testing.assert_allclose(targets, expected[1], rtol=1e-6)
