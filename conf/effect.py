@@ -28,10 +28,15 @@ def _resumes_by_id(config: RunConfig) -> bool:
     return config.training.resume_run not in (None, "latest")
 
 
+def _is_one_rank_of_all(config: RunConfig) -> bool:
+    return config.model.batch_norm_ranks == "all" and config.launch.num_workers == 1
+
+
 RULES = (
     Rule("launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"),
     Rule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
     Rule("optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"),
+    Rule("model.batch_norm_ranks", _is_one_rank_of_all, "launch.num_workers=1 has no other ranks"),
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),

@@ -1,14 +1,37 @@
 """The settings of every network, by name; their defaults are stated here only."""
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from conf.imports import Imported
 from conf.section import Member, member_names
 
 
-class ResidualConfig(Member):
+class NetworkConfig(Member):
+    """What all networks share: how ranks train them together."""
+
+    batch_norm_ranks: int | Literal["all"] = 1
+    """Consecutive ranks over whose batches batch norm takes its statistics: 1, each rank its own (Goyal et al.);
+    a number that divides launch.num_workers (MLPerf's span); or all. Two sums over them per layer and micro-batch."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor of that name; how ranks work together is no matter of a network."""
+        return self.model_dump(exclude={"name", "batch_norm_ranks"})
+
+    def batch_norm_span(self, workers: int) -> int:
+        """Number of ranks over which batch norm takes its statistics, of so many."""
+        return workers if self.batch_norm_ranks == "all" else self.batch_norm_ranks
+
+    @field_validator("batch_norm_ranks", mode="before")
+    @classmethod
+    def _number_or_all(cls, value: object) -> object:
+        if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
+            return value
+        raise ValueError(f"model.batch_norm_ranks={value!r}: should be all, or a number of ranks from 1")
+
+
+class ResidualConfig(NetworkConfig):
     """What residual networks share."""
 
     dropout: float = Field(default=0.0, ge=0, lt=1)
@@ -39,7 +62,7 @@ class ResNetCifarConfig(ResidualConfig):
     """Whether normalisation and activation come before a convolution (He et al. 2016, identity mappings)."""
 
 
-class ImportedNetworkConfig(Imported):
+class ImportedNetworkConfig(NetworkConfig, Imported):
     """Any function of yours, or of Keras, that builds a network."""
 
     name: Literal["import"] = "import"

@@ -67,6 +67,21 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _batch_norm_fits_the_ranks(self) -> "RunConfig":
+        ranks, workers = self.model.batch_norm_ranks, self.launch.num_workers
+        if ranks != 1 and self.training.jit_compile:
+            raise ValueError(
+                f"model.batch_norm_ranks={ranks} sums over ranks within the forward pass, which XLA cannot compile: "
+                "set training.jit_compile=false or model.batch_norm_ranks=1"
+            )
+        if workers % self.model.batch_norm_span(workers):
+            raise ValueError(
+                f"launch.num_workers={workers} does not divide into groups of model.batch_norm_ranks={ranks}: set "
+                "a number that divides it, or all"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _codec_fits_the_optimizer(self) -> "RunConfig":
         codec, optimizer = self.exchange.codec.name, self.optimizer
         if codec == "dgc" and not isinstance(optimizer, SGDConfig):

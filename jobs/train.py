@@ -112,8 +112,14 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> 
 
 
 def _smaller_sizes(config: RunConfig) -> list[int]:
-    """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size."""
-    return [size for size in range(1, config.launch.num_workers) if config.accumulation_steps(size)]
+    """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size.
+
+    Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then.
+    """
+    sizes = range(1, config.launch.num_workers)
+    return [
+        size for size in sizes if config.accumulation_steps(size) and size % config.model.batch_norm_span(size) == 0
+    ]
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -12,17 +12,23 @@ from numpy.typing import NDArray
 class HorovodCollective:
     """All ranks of this Horovod job; every rank must call the same operations in the same order."""
 
-    def __init__(self) -> None:
-        """Join the job."""
+    def __init__(self, group_size: int = 1) -> None:
+        """Join the job.
+
+        Args:
+            group_size: Number of consecutive ranks of a `group`, which divides the number of ranks; the same on every
+                rank.
+        """
         # Groups that are under way at the same time would otherwise be summed together or separately, depending on
         # their timing: the order of the sums, and so their last digits, would change from run to run.
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # In every cycle the ranks tell each other what is ready, also where nothing is. With Horovod's default, a cycle
         # of one millisecond, that is 0.4 MB/s and takes 6 % of a rank's only core. A GPU computes meanwhile: there the
-        # default stays.
-        if not tf.config.get_visible_devices("GPU"):
+        # default stays. It stays too where every layer waits for a sum over its group, which takes a cycle or two.
+        if not tf.config.get_visible_devices("GPU") and group_size == 1:
             os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
-        hvd.init()
+        self.group = _join(group_size)
+        """The group of ranks that this one is in."""
 
     @property
     def rank(self) -> int:
@@ -79,6 +85,47 @@ class HorovodCollective:
         if self.size == 1:
             return value
         return int(hvd.broadcast(tf.constant(value, tf.int64), root_rank=0))
+
+
+class HorovodGroup:
+    """Some consecutive ranks of the job; all of them must call the same operations."""
+
+    def __init__(self, ranks: hvd.ProcessSet | None) -> None:
+        """Take a process set that Horovod has initialised, or None for a group of this rank alone."""
+        self._ranks = ranks
+
+    @property
+    def size(self) -> int:
+        """Number of ranks of the group."""
+        return 1 if self._ranks is None else int(self._ranks.size())
+
+    def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the sum over the group; its ranks match their calls by the name."""
+        if self._ranks is None:
+            return values
+        return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self._ranks)
+
+
+def ranks_of_job() -> int:
+    """Number of processes in the job, known before they have joined."""
+    return int(os.environ.get("HOROVOD_SIZE", "1"))
+
+
+def ranks_on_host() -> int:
+    """Number of processes of the job on this host."""
+    return int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
+
+
+def _join(group_size: int) -> HorovodGroup:
+    size = ranks_of_job()
+    assert size % group_size == 0, "the driver checks that groups divide the ranks"
+    if group_size in (1, size):
+        hvd.init()
+        return HorovodGroup(None if group_size == 1 else hvd.global_process_set)
+    # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
+    groups = [hvd.ProcessSet(list(range(start, start + group_size))) for start in range(0, size, group_size)]
+    hvd.init(process_sets=groups)
+    return HorovodGroup(groups[hvd.rank() // group_size])
 
 
 def use_assigned_devices() -> None:

@@ -148,14 +148,14 @@ def train_epoch(
     for number, batch in enumerate(batches, start=1):
         clock.batch_arrived(len(batch.rows))
         if number % trainer.micro_batches:
-            _take_micro_batch(trainer, _inputs(batch, seeds_of, mixing))
+            _take_micro_batch(trainer, inputs_of_step(batch, seeds_of, mixing))
             if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
                 reported = time.perf_counter()
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
             del batch
             clock.begin_waiting()
             continue
-        loss = _take_step(trainer, step, _inputs(batch, seeds_of, mixing), losses)
+        loss = _take_step(trainer, step, inputs_of_step(batch, seeds_of, mixing), losses)
         losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
         losses.begin(loss, wait=step == first_step)
         clock.step_done()
@@ -202,7 +202,8 @@ def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -
     raise FloatingPointError(text)
 
 
-def _inputs(batch: Batch, seeds_of: SeedsOf | None, mixing: Mixing | None) -> Inputs:
+def inputs_of_step(batch: Batch, seeds_of: SeedsOf | None, mixing: Mixing | None) -> Inputs:
+    """Return images, targets and the seeds of the augmentation, as a training step takes them."""
     seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
     images, targets = image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32)
     if mixing is not None:

@@ -15,7 +15,7 @@ _PACKAGES = ("groundswell", "keras", "tensorflow")
 _RENAMED = {"model.upsampling": "input.upsampling"}
 """Keys by which earlier versions recorded what has another key now."""
 _ALL_BANDS = "None"
-_MAY_CHANGE = ("input.augmentation.", "model.dropout")
+_MAY_CHANGE = ("input.augmentation.", "model.dropout", "model.batch_norm_ranks")
 
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:

@@ -61,6 +61,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     """
     from models.imported import described
     from models.layers.augmentation import AugmentedModel
+    from models.layers.normalisation import batch_norms_over_ranks
     from models.networks.model import with_probabilities
     from pipelines.training.recipe import make_model
 
@@ -68,6 +69,8 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
+    if config.model.batch_norm_ranks != 1:
+        batch_norms_over_ranks(model)
     try:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments

@@ -15,6 +15,7 @@ from conf.schema import RunConfig
 from models.compression import kernels
 from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
+from models.layers.normalisation import normalise_over
 from models.losses import classification_loss
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -28,7 +29,7 @@ from pipelines.tracking.store import TrackedRun
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.class_weights import class_weights
-from pipelines.training.collective import HorovodCollective, use_assigned_devices
+from pipelines.training.collective import HorovodCollective, ranks_of_job, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import TrainingInput, make_input, reader_settings
 from pipelines.training.loop import LossTotal, Progress, SeedsOf, Trainer, average_statistics, train_epoch
@@ -64,29 +65,31 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
         FloatingPointError: Training diverged; names rank, step and the checkpoint to continue from.
         StoppedOnRequest: A rank was asked to stop; every rank stopped after the same step.
     """
-    collective = _join_ranks()
+    collective = join_ranks(config.model.batch_norm_span(ranks_of_job()))
     # The same seed on every rank builds the same weights, and the broadcast in `restore` makes sure of it.
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
-    micro_batches = _micro_batches(config, collective)
+    micro_batches = micro_batches_of(config, collective)
     data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=micro_batches)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     _log_size(collective, manifest, steps, micro_batches)
     _tell_precision(config, collective)
 
     model = make_model(config, manifest)
+    if collective.group.size > 1:
+        normalise_over(model, collective.group)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
     loss = classification_loss(
         manifest.task,
         label_smoothing=config.training.label_smoothing,
         class_weights=class_weights(config.training.class_weights, manifest),
     )
-    _agree_on_kernels(config, collective)
+    agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)
     loss_scale = LossScale() if config.training.precision == "float16" else None
     average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None
-    trainer = _make_trainer(
+    trainer = make_trainer(
         config, model, loss, optimizer, schedule, exchange, collective, micro_batches, loss_scale, average
     )
     validate = make_validation(config, manifest, model, collective, average)
@@ -119,7 +122,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
                 trainer,
                 first_step=epoch * steps + place.start_step,
                 earlier=place.earlier,
-                seeds_of=_make_seeds(config, model, epoch),
+                seeds_of=make_seeds(config, model, epoch),
                 mixing=Mixing(config.training.mixup, config.training.seed, epoch) if config.training.mixup else None,
                 saver=_EpochSaver(
                     checkpoints, model, average, record, history, place, config.training.checkpoint_every_steps
@@ -146,7 +149,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
 
 def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation:
     """Score a logged model on one split; the same call on every rank."""
-    collective = _join_ranks()
+    collective = join_ranks()
     model, description = load_model(model_uri)
     reader = SplitReader(config.dataset.path, split, reader_settings(config.reader))
     return evaluate(
@@ -227,13 +230,14 @@ class _EpochSaver:
             self.record.hold(step)
 
 
-def _join_ranks() -> HorovodCollective:
-    collective = HorovodCollective()
+def join_ranks(batch_norm_span: int = 1) -> HorovodCollective:
+    """Join the job, in groups of so many ranks, on the devices that the launcher assigned."""
+    collective = HorovodCollective(batch_norm_span)
     use_assigned_devices()
     return collective
 
 
-def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:
+def micro_batches_of(config: RunConfig, collective: HorovodCollective) -> int:
     """Batches of this rank per step: fewer ranks than at the start take more of them each."""
     micro_batches = config.accumulation_steps(collective.size)
     assert micro_batches is not None, "the driver checks that the global batch divides"
@@ -254,7 +258,7 @@ def _tell_precision(config: RunConfig, collective: HorovodCollective) -> None:
         log_to_driver(text)
 
 
-def _make_trainer(
+def make_trainer(
     config: RunConfig,
     model: keras.Model,
     loss: Loss,
@@ -266,6 +270,7 @@ def _make_trainer(
     loss_scale: LossScale | None,
     average: WeightAverage | None,
 ) -> Trainer:
+    """Make the training step of this rank, compiled when it is first called."""
     stop, jit_compile = StopAgreement(collective), config.training.jit_compile
     accumulation = Accumulation(model, micro_batches) if micro_batches > 1 else None
     step = make_train_step(
@@ -299,7 +304,7 @@ def _initial_state(config: RunConfig, manifest: Manifest, run: TrackedRun, data:
     )
 
 
-def _agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
+def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
     """Use the C++ kernels on every rank or on none: ranks decode alone, and other code gives other last digits."""
     if config.exchange.codec.name in kernels.CODECS:
         (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
@@ -309,7 +314,7 @@ def _agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
             kernels.disable()
 
 
-def _make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | None:
+def make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | None:
     """Return the function from rows to the seeds of their augmentation; None if the model does not augment."""
     if not isinstance(model, AugmentedModel):
         return None

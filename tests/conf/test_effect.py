@@ -58,6 +58,12 @@ def test_places_in_epochs_give_the_length_of_the_recipe_its_meaning() -> None:
         refuse("train", "schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none")
 
 
+def test_batch_norm_over_all_needs_other_ranks() -> None:
+    refuse("train", "model.batch_norm_ranks=all")
+    with pytest.raises(ValueError, match=r"launch\.num_workers=1 has no other ranks"):
+        refuse("train", "model.batch_norm_ranks=all", "launch.num_workers=1")
+
+
 def test_an_absolute_rate_is_not_scaled() -> None:
     refuse("train", "optimizer={name: lars, learning_rate: 7.4}")
     refuse("train", "optimizer.scaling=sqrt")

@@ -154,6 +154,12 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("input.bands=[B02, B03, B02]", r"input\.bands names B02 more than once"),
         ("model.upsampling=bicubic", r"^model\.upsampling has a new spelling: write input\.upsampling=\.\.\.$"),
         ("model.augmentation=flips", r"^model\.augmentation has a new spelling: write input\.augmentation=\.\.\.$"),
+        ("model.batch_norm_ranks=0", r"model\.batch_norm_ranks=0: should be all, or a number of ranks from 1"),
+        ("model.batch_norm_ranks=some", r"model\.batch_norm_ranks='some': should be all, or a number of ranks"),
+        (
+            "model.batch_norm_ranks=3",
+            r"launch\.num_workers=2 does not divide into groups of model\.batch_norm_ranks=3: set a number that",
+        ),
         ("launch.master=", r"launch\.master='': should have at least 1 character"),
         ("dataset=/x", r"dataset='/x': dataset is a section: set dataset\.path$"),
         ("schedule.warmup.epochs=99", r"schedule\.warmup is at epoch 99, beyond .* \(schedule\.recipe_epochs=2\)$"),
@@ -219,6 +225,13 @@ def test_a_bad_setting_is_one_readable_line(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         load("smoke", [setting])
     assert "\n" not in str(caught.value)
+
+
+def test_batch_norm_over_ranks_is_not_compiled() -> None:
+    with pytest.raises(ValueError, match=r"batch_norm_ranks=all sums over ranks .* set training\.jit_compile=false"):
+        load("smoke", ["model.batch_norm_ranks=all", "training.jit_compile=true"])
+    model = load("smoke", ["model.batch_norm_ranks=all"]).model
+    assert (model.batch_norm_span(5), load("smoke").model.batch_norm_span(5)) == (5, 1)
 
 
 def test_every_problem_is_a_line() -> None:

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from models.compression import kernels
-from pipelines.training.worker import _agree_on_kernels
+from pipelines.training.worker import agree_on_kernels
 
 
 class Ranks:
@@ -25,7 +25,7 @@ def test_ranks_do_without_kernels_where_one_must(codec, others, kept, monkeypatc
     monkeypatch.setattr(kernels, "_disabled", False)
     monkeypatch.setattr(kernels, "_load", object)
     config = SimpleNamespace(exchange=SimpleNamespace(codec=SimpleNamespace(name=codec)))
-    _agree_on_kernels(config, Ranks(others))
+    agree_on_kernels(config, Ranks(others))
     assert (kernels.load() is not None) == kept
     said = [] if kept else ["1 of 2 ranks have C++ kernels for compression: none uses them"]
     assert [record.getMessage() for record in caplog.records] == said
