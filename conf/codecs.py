@@ -86,14 +86,26 @@ class QSGDConfig(CodecMember):
     """Number of elements that share a norm."""
     norm: Literal["l2", "max"] = "max"
     """`l2` is the theorem's norm; `max` has the smaller error in large buckets."""
+    owner_bits: int | None = None
+    """Bits per element in which the mean is sent, 2 to 8, or 32 for the exact mean; null: as `bits`."""
     error_feedback: bool = False
     """Whether what the rounding lost is added to the next gradient."""
+
+    @field_validator("owner_bits")
+    @classmethod
+    def _quantised_or_exact(cls, bits: int | None) -> int | None:
+        if bits is not None and bits not in (*range(2, 9), 32):
+            raise ValueError(f"exchange.codec.owner_bits={bits}: should be 2 to 8, or 32 for the exact mean")
+        return bits
 
 
 class NormSparsifierConfig(CodecMember):
     """Each element is sent with a probability in proportion to its magnitude (QSGD with one level, as a list)."""
 
     name: Literal["norm_sparsifier"] = "norm_sparsifier"
+    exact_mean: bool = True
+    """Whether the mean is sent as it is; otherwise its elements are drawn once more, with 15 to 25 times
+    the error."""
 
 
 class ThresholdConfig(AlwaysWithResidual):
@@ -245,6 +257,9 @@ class OneBitAdamConfig(AlwaysWithResidual):
     """Adam's first moment in one bit per element (Tang et al. 2021); with optimizer.name=onebit_adam."""
 
     name: Literal["onebit_adam"] = "onebit_adam"
+    scale: Literal["mean", "norm"] = "mean"
+    """Magnitude of all elements that are sent: the mean one, with the smallest error; or the Euclidean norm over the
+    root of their number, which keeps the norm (DeepSpeed)."""
 
 
 CodecConfig = Annotated[

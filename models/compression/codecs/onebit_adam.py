@@ -1,12 +1,14 @@
 """1-bit Adam: the exchange's half of a pair; the other half is `models.optimizers.onebit_adam`."""
 
+from typing import Literal
+
 from models.compression.codec import Codec
 from models.compression.codecs.scaled_sign import ScaledSignQuantiser
 from models.compression.schemes.memory import SharedMomentum
 from models.compression.schemes.scatter_gather import ScatterGather
 
 
-def onebit_adam(*, beta_1: float) -> Codec:
+def onebit_adam(*, beta_1: float, scale: Literal["mean", "norm"]) -> Codec:
     """Exchange Adam's first moment in one bit per element, instead of the gradient.
 
     While the exchange warms up, the result is the mean gradient and the optimizer is Adam. Afterwards the result is the
@@ -15,12 +17,15 @@ def onebit_adam(*, beta_1: float) -> Codec:
 
     Args:
         beta_1: The same as the optimizer's, in [0, 1).
+        scale: As for `ScaledSignQuantiser`; "norm" is that of DeepSpeed's implementation.
 
     Raises:
         ValueError: a beta out of range.
 
     Source: Tang et al. 2021, "1-bit Adam", algorithm 1.
+    Differs: the scale "mean" leaves less out at a step than DeepSpeed's; error feedback sends the rest later with
+    both. One scale for each rank's part of a tensor.
     """
     if not 0 <= beta_1 < 1:
         raise ValueError(f"beta_1 must be in [0, 1), got {beta_1}")
-    return ScatterGather("onebit_adam", ScaledSignQuantiser(), SharedMomentum(beta_1), owner_feedback=True)
+    return ScatterGather("onebit_adam", ScaledSignQuantiser(scale), SharedMomentum(beta_1), owner_feedback=True)

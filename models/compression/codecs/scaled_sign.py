@@ -1,8 +1,11 @@
 """Scaled sign with error feedback: one bit per element, one scale per tensor."""
 
+from typing import Literal
+
 import tensorflow as tf
 
 from models.compression.arithmetic.bits import pack, spread
+from models.compression.arithmetic.norms import euclidean_norm
 from models.compression.codec import Codec, Message, Shape
 from models.compression.schemes.memory import ErrorFeedback, NoMemory
 from models.compression.schemes.scatter_gather import ScatterGather
@@ -22,30 +25,42 @@ def scaled_sign(*, error_feedback: bool) -> Codec:
     Differs: one scale for each rank's part of a tensor, because every part is encoded by itself.
     """
     memory = ErrorFeedback() if error_feedback else NoMemory()
-    return ScatterGather("scaled_sign", ScaledSignQuantiser(), memory, owner_feedback=error_feedback)
+    return ScatterGather("scaled_sign", ScaledSignQuantiser("mean"), memory, owner_feedback=error_feedback)
 
 
 class ScaledSignQuantiser:
-    """Sends packed signs, then the scale of each part."""
+    """Sends packed signs, then the scale of each part.
+
+        "mean":  mean(|p|), for which |p - Q(p)|^2 = |p|_2^2 - |p|_1^2 / n is smallest
+        "norm":  |p|_2 / sqrt(n), for which |Q(p)|_2 = |p|_2, and |p - Q(p)|^2 = 2 |p|_2^2 - 2 |p|_2 |p|_1 / sqrt(n)
+
+    Args:
+        scale: "mean" or "norm".
+    """
 
     compiled = True
     native = None
 
-    def __init__(self) -> None:
+    def __init__(self, scale: Literal["mean", "norm"]) -> None:
         """Cut tensors at any multiple of 8 elements."""
+        self.scale = scale
         self.layout = FlatLayout(8)
 
     def encode(self, parts: tf.Tensor, real: tf.Tensor, step: tf.Tensor, key: tf.Tensor) -> tuple[Message, tf.Tensor]:
         """Return 1/8 byte per element and 4 bytes per part."""
         positive = parts >= 0
         count = tf.cast(tf.maximum(real, 1), tf.float32)[:, None]
-        # Scaled before the sum, which could leave float32's range. The sum of 8 runs is a vector operation, unlike a
-        # sum along the axis.
-        eighth = tf.add_n([tf.abs(run) * (1.0 / count) for run in tf.split(parts, 8, 1)])
-        scale = tf.reduce_sum(eighth, 1, keepdims=True)
+        scale = _mean_magnitude(parts, count) if self.scale == "mean" else euclidean_norm(parts) / tf.sqrt(count)
         return (pack(tf.cast(positive, tf.uint8), 1), scale), parts - tf.where(positive, scale, -scale)
 
     def decode(self, message: Message, part_shape: Shape) -> tf.Tensor:
         """Return the scale with every element's sign."""
         bits, scale = message
         return tf.reshape(tf.where(spread(bits), scale[:, None], -scale[:, None]), (-1, *part_shape))
+
+
+def _mean_magnitude(parts: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    # Scaled before the sum, which could leave float32's range. The sum of 8 runs is a vector operation, unlike a sum
+    # along the axis.
+    eighth = tf.add_n([tf.abs(run) * (1.0 / count) for run in tf.split(parts, 8, 1)])
+    return tf.reduce_sum(eighth, 1, keepdims=True)

@@ -88,8 +88,7 @@ class ScatterGather:
         name: Name in the table of codecs.
         compressor: Encodes each rank's gradient.
         memory: Keeps what a rank's messages leave out.
-        owner_compressor: Encodes each owner's mean, in messages that the first one's `decode` reads; None takes the
-            first.
+        owner_compressor: Encodes each owner's mean, with the layout of the first; None takes the first.
         owner_feedback: Whether owners keep a residual.
         local_clip_norm: See `Codec`.
 
@@ -114,7 +113,7 @@ class ScatterGather:
         self.owner_compressor = owner_compressor or compressor
         self.memory = memory
         self.owner_feedback = owner_feedback
-        self.compiled = compressor.compiled and compressor.native is None
+        self.compiled = compressor.compiled and compressor.native is None and self.owner_compressor.compiled
         self.checks_finite = compressor.native is not None
         self.local_clip_norm = local_clip_norm
 
@@ -131,17 +130,18 @@ class ScatterGather:
 
     def phase(self, number: int, value: Message, memory: Memory, context: Context) -> tuple[Message, Memory]:
         """Encode; sum and encode again; decode and join."""
-        native = self.compressor.native
         match number:
             case 0:
                 return self._encode(value, memory, context)
             case 1:
                 return self._sum(value, memory, context)
             case _:
+                native = self.owner_compressor.native
                 if native is not None:
                     result = native.decode(value, context.shape)
                 else:
-                    result = self.compressor.layout.join(self._decode(value, context), context.shape)
+                    parts = _decode(self.owner_compressor, value, context)
+                    result = self.compressor.layout.join(parts, context.shape)
                 return result, self.memory.finish(result, memory)
 
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
@@ -174,7 +174,7 @@ class ScatterGather:
             message, remainder, _ = native.encode(mean, residual, context.residual_scale, 1, context.step)
             return message, {**memory, "owner_residual": remainder} if self.owner_feedback else memory
         real = layout.real(context.shape, context.size)[context.rank : context.rank + 1]
-        parts = self._decode(value, context)
+        parts = _decode(self.compressor, value, context)
         mean = tf.reduce_sum(parts, 0, keepdims=True) * (1.0 / context.size)
         if residual is not None:
             mean += context.residual_scale * residual
@@ -187,9 +187,10 @@ class ScatterGather:
             memory = {**memory, "owner_residual": clear_padding(remainder, real)[0]}
         return message, memory
 
-    def _decode(self, message: Message, context: Context) -> tf.Tensor:
-        part_shape = self.compressor.layout.part_shape(context.shape, context.size)
-        return tf.ensure_shape(self.compressor.decode(message, part_shape), (context.size, *part_shape))
+
+def _decode(compressor: Compressor, message: Message, context: Context) -> tf.Tensor:
+    part_shape = compressor.layout.part_shape(context.shape, context.size)
+    return tf.ensure_shape(compressor.decode(message, part_shape), (context.size, *part_shape))
 
 
 def _clear(remainder: tf.Tensor, corrected: tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:

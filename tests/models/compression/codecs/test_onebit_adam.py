@@ -73,6 +73,21 @@ def test_first_moments_and_residuals_are_conserved(make_ring, random_gradients, 
         assert len(np.unique(np.abs(result))) == 2  # one scale a part
 
 
+def test_the_scale_keeps_the_mean_magnitude_or_the_norm(make_codec):
+    values = np.random.default_rng(0).normal(size=(1, 64)).astype(np.float32)
+    size, one, two = values.size, np.abs(values).sum(), np.linalg.norm(values)
+    scales, errors = {"mean": one / size, "norm": two / np.sqrt(size)}, {}
+    for scale, expected in scales.items():
+        quantiser = make_codec("onebit_adam", scale=scale).compressor
+        message, remainder = quantiser.encode(tf.constant(values), tf.constant([size]), None, None)
+        decoded = quantiser.decode(message, (size,)).numpy()
+        np.testing.assert_allclose(decoded, np.sign(values) * expected, rtol=1e-5)
+        np.testing.assert_allclose(decoded + remainder, values, rtol=1e-5, atol=1e-6)
+        errors[scale] = np.sum(np.square(remainder))
+    assert errors["mean"] == pytest.approx(two**2 - one**2 / size, rel=1e-4)
+    assert errors["norm"] == pytest.approx(2 * two**2 - 2 * two * one / np.sqrt(size), rel=1e-4)
+
+
 def test_elements_without_second_moment_stay():
     variable = keras.Variable(np.ones(2, np.float32))
     optimizer = make_pair(0.1, warmup_steps=1)

@@ -9,7 +9,7 @@ from models.compression.codecs.scaled_sign import ScaledSignQuantiser
 
 def encode(values, real=None):
     parts = tf.constant(values, tf.float32)[None]
-    quantiser = ScaledSignQuantiser()
+    quantiser = ScaledSignQuantiser("mean")
     message, remainder = quantiser.encode(parts, tf.constant([real or parts.shape[1]]), 0, None)
     return message, remainder.numpy()[0], quantiser.decode(message, tuple(parts.shape[1:])).numpy()[0]
 
