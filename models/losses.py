@@ -2,10 +2,12 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
-import tensorflow as tf
+from keras import ops
 
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Loss = Callable[[Any, Any], Any]
+"""From targets and logits, tensors of Keras's backend, to one loss per sample."""
 
 
 def classification_loss(
@@ -40,33 +42,33 @@ def classification_loss(
     if label_smoothing == 0:
         return loss
 
-    def smoothed(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-        targets = tf.cast(targets, tf.float32)
+    def smoothed(targets: Any, logits: Any) -> Any:
+        targets = ops.cast(targets, "float32")
         answers = 2 if task == "multi_label" else targets.shape[-1]
         return loss((1.0 - label_smoothing) * targets + label_smoothing / answers, logits)
 
     return smoothed
 
 
-def _multi_label(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    targets, logits = tf.cast(targets, tf.float32), tf.cast(logits, tf.float32)
-    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=targets, logits=logits), axis=-1)
+def _multi_label(targets: Any, logits: Any) -> Any:
+    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
+    return ops.mean(ops.binary_crossentropy(targets, logits, from_logits=True), axis=-1)
 
 
-def _single_label(targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    targets, logits = tf.cast(targets, tf.float32), tf.cast(logits, tf.float32)
-    return tf.nn.softmax_cross_entropy_with_logits(labels=targets, logits=logits)
+def _single_label(targets: Any, logits: Any) -> Any:
+    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
+    return ops.categorical_crossentropy(targets, logits, from_logits=True)
 
 
-def _weighted_multi_label(weights: list[float], targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    targets, logits = tf.cast(targets, tf.float32), tf.cast(logits, tf.float32)
-    losses = tf.nn.weighted_cross_entropy_with_logits(targets, logits, tf.constant(weights, tf.float32))
-    return tf.reduce_mean(losses, axis=-1)
+def _weighted_multi_label(weights: list[float], targets: Any, logits: Any) -> Any:
+    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
+    weighted = ops.convert_to_tensor(weights, "float32") * targets * ops.softplus(-logits)
+    return ops.mean(weighted + (1.0 - targets) * ops.softplus(logits), axis=-1)
 
 
-def _weighted_single_label(weights: list[float], targets: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-    targets, logits = tf.cast(targets, tf.float32), tf.cast(logits, tf.float32)
-    return -tf.reduce_sum(tf.constant(weights, tf.float32) * targets * tf.nn.log_softmax(logits), axis=-1)
+def _weighted_single_label(weights: list[float], targets: Any, logits: Any) -> Any:
+    targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
+    return -ops.sum(ops.convert_to_tensor(weights, "float32") * targets * ops.log_softmax(logits), axis=-1)
 
 
 _WEIGHTED = {"multi_label": _weighted_multi_label, "single_label": _weighted_single_label}

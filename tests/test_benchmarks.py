@@ -13,6 +13,7 @@ SCRIPTS = sorted((Path(__file__).parent / "benchmarks").glob("*.py"))
 KEYS = {
     "compression": {"methods"},
     "convergence": {"methods", "failed"},
+    "gpu": {"gpu", "reason"},
     "launch": {
         "seconds_launch",
         "ratio_vs_torch_distributor",
@@ -79,7 +80,7 @@ def test_every_benchmark_is_known_and_make_lists_it(project: Path) -> None:
     assert re.findall(r"^NAME=(\w+)  +\w", listed, re.MULTILINE) == [script.stem for script in SCRIPTS]
     wrong = subprocess.run([*command, "NAME=trian"], cwd=project, capture_output=True, text=True, check=False)
     assert wrong.returncode != 0
-    assert "no benchmark 'trian': NAME=... is one of compression convergence lars_rate launch" in wrong.stderr
+    assert "no benchmark 'trian': NAME=... is one of compression convergence gpu lars_rate launch" in wrong.stderr
 
 
 @pytest.mark.long

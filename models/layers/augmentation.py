@@ -1,11 +1,13 @@
 """Augmentation drawn without state, the same on any number of ranks and after a resume; flips and quarter turns."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
+
+if TYPE_CHECKING or keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
 
 from models.layers.drop import sample_seeds
 
@@ -156,7 +158,7 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
         return cls(**{**config, **parts})
 
 
-def _move_pixels(images: tf.Tensor, elements: tf.Tensor, count: int) -> tf.Tensor:
+def _move_pixels(images: Any, elements: Any, count: int) -> Any:
     height, width, bands = images.shape[1:]
     sources = tf.gather(_source_pixels(height, width, count), elements)
     pixels = tf.reshape(images, (-1, height * width, bands))

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
-_SEEDS: ContextVar[tf.Tensor | None] = ContextVar("sample_seeds", default=None)
+if TYPE_CHECKING or keras.backend.backend() == "tensorflow":
+    import tensorflow as tf
+
+_SEEDS: ContextVar[Any | None] = ContextVar("sample_seeds", default=None)
 _WEYL = 0x9E3779B9
 
 
@@ -80,7 +82,7 @@ class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
         return keras.layers.Dropout(self.rate, noise_shape=shape, name=self.name)
 
 
-def _uniform(seeds: tf.Tensor, number: int, count: int) -> tf.Tensor:
+def _uniform(seeds: Any, number: int, count: int) -> Any:
     """Uniform float32 `(batch, count)` in [0, 1), multiples of 2**-24: a pure function of its arguments."""
     words = _mix(_mix(tf.bitcast(seeds, tf.uint32)) + tf.constant(number * _WEYL % 2**32, tf.uint32))
     counter = tf.constant((np.arange(count, dtype=np.uint64) * _WEYL % 2**32).astype(np.uint32))
@@ -89,7 +91,7 @@ def _uniform(seeds: tf.Tensor, number: int, count: int) -> tf.Tensor:
     return tf.cast(small, tf.float32) * 2.0**-24
 
 
-def _mix(word: tf.Tensor) -> tf.Tensor:
+def _mix(word: Any) -> Any:
     # The "lowbias32" finaliser: each input bit flips each output bit with probability 1/2, to 0.1 %.
     for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
         word = (word ^ tf.bitwise.right_shift(word, tf.constant(shift, tf.uint32))) * tf.constant(factor, tf.uint32)

@@ -43,7 +43,9 @@ def build_model(
         **settings: The network's own settings.
 
     Raises:
-        ValueError: an unknown network or precision, or what `preprocess`, the network and the augmentation raise.
+        ValueError: an unknown network or precision; augmentation, dropout or stochastic depth on another backend of
+            Keras than TensorFlow, which nothing else here needs; or what `preprocess`, the network and the
+            augmentation raise.
     """
     if network not in NETWORKS:
         raise ValueError(f"network must be one of {tuple(NETWORKS)}, got {network!r}")
@@ -55,6 +57,11 @@ def build_model(
     model = keras.Model(inputs, logits, name=network)
     if augmentation is None and not any(isinstance(layer, SeededDrop) for layer in model.layers):
         return model
+    if keras.backend.backend() != "tensorflow":
+        raise ValueError(
+            f"augmentation, dropout and stochastic depth draw by operations of TensorFlow, and Keras's backend is "
+            f"{keras.backend.backend()}: build the model without them, or set KERAS_BACKEND=tensorflow"
+        )
     return AugmentedModel(model, augmentation, name=f"augmented_{network}")
 
 
