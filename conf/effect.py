@@ -40,6 +40,11 @@ RULES = (
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),
+    Rule(
+        "warm_start.source",
+        lambda c: c.training.resume_run is not None,
+        "training.resume_run continues with the weights of a checkpoint",
+    ),
     Rule("tracking.experiment", _resumes_by_id, "training.resume_run continues a run, in its experiment"),
     Rule("tracking.run_name", _resumes_by_id, "training.resume_run continues a run, under its name"),
 )

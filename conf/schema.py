@@ -13,6 +13,7 @@ from conf.schedules import GradualWarmupConfig, ScheduleConfig
 from conf.section import Section
 from conf.tracking import TrackingConfig
 from conf.training import TrainingConfig
+from conf.warm_start import WarmStartConfig
 
 
 class RunConfig(Section):
@@ -25,6 +26,7 @@ class RunConfig(Section):
     reader: ReaderConfig = ReaderConfig()
     input: InputConfig = InputConfig()
     model: ModelConfig = ResNetConfig()
+    warm_start: WarmStartConfig = WarmStartConfig()
     optimizer: OptimizerConfig = LARSConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     exchange: ExchangeConfig = ExchangeConfig()

@@ -19,4 +19,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     training = config.training.model_copy(update={"output": output})
     cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)
     reader = config.reader.model_copy(update={"cache_folder": cache})
-    return config.model_copy(update={"dataset": dataset, "training": training, "reader": reader})
+    warm_start = config.warm_start
+    if warm_start.source is not None and not warm_start.is_logged:
+        source = absolute_path("warm_start.source", warm_start.source)
+        warm_start = warm_start.model_copy(update={"source": source})
+    updated = {"dataset": dataset, "training": training, "reader": reader, "warm_start": warm_start}
+    return config.model_copy(update=updated)

@@ -95,7 +95,7 @@ class Verb:
     """Keys of these sections that it does not read."""
 
 
-_RECIPE = ("input", "model", "optimizer", "schedule", "exchange", "training")
+_RECIPE = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _TRAINED = ("dataset", "reader", *_RECIPE, "launch", "tracking")
 VERBS = {
     "prepare": Verb(

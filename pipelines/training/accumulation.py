@@ -7,8 +7,15 @@ import tensorflow as tf
 
 
 def moving_statistics(model: keras.Model) -> list[keras.Variable]:
-    """The moving batch-norm statistics: what training changes in a model beside its trainable variables."""
-    return [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
+    """The moving batch-norm statistics: what training changes in a model beside its trainable variables.
+
+    Those of frozen layers do not change, and neither do their weights, which are no trainable variables then.
+    """
+    # Keras has no public list of all layers, nested ones included.
+    layers = model._flatten_layers()
+    frozen = {id(variable) for layer in layers if not layer.trainable for variable in layer.variables}
+    floats = [variable for variable in model.non_trainable_variables if "float" in str(variable.dtype)]
+    return [variable for variable in floats if id(variable) not in frozen]
 
 
 class Accumulation:

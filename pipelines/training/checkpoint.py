@@ -236,6 +236,21 @@ def read_checkpoint(path: Path) -> tuple[TrainingState, Arrays]:
     return state, arrays
 
 
+def read_arrays(path: Path) -> tuple[TrainingState, Arrays]:
+    """Read one checkpoint.
+
+    Raises:
+        ValueError: It is damaged, or has an unknown format.
+    """
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return _read_state(path, file), {name: file[name] for name in file.files if name != _STATE}
+    except (UnknownFormatError, *_NO_DAMAGE):
+        raise
+    except _DAMAGE as error:
+        raise ValueError(f"{path} is damaged, or no checkpoint ({error})") from error
+
+
 def all_damaged(folder: Path) -> ValueError:
     """The error for a folder whose checkpoints cannot be used."""
     return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")

@@ -21,6 +21,7 @@ from pipelines.training.rates import make_schedule
 from pipelines.training.selection import best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
+from pipelines.training.warm_start import check_source
 
 
 def check_dataset(config: RunConfig) -> Manifest:
@@ -42,6 +43,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     _check_model_input(config, manifest)
     _check_selection(config, manifest)
     class_weights(config.training.class_weights, manifest)
+    check_source(config.warm_start)
     if has_own_parts(config):
         try_parts(config, manifest)
     # Petastorm's reader reads the training split without our cache.

@@ -15,6 +15,7 @@ from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
 from models.layers.table import AUGMENTATIONS
 from models.networks.model import build_model
+from models.networks.warm_start import freeze
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
@@ -32,6 +33,18 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
         precision=config.training.precision,
         **config.model.arguments(),
     )
+
+
+def freeze_layers(config: RunConfig, model: keras.Model) -> list[str]:
+    """Freeze the configured layers, and return their names.
+
+    Raises:
+        ValueError: There is no such layer, or nothing is left to train.
+    """
+    try:
+        return freeze(model, config.warm_start.frozen_layers)
+    except ValueError as error:
+        raise ValueError(f"warm_start.frozen_layers: {error}") from None
 
 
 def make_augmentation(config: AugmentationConfig) -> keras.layers.Layer | None:

@@ -9,7 +9,7 @@ from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.checkpoint import TrainingState
 
-_SECTIONS = ("input", "model", "optimizer", "schedule", "exchange", "training")
+_SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
 _RENAMED = {"model.upsampling": "input.upsampling"}

@@ -20,8 +20,8 @@ _REFUSED = 9
 
 
 def has_own_parts(config: RunConfig) -> bool:
-    """Whether the training has a part by import path."""
-    return "import" in (config.model.name, config.input.augmentation.name)
+    """Whether the training has a part by import path, or freezes layers, whose names only the model knows."""
+    return "import" in (config.model.name, config.input.augmentation.name) or bool(config.warm_start.frozen_layers)
 
 
 def try_parts(config: RunConfig, manifest: Manifest) -> None:
@@ -63,9 +63,10 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     from models.layers.augmentation import AugmentedModel
     from models.layers.normalisation import batch_norms_over_ranks
     from models.networks.model import with_probabilities
-    from pipelines.training.recipe import make_model
+    from pipelines.training.recipe import freeze_layers, make_model
 
     model = make_model(config, manifest)
+    freeze_layers(config, model)
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)

@@ -37,7 +37,7 @@ from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.precision import bfloat16_isa, describe_precision
 from pipelines.training.rates import make_schedule
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer
 from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
@@ -47,6 +47,7 @@ from pipelines.training.step import make_accumulate, make_predict, make_train_st
 from pipelines.training.stop import StopAgreement
 from pipelines.training.validation import make_validation
 from pipelines.training.weight_average import WeightAverage
+from pipelines.training.warm_start import begin_with, dataset_names
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +79,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     model = make_model(config, manifest)
     if collective.group.size > 1:
         normalise_over(model, collective.group)
+    _begin_warm(config, manifest, model, collective)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
     loss = classification_loss(
         manifest.task,
@@ -258,6 +260,18 @@ def _tell_precision(config: RunConfig, collective: HorovodCollective) -> None:
         log_to_driver(text)
 
 
+def _begin_warm(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
+    """Take the weights of an earlier training on rank 0, whose weights `restore` gives to all; freeze on every rank."""
+    frozen = freeze_layers(config, model)
+    if config.warm_start.source is None or config.training.resume_run is not None or collective.rank != 0:
+        return
+    lines = begin_with(model, config, manifest)
+    if frozen:
+        lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
+    for line in lines:
+        log_to_driver(line)
+
+
 def make_trainer(
     config: RunConfig,
     model: keras.Model,
@@ -300,7 +314,7 @@ def _initial_state(config: RunConfig, manifest: Manifest, run: TrackedRun, data:
         dataset_fingerprint=manifest.fingerprint,
         history=[],
         order=data.order,
-        settings=recorded_settings(config),
+        settings={**recorded_settings(config), **dataset_names(config, manifest)},
     )
 
 

@@ -71,6 +71,12 @@ def test_an_absolute_rate_is_not_scaled() -> None:
         refuse("train", "optimizer={name: lars, learning_rate: 7.4}", "optimizer.scaling=sqrt")
 
 
+def test_a_resumed_run_has_weights() -> None:
+    refuse("train", "warm_start.source=/x.npz")
+    with pytest.raises(ValueError, match=r"warm_start\.source has no effect: training\.resume_run continues with the"):
+        refuse("train", "warm_start.source=/x.npz", "training.resume_run=0123")
+
+
 def test_a_resumed_run_has_its_name_and_experiment() -> None:
     for setting in ("tracking.run_name=x", "tracking.experiment=x"):
         with pytest.raises(ValueError, match="continues a run"):

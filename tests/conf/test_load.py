@@ -142,6 +142,7 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
             "input.augmentation={name: pad_crop, padding: 0}",
             r"input\.augmentation\.padding=0: should be greater than 0",
         ),
+        ("warm_start.frozen_layers=[stem_*]", r"would keep weights that nobody trained: set warm_start\.source$"),
         ("model=vgg", r"model\.name='vgg': should be one of resnet, resnet_cifar, import$"),
         ("model.preactivation=true", r"model is resnet, which has no such key; resnet_cifar has: choose with model="),
         ("model={name: resnet_cifar, depth: 18}", r"model\.depth=18: should be 20, 32, 44, 56 or 110"),

@@ -1,0 +1,161 @@
+"""Weights of an earlier training as the start of a new one: by name and shape, bands by name, the head by classes."""
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+_HEAD_LAYER = "logits"
+_BANDS_AXIS = -2  # of a kernel: (height, width, channels in, channels out) or (in, out)
+
+
+@dataclass(frozen=True)
+class TrainedWeights:
+    """What an earlier training gave."""
+
+    arrays: Mapping[str, NDArray[Any]]
+    """Values by the path of their variable, `stem_conv/kernel`, with dots for slashes."""
+    bands: Sequence[str] | None
+    """Names of the input channels; None: unknown."""
+    class_names: Sequence[str] | None
+    """Names of the logits; None: unknown."""
+
+
+@dataclass
+class Taken:
+    """What became of each variable of the new model."""
+
+    whole: list[str] = field(default_factory=list)
+    """Variables with the value of the earlier training."""
+    by_band: list[str] = field(default_factory=list)
+    """Variables of which some or all input channels were taken, each as that of the same band."""
+    new: dict[str, str] = field(default_factory=dict)
+    """Variables that start anew, and why."""
+    unused: list[str] = field(default_factory=list)
+    """Values of the earlier training that no variable has."""
+
+    def lines(self) -> list[str]:
+        """The same as text, a fact a line."""
+        lines = [f"{len(self.whole) + len(self.by_band)} variables start with the weights of the earlier training"]
+        lines += [f"{name}: input channels are taken by the names of their bands" for name in self.by_band]
+        lines += [f"{name} starts anew: {reason}" for name, reason in self.new.items()]
+        if self.unused:
+            lines.append(f"{len(self.unused)} values of the earlier training are not used, such as {self.unused[0]}")
+        return lines
+
+
+def take_weights(
+    model: keras.Model, earlier: TrainedWeights, *, bands: Sequence[str], class_names: Sequence[str]
+) -> Taken:
+    """Set the variables of a model to the values of an earlier training, where name and shape agree.
+
+    The first kernel, in whose input channels the bands are, takes each channel from that of the same band, and keeps
+    its own start for bands that the earlier network did not see. Where the bands of either are unknown it is taken as
+    a whole. The head, layer `logits`, starts anew unless the classes are the same in the same order.
+
+    Args:
+        model: The new model; its other variables keep their values.
+        earlier: What to take.
+        bands: Names of the new network's input channels.
+        class_names: Names of the new network's logits.
+
+    Raises:
+        ValueError: No variable of the model has a value of the same name and shape.
+    """
+    taken, left = Taken(), dict(earlier.arrays)
+    first = _first_kernel(model, len(bands))
+    for variable in model.variables:
+        name = name_of(variable)
+        value = left.pop(name, None)
+        if value is None:
+            taken.new[name] = "the earlier training has no such variable"
+        elif name.split(".")[-2] == _HEAD_LAYER and not _same_classes(earlier.class_names, class_names):
+            taken.new[name] = "the classes are others"
+        elif variable is first and _bands_differ(earlier.bands, bands) and _is_kernel_of(value, variable, earlier):
+            assert earlier.bands is not None
+            known = [(earlier.bands.index(band), place) for place, band in enumerate(bands) if band in earlier.bands]
+            if not known:
+                taken.new[name] = "the earlier network saw none of these bands"
+                continue
+            start = np.array(variable)
+            start[..., [place for _, place in known], :] = value[..., [place for place, _ in known], :]
+            variable.assign(start)
+            taken.by_band.append(name)
+        elif tuple(value.shape) != tuple(variable.shape):
+            taken.new[name] = f"its shape is {tuple(variable.shape)}, that of the earlier training {tuple(value.shape)}"
+        else:
+            variable.assign(value)
+            taken.whole.append(name)
+    taken.unused = sorted(left)
+    if not taken.whole and not taken.by_band:
+        raise ValueError(
+            f"no variable of the network has a value of the same name and shape; the network has {name_of(first)}, the "
+            f"earlier training {next(iter(sorted(earlier.arrays)), 'nothing')}"
+        )
+    return taken
+
+
+def freeze(model: keras.Model, patterns: Sequence[str]) -> list[str]:
+    """Keep the weights of layers as they are: they have no gradient, and batch norm uses its moving statistics.
+
+    Args:
+        model: The model.
+        patterns: Names of layers with `*` and `?`, such as `stem_*`.
+
+    Returns:
+        Names of the frozen layers that have variables.
+
+    Raises:
+        ValueError: No layer with variables has such a name, or nothing is left to train.
+    """
+    layers = [layer for layer in model._flatten_layers() if layer.variables and not _holds_layers(layer)]
+    frozen = []
+    for pattern in patterns:
+        found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not found:
+            raise ValueError(f"no layer with weights is called {pattern!r}; {_examples(layers)}")
+        for layer in found:
+            layer.trainable = False
+            frozen.append(layer.name)
+    if not model.trainable_variables:
+        raise ValueError(f"{', '.join(patterns)} freeze every layer: nothing is left to train")
+    return sorted(set(frozen))
+
+
+def name_of(variable: keras.Variable) -> str:
+    """The path of a variable with dots for slashes, as checkpoints have it."""
+    return str(variable.path).replace("/", ".")
+
+
+def _first_kernel(model: keras.Model, bands: int) -> keras.Variable:
+    """The first variable whose input channels are as many as the bands; else the first variable."""
+    kernels = [v for v in model.trainable_variables if len(v.shape) >= 2 and v.shape[_BANDS_AXIS] == bands]
+    return (kernels or model.trainable_variables)[0]
+
+
+def _bands_differ(earlier: Sequence[str] | None, bands: Sequence[str]) -> bool:
+    return earlier is not None and list(earlier) != list(bands)
+
+
+def _is_kernel_of(value: NDArray[Any], variable: keras.Variable, earlier: TrainedWeights) -> bool:
+    """Whether a value is the same kernel over the earlier training's bands."""
+    shape = list(variable.shape)
+    shape[_BANDS_AXIS] = len(earlier.bands or ())
+    return list(value.shape) == shape
+
+
+def _same_classes(earlier: Sequence[str] | None, class_names: Sequence[str]) -> bool:
+    return earlier is None or list(earlier) == list(class_names)
+
+
+def _holds_layers(layer: keras.layers.Layer) -> bool:
+    return len(list(layer._flatten_layers())) > 1
+
+
+def _examples(layers: Sequence[keras.layers.Layer]) -> str:
+    names = list(dict.fromkeys(layer.name for layer in layers))
+    return f"names are {', '.join(names[:3])} to {names[-1]}" if len(names) > 4 else f"names are {', '.join(names)}"
