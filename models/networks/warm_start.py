@@ -132,9 +132,9 @@ def name_of(variable: keras.Variable) -> str:
 
 
 def _first_kernel(model: keras.Model, bands: int) -> keras.Variable:
-    """The first variable whose input channels are as many as the bands; else the first variable."""
-    kernels = [v for v in model.trainable_variables if len(v.shape) >= 2 and v.shape[_BANDS_AXIS] == bands]
-    return (kernels or model.trainable_variables)[0]
+    """The first variable, frozen or not, whose input channels are as many as the bands; else the first variable."""
+    kernels = [v for v in model.variables if len(v.shape) >= 2 and v.shape[_BANDS_AXIS] == bands]
+    return (kernels or model.variables)[0]
 
 
 def _bands_differ(earlier: Sequence[str] | None, bands: Sequence[str]) -> bool:

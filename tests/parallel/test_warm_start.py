@@ -17,7 +17,7 @@ from pipelines.training.checkpoint import read_arrays
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.parallel,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(400),
     pytest.mark.usefixtures("mlflow_store"),
 ]
 
