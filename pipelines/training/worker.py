@@ -46,8 +46,8 @@ from pipelines.training.settings import recorded_settings
 from pipelines.training.step import make_accumulate, make_predict, make_train_step
 from pipelines.training.stop import StopAgreement
 from pipelines.training.validation import make_validation
-from pipelines.training.weight_average import WeightAverage
 from pipelines.training.warm_start import begin_with, dataset_names
+from pipelines.training.weight_average import WeightAverage
 
 _log = logging.getLogger(__name__)
 
