@@ -1,6 +1,7 @@
 """`groundswell train`: a Spark barrier stage trains on a prepared dataset."""
 
 import argparse
+import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
 from pipelines.dataset.manifest import Manifest
+from pipelines.launch.failure import RankLostError
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.tracking import store
@@ -90,7 +92,8 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
             finally:
                 display.close()
                 record.finish(summary)
-        except BaseException:
+        except BaseException as error:
+            _say_what_memory_needs(error, config)
             _remember_checkpoint(result, record.run, record.folder / "checkpoints")
             raise
     result.model_uri, result.checkpoint, result.metrics = (
@@ -99,6 +102,15 @@ def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result:
         summary.history[summary.model_epoch - 1],
     )
     return TrainedRun(record.run, summary, record.folder)
+
+
+def _say_what_memory_needs(error: BaseException, config: RunConfig) -> None:
+    """Say what to change where the kernel has killed a rank, which it does when memory is short."""
+    if isinstance(error, RankLostError) and error.root.exit_code == -signal.SIGKILL:
+        say(
+            f"if memory was short: lower training.batch_size_per_worker={config.training.batch_size_per_worker}, or "
+            "let `groundswell find-batch` find the largest that fits"
+        )
 
 
 def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> None:

@@ -69,6 +69,25 @@ def _schedule(parser: Parser) -> None:
     parser.add_argument("--plot", type=png_file, metavar="FILE", help="draw the learning rate into this PNG file")
 
 
+def _find_rate(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_argument(
+        "--low", type=positive_number, metavar="RATE", help="first rate (default: a thousandth of the configured peak)"
+    )
+    parser.add_argument(
+        "--high", type=positive_number, metavar="RATE", help="last rate (default: a hundred times the configured peak)"
+    )
+    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="optimizer steps (default: 100)")
+    parser.add_argument("--plot", type=png_file, metavar="FILE", help="draw the losses by rate into this PNG file")
+
+
+def _find_batch(parser: Parser) -> None:
+    parser.add_config()
+    parser.add_argument(
+        "--at-most", type=positive, metavar="N", help="try no larger batch (default: a worker's share of the dataset)"
+    )
+
+
 def _list(parser: Parser) -> None:
     parser.add_argument("what", nargs="?", choices=LISTED, help="one kind (default: all)")
 
@@ -134,6 +153,32 @@ VERBS = {
             "training.accumulation_steps",
             "training.global_batch_size",
             "launch.num_workers",
+        ),
+    ),
+    "find-rate": Verb(
+        "find a learning rate by a range test on the real global batch",
+        "jobs.find_rate",
+        _find_rate,
+        reads=tuple(section for section in _TRAINED if section != "schedule"),
+        ignores=(
+            "training.epochs",
+            "training.output",
+            "training.resume_run",
+            "training.checkpoint_every_steps",
+            "tracking.registered_model",
+        ),
+    ),
+    "find-batch": Verb(
+        "find the largest batch per worker that fits the memory",
+        "jobs.find_batch",
+        _find_batch,
+        reads=("dataset", "model", "optimizer", "exchange", "training", "launch"),
+        ignores=(
+            "training.epochs",
+            "training.output",
+            "training.resume_run",
+            "training.checkpoint_every_steps",
+            "training.batch_size_per_worker",
         ),
     ),
     "list": Verb("list archives, codecs, optimizers, models, configurations and metrics", "jobs.list", _list),

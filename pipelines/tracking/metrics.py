@@ -15,6 +15,11 @@ _STEP = {
     "time/collective_seconds": "time in which rank 0 sends, receives and waits for other ranks, measured on CPUs",
     "time/decode_seconds": "time in which rank 0 decodes what it has received, measured on CPUs",
 }
+_RANGE_TEST = {
+    "range_test/loss": "mean loss of the global batch",
+    "range_test/smoothed_loss": "the same, smoothed",
+    "range_test/learning_rate": "learning rate of the step",
+}
 _EPOCH = {
     "train/loss": "mean loss over all training samples, as it is minimised: of mixed or smoothed targets, weighted",
     "speed/images_per_second": "training samples per second of all ranks, without the first step, which compiles",
@@ -35,6 +40,7 @@ def described() -> dict[str, str]:
     """Return what each metric means, in a line without a full stop, and when it is written."""
     return {
         **{name: f"each step: {line}" for name, line in _STEP.items()},
+        **{name: f"each step of find-rate: {line}" for name, line in _RANGE_TEST.items()},
         **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
         **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},

@@ -3,10 +3,13 @@
 The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's memory.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.schema import RunConfig
 from pipelines.tracking.store import TrackedRun
+from pipelines.training.finders.batches import BatchSearch
+from pipelines.training.finders.rates import RangeTest
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.site import Site
 
@@ -23,6 +26,20 @@ def evaluate(config: RunConfig, model_uri: str, split: str) -> Evaluation:
     from pipelines.training.worker import evaluate_worker
 
     return evaluate_worker(config, model_uri, split)
+
+
+def run_range_test(config: RunConfig, rates: Sequence[float]) -> RangeTest:
+    """See `pipelines.training.finders.range_test.range_test_worker`."""
+    from pipelines.training.finders.range_test import range_test_worker
+
+    return range_test_worker(config, rates)
+
+
+def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
+    """See `pipelines.training.finders.batch_search.batch_search_worker`."""
+    from pipelines.training.finders.batch_search import batch_search_worker
+
+    return batch_search_worker(config, largest_allowed)
 
 
 def look(config: RunConfig) -> Site:

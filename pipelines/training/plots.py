@@ -1,11 +1,13 @@
 """Plots of one training."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
 
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+from pipelines.training.finders.rates import RatePoint, Suggestion
 
 _WIDTH_INCHES = 9.0
 
@@ -80,6 +82,27 @@ def schedule_curve(rates: Mapping[str, Sequence[tuple[float, float]]]) -> Figure
         # A cosine ends at almost 0, which would press all the rest together.
         axis.set_ylim(bottom=1e-7 * max(rate for points in rates.values() for _, rate in points))
         figure.legend(loc="outside lower center", ncols=3, fontsize=8)
+    return figure
+
+
+def range_test_curve(points: Sequence[RatePoint], suggestion: Suggestion | None) -> Figure:
+    """Plot loss and smoothed loss of a range test by learning rate, and mark the suggested rate."""
+    figure = Figure(figsize=(_WIDTH_INCHES, 4.0), layout="constrained")
+    axis = figure.subplots()
+    rates = [point.rate for point in points]
+    axis.plot(rates, [point.loss for point in points], color="0.7", label="loss")
+    axis.plot(rates, [point.smoothed for point in points], label="smoothed")
+    if suggestion is not None:
+        axis.axvline(suggestion.rate, color="tab:green", linestyle="--", label=f"suggestion {suggestion.rate:.3g}")
+    axis.set_xscale("log")
+    # A loss that explodes at the end would press all the rest together.
+    finite = [point.smoothed for point in points if math.isfinite(point.smoothed)]
+    if finite:
+        axis.set_ylim(top=min(max(finite), 2.0 * finite[0]) * 1.1)
+    axis.set_xlabel("learning rate")
+    axis.set_title("range test")
+    axis.grid(alpha=0.3)
+    axis.legend()
     return figure
 
 

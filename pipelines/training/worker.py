@@ -31,6 +31,7 @@ from pipelines.training.checkpoint import TrainingState
 from pipelines.training.class_weights import class_weights
 from pipelines.training.collective import HorovodCollective, ranks_of_job, use_assigned_devices
 from pipelines.training.evaluation import evaluate
+from pipelines.training.finders.shortage import shortage_explained
 from pipelines.training.input import TrainingInput, make_input, reader_settings
 from pipelines.training.loop import LossTotal, Progress, SeedsOf, Trainer, average_statistics, train_epoch
 from pipelines.training.loss_scale import LossScale
@@ -111,7 +112,8 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
 
     if record is not None and start.epochs_done < config.training.epochs:
         report(event="compiling")  # the first step compiles, and reports nothing until it is done
-    with _ends_explained(checkpoints, record):
+    shortage = shortage_explained(config, manifest, model, optimizer, exchange)
+    with _ends_explained(checkpoints, record), shortage:
         for epoch in range(start.epochs_done, config.training.epochs):
             # Only rank 0 knows the epochs of an earlier attempt.
             if selection.patience is not None and collective.broadcast_number(int(is_over(history, selection))):

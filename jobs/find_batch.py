@@ -1,0 +1,92 @@
+"""`groundswell find-batch`: the largest batch per worker that fits the memory of a configuration's workers."""
+
+import argparse
+
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.paths import with_absolute_paths
+from jobs.ranks import barrier_runner
+from jobs.result import Result
+from jobs.session import spark_session
+from pipelines.launch.messages import JsonObject
+from pipelines.launch.preflight import check_cluster
+from pipelines.sample import TRAINING_SPLIT
+from pipelines.training import entry
+from pipelines.training.checks import check_dataset
+from pipelines.training.finders.batches import FRACTION, BatchSearch, Trial
+
+_MIB = 1 << 20
+
+
+def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchSearch:
+    """Try rising batch sizes on the configured workers.
+
+    Args:
+        config: Dataset, model, recipe and workers; its batch size is not used.
+        at_most: No larger batch is tried; None: up to each worker's share of the training split.
+        result: Filled in while the job runs.
+    """
+    config = with_absolute_paths(_with_smallest_batch(config))
+    result.dataset = config.dataset.path
+    manifest = check_dataset(config)
+    share = manifest.splits[TRAINING_SPLIT].rows // config.launch.num_workers
+    with spark_session("groundswell find-batch", config.launch.master) as spark:
+        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+        runner = barrier_runner(spark, config.launch, description="groundswell find-batch", on_report=_tell)
+        search: BatchSearch = runner.run(entry.search_batch, config, min(share, at_most or share))
+    return search
+
+
+def lines_of(search: BatchSearch) -> list[str]:
+    """Return estimate and trials as lines of text."""
+    allowed = FRACTION * search.limit.bytes
+    estimated = min(search.needs.fitting(allowed), search.largest_allowed)
+    return [
+        f"limit     {allowed / _MIB:,.0f} MiB per worker: {FRACTION:.0%} of its part of {search.limit.source}",
+        f"estimate  {search.needs.describe()}: up to {estimated:,} samples",
+        *(f"trial     {_line(trial, search)}" for trial in search.trials),
+    ]
+
+
+def _line(trial: Trial, search: BatchSearch) -> str:
+    if trial.out_of_memory:
+        return f"{trial.batch_size:>6,} samples: out of memory"
+    verdict = "fits" if trial.fits(search.limit) else "too large"
+    return f"{trial.batch_size:>6,} samples: {trial.peak / _MIB:,.0f} MiB, {verdict}"
+
+
+def _with_smallest_batch(config: RunConfig) -> RunConfig:
+    """The configuration with one sample per worker, so that nothing is refused for its batch; it still accumulates."""
+    workers = config.launch.num_workers
+    accumulates = config.training.global_batch_size is not None
+    update = {"batch_size_per_worker": 1, "global_batch_size": workers if accumulates else None}
+    return config.model_copy(update={"training": config.training.model_copy(update=update)})
+
+
+def _tell(message: JsonObject) -> None:
+    if message.get("event") == "trial":
+        say(f"trying a batch of {message['batch_size']:,} on every worker")
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Search as the command line says.
+
+    Raises:
+        RuntimeError: Not even the smallest batch fits.
+    """
+    config = read_config(arguments)
+    search = find_batch(config, arguments.at_most, result)
+    for line in lines_of(search):
+        say(line)
+    if search.found is None:
+        raise RuntimeError(
+            f"a batch of {search.trials[0].batch_size} does not fit {FRACTION:.0%} of {search.limit.source}: give "
+            "workers more memory, choose a smaller model, or have fewer workers on a host"
+        )
+    say(f"largest batch that fits: --set training.batch_size_per_worker={search.found}")
+    result.metrics = {"batch_size_per_worker": search.found}
+
+
+if __name__ == "__main__":
+    cli.main("find-batch")

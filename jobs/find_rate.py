@@ -1,0 +1,189 @@
+"""`groundswell find-rate`: which learning rate suits a configuration, by a range test on its own global batch."""
+
+import argparse
+import math
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.display import Bar
+from jobs.paths import with_absolute_paths
+from jobs.ranks import barrier_runner
+from jobs.result import Result
+from jobs.session import spark_session
+from pipelines.dataset.manifest import Manifest
+from pipelines.launch.messages import JsonObject
+from pipelines.launch.preflight import check_cluster
+from pipelines.locations import redacted
+from pipelines.tracking import revision, runs, store
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.writer import Point, RunWriter, now
+from pipelines.training import entry
+from pipelines.training.checks import batch_text, check_dataset
+from pipelines.training.driver_record import settings_of
+from pipelines.training.finders.rates import RULE, RangeTest, RatePoint, Suggestion, rising_rates, suggest
+from pipelines.training.plots import range_test_curve
+from pipelines.training.rates import peak_learning_rate
+
+_LINES = 15
+_BELOW_PEAK, _ABOVE_PEAK = 1e-3, 1e2
+"""The lowest and the highest rate, where none are given, as parts of the configured peak."""
+
+
+def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> RangeTest:
+    """Take a step at each rate on the configured workers, and record the losses as a run of the experiment.
+
+    Args:
+        config: Dataset, model, optimizer and workers; the schedule is not used.
+        rates: Rising learning rates.
+        result: Filled in while the job runs.
+    """
+    config = with_absolute_paths(config)
+    result.dataset = config.dataset.path
+    manifest = check_dataset(config)
+    with spark_session("groundswell find-rate", config.launch.master) as spark:
+        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
+        with _recorded(config, manifest) as run:
+            say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
+            result.run_id = run.run_id
+            display = _Display()
+            runner = barrier_runner(
+                spark, config.launch, description=f"groundswell find-rate: {run.run_id}", on_report=display
+            )
+            try:
+                test: RangeTest = runner.run(entry.run_range_test, config, list(rates))
+            finally:
+                display.close()
+            _record(run, test)
+    return test
+
+
+def table(points: Sequence[RatePoint], suggestion: Suggestion | None) -> list[str]:
+    """Return rate and losses at about every fifteenth of the test, and at its last steps, as lines of text."""
+    every = max(1, round(len(points) / _LINES))
+    shown = {*range(0, len(points), every), len(points) - 1}
+    if suggestion is not None:
+        shown |= {step for step, point in enumerate(points) if point.rate in (suggestion.steepest, suggestion.lowest)}
+    lines = [f"{'step':>6} {'rate':>12} {'loss':>10} {'smoothed':>10}"]
+    for step in sorted(shown):
+        point = points[step]
+        notes = [] if suggestion is None else _notes(point, suggestion)
+        text = f"{step:>6} {point.rate:>12.4g} {point.loss:>10.4f} {point.smoothed:>10.4f}  {', '.join(notes)}"
+        lines.append(text.rstrip())
+    return lines
+
+
+def _notes(point: RatePoint, suggestion: Suggestion) -> list[str]:
+    notes = {"steepest": suggestion.steepest, "lowest": suggestion.lowest}
+    return [name for name, rate in notes.items() if rate == point.rate]
+
+
+def conclusion(config: RunConfig, test: RangeTest, suggestion: Suggestion | None) -> list[str]:
+    """Say what the test suggests, and the setting for it."""
+    ended = "the loss diverged" if test.diverged else "the loss did not diverge: a higher --high may show more"
+    if suggestion is None:
+        return [f"no suggestion: the smoothed loss never fell; {ended}. Give a lower --low, or more --steps"]
+    if config.optimizer.learning_rate is None:
+        # The rate at 256 changes in proportion to the rate, whichever law scales it.
+        key, per_256 = "learning_rate_per_256", config.optimizer.learning_rate_per_256
+        assert per_256 is not None
+        value = per_256 * suggestion.rate / peak_learning_rate(config)
+    else:
+        key, value = "learning_rate", suggestion.rate
+    return [
+        f"{len(test.points)} steps of {config.global_batch_size:,} samples ({batch_text(config)}); {ended}",
+        f"suggestion: a peak of {suggestion.rate:.3g}, which is --set optimizer.{key}={value:.3g}",
+        f"rule: {RULE}",
+    ]
+
+
+def write_plot(test: RangeTest, suggestion: Suggestion | None, path: Path) -> None:
+    """Draw the losses by rate into a PNG file.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    range_test_curve(test.points, suggestion).savefig(path, format="png", dpi=120)
+
+
+class _Display:
+    """Shows what rank 0 reports."""
+
+    def __init__(self) -> None:
+        self._bar = Bar("step")
+
+    def __call__(self, message: JsonObject) -> None:
+        match message.get("event"):
+            case "compiling":
+                say("compiling the training step, which takes a minute or two with some codecs")
+            case "rate":
+                text = f"rate {message['rate']:.3g}, smoothed loss {message['loss']:.4f}"
+                step, steps = message["step"], message["steps"]
+                self._bar.move("range test", step, steps, text, f"step {step}/{steps}: {text}")
+
+    def close(self) -> None:
+        self._bar.close()
+
+
+@contextmanager
+def _recorded(config: RunConfig, manifest: Manifest) -> Iterator[TrackedRun]:
+    """Make a run for the test, and end it as the block ends."""
+    tags = {
+        "mlflow.source.name": "groundswell find-rate",
+        "mlflow.source.type": "JOB",
+        "dataset_fingerprint": manifest.fingerprint,
+        **revision.tags(),
+    }
+    name = config.tracking.run_name or "range test"
+    run = runs.start_run(config.tracking.experiment, name, settings_of(config, manifest), tags)
+    try:
+        yield run
+    except BaseException as error:
+        runs.end_failed_run(run, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+        raise
+    runs.end_run(run, "FINISHED")
+
+
+def _record(run: TrackedRun, test: RangeTest) -> None:
+    suggestion = suggest(test.points)
+    curves: dict[str, list[Point]] = {}
+    for step, point in enumerate(test.points):
+        values = {"loss": point.loss, "smoothed_loss": point.smoothed, "learning_rate": point.rate}
+        for name, value in values.items():
+            if math.isfinite(value):
+                curves.setdefault(f"range_test/{name}", []).append(Point(step, value, now()))
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(run, Path(folder, "journal"))
+        writer.curves(curves)
+        writer.figure(range_test_curve(test.points, suggestion), "range_test.png")
+        writer.tags({"range_test.suggestion": f"{suggestion.rate:.6g}" if suggestion else "none"})
+        reason = writer.drain()
+        writer.close()
+    if reason:
+        say(f"MLflow did not take the range test: {reason}")
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Test as the command line says."""
+    config = read_config(arguments)
+    peak = peak_learning_rate(config)
+    low = peak * _BELOW_PEAK if arguments.low is None else arguments.low
+    high = peak * _ABOVE_PEAK if arguments.high is None else arguments.high
+    test = find_rate(config, rising_rates(low, high, arguments.steps), result)
+    suggestion = suggest(test.points)
+    for line in [*table(test.points, suggestion), *conclusion(config, test, suggestion)]:
+        say(line)
+    if suggestion is not None:
+        result.metrics = {"learning_rate": suggestion.rate}
+    if arguments.plot is not None:
+        write_plot(test, suggestion, arguments.plot)
+        say(f"plot {arguments.plot}")
+
+
+if __name__ == "__main__":
+    cli.main("find-rate")

@@ -1,0 +1,102 @@
+"""The search for the largest batch as every rank runs it: real steps of the real model, on images of zeros."""
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conf.schema import RunConfig
+from models.layers.augmentation import AugmentedModel
+from models.losses import classification_loss
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.launch.report import report
+from pipelines.training.collective import HorovodCollective, ranks_on_host
+from pipelines.training.finders.batches import BatchSearch, Trial, next_batch_size
+from pipelines.training.finders.memory import MemoryLimit, memory_limit, resident_peak
+from pipelines.training.finders.needs import estimate
+from pipelines.training.loop import Trainer
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.weight_average import WeightAverage
+from pipelines.training.worker import agree_on_kernels, join_ranks, make_trainer
+
+
+def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
+    """Try rising batch sizes on all ranks together; the same call, and result, on every rank.
+
+    Every trial is two whole training steps, with the exchange and the optimizer's update at rate 0. Batch norm takes
+    its statistics on each rank alone.
+
+    Args:
+        config: The whole configuration; its batch size is not used.
+        largest_allowed: No larger batch is tried.
+    """
+    collective = join_ranks()
+    keras.utils.set_random_seed(config.training.seed)
+    manifest = read_manifest(config.dataset.path)
+    model = make_model(config, manifest)
+    optimizer = make_optimizer(config.optimizer, model)
+    agree_on_kernels(config, collective)
+    exchange = make_exchange(config, collective)
+    exchange.build(model.trainable_variables)
+    # On a GPU memory ends with an error, of which all ranks learn before the exchange, so that none waits for ever.
+    accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
+    needs = estimate(model, optimizer, exchange, manifest, accumulates=accumulates)
+    trainer = make_trainer(
+        config,
+        model,
+        classification_loss(manifest.task),
+        optimizer,
+        lambda step: 0.0,
+        exchange,
+        collective,
+        2 if accumulates else 1,
+        LossScale() if config.training.precision == "float16" else None,
+        WeightAverage(model, config.training.ema) if config.training.ema is not None else None,
+    )
+    optimizer.learning_rate = 0.0
+    limit = _least(collective, memory_limit(ranks_on_host()))
+    trials: list[Trial] = []
+    while size := next_batch_size(needs, limit, largest_allowed, trials):
+        if collective.rank == 0:
+            report(event="trial", batch_size=size)
+        trials.append(_try(size, trainer, manifest, augments=isinstance(model, AugmentedModel)))
+    return BatchSearch(needs, limit, largest_allowed, trials)
+
+
+def _try(size: int, trainer: Trainer, manifest: Manifest, *, augments: bool) -> Trial:
+    collective = trainer.collective
+    images = {group.name: tf.zeros((size, *group.shape), group.dtype) for group in manifest.groups}
+    targets = tf.zeros((size, len(manifest.class_names)))
+    batch = (images, targets, tf.zeros(size, tf.int32) if augments else None)
+    if trainer.accumulate is not None:
+        failed = 0
+        try:
+            trainer.accumulate(*batch)
+        except tf.errors.ResourceExhaustedError:
+            failed = 1
+        if collective.sum(np.array([failed]))[0] > 0:
+            return Trial(size, _peak(collective), out_of_memory=True)
+        trainer.step(*batch)
+    else:
+        for _ in range(2):  # the first step compiles; the second one runs with what it has left
+            trainer.step(*batch)
+    return Trial(size, _peak(collective))
+
+
+def _peak(collective: HorovodCollective) -> int:
+    """Largest memory of any rank so far: resident, or the GPU's that TensorFlow has taken."""
+    own = tf.config.experimental.get_memory_info("GPU:0")["peak"] if _on_gpu() else resident_peak()
+    return int(collective.concatenate(np.array([own], np.int64)).max())
+
+
+def _least(collective: HorovodCollective, own: MemoryLimit) -> MemoryLimit:
+    """The limit of the rank with the least memory, which may be on another host."""
+    limits = collective.concatenate(np.array([own.bytes], np.int64))
+    least = int(np.argmin(limits))
+    if int(limits[least]) == own.bytes:
+        return own
+    return MemoryLimit(int(limits[least]), f"rank {least}'s memory, {int(limits[least]) / 2**20:,.0f} MiB")
+
+
+def _on_gpu() -> bool:
+    return bool(tf.config.list_physical_devices("GPU"))

@@ -1,0 +1,106 @@
+"""How much memory a rank has, holds and needs."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_MIB = 1 << 20
+_UNLIMITED = 1 << 60
+"""Control groups write a number near 2**63 where there is no limit."""
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """The memory of one rank."""
+
+    bytes: int
+    source: str
+    """What limits it, for the person at the terminal."""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What one rank is estimated to need, in bytes."""
+
+    weights: int
+    """All variables of the model."""
+    gradients: int
+    """Float32, one for each trainable variable; twice where they are accumulated."""
+    optimizer: int
+    """All variables of the optimizer."""
+    exchange: int
+    """What the codec keeps between steps."""
+    sample: int
+    """Each sample's outputs of all layers, which the backward pass reads, and its images."""
+
+    @property
+    def fixed(self) -> int:
+        """What does not depend on the batch."""
+        return self.weights + self.gradients + self.optimizer + self.exchange
+
+    def fitting(self, limit: float) -> int:
+        """Largest batch that is estimated to fit so many bytes; 0 if none does."""
+        return max(0, int((limit - self.fixed) // self.sample))
+
+    def describe(self) -> str:
+        """The estimate as text."""
+        parts = ("weights", "gradients", "optimizer", "exchange")
+        known = ", ".join(f"{name} {getattr(self, name) / _MIB:,.1f} MiB" for name in parts if getattr(self, name))
+        return f"{known}, {self.sample / _MIB:,.2f} MiB for each sample"
+
+
+def memory_limit(ranks_on_host: int, environment: Mapping[str, str] = os.environ) -> MemoryLimit:
+    """Return the memory that one rank may use: its GPU's, or its share of the host's or control group's.
+
+    Args:
+        ranks_on_host: Number of ranks that share the host.
+        environment: `CUDA_VISIBLE_DEVICES` says which GPU the launcher has assigned.
+    """
+    gpu = environment.get("CUDA_VISIBLE_DEVICES", "-1")
+    if gpu != "-1":
+        size = _gpu_memory(gpu)
+        return MemoryLimit(size, f"GPU {gpu}, {size / _MIB:,.0f} MiB")
+    total, source = _total_of_host(), "the host's memory"
+    group = _limit_of_control_group()
+    if group < total:
+        total, source = group, "the control group's limit"
+    share = f", shared by {ranks_on_host} workers" if ranks_on_host > 1 else ""
+    return MemoryLimit(total // ranks_on_host, f"{source}, {total / _MIB:,.0f} MiB{share}")
+
+
+def resident_peak() -> int:
+    """Largest resident set of this process so far, in bytes."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+
+
+def _total_of_host() -> int:
+    return int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
+
+
+def _limit_of_control_group() -> int:
+    """Smallest memory limit of this process's control group and of those around it, of both versions."""
+    limits = [_UNLIMITED]
+    with suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "memory" not in controllers.split(","):
+                continue
+            root, name = ("memory/", "memory.limit_in_bytes") if controllers else ("", "memory.max")
+            folder = Path(f"/sys/fs/cgroup/{root}{path.strip('/')}")
+            for place in (folder, *folder.parents):
+                with suppress(OSError, ValueError):  # a limit that is "max" is none
+                    limits.append(int((place / name).read_text()))
+    return min(limits)
+
+
+def _gpu_memory(gpu: str) -> int:
+    command = ["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        return int(answer.splitlines()[0]) * _MIB
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise RuntimeError(f"nvidia-smi does not say how much memory GPU {gpu} has: {error}") from None

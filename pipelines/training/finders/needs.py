@@ -1,0 +1,66 @@
+"""The estimate of what a rank needs, from the shapes of its variables and of the outputs of all layers."""
+
+import math
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.compression.exchange.exchange import GradientExchange
+from models.layers.augmentation import AugmentedModel
+from pipelines.dataset.manifest import Manifest
+from pipelines.training.finders.memory import Needs
+
+_FLOAT_BYTES = 4
+
+
+def estimate(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    exchange: GradientExchange,
+    manifest: Manifest,
+    *,
+    accumulates: bool,
+) -> Needs:
+    """Estimate what a rank needs.
+
+    Args:
+        model: The model that is trained.
+        optimizer: Its optimizer, already built.
+        exchange: Its exchange, already built.
+        manifest: The dataset, whose image groups a batch holds.
+        accumulates: Whether gradients are summed over micro-batches, which takes them twice.
+    """
+    gradients = _FLOAT_BYTES * sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
+    network = model.network if isinstance(model, AugmentedModel) else model
+    outputs = sum(math.prod(tensor.shape[1:]) * _size_of(tensor.dtype) for tensor in _outputs(network))
+    return Needs(
+        weights=_bytes(model.variables),
+        gradients=gradients * (2 if accumulates else 1),
+        optimizer=_bytes(optimizer.variables),
+        exchange=_bytes([entry.variable for entry in exchange.state]),
+        sample=images + outputs,
+    )
+
+
+def _outputs(network: Any) -> Iterator[Any]:
+    """The outputs of all operations of a functional model, nested ones included."""
+    for operation in getattr(network, "operations", network.layers):
+        if hasattr(operation, "operations"):
+            yield from _outputs(operation)
+            continue
+        # A layer of a model that is not functional, or one that is used twice, has no single output.
+        with suppress(AttributeError, ValueError):
+            yield from keras.tree.flatten(operation.output)
+
+
+def _bytes(variables: Any) -> int:
+    return sum(math.prod(variable.shape) * _size_of(variable.dtype) for variable in variables)
+
+
+def _size_of(dtype: Any) -> int:
+    return int(tf.as_dtype(dtype).size)

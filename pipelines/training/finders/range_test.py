@@ -1,0 +1,115 @@
+"""The learning-rate range test as every rank runs it, on the real global batch with the real optimizer."""
+
+import math
+from collections.abc import Iterator, Sequence
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conf.schema import RunConfig
+from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
+from models.layers.normalisation import normalise_over
+from models.losses import classification_loss
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import Batch
+from pipelines.launch.report import StoppedOnRequest, report, step_done, stop_requested
+from pipelines.training.class_weights import class_weights
+from pipelines.training.collective import HorovodCollective, ranks_of_job
+from pipelines.training.finders.rates import RangeTest, SmoothedLosses
+from pipelines.training.input import TrainingInput, make_input
+from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.mixing import Mixing
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.worker import agree_on_kernels, join_ranks, make_seeds, make_trainer, micro_batches_of
+
+_NEVER = 2**31 - 1
+_Batches = Iterator[tuple[Batch, SeedsOf | None, Mixing | None]]
+
+
+def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
+    """Take one optimizer step at each rate, until the loss diverges; the same call, and result, on every rank.
+
+    Model, optimizer, codec, batch and order of samples are those of a training with this configuration. Nothing is
+    written.
+
+    Args:
+        config: The whole configuration; its schedule is not used.
+        rates: Learning rate of each step.
+
+    Raises:
+        StoppedOnRequest: A rank was asked to stop.
+    """
+    collective = join_ranks(config.model.batch_norm_span(ranks_of_job()))
+    keras.utils.set_random_seed(config.training.seed)
+    manifest = read_manifest(config.dataset.path)
+    micro_batches = micro_batches_of(config, collective)
+    data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=micro_batches)
+    model = make_model(config, manifest)
+    if collective.group.size > 1:
+        normalise_over(model, collective.group)
+    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
+    loss = classification_loss(
+        manifest.task,
+        label_smoothing=config.training.label_smoothing,
+        class_weights=class_weights(config.training.class_weights, manifest),
+    )
+    agree_on_kernels(config, collective)
+    exchange = make_exchange(config, collective)
+    # A scale of 1 changes no gradient, and lets all ranks stop together where one has gradients that are not finite.
+    scale = LossScale() if config.training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
+    trainer = make_trainer(
+        config, model, loss, optimizer, lambda step: rates[step], exchange, collective, micro_batches, scale, None
+    )
+    collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
+    if collective.rank == 0:
+        report(event="compiling")
+    return _run(_batches(config, data, model), trainer, rates)
+
+
+def _run(batches: _Batches, trainer: Trainer, rates: Sequence[float]) -> RangeTest:
+    losses = SmoothedLosses()
+    for step, rate in enumerate(rates):
+        loss = _step(trainer, rate, batches)
+        if _add(losses, rate, loss, trainer.collective):
+            return RangeTest(losses.points, diverged=True)
+        if trainer.collective.rank == 0:
+            report(event="rate", step=step + 1, steps=len(rates), rate=rate, loss=losses.points[-1].smoothed)
+        else:
+            step_done()
+    return RangeTest(losses.points, diverged=False)
+
+
+def _batches(config: RunConfig, data: TrainingInput, model: keras.Model) -> _Batches:
+    """This rank's batches, epoch after epoch."""
+    epoch = 0
+    while True:
+        seeds_of = make_seeds(config, model, epoch)
+        mixing = Mixing(config.training.mixup, config.training.seed, epoch) if config.training.mixup else None
+        for batch in data.batches_of(epoch, 0):
+            yield batch, seeds_of, mixing
+        epoch += 1
+
+
+def _step(trainer: Trainer, rate: float, batches: _Batches) -> float:
+    """Take one optimizer step; return its loss on this rank, or NaN on all ranks where it could not be taken."""
+    trainer.optimizer.learning_rate = rate
+    for _ in range(trainer.micro_batches - 1):
+        assert trainer.accumulate is not None
+        trainer.accumulate(*inputs_of_step(*next(batches)))
+    try:
+        return float(trainer.step(*inputs_of_step(*next(batches))))
+    except tf.errors.InvalidArgumentError as error:
+        if GRADIENTS_NOT_FINITE not in error.message and MEANS_NOT_FINITE not in error.message:
+            raise
+        # All ranks know it from a sum, so that none of them waits for another one.
+        return math.nan
+
+
+def _add(losses: SmoothedLosses, rate: float, loss: float, collective: HorovodCollective) -> bool:
+    """Take the mean over the ranks, from which all of them draw the same conclusion; return whether it diverged."""
+    total, stops = collective.sum(np.array([loss, float(stop_requested())], np.float64))
+    if stops > 0:
+        raise StoppedOnRequest("the range test was stopped; nothing was recorded")
+    return losses.add(rate, float(total) / collective.size)

@@ -1,0 +1,110 @@
+"""The learning-rate range test as numbers: rates that rise, losses that are smoothed, and what they suggest.
+
+Nothing here imports TensorFlow: the driver reads the result.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_DECAY = 0.9
+_DIVERGED_FACTOR = 4.0
+_LEAST_POINTS = 5
+"""Points that a slope needs, and that the smoothing needs to forget its first loss."""
+RULE = (
+    "the rate at which the smoothed loss falls most steeply, at most a tenth of the rate with the lowest smoothed loss"
+)
+
+
+@dataclass(frozen=True)
+class RatePoint:
+    """One optimizer step of the test."""
+
+    rate: float
+    """Learning rate of the step."""
+    loss: float
+    """Mean loss of the global batch before the step's update; may not be finite."""
+    smoothed: float
+    """Mean of the losses so far, each with 0.9 of the weight of the next."""
+
+
+@dataclass(frozen=True)
+class RangeTest:
+    """What a range test has seen."""
+
+    points: list[RatePoint]
+    diverged: bool
+    """Whether it ended because the loss diverged, and not at the highest rate."""
+
+
+@dataclass(frozen=True)
+class Suggestion:
+    """A learning rate, and the two figures that it follows from."""
+
+    rate: float
+    steepest: float
+    """Rate at which the smoothed loss falls most steeply by the logarithm of the rate."""
+    lowest: float
+    """Rate with the lowest smoothed loss."""
+
+
+def rising_rates(low: float, high: float, steps: int) -> list[float]:
+    """Return `low * (high / low)**(i / (steps - 1))` for every step i.
+
+    Raises:
+        ValueError: Rates that do not rise from above 0, or fewer than 10 steps.
+    """
+    if not 0 < low < high:
+        raise ValueError(f"the rates must rise from above 0, got {low:g} to {high:g}: change --low or --high")
+    if steps < 2 * _LEAST_POINTS:
+        raise ValueError(f"a range test needs at least {2 * _LEAST_POINTS} steps, got --steps {steps}")
+    return [low * (high / low) ** (step / (steps - 1)) for step in range(steps)]
+
+
+class SmoothedLosses:
+    """Smooths the losses of a range test, and says when it must end.
+
+        smoothed_i = sum over j <= i of 0.9**(i - j) * loss_j, divided by the sum of these weights
+        diverged:   the loss is not finite, or smoothed_i > 4 * the lowest smoothed value before it
+
+    Source: Smith 2017, section 3.3, for the test; smoothing and limit are those of common practice.
+    """
+
+    def __init__(self) -> None:
+        """No loss is known yet."""
+        self._sum = 0.0
+        self._weight = 0.0
+        self._lowest = math.inf
+        self.points: list[RatePoint] = []
+
+    def add(self, rate: float, loss: float) -> bool:
+        """Take the loss of a step with this rate; return whether it diverged."""
+        self._sum = _DECAY * self._sum + loss
+        self._weight = _DECAY * self._weight + 1.0
+        smoothed = self._sum / self._weight
+        self.points.append(RatePoint(rate, loss, smoothed))
+        if not math.isfinite(smoothed) or smoothed > _DIVERGED_FACTOR * self._lowest:
+            return True
+        self._lowest = min(self._lowest, smoothed)
+        return False
+
+
+def suggest(points: Sequence[RatePoint]) -> Suggestion | None:
+    """Return the suggested learning rate, by the `RULE`; None if the smoothed loss never falls.
+
+    The slope at a point is that of the line between its two neighbours. The first points, whose smoothing knows few
+    losses, are left out.
+    """
+    known = [point for point in points if math.isfinite(point.smoothed)][_LEAST_POINTS:]
+    if len(known) < 3:
+        return None
+    lowest = min(range(len(known)), key=lambda place: known[place].smoothed)
+    slopes = {
+        place: (known[place + 1].smoothed - known[place - 1].smoothed)
+        / math.log(known[place + 1].rate / known[place - 1].rate)
+        for place in range(1, min(lowest, len(known) - 2) + 1)
+    }
+    if not slopes or min(slopes.values()) >= 0:
+        return None
+    steepest = known[min(slopes, key=lambda place: slopes[place])].rate
+    return Suggestion(min(steepest, known[lowest].rate / 10), steepest, known[lowest].rate)

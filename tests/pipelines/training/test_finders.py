@@ -1,0 +1,173 @@
+"""Rates and batch sizes that are found, as numbers; and what is said where memory is short."""
+
+import itertools
+import math
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+from conf.load import load
+from models.compression.exchange.exchange import GradientExchange
+from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.sample import ImageGroup
+from pipelines.training.finders import memory
+from pipelines.training.finders.batches import FRACTION, MAXIMUM_TRIALS, BatchSearch, Trial, next_batch_size
+from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, resident_peak
+from pipelines.training.finders.needs import estimate
+from pipelines.training.finders.rates import SmoothedLosses, rising_rates, suggest
+from pipelines.training.finders.shortage import shortage_explained
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+
+MIB = 1 << 20
+NEEDS = Needs(weights=100 * MIB, gradients=100 * MIB, optimizer=100 * MIB, exchange=0, sample=2 * MIB)
+
+
+def run(losses: list[float], low: float = 1e-4, high: float = 1.0) -> SmoothedLosses:
+    smoothed = SmoothedLosses()
+    for rate, loss in zip(rising_rates(low, high, len(losses)), losses, strict=True):
+        if smoothed.add(rate, loss):
+            break
+    return smoothed
+
+
+def test_rates_rise_by_one_factor() -> None:
+    rates = rising_rates(0.01, 10.0, 31)
+    assert [rates[0], rates[-1]] == pytest.approx([0.01, 10.0])
+    assert [after / before for before, after in itertools.pairwise(rates)] == pytest.approx([10**0.1] * 30)
+
+
+@pytest.mark.parametrize(("low", "high", "steps"), [(1.0, 1.0, 20), (0.0, 1.0, 20), (2.0, 1.0, 20), (0.1, 1.0, 9)])
+def test_rates_that_do_not_rise_are_refused(low: float, high: float, steps: int) -> None:
+    with pytest.raises(ValueError, match=r"rates must rise|at least 10 steps"):
+        rising_rates(low, high, steps)
+
+
+def test_losses_are_smoothed_without_a_bias_towards_zero() -> None:
+    points = run([2.0, 4.0] + [4.0] * 8).points
+    assert points[0].smoothed == 2.0
+    assert points[1].smoothed == pytest.approx((0.9 * 2 + 4) / 1.9)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, 100.0])
+def test_a_loss_that_diverges_ends_the_test(bad: float) -> None:
+    assert len(run([1.0] * 12 + [bad] * 8).points) == 13
+
+
+def test_the_suggestion_is_the_steepest_descent_at_most_a_tenth_of_the_lowest() -> None:
+    # A fall between 1e-2.5 and 1e-1.5 in the middle of four decades, then a wall.
+    places = [-4 + 4 * step / 99 for step in range(100)]
+    losses = [1 / (1 + math.exp(8 * (place + 2))) + max(0.0, 8 * (place + 0.5)) for place in places]
+    suggestion = suggest(run(losses).points)
+    assert suggestion is not None
+    # Smoothing is late by about nine steps, which are 0.36 decades.
+    assert math.log10(suggestion.steepest) == pytest.approx(-1.65, abs=0.25)
+    assert math.log10(suggestion.lowest) == pytest.approx(-0.4, abs=0.25)
+    assert suggestion.rate == pytest.approx(min(suggestion.steepest, suggestion.lowest / 10))
+
+
+def test_a_loss_that_never_falls_suggests_nothing() -> None:
+    assert suggest(run([1.0 + 0.01 * step for step in range(50)]).points) is None
+    assert suggest(run([1.0] * 5 + [math.nan] * 5).points) is None
+
+
+def search(fixed: float, sample: float, limit_mib: float = 8000.0, largest_allowed: int = 10**6) -> BatchSearch:
+    """The search on workers that use `fixed + sample * batch` MiB."""
+    trials: list[Trial] = []
+    limit = MemoryLimit(int(limit_mib * MIB), "a test")
+    while size := next_batch_size(NEEDS, limit, largest_allowed, trials):
+        trials.append(Trial(size, int((fixed + sample * size) * MIB)))
+    return BatchSearch(NEEDS, limit, largest_allowed, trials)
+
+
+@pytest.mark.parametrize(("fixed", "sample"), [(500, 2.0), (900, 5.0), (300, 1.0), (1500, 20.0)])
+def test_the_search_ends_within_a_tenth_of_what_fits(fixed: float, sample: float) -> None:
+    found = search(fixed, sample)
+    best = (FRACTION * 8000 - fixed) / sample
+    assert found.found is not None
+    assert 0.85 * best - 8 <= found.found <= best
+    assert all(trial.fits(found.limit) for trial in found.trials)
+    sizes = [trial.batch_size for trial in found.trials]
+    assert sizes == sorted(set(sizes))
+    assert len(sizes) <= MAXIMUM_TRIALS
+
+
+def test_the_search_has_bounds() -> None:
+    assert search(500, 2.0, largest_allowed=100).found == 100
+    assert search(500, 2.0, limit_mib=400).found is None
+    nothing = [Trial(8, 10 * MIB, out_of_memory=True)]
+    assert next_batch_size(NEEDS, MemoryLimit(8000 * MIB, "a test"), 100, nothing) is None
+    assert BatchSearch(NEEDS, MemoryLimit(8000 * MIB, "a test"), 100, nothing).found is None
+
+
+def test_the_limit_is_the_smaller_of_host_and_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
+    monkeypatch.setattr(memory, "_limit_of_control_group", lambda: 1 << 60)
+    assert memory_limit(2, {}).bytes == total // 2
+    monkeypatch.setattr(memory, "_limit_of_control_group", lambda: 3000 * MIB)
+    assert memory_limit(3, {}) == MemoryLimit(1000 * MIB, "the control group's limit, 3,000 MiB, shared by 3 workers")
+    assert 50 * MIB < resident_peak() < total
+
+
+def test_a_gpus_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    command = tmp_path / "nvidia-smi"
+    command.write_text('#!/bin/sh\n[ "$1" = --id=3 ] && echo 81559\n')
+    command.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    assert memory_limit(4, {"CUDA_VISIBLE_DEVICES": "3"}) == MemoryLimit(81559 * MIB, "GPU 3, 81,559 MiB")
+    with pytest.raises(RuntimeError, match="nvidia-smi does not say how much memory GPU 4 has"):
+        memory_limit(4, {"CUDA_VISIBLE_DEVICES": "4"})
+
+
+class OneRank:
+    rank, size = 0, 1
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    return Manifest(
+        archive="image_folder",
+        task="single_label",
+        class_names=("water", "land"),
+        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
+        splits={},
+        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
+        settings={},
+        source_fingerprint="abc",
+    )
+
+
+def test_the_estimate_counts_variables_and_outputs(manifest: Manifest) -> None:
+    config = load("smoke", ["model.width_factor=0.125", "optimizer=adamw"])
+    model = make_model(config, manifest)
+    optimizer = make_optimizer(config.optimizer, model)
+    exchange: GradientExchange = make_exchange(config, OneRank())  # type: ignore[arg-type]
+    needs = estimate(model, optimizer, exchange, manifest, accumulates=False)
+    trainable = sum(math.prod(variable.shape) for variable in model.trainable_variables)
+    assert needs.gradients == 4 * trainable
+    assert needs.weights == 4 * sum(math.prod(variable.shape) for variable in model.variables)
+    assert needs.optimizer == pytest.approx(2 * 4 * trainable, rel=0.01)  # two moments, and some numbers
+    # The stem alone: convolution, normalisation and ReLU of 16 x 16 x 8, after images in uint8 and float32.
+    assert needs.sample > 3 * 4 * 16 * 16 * 8 + 5 * 32 * 32 * 3
+    assert estimate(model, optimizer, exchange, manifest, accumulates=True).gradients == 8 * trainable
+    half = make_model(load("smoke", ["model.width_factor=0.125", "training.precision=bfloat16"]), manifest)
+    assert estimate(half, optimizer, exchange, manifest, accumulates=False).sample < 0.7 * needs.sample
+
+
+def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest) -> None:
+    keras.utils.set_random_seed(0)
+    config = load("smoke", ["model.width_factor=0.125", "training.batch_size_per_worker=64", "launch.num_workers=1"])
+    model = make_model(config, manifest)
+    parts = (config, manifest, model, make_optimizer(config.optimizer, model), make_exchange(config, OneRank()))
+    with (
+        pytest.raises(
+            MemoryError,
+            match=r"^rank 0 ran out of memory with training\.batch_size_per_worker=64 \(weights .* MiB, gradients .* "
+            r"MiB, optimizer .* MiB, .* MiB for each sample\): lower it to 32, .*find-batch",
+        ),
+        shortage_explained(*parts),
+    ):
+        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+    with shortage_explained(*parts):
+        pass
