@@ -172,7 +172,7 @@ VERBS = {
         "find the largest batch per worker that fits the memory",
         "jobs.find_batch",
         _find_batch,
-        reads=("dataset", "model", "optimizer", "exchange", "training", "launch"),
+        reads=("dataset", "input", "model", "warm_start.frozen_layers", "optimizer", "exchange", "training", "launch"),
         ignores=(
             "training.epochs",
             "training.output",

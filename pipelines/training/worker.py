@@ -80,7 +80,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     model = make_model(config, manifest)
     if collective.group.size > 1:
         normalise_over(model, collective.group)
-    _begin_warm(config, manifest, model, collective)
+    begin_warm(config, manifest, model, collective)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
     loss = classification_loss(
         manifest.task,
@@ -262,7 +262,7 @@ def _tell_precision(config: RunConfig, collective: HorovodCollective) -> None:
         log_to_driver(text)
 
 
-def _begin_warm(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
+def begin_warm(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
     """Take the weights of an earlier training on rank 0, whose weights `restore` gives to all; freeze on every rank."""
     frozen = freeze_layers(config, model)
     if config.warm_start.source is None or config.training.resume_run is not None or collective.rank != 0:

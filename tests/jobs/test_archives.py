@@ -1,4 +1,4 @@
-"""Every kind of archive, prepared and trained on for a few steps, by the same configuration but its own section."""
+"""Every kind of archive, prepared and trained on, by the same configuration but its own section."""
 
 import zipfile
 from pathlib import Path
@@ -6,13 +6,22 @@ from pathlib import Path
 import numpy as np
 import pytest
 import rasterio
+import tensorflow as tf
+from PIL import Image
 from pyspark.sql import SparkSession
 
 from conf.load import load
+from conf.schema import RunConfig
 from jobs.evaluate import evaluate
 from jobs.prepare import prepare
 from jobs.train import train
-from pipelines.dataset.manifest import read_manifest
+from models.losses import classification_loss
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.reader import SplitReader, training_batches
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.step import make_train_step
+from pipelines.training.tensors import image_tensors
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
 
@@ -43,56 +52,75 @@ def cifar(folder: Path, archive: Path) -> None:
                 file.extract(name, folder)
 
 
-@pytest.mark.long
-@pytest.mark.filterwarnings(GEOREFERENCE)
-@pytest.mark.parametrize("kind", ["bigearthnet_v1", "image_folder", "eurosat_ms", "eurosat_rgb", "synthetic"])
-def test_training_follows_the_dataset(
-    spark: SparkSession, kind: str, tmp_path: Path, mlflow_store: str, request: pytest.FixtureRequest
-) -> None:
-    root = tmp_path / "archive"
-    settings = ["training.epochs=1", "training.batch_size_per_worker=2"]
-    split, classes = "test", 19
-    match kind:
-        case "bigearthnet_v1":
-            root = request.getfixturevalue("shared_data") / "bigearthnet_v1"
-            archive = {"kind": kind, "root": str(root), "subset": True}
-            settings[1] = "training.batch_size_per_worker=1"
-        case "eurosat_ms":
-            eurosat(root)
-            archive, classes = {"kind": kind, "root": str(root)}, 10
-        case "eurosat_rgb":
-            from PIL import Image
-
-            for name in ("Forest", "SeaLake"):
-                (root / name).mkdir(parents=True)
-                for patch in range(1, 9):
-                    Image.new("RGB", (64, 64), (patch * 20, 10, 0)).save(root / name / f"{name}_{patch}.jpg")
-            archive, classes = {"kind": kind, "root": str(root)}, 10
-        case "image_folder":
-            cifar(tmp_path, request.getfixturevalue("shared_data") / "cifar10.zip")
-            archive, classes = {"kind": kind, "root": str(tmp_path / "cifar10")}, 10
-        case _:
-            archive = {"kind": kind, "train": 8, "validation": 4, "test": 4}
-    config = load(
-        "smoke",
-        [
-            f"archive={archive}",
-            f"dataset.path={tmp_path / 'dataset'}",
-            f"training.output={tmp_path / 'outputs'}",
-            *settings,
-        ],
-    )
+def prepared(archive: dict[str, object], folder: Path, *settings: str) -> tuple[RunConfig, Manifest]:
+    """The configuration, and the dataset that it prepared."""
+    places = [f"dataset.path={folder / 'dataset'}", f"training.output={folder / 'outputs'}"]
+    config = load("smoke", [f"archive={archive}", *places, "training.epochs=1", *settings])
     manifest = prepare(config)
-    assert manifest == read_manifest(tmp_path / "dataset")
+    assert manifest == read_manifest(folder / "dataset")
+    return config, manifest
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "classes", "batch_size"), [("bigearthnet_v1", 19, 1), ("image_folder", 10, 2)])
+def test_training_and_evaluation_follow_the_dataset(
+    spark: SparkSession,
+    shared_data: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    kind: str,
+    classes: int,
+    batch_size: int,
+) -> None:
+    """One dataset with several labels per image, one with one."""
+    archive: dict[str, object] = {"kind": kind, "root": str(shared_data / kind), "subset": True}
+    if kind == "image_folder":
+        cifar(tmp_path, shared_data / "cifar10.zip")
+        archive = {"kind": kind, "root": str(tmp_path / "cifar10")}
+    config, manifest = prepared(archive, tmp_path, f"training.batch_size_per_worker={batch_size}")
     assert len(manifest.class_names) == classes
     trained = train(config)
     (metrics,) = trained.summary.history
     assert np.isfinite(metrics["train/loss"])
-    split = "test" if "test" in manifest.splits else "train"
-    scores = evaluate(config, trained.summary.model_uri, split).metrics
+    scores = evaluate(config, trained.summary.model_uri, "test").metrics
     if manifest.task == "single_label":
         assert scores["top_1"] <= scores["top_5"] <= 1
         assert "f1_micro" not in scores
     else:
         assert 0 <= scores["f1_micro"] <= 1
         assert "top_1" not in scores
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings(GEOREFERENCE)
+@pytest.mark.parametrize(
+    ("kind", "shapes"),
+    [
+        ("eurosat_ms", [(64, 64, 13)]),
+        ("eurosat_rgb", [(64, 64, 3)]),
+        ("synthetic", [(120, 120, 4), (60, 60, 6), (20, 20, 2)]),
+    ],
+)
+def test_a_step_on_every_other_archive(
+    spark: SparkSession, tmp_path: Path, kind: str, shapes: list[tuple[int, int, int]]
+) -> None:
+    """The model's inputs and the loss follow the dataset."""
+    archive: dict[str, object] = {"kind": kind, "root": str(tmp_path / "archive")}
+    match kind:
+        case "eurosat_ms":
+            eurosat(tmp_path / "archive")
+        case "eurosat_rgb":
+            for name in ("Forest", "SeaLake"):
+                (tmp_path / "archive" / name).mkdir(parents=True)
+                for patch in range(1, 9):
+                    image = Image.new("RGB", (64, 64), (patch * 20, 10, 0))
+                    image.save(tmp_path / "archive" / name / f"{name}_{patch}.jpg")
+        case _:
+            archive = {"kind": kind, "train": 8, "validation": 4, "test": 4}
+    config, manifest = prepared(archive, tmp_path)
+    assert [group.shape for group in manifest.groups] == shapes
+    model = make_model(config, manifest)
+    optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, HorovodCollective())
+    step = make_train_step(model, classification_loss(manifest.task), optimizer, exchange, jit_compile=False)
+    batch = next(training_batches(SplitReader(config.dataset.path, "train"), seed=0, epoch=0, global_batch_size=4))
+    assert np.isfinite(float(step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32))))

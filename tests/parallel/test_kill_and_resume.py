@@ -1,8 +1,10 @@
 """A rank is killed at some step; the run goes on by itself and ends with the weights of one never disturbed."""
 
 import os
+import re
 import signal
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,10 @@ from jobs import train as train_job
 from jobs.train import TrainedRun, train
 from pipelines.training import entry
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 
+Death = tuple[int, int, bool]
+"""Rank, which of its steps in this attempt, and whether it is while the checkpoint after that step is written."""
 STEPS = 8  # 2 epochs of 32 samples, 8 a step
 
 
@@ -64,17 +68,16 @@ def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
         return {name: file[name] for name in file.files if name != "state.json"}
 
 
-def training_that_dies(
-    config: RunConfig, run: Any, checkpoints: Path, *, rank: int, at: int, while_saving: bool
-) -> Any:
-    """`entry.train`, but in its first attempt the process of one rank is killed at one optimizer step."""
+def training_that_dies(config: RunConfig, run: Any, checkpoints: Path, *, deaths: Sequence[Death]) -> Any:
+    """`entry.train`, but in each of the first attempts the process of one rank is killed at one of its steps."""
     import os
     import signal
 
     from pipelines.launch.report import attempt
     from pipelines.training import checkpoint, worker
 
-    if attempt() == 1 and int(os.environ["HOROVOD_RANK"]) == rank:
+    rank, at, while_saving = deaths[attempt() - 1] if attempt() <= len(deaths) else (-1, 0, False)
+    if int(os.environ["HOROVOD_RANK"]) == rank:
         make, count = worker.make_train_step, 0  # type: ignore[attr-defined]
 
         def kill(*_: Any, **__: Any) -> None:
@@ -99,35 +102,38 @@ def training_that_dies(
     return worker.train_worker(config, run, checkpoints)
 
 
-@pytest.mark.parametrize(
-    ("rank", "at", "while_saving"),
-    [(1, 1, False), (0, 3, False), (1, 6, False), (0, 5, True)],
-    ids=["before any checkpoint", "mid-epoch", "second epoch", "while a checkpoint is written"],
-)
-def test_a_killed_rank_costs_no_bit(
+def test_killed_ranks_cost_no_bit(
     small_dataset: Path,
     tmp_path: Path,
     mlflow_store: str,
     undisturbed: dict[str, np.ndarray],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-    rank: int,
-    at: int,
-    while_saving: bool,
 ) -> None:
+    deaths = [
+        (1, 1, False),  # before any checkpoint
+        (0, 3, False),  # in the middle of the first epoch: two steps have checkpoints
+        (0, 2, True),  # while the checkpoint at the end of the epoch is written
+        (1, 3, False),  # in the second epoch
+    ]
+
     def dying(*args: Any) -> Any:
-        return training_that_dies(*args, rank=rank, at=at, while_saving=while_saving)
+        return training_that_dies(*args, deaths=deaths)
 
     monkeypatch.setattr(entry, "train", dying)
-    trained = train(config(small_dataset, tmp_path))
+    trained = train(config(small_dataset, tmp_path, f"launch.retries={len(deaths)}"))
     run = MlflowClient(mlflow_store).get_run(trained.run.run_id)
     assert run.info.status == "FINISHED"
-    assert run.data.tags["attempt"] == "2"
-    assert f"rank {rank}" in run.data.tags["attempt_2_after"]
-    assert signal.SIGKILL.name in run.data.tags["attempt_2_after"]
+    assert run.data.tags["attempt"] == str(len(deaths) + 1)
     shown = capsys.readouterr().out
-    assert "attempt 2 after: " in shown
-    assert shown.count("starting 2 workers") == 2
+    for number, (rank, _, _) in enumerate(deaths, start=2):
+        reason = run.data.tags[f"attempt_{number}_after"]
+        assert f"rank {rank}" in reason
+        assert signal.SIGKILL.name in reason
+        assert f"attempt {number} after: " in shown
+    assert shown.count("starting 2 workers") == len(deaths) + 1
+    log = (trained.folder / "logs" / "rank-0.log").read_text()
+    assert re.findall(r"step-0000000(\d)\.npz: epoch", log) == ["2", "3", "5"]
     found = weights(trained)
     assert found.keys() == undisturbed.keys()
     for name, expected in undisturbed.items():
@@ -136,19 +142,18 @@ def test_a_killed_rank_costs_no_bit(
     assert not [path for path in (trained.folder / "checkpoints").iterdir() if path.name.startswith(".")]
 
 
-@pytest.mark.parametrize("accumulated", [(), ("training.accumulation_steps=2", "training.batch_size_per_worker=2")])
 def test_what_a_codec_left_behind_is_not_lost(
     small_dataset: Path,
     tmp_path: Path,
     mlflow_store: str,
     monkeypatch: pytest.MonkeyPatch,
-    accumulated: tuple[str, ...],
 ) -> None:
-    settings = ("exchange.codec=onebit", "training.epochs=1", *accumulated)
+    micro_batches = ("training.accumulation_steps=2", "training.batch_size_per_worker=2")
+    settings = ("exchange.codec=onebit", "training.epochs=1", *micro_batches)
     expected = weights(train(config(small_dataset, tmp_path / "undisturbed", *settings)))
 
     def dying(*args: Any) -> Any:
-        return training_that_dies(*args, rank=1, at=3, while_saving=False)
+        return training_that_dies(*args, deaths=[(1, 3, False)])
 
     monkeypatch.setattr(entry, "train", dying)
     trained = train(config(small_dataset, tmp_path / "killed", *settings))

@@ -15,7 +15,7 @@ from pipelines.training.finders.memory import MemoryLimit, memory_limit, residen
 from pipelines.training.finders.needs import estimate
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer
 from pipelines.training.weight_average import WeightAverage
 from pipelines.training.worker import agree_on_kernels, join_ranks, make_trainer
 
@@ -34,6 +34,7 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
     model = make_model(config, manifest)
+    freeze_layers(config, model)
     optimizer = make_optimizer(config.optimizer, model)
     agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)

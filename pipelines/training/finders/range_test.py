@@ -22,7 +22,14 @@ from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
-from pipelines.training.worker import agree_on_kernels, join_ranks, make_seeds, make_trainer, micro_batches_of
+from pipelines.training.worker import (
+    agree_on_kernels,
+    begin_warm,
+    join_ranks,
+    make_seeds,
+    make_trainer,
+    micro_batches_of,
+)
 
 _NEVER = 2**31 - 1
 _Batches = Iterator[tuple[Batch, SeedsOf | None, Mixing | None]]
@@ -49,6 +56,7 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
     model = make_model(config, manifest)
     if collective.group.size > 1:
         normalise_over(model, collective.group)
+    begin_warm(config, manifest, model, collective)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
     loss = classification_loss(
         manifest.task,
