@@ -11,7 +11,7 @@ KERNELS := hatch_build.py $(wildcard models/compression/kernels/*.cc models/comp
 PORT ?= 5000
 # Two processes of tests, each with a Spark session of its own: much of a test's time is waiting. The long ones train on
 # several ranks, which keep two cores busy by themselves.
-TEST_PROCESSES ?= -n 2 --dist loadfile
+TEST_PROCESSES ?= -n 2 --dist loadfile --no-loadscope-reorder
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 

@@ -85,10 +85,10 @@ def _paths(section: type[Section], prefix: str) -> Iterator[str]:
 
 
 def _sections(annotation: Any) -> Iterator[type[Section]]:
-    """The sections in an annotation; those inside lists are values."""
+    """The sections in an annotation; those inside lists and mappings are values."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         yield annotation
-    elif get_origin(annotation) is not list:
+    elif get_origin(annotation) not in (list, dict):
         for argument in get_args(annotation):
             yield from _sections(argument)
 

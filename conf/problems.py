@@ -96,9 +96,9 @@ def _hint(key: str, known: list[str], path: list[str]) -> str:
 
 def _missing(path: list[str], values: Mapping[str, Any]) -> list[str]:
     """A line for the key; for a section, one for each of its keys that have no default."""
-    field = find(path, values)
-    assert field is not None
-    name = ".".join(path)
+    field, name = find(path, values), ".".join(path)
+    if field is None:  # within a list or a mapping
+        return [f"{name} is missing"]
     choice = choice_of(field)
     if choice is not None:
         return [f"{name} is missing: expected {name}={' or '.join(choice.members)}, and its keys"]

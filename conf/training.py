@@ -1,10 +1,11 @@
 """The settings of the epoch loop."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from conf.objective import CrossEntropyConfig, ImportedLossConfig, LossConfig, MetricConfig
 from conf.section import Section
 from conf.selection import SelectionConfig
 
@@ -33,6 +34,11 @@ class TrainingConfig(Section):
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Numbers in forward and backward pass: bfloat16 where the processor has AVX-512 BF16 or AMX; float16 has a loss
     scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
+    loss: LossConfig = CrossEntropyConfig()
+    """What training minimises; val/loss is the cross-entropy with every loss."""
+    metrics: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")], MetricConfig] = Field(default={})
+    """Metrics of yours by name, each `{path: "package.module:function"}`, such as sklearn.metrics's; validation writes
+    them as val/NAME, evaluation as test/NAME."""
     label_smoothing: float = Field(default=0.0, ge=0, lt=1)
     """Part of the training targets that is spread over all answers; validation and evaluation have none."""
     class_weights: Literal["balanced"] | dict[str, float] | None = None
@@ -64,6 +70,16 @@ class TrainingConfig(Section):
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
                 raise ValueError(f"training.class_weights: the weight of {name!r} is {weight!r}, not a number above 0")
         return {str(name): float(weight) for name, weight in value.items()}
+
+    @model_validator(mode="after")
+    def _own_loss_has_its_own_settings(self) -> "TrainingConfig":
+        for key in ("label_smoothing", "class_weights"):
+            if isinstance(self.loss, ImportedLossConfig) and getattr(self, key) != self.default(key):
+                raise ValueError(
+                    f"training.{key}={getattr(self, key)} is for training.loss=cross_entropy, and training.loss is "
+                    f"{self.loss.path}: give your function such an argument in training.loss.settings"
+                )
+        return self
 
     @model_validator(mode="after")
     def _mixup_has_pairs(self) -> "TrainingConfig":

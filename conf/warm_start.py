@@ -1,5 +1,7 @@
 """How a training begins with the weights of an earlier one."""
 
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
 from conf.section import Section
@@ -13,6 +15,9 @@ class WarmStartConfig(Section):
     by name and shape; bands by name; the head starts anew where the classes are others."""
     frozen_layers: list[str] = Field(default=[])
     """Names of layers, with `*` and `?`, that keep the weights of the source."""
+    rate_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
+    """Factors of the learning rate by names of layers, with `*` and `?`, such as {"stage*": 0.1}; of several names that
+    fit a layer the last one counts, and 1 where none does."""
 
     @model_validator(mode="after")
     def _only_weights_that_were_trained_are_frozen(self) -> "WarmStartConfig":

@@ -2,9 +2,11 @@
 
 import argparse
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from conf.schema import RunConfig
+from conf.training import TrainingConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.paths import with_absolute_paths
@@ -19,9 +21,11 @@ from pipelines.tracking import models, store
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.writer import RunWriter
 from pipelines.training import entry
+from pipelines.training.checks import check_own_metrics
 from pipelines.training.input import reader_settings
 from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
+from pipelines.training.trial import try_parts
 
 
 def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluation:
@@ -34,7 +38,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
 
     Raises:
         FileNotFoundError: No such dataset, or a shard is missing.
-        ValueError: No such model or split, a damaged shard, or the model has other classes than the dataset.
+        ValueError: No such model or split, a damaged shard, the model has other classes than the dataset, or a metric
+            by import path does not fit.
         RuntimeError: Workers on other machines cannot reach MLflow's store.
         TrackingError: The store did not take the scores; they are in the message.
     """
@@ -44,6 +49,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     check_readable(dataset, manifest, [split], reader_settings(config.reader))
     description = models.model_metadata(model_uri)
     _check_classes(model_uri, description.get("class_names"), manifest)
+    if config.training.metrics:
+        check_own_metrics(config)
+        only = TrainingConfig(metrics=config.training.metrics)
+        try_parts(RunConfig(dataset=config.dataset, training=only), manifest)
     with spark_session("groundswell evaluate", config.launch.master) as spark:
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
@@ -51,13 +60,14 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
             spark, config.launch, description=f"groundswell evaluate: {model_uri}", log_to_driver="none"
         )
         result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
-    _record(TrackedRun(store.tracking_uri(), description["run_id"]), result, split)
+    run = TrackedRun(store.tracking_uri(), description["run_id"])
+    _record(run, result, split, own_metrics=list(config.training.metrics))
     return result
 
 
-def _record(run: TrackedRun, result: Evaluation, split: str) -> None:
+def _record(run: TrackedRun, result: Evaluation, split: str, *, own_metrics: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        writer = RunWriter(run, Path(folder, "journal"))
+        writer = RunWriter(run, Path(folder, "journal"), own_metrics=own_metrics)
         writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
         writer.table(result.per_class, f"per_class_{split}.json")
         writer.figure(per_class_bars(result.per_class, split), f"per_class_{split}.png")

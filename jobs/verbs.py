@@ -128,7 +128,7 @@ VERBS = {
         "score a logged model on the test split",
         "jobs.evaluate",
         _evaluate,
-        reads=("dataset", "reader", "training.batch_size_per_worker", "launch"),
+        reads=("dataset", "reader", "training.batch_size_per_worker", "training.metrics", "launch"),
         ignores=("reader.name", "launch.allow_fewer_workers"),
     ),
     "check": Verb(

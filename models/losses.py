@@ -1,10 +1,12 @@
 """Losses from logits, one value per sample: the caller decides over which samples to average."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from keras import ops
+
+from models.imported import described, import_function
 
 Loss = Callable[[Any, Any], Any]
 """From targets and logits, tensors of Keras's backend, to one loss per sample."""
@@ -48,6 +50,41 @@ def classification_loss(
         return loss((1.0 - label_smoothing) * targets + label_smoothing / answers, logits)
 
     return smoothed
+
+
+def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Loss:
+    """Return somebody else's loss, in the form of `classification_loss`.
+
+        function(targets, logits, **settings) -> losses
+
+    `targets` and `logits` are float32 `(batch, classes)`, the losses `(batch,)`. Many functions of `keras.losses` do,
+    such as `binary_focal_crossentropy` with `from_logits: true`. It becomes part of the training's graph.
+
+    Args:
+        path: Where the function is, `package.module:function`.
+        settings: Further arguments of the function.
+        setting: Key of the configuration that holds the path, for messages.
+
+    Raises:
+        ValueError: The function is not found; when called, an exception of the function, or a result that is not one
+            value per sample.
+    """
+    function = import_function(path, setting)
+
+    def loss(targets: Any, logits: Any) -> Any:
+        targets, logits = ops.cast(targets, "float32"), ops.cast(logits, "float32")
+        try:
+            losses = ops.cast(function(targets, logits, **settings), "float32")
+        except Exception as error:  # whatever the function's own code raises
+            raise ValueError(f"{setting}={path}: the function raised {described(error)}") from error
+        if len(losses.shape) != 1:
+            raise ValueError(
+                f"{setting}={path}: the function returned losses of the shape {tuple(losses.shape)}, expected one per "
+                "sample, (batch,), and not their mean"
+            )
+        return losses
+
+    return loss
 
 
 def _multi_label(targets: Any, logits: Any) -> Any:

@@ -1,14 +1,18 @@
 """Classification metrics from probabilities, split so that ranks add counts before any ratio is taken."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import average_precision_score
 
+from models.imported import described, import_function
+
 Array = NDArray[Any]
 Counts = NDArray[np.int64]
+Metric = Callable[[Array, Array], float]
+"""From targets and probabilities of all samples, both `(samples, classes)`, to a number."""
 
 
 def multi_label_counts(probabilities: Array, targets: Array, threshold: float = 0.5) -> Counts:
@@ -142,3 +146,30 @@ def _check_shapes(probabilities: Array, targets: Array) -> None:
         raise ValueError(
             f"probabilities and targets must both be (samples, classes), got {probabilities.shape} and {targets.shape}"
         )
+
+
+def imported_metric(path: str, settings: Mapping[str, Any], *, setting: str) -> Metric:
+    """Return somebody else's metric.
+
+        function(targets, probabilities, **settings) -> number
+
+    The order is scikit-learn's: `label_ranking_average_precision_score` or `log_loss` work as they are. `targets` are
+    uint8, `probabilities` float32, both `(samples, classes)` and of the whole split.
+
+    Args:
+        path: Where the function is, `package.module:function`.
+        settings: Further arguments of the function.
+        setting: Key of the configuration that holds the path, for messages.
+
+    Raises:
+        ValueError: The function is not found; when called, an exception of the function, or a result that is no number.
+    """
+    function = import_function(path, setting)
+
+    def metric(targets: Array, probabilities: Array) -> float:
+        try:
+            return float(function(targets, probabilities, **settings))
+        except Exception as error:  # whatever the function's own code raises, and results that are no numbers
+            raise ValueError(f"{setting}={path}: the function raised {described(error)}") from error
+
+    return metric

@@ -126,6 +126,26 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> list[str]:
     return sorted(set(frozen))
 
 
+def rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[tuple[keras.Variable, float]]:
+    """Return the trainable variables whose learning rate has a factor other than 1, each with its factor.
+
+    Args:
+        model: The model, with its frozen layers.
+        factors: By names of layers with `*` and `?`; of several names that fit a layer the last one counts.
+
+    Raises:
+        ValueError: No layer with trainable variables has such a name.
+    """
+    layers = [layer for layer in model._flatten_layers() if layer.trainable_variables and not _holds_layers(layer)]
+    chosen: dict[int, tuple[keras.Variable, float]] = {}
+    for pattern, factor in factors.items():
+        found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        if not found:
+            raise ValueError(f"no layer with weights to train is called {pattern!r}; {_examples(layers)}")
+        chosen |= {id(variable): (variable, factor) for layer in found for variable in layer.trainable_variables}
+    return [(variable, factor) for variable, factor in chosen.values() if factor != 1]
+
+
 def name_of(variable: keras.Variable) -> str:
     """The path of a variable with dots for slashes, as checkpoints have it."""
     return str(variable.path).replace("/", ".")

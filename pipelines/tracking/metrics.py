@@ -1,5 +1,7 @@
 """The names of all metrics that a run can have, each with what it means; a writer takes no other name."""
 
+from collections.abc import Sequence
+
 VALIDATION_GROUP = "val"
 """Group of the scores of the model on the validation split."""
 AVERAGED_GROUP = "val_ema"
@@ -52,19 +54,26 @@ def described() -> dict[str, str]:
     }
 
 
-def validation_metrics(task: str, classes: int, *, averaged: bool) -> list[str]:
+def validation_metrics(task: str, classes: int, *, averaged: bool, own: Sequence[str] = ()) -> list[str]:
     """Return the names of the metrics of validation that a training has.
 
     Args:
         task: "multi_label" or "single_label".
         classes: Number of classes.
         averaged: Whether averaged weights are validated too.
+        own: Names of the user's own metrics.
     """
-    own = ["f1_micro"] if task == "multi_label" else ["top_1", *(["top_5"] if classes > 5 else [])]
+    of_task = ["f1_micro"] if task == "multi_label" else ["top_1", *(["top_5"] if classes > 5 else [])]
+    names = ["loss", *of_task, "f1_macro", "mean_average_precision", *own]
     groups = [VALIDATION_GROUP, *([AVERAGED_GROUP] if averaged else [])]
-    return [f"{group}/{name}" for group in groups for name in ("loss", *own, "f1_macro", "mean_average_precision")]
+    return [f"{group}/{name}" for group in groups for name in names]
 
 
-def is_listed(name: str) -> bool:
-    """Whether `described` has a name; `evaluate` may write the scores of another split than `test` too."""
-    return name in described() or name.partition("/")[2] in _SCORES
+def is_listed(name: str, own: Sequence[str] = ()) -> bool:
+    """Whether `described` has a name; `evaluate` may write the scores of another split than `test` too.
+
+    Args:
+        name: Group and name, such as "val/f1_micro".
+        own: Names of the user's own metrics, which validation and evaluation have beside the others.
+    """
+    return name in described() or name.partition("/")[2] in (*_SCORES, *own)

@@ -47,6 +47,7 @@ class RunWriter:
         *,
         restart_step: int | None = None,
         on_news: OnNews = warn,
+        own_metrics: Sequence[str] = (),
     ) -> None:
         """Open the journal.
 
@@ -55,7 +56,9 @@ class RunWriter:
             folder: Folder of the journal; one that an earlier process left is continued.
             restart_step: Optimizer steps of the checkpoint from which training starts; see `Journal`.
             on_news: Is told when the store does not answer and when it does again, from the thread that delivers.
+            own_metrics: Names of the user's own metrics.
         """
+        self._own_metrics = tuple(own_metrics)
         self._journal = Journal(folder, restart_step)
         self._delivery = Delivery(run, self._journal, on_news)
 
@@ -70,7 +73,7 @@ class RunWriter:
 
     def curves(self, points: Mapping[str, Sequence[Point]], *, after_step: int = 0) -> None:
         """Write several values per metric, whose names `pipelines.tracking.metrics` lists."""
-        unlisted = [name for name in points if not is_listed(name)]
+        unlisted = [name for name in points if not is_listed(name, self._own_metrics)]
         assert not unlisted, f"not listed in pipelines/tracking/metrics.py: {unlisted}"
         rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
         for start in range(0, len(rows), _POINTS_PER_ENTRY):

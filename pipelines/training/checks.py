@@ -12,7 +12,7 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import check_readable
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.tracking import runs
-from pipelines.tracking.metrics import AVERAGED_GROUP, validation_metrics
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_listed, validation_metrics
 from pipelines.training.bands import used_groups
 from pipelines.training.checkpoint import KEPT, TrainingState, check_writable, checkpoint_path, newest_state
 from pipelines.training.class_weights import class_weights
@@ -41,6 +41,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     make_schedule(config, steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size))
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
+    check_own_metrics(config)
     _check_selection(config, manifest)
     class_weights(config.training.class_weights, manifest)
     check_source(config.warm_start)
@@ -128,6 +129,17 @@ def _check_best(path: Path, state: TrainingState, config: RunConfig, manifest: M
         )
 
 
+def check_own_metrics(config: RunConfig) -> None:
+    """Check that metrics of the user's own have names of their own.
+
+    Raises:
+        ValueError: Every training has a metric of that name.
+    """
+    for name in config.training.metrics:
+        if is_listed(f"{VALIDATION_GROUP}/{name}"):
+            raise ValueError(f"training.metrics.{name}: every training has a metric of that name, choose another one")
+
+
 def _check_selection(config: RunConfig, manifest: Manifest) -> None:
     metric = config.training.selection.metric
     if metric is None:
@@ -137,7 +149,10 @@ def _check_selection(config: RunConfig, manifest: Manifest) -> None:
             f"training.selection.metric={metric} needs a validation split, and {config.dataset.path} has only "
             f"{', '.join(sorted(manifest.splits))}: set training.selection.metric=null"
         )
-    known = validation_metrics(manifest.task, len(manifest.class_names), averaged=config.training.ema is not None)
+    own = list(config.training.metrics)
+    known = validation_metrics(
+        manifest.task, len(manifest.class_names), averaged=config.training.ema is not None, own=own
+    )
     if metric not in known:
         averaged = metric.startswith(f"{AVERAGED_GROUP}/") and config.training.ema is None
         remedy = ", and training.ema is null" if averaged else ""

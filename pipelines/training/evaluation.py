@@ -1,11 +1,13 @@
 """Metrics of one split: counts summed and scores gathered over the ranks before any ratio."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 import tensorflow as tf
 
 from models.metrics import (
+    Metric,
     average_precision_per_class,
     f1_macro,
     f1_micro,
@@ -35,6 +37,7 @@ def evaluate(
     class_names: Sequence[str],
     task: Task,
     from_logits: bool = True,
+    own_metrics: Mapping[str, Metric] = MappingProxyType({}),
 ) -> Evaluation:
     """Score every sample of the split exactly once; each rank scores a part of them.
 
@@ -47,6 +50,7 @@ def evaluate(
         class_names: In the order of the predictions.
         task: Says how logits become probabilities, and which scores there are.
         from_logits: Whether `predict` returns logits.
+        own_metrics: Further metrics by name, of the scores of all ranks.
     """
     classes = len(class_names)
     scores, targets = [np.zeros((0, classes), np.float32)], [np.zeros((0, classes), np.uint8)]
@@ -70,10 +74,12 @@ def evaluate(
         for k in (1, 5) if classes > 5 else (1,):
             correct = collective.sum(np.array([top_k_correct(own_scores, own_targets, k)], np.int64))
             metrics[f"top_{k}"] = int(correct[0]) / len(reader)
-    precisions = average_precision_per_class(collective.concatenate(own_scores), collective.concatenate(own_targets))
+    all_scores, all_targets = collective.concatenate(own_scores), collective.concatenate(own_targets)
+    precisions = average_precision_per_class(all_scores, all_targets)
     metrics["f1_macro"] = f1_macro(counts)
     metrics["mean_average_precision"] = mean_average_precision(precisions)
     total_loss = float(collective.sum(np.array([loss_sum]))[0])
     if loss is not None:
         metrics["loss"] = total_loss / len(reader)
+    metrics |= {name: metric(all_targets, all_scores) for name, metric in own_metrics.items()}
     return Evaluation(metrics, per_class_table(class_names, counts, precisions))

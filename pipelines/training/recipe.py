@@ -15,7 +15,7 @@ from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
 from models.layers.table import AUGMENTATIONS
 from models.networks.model import build_model
-from models.networks.warm_start import freeze
+from models.networks.warm_start import freeze, rate_factors
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
@@ -45,6 +45,18 @@ def freeze_layers(config: RunConfig, model: keras.Model) -> list[str]:
         return freeze(model, config.warm_start.frozen_layers)
     except ValueError as error:
         raise ValueError(f"warm_start.frozen_layers: {error}") from None
+
+
+def make_rate_factors(config: RunConfig, model: keras.Model) -> list[tuple[keras.Variable, float]]:
+    """Return the variables whose learning rate has a factor, each with its factor.
+
+    Raises:
+        ValueError: There is no such layer, or it is frozen.
+    """
+    try:
+        return rate_factors(model, config.warm_start.rate_factors)
+    except ValueError as error:
+        raise ValueError(f"warm_start.rate_factors: {error}") from None
 
 
 def make_augmentation(config: AugmentationConfig) -> keras.layers.Layer | None:

@@ -32,7 +32,14 @@ class Record:
     """One run's curves by step and by epoch, its plots and its model."""
 
     def __init__(
-        self, run: TrackedRun, journal: Path, schedule: Schedule, exchange: GradientExchange, *, start_step: int
+        self,
+        run: TrackedRun,
+        journal: Path,
+        schedule: Schedule,
+        exchange: GradientExchange,
+        *,
+        start_step: int,
+        own_metrics: Sequence[str] = (),
     ) -> None:
         """Begin to write beside training.
 
@@ -42,9 +49,10 @@ class Record:
             schedule: Learning rate by optimizer step.
             exchange: The exchange that is measured.
             start_step: Optimizer steps of the checkpoint from which training continues; 0 at its start.
+            own_metrics: Names of the user's own metrics.
         """
         self._run = run
-        self._writer = RunWriter(run, journal, restart_step=start_step, on_news=_tell_driver)
+        self._writer = RunWriter(run, journal, restart_step=start_step, on_news=_tell_driver, own_metrics=own_metrics)
         self._writer.start()
         self._schedule = schedule
         self._exchange = exchange

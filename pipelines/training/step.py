@@ -1,6 +1,6 @@
 """One training step: gradients, exchange, update."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import keras
@@ -46,6 +46,7 @@ def make_train_step(
     accumulation: Accumulation | None = None,
     loss_scale: LossScale | None = None,
     average: WeightAverage | None = None,
+    rate_factors: Sequence[tuple[keras.Variable, float]] = (),
 ) -> Step:
     """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
 
@@ -60,6 +61,8 @@ def make_train_step(
             none. There is one exchange and one update per step.
         loss_scale: For half floats; a step with an overflow on any rank is skipped on all of them.
         average: Takes the weights after every update.
+        rate_factors: Variables whose learning rate has a factor, each with it. What the optimizer does to them is
+            multiplied: the same for every optimizer whose update is linear in the rate (all but LARS as `larc`).
 
     Raises:
         ValueError: Codec and optimizer do not fit each other.
@@ -78,7 +81,10 @@ def make_train_step(
             value, computed = accumulation.finish(value, computed)
 
         def update() -> None:
+            before = [tf.identity(variable.value) for variable, _ in rate_factors]
             optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
+            for (variable, factor), start in zip(rate_factors, before, strict=True):
+                variable.assign(start + factor * (variable.value - start))
             if average is not None:
                 average.update(optimizer.iterations)
 

@@ -20,8 +20,10 @@ _REFUSED = 9
 
 
 def has_own_parts(config: RunConfig) -> bool:
-    """Whether the training has a part by import path, or freezes layers, whose names only the model knows."""
-    return "import" in (config.model.name, config.input.augmentation.name) or bool(config.warm_start.frozen_layers)
+    """Whether the training has a part by import path, or names layers, which only the model knows."""
+    training, warm_start = config.training, config.warm_start
+    own = "import" in (config.model.name, config.input.augmentation.name, training.loss.name) or training.metrics
+    return bool(own or warm_start.frozen_layers or warm_start.rate_factors)
 
 
 def try_parts(config: RunConfig, manifest: Manifest) -> None:
@@ -63,10 +65,12 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     from models.layers.augmentation import AugmentedModel
     from models.layers.normalisation import batch_norms_over_ranks
     from models.networks.model import with_probabilities
-    from pipelines.training.recipe import freeze_layers, make_model
+    from pipelines.training.recipe import freeze_layers, make_model, make_rate_factors
 
     model = make_model(config, manifest)
     freeze_layers(config, model)
+    make_rate_factors(config, model)
+    _score_made_up_samples(config, manifest)
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
@@ -79,6 +83,28 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
             f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
+
+
+def _score_made_up_samples(config: RunConfig, manifest: Manifest) -> None:
+    """Call loss and metrics by import path on samples of which every class has some and some others have not."""
+    import numpy as np
+
+    from pipelines.training.objective import make_loss, make_metrics
+
+    classes = len(manifest.class_names)
+    targets = np.tile(np.eye(classes, dtype=np.uint8), (2, 1))
+    logits = np.random.default_rng(0).normal(size=targets.shape).astype(np.float32)
+    if config.training.loss.name == "import":
+        losses = np.asarray(make_loss(config, manifest)(targets.astype(np.float32), logits))
+        if losses.shape != (len(targets),):
+            raise ValueError(
+                f"training.loss.path={config.training.loss.arguments()['path']}: the function returned "
+                f"{losses.shape[0]} losses for {len(targets)} samples"
+            )
+    odds = np.exp(logits)
+    probabilities = odds / (odds.sum(1, keepdims=True) if manifest.task == "single_label" else 1 + odds)
+    for metric in make_metrics(config.training.metrics).values():
+        metric(targets, probabilities)
 
 
 def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:

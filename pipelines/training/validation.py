@@ -14,6 +14,7 @@ from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.evaluation import evaluate
 from pipelines.training.input import reader_settings
+from pipelines.training.objective import make_metrics
 from pipelines.training.results import Evaluation
 from pipelines.training.step import make_predict
 from pipelines.training.weight_average import WeightAverage
@@ -35,7 +36,7 @@ def make_validation(
     """
     if VALIDATION_SPLIT not in manifest.splits:
         return dict
-    loss = classification_loss(manifest.task)
+    loss, own_metrics = classification_loss(manifest.task), make_metrics(config.training.metrics)
     reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
     predict: Callable[[dict[str, tf.Tensor]], tf.Tensor] = make_predict(model, jit_compile=config.training.jit_compile)
 
@@ -48,6 +49,7 @@ def make_validation(
             batch_size=config.training.batch_size_per_worker,
             class_names=manifest.class_names,
             task=manifest.task,
+            own_metrics=own_metrics,
         )
 
     def validate() -> Mapping[str, Evaluation]:

@@ -1,6 +1,7 @@
 """The weights of an earlier training: found on the driver, and taken by rank 0."""
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,9 +74,10 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
     if config.source.endswith(_KERAS_FILE):
         return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
     state, arrays = read_arrays(Path(config.source))
-    optimizer = f"{state.settings.get('optimizer.name')}."
+    # Keras numbers the optimizers of a process from the second one on.
+    optimizer = re.compile(rf"{state.settings.get('optimizer.name')}(_\d+)?\.")
     named = {name.partition(":")[2]: value for name, value in arrays.items()}
-    found = {name: value for name, value in named.items() if not name.startswith(optimizer)}
+    found = {name: value for name, value in named.items() if not optimizer.match(name)}
     return TrainedWeights(found, *(json.loads(state.settings.get(key, "null")) for key in (_BANDS, _CLASSES)))
 
 

@@ -16,7 +16,7 @@ from models.compression import kernels
 from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.normalisation import normalise_over
-from models.losses import classification_loss
+from models.losses import Loss
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
@@ -28,7 +28,6 @@ from pipelines.tracking.models import AVERAGED_MODEL, load_model
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.checkpoint import TrainingState
-from pipelines.training.class_weights import class_weights
 from pipelines.training.collective import HorovodCollective, ranks_of_job, use_assigned_devices
 from pipelines.training.evaluation import evaluate
 from pipelines.training.finders.shortage import shortage_explained
@@ -36,9 +35,10 @@ from pipelines.training.input import TrainingInput, make_input, reader_settings
 from pipelines.training.loop import LossTotal, Progress, SeedsOf, Trainer, average_statistics, train_epoch
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
+from pipelines.training.objective import make_loss, make_metrics
 from pipelines.training.precision import bfloat16_isa, describe_precision
 from pipelines.training.rates import make_schedule
-from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer
+from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_rate_factors
 from pipelines.training.record import Record, epoch_metrics
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.resume import Checkpoints
@@ -51,8 +51,6 @@ from pipelines.training.warm_start import begin_with, dataset_names
 from pipelines.training.weight_average import WeightAverage
 
 _log = logging.getLogger(__name__)
-
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
 def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) -> TrainingSummary:
@@ -82,11 +80,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
         normalise_over(model, collective.group)
     begin_warm(config, manifest, model, collective)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
-    loss = classification_loss(
-        manifest.task,
-        label_smoothing=config.training.label_smoothing,
-        class_weights=class_weights(config.training.class_weights, manifest),
-    )
+    loss = make_loss(config, manifest)
     agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     schedule = make_schedule(config, steps)
@@ -108,7 +102,8 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: Path) ->
     history = list(start.history)
     record = None
     if collective.rank == 0:
-        record = Record(run, rank_journal(checkpoint_folder.parent), schedule, exchange, start_step=start.step)
+        journal, names = rank_journal(checkpoint_folder.parent), list(config.training.metrics)
+        record = Record(run, journal, schedule, exchange, start_step=start.step, own_metrics=names)
 
     if record is not None and start.epochs_done < config.training.epochs:
         report(event="compiling")  # the first step compiles, and reports nothing until it is done
@@ -165,6 +160,7 @@ def evaluate_worker(config: RunConfig, model_uri: str, split: str) -> Evaluation
         class_names=description["class_names"],
         task=description["task"],
         from_logits=False,
+        own_metrics=make_metrics(config.training.metrics),
     )
 
 
@@ -299,6 +295,7 @@ def make_trainer(
         accumulation=accumulation,
         loss_scale=loss_scale,
         average=average,
+        rate_factors=make_rate_factors(config, model),
     )
     accumulate = None
     if accumulation is not None:

@@ -235,6 +235,7 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
     return start
 
 
+@pytest.mark.long
 @pytest.mark.spark
 def test_ctrl_c_says_how_to_continue(preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
     process = preparing()

@@ -70,7 +70,9 @@ def repeat(collective):
 def train(collective, *, plain):
     """Weights after some steps of a small network, by our step with no codec or by Horovod's own allreduce."""
     keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(3)])
+    inputs = keras.Input((8,), name="bands")
+    logits = keras.layers.Dense(3)(keras.layers.Dense(64, "relu")(inputs))
+    model = keras.Model({"bands": inputs}, logits)
     optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
     optimizer.build(model.trainable_variables)
     loss = classification_loss("multi_label")
@@ -86,7 +88,7 @@ def train(collective, *, plain):
 
     generator = np.random.default_rng(collective.rank)
     for _ in range(5):
-        images = tf.constant(generator.normal(size=(4, 8)).astype(np.float32))
+        images = {"bands": tf.constant(generator.normal(size=(4, 8)).astype(np.float32))}
         targets = tf.constant(generator.integers(0, 2, (4, 3)).astype(np.float32))
         (theirs if plain else ours)(images, targets)
     return [np.array(variable) for variable in model.trainable_variables]

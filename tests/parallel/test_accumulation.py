@@ -90,6 +90,7 @@ def alone() -> list[np.ndarray]:
     return train(PARTS, MICRO_BATCH, PARTS, STEPS)
 
 
+@pytest.mark.long
 def test_ranks_and_micro_batches_can_be_traded_for_each_other(alone: list[np.ndarray]) -> None:
     both, again = trained_on(2, 2, trainings=2)
     for first, second in zip(both, again, strict=True):

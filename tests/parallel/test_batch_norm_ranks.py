@@ -86,6 +86,7 @@ def assert_equal(trained: list[np.ndarray], expected: list[np.ndarray]) -> None:
         assert np.linalg.norm(values - others) <= 1e-3 * np.linalg.norm(others)
 
 
+@pytest.mark.long
 def test_two_ranks_of_8_are_one_of_16() -> None:
     # This process is the one rank, which needs no launcher for it.
     assert_equal(trained_on(2, 2, 1), train(1, 1, GLOBAL_BATCH, STEPS))

@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.layers.augmentation import AugmentedModel
-from models.losses import classification_loss
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective, ranks_on_host
@@ -15,6 +14,7 @@ from pipelines.training.finders.memory import MemoryLimit, memory_limit, residen
 from pipelines.training.finders.needs import estimate
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
+from pipelines.training.objective import make_loss
 from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer
 from pipelines.training.weight_average import WeightAverage
 from pipelines.training.worker import agree_on_kernels, join_ranks, make_trainer
@@ -45,7 +45,7 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     trainer = make_trainer(
         config,
         model,
-        classification_loss(manifest.task),
+        make_loss(config, manifest),
         optimizer,
         lambda step: 0.0,
         exchange,

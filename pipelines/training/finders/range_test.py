@@ -10,17 +10,16 @@ import tensorflow as tf
 from conf.schema import RunConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from models.layers.normalisation import normalise_over
-from models.losses import classification_loss
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest, report, step_done, stop_requested
-from pipelines.training.class_weights import class_weights
 from pipelines.training.collective import HorovodCollective, ranks_of_job
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
 from pipelines.training.input import TrainingInput, make_input
 from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
+from pipelines.training.objective import make_loss
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.worker import (
     agree_on_kernels,
@@ -58,11 +57,7 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
         normalise_over(model, collective.group)
     begin_warm(config, manifest, model, collective)
     optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
-    loss = classification_loss(
-        manifest.task,
-        label_smoothing=config.training.label_smoothing,
-        class_weights=class_weights(config.training.class_weights, manifest),
-    )
+    loss = make_loss(config, manifest)
     agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     # A scale of 1 changes no gradient, and lets all ranks stop together where one has gradients that are not finite.

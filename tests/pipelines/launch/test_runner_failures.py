@@ -87,6 +87,7 @@ def test_a_talkative_rank_still_fails_with_its_own_error(spark: SparkSession) ->
     assert max(map(len, lines)) <= 1 << 14
 
 
+@pytest.mark.long
 def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.launch.supervisor._CONSEQUENCES_SECONDS", 60.0)  # however slow the survivor is
     reports: list[dict[str, object]] = []

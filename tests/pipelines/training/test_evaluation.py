@@ -24,7 +24,8 @@ def scores_and_predictions(dataset: str, split: str) -> tuple[Any, ...]:
     from pipelines.training.worker import evaluate_worker
 
     # Two batches of five, and one of which three rows are padding.
-    config = load("smoke", [f"dataset.path={dataset}", "training.batch_size_per_worker=5"])
+    own = "training.metrics={coverage: {path: 'sklearn.metrics:coverage_error'}}"
+    config = load("smoke", [f"dataset.path={dataset}", "training.batch_size_per_worker=5", own])
     manifest = read_manifest(dataset)
     keras.utils.set_random_seed(0)
     model = with_probabilities(make_model(config, manifest), manifest.task)
@@ -39,10 +40,11 @@ def scores_and_predictions(dataset: str, split: str) -> tuple[Any, ...]:
     return evaluation, manifest.class_names, model.predict(samples.images, verbose=0), samples.targets
 
 
+@pytest.mark.long
 def test_evaluate_worker_scores_each_sample_once(
     in_fresh_process: Callable[..., Any], small_dataset: Path, mlflow_store: str
 ) -> None:
-    from sklearn.metrics import average_precision_score, f1_score
+    from sklearn.metrics import average_precision_score, coverage_error, f1_score
 
     evaluation, names, probabilities, targets = in_fresh_process(scores_and_predictions, str(small_dataset), "test")
     assert targets.shape == (12, len(names))
@@ -60,6 +62,7 @@ def test_evaluate_worker_scores_each_sample_once(
             "f1_micro": f1_score(targets, predicted, average="micro"),
             "f1_macro": f1_score(targets, predicted, average="macro", zero_division=0),
             "mean_average_precision": sum(precisions.values()) / len(precisions),
+            "coverage": coverage_error(targets, probabilities),
         },
         abs=1e-6,
     )

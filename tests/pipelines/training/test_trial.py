@@ -59,18 +59,11 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "somebodys_trial.py").write_text(MODULE)
 
 
-class OneRank:
-    rank, size = 0, 1
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
-
-
 def config_of(function: str, settings: str = "{}") -> Any:
     return load("smoke", [f"model={{name: import, path: 'somebodys_trial:{function}', settings: {settings}}}"])
 
 
-def test_a_network_that_is_not_ours_trains_through_the_recipe() -> None:
+def test_a_network_that_is_not_ours_trains_through_the_recipe(one_rank: Any) -> None:
     config = config_of("network", "{width: 8}")
     assert has_own_parts(config)
     assert not has_own_parts(load("smoke"))
@@ -78,7 +71,7 @@ def test_a_network_that_is_not_ours_trains_through_the_recipe() -> None:
     optimizer = make_optimizer(config.optimizer, model)
     optimizer.learning_rate = 1.0
     step = make_train_step(
-        model, classification_loss("single_label"), optimizer, make_exchange(config, OneRank()), jit_compile=False
+        model, classification_loss("single_label"), optimizer, make_exchange(config, one_rank), jit_compile=False
     )
     random = np.random.default_rng(0)
     bright = random.integers(0, 2, 64)
