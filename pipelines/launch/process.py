@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
 
-from pipelines.launch.rank_main import LENGTH_BYTES, Header
+from pipelines.launch.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
 from pipelines.launch.spool import SpoolFile
 
 _GUARD_SECONDS = 10.0
@@ -74,27 +75,29 @@ class RankProcess:
         self.reader, writer = Pipe(duplex=False)
         descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno()]
         name, value = mark.split("=")
-        self.process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "pipelines.launch.rank_main", *map(str, descriptors)],
-            stdin=subprocess.PIPE,
-            stdout=self.log.file,
-            stderr=subprocess.STDOUT,
-            env={
-                **os.environ,
-                **ALLOCATOR,
-                "MPLBACKEND": _plot_backend(),
-                "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-                "PYTHONUNBUFFERED": "1",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
-                "TMPDIR": self._folder,
-                HOST_TMPDIR_VARIABLE: tempfile.gettempdir(),
-                **dict.fromkeys(THREAD_VARIABLES, str(threads)),
-                **environment,
-                name: value,
-            },
-            pass_fds=descriptors,
-            start_new_session=True,
-        )
+        variables = {
+            **os.environ,
+            **ALLOCATOR,
+            "MPLBACKEND": _plot_backend(),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "PYTHONUNBUFFERED": "1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+            "TMPDIR": self._folder,
+            HOST_TMPDIR_VARIABLE: tempfile.gettempdir(),
+            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+            **environment,
+            name: value,
+        }
+        with _blocked(HANDLED_SIGNALS):
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipelines.launch.rank_main", *map(str, descriptors)],
+                stdin=subprocess.PIPE,
+                stdout=self.log.file,
+                stderr=subprocess.STDOUT,
+                env=variables,
+                pass_fds=descriptors,
+                start_new_session=True,
+            )
         writer.close()
         assert self._guard.stdin is not None
         self._guard.stdin.write(f"{self.process.pid}\n".encode())
@@ -221,3 +224,13 @@ def _oom_kills(group: str) -> int:
                 if line.startswith("oom_kill "):
                     return int(line.split()[1])
     return 0
+
+
+@contextmanager
+def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Let a process that is started in this block keep signals that come before it can handle them."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)

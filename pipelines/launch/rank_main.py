@@ -23,6 +23,8 @@ from pipelines.launch.report import StoppedOnRequest, connect, request_stop, sen
 FUNCTION_RAISED_EXIT_CODE = 1
 ORPHAN_EXIT_CODE = 113
 LENGTH_BYTES = 8
+HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
+"""Signals that this process is started with as blocked: they wait until it has handlers for them."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ def main() -> int:
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
     signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = Connection(pipe, readable=False)
     header = Header(**json.loads(_read()))

@@ -140,6 +140,7 @@ def test_one_rank_counts_what_two_do(trained: tuple[TrainedRun, RunConfig]) -> N
     assert alone.metrics == pytest.approx(both.metrics, abs=1e-6)
 
 
+@pytest.mark.long
 def test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped(
     trained: tuple[TrainedRun, RunConfig], store: str, tmp_path: Path
 ) -> None:

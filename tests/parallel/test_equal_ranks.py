@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.runner import BarrierRunner
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(240)]
 
 GLOBAL_BATCH, STEPS = 8, 3
 
@@ -74,7 +74,7 @@ def _by_value() -> Any:
     return three_steps
 
 
-@pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), pytest.param("fp16", 2e-2, marks=pytest.mark.long)])
+@pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), ("fp16", 2e-2)])
 def test_two_ranks_give_the_weights_of_one(
     spark: SparkSession, alone: dict[str, Any], codec: str, relative: float
 ) -> None:

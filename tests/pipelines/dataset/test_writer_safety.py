@@ -87,9 +87,8 @@ def test_a_second_run_redoes_only_what_is_missing(
     assert {path.name for path in tmp_path.iterdir()} == {"dataset"}
 
 
-@pytest.mark.parametrize(
-    "after_shards", [pytest.param(0, marks=pytest.mark.long), 2, pytest.param(5, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("after_shards", [0, 2, 5])
 def test_a_killed_driver_loses_nothing(
     spark: SparkSession, small_archive: Path, uninterrupted: Path, tmp_path: Path, after_shards: int
 ) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import cloudpickle
 import pytest
 
 from pipelines.launch.process import RankProcess
+from pipelines.launch.rank_main import Header
 from pipelines.launch.runner import BarrierRunner
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -94,3 +96,19 @@ def test_a_process_that_gets_no_function_ends_with_its_task() -> None:
     process.end()
     assert process.process.returncode == -signal.SIGKILL
     process.close()
+
+
+def test_a_stop_that_comes_while_a_process_starts_waits_until_it_is_heard() -> None:
+    def function() -> None:
+        from pipelines.launch.report import stop_requested
+
+        assert stop_requested()
+
+    process = RankProcess({}, threads=1)
+    try:
+        process.request_stop()  # Python has no handler for the signal yet
+        process.begin(Header({}, wants_result=False), cloudpickle.dumps((function, (), {})))
+        assert process.process.wait(timeout=60) == 0, process.log.last_lines()
+    finally:
+        process.end()
+        process.close()
