@@ -24,6 +24,13 @@ pickle.dump(function(*args), open(sys.argv[2], "wb"))
 """
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip long tests when the time that `.ci/run` has for them is over."""
+    deadline = os.environ.get("GROUNDSWELL_TEST_DEADLINE")
+    if deadline and time.time() > float(deadline) and item.get_closest_marker("long"):
+        pytest.skip("no time is left for further long tests")
+
+
 @pytest.fixture(scope="session")
 def project() -> Path:
     return PROJECT
