@@ -28,7 +28,7 @@ from pipelines.archives.class_folders import (
     samples_table,
 )
 from pipelines.archives.files import join
-from pipelines.archives.rgb_image import read_rgb, upright_size
+from pipelines.archives.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.split_folders import ClassTree, find_class_folders
 from pipelines.archives.stratified import check_split, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
@@ -131,16 +131,7 @@ class ImageFolder:
         for row in np.unique(np.linspace(0, len(paths) - 1, min(_SIZES_READ, len(paths)), dtype=np.int64)):
             with suppress(BadRecordError):  # it is counted when it is read
                 sizes[upright_size(join(self.root, paths[int(row)].as_py()))] += 1
-        if not sizes:
-            raise ValueError(f"{self.root}: none of {min(_SIZES_READ, len(paths))} images can be read")
-        size, count = sizes.most_common(1)[0]
-        if count * 2 <= sizes.total():
-            found = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
-            raise ValueError(
-                f"{self.root}: the images have different sizes ({found} pixels, ...): set archive.image_size, to which "
-                "all are scaled and cropped"
-            )
-        return size
+        return common_size(self.root, sizes, looked_at=min(_SIZES_READ, len(paths)))
 
     def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
         """The split of every file: its folder's, or drawn by class."""

@@ -26,7 +26,7 @@ from conf.archives import TableConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, index_table
 from pipelines.archives.files import MISSING_FILE
 from pipelines.archives.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
-from pipelines.archives.rgb_image import read_rgb, upright_size
+from pipelines.archives.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.split_folders import SPLIT_OF_NAME
 from pipelines.archives.stratified import check_split, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
@@ -268,16 +268,7 @@ class ImageTable:
         for row in chosen.tolist():
             with suppress(BadRecordError):  # it is counted when it is read
                 sizes[upright_size(*self._image(rows.files[row], rows.numbers[row]))] += 1
-        if not sizes:
-            raise ValueError(f"{self.root}: none of {len(chosen)} images can be read")
-        size, count = sizes.most_common(1)[0]
-        if count * 2 <= sizes.total():
-            found = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
-            raise ValueError(
-                f"{self.root}: the images have different sizes ({found} pixels, ...): set archive.image_size, to which "
-                "all are scaled and cropped"
-            )
-        return size
+        return common_size(self.root, sizes, looked_at=len(chosen))
 
 
 def _names(schema: pa.Schema, column: str) -> list[str] | None:

@@ -4,6 +4,7 @@ import io
 import struct
 import warnings
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from os import PathLike
@@ -136,3 +137,26 @@ def _centre_square(image: Image.Image, side: int) -> Image.Image:
     shorter = min(width, height)
     left, top = (width - shorter) / 2, (height - shorter) / 2
     return image.resize((side, side), Image.Resampling.BILINEAR, box=(left, top, left + shorter, top + shorter))
+
+
+def common_size(root: str, sizes: Counter[tuple[int, int]], *, looked_at: int) -> tuple[int, int]:
+    """Return height and width of more than half of some images.
+
+    Args:
+        root: The archive, for messages.
+        sizes: Number of images of each height and width, of those that can be read.
+        looked_at: Number of images that were looked at.
+
+    Raises:
+        ValueError: None can be read, or no size is that of more than half of them.
+    """
+    if not sizes:
+        raise ValueError(f"{root}: none of {looked_at} images can be read")
+    size, count = sizes.most_common(1)[0]
+    if count * 2 <= sizes.total():
+        found = ", ".join(f"{height} x {width}" for (height, width), _ in sizes.most_common(3))
+        raise ValueError(
+            f"{root}: the images have different sizes ({found} pixels, ...): set archive.image_size, to which all are "
+            "scaled and cropped"
+        )
+    return size

@@ -48,7 +48,7 @@ def test_a_setting_without_effect_is_refused(verb: str, setting: str, reason: st
     ],
 )
 def test_a_setting_with_an_effect_is_not(verb: str, settings: list[str]) -> None:
-    refuse(verb, *settings)
+    refuse(verb, *settings)  # raises where one of them is refused
 
 
 def test_places_in_epochs_give_the_length_of_the_recipe_its_meaning() -> None:

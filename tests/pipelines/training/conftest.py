@@ -3,6 +3,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.sample import ImageGroup
+
 
 class OneRank:
     """The collective of a rank that is alone."""
@@ -60,3 +63,18 @@ def images() -> dict[str, np.ndarray]:
 @pytest.fixture
 def targets() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 2, (8, 3)).astype(np.float32)
+
+
+@pytest.fixture
+def manifest() -> Manifest:
+    """A dataset of small RGB images of two classes."""
+    return Manifest(
+        archive="image_folder",
+        task="single_label",
+        class_names=("water", "land"),
+        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
+        splits={},
+        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
+        settings={},
+        source_fingerprint="abc",
+    )

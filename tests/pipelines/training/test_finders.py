@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from conf.load import load
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.sample import ImageGroup
+from pipelines.dataset.manifest import Manifest
 from pipelines.training.finders import memory
 from pipelines.training.finders.batches import FRACTION, MAXIMUM_TRIALS, BatchSearch, Trial, next_batch_size
 from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, resident_peak
@@ -122,20 +121,6 @@ def test_a_gpus_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 class OneRank:
     rank, size = 0, 1
-
-
-@pytest.fixture
-def manifest() -> Manifest:
-    return Manifest(
-        archive="image_folder",
-        task="single_label",
-        class_names=("water", "land"),
-        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
-        splits={},
-        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
-        settings={},
-        source_fingerprint="abc",
-    )
 
 
 def test_the_estimate_counts_variables_and_outputs(manifest: Manifest) -> None:

@@ -26,8 +26,7 @@ from models.losses import classification_loss
 from models.networks.table import NETWORKS
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
-from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.sample import ImageGroup
+from pipelines.dataset.manifest import Manifest
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.step import make_train_step
 
@@ -50,20 +49,6 @@ TABLES: dict[str, dict[str, Callable[..., Any]]] = {
 
 
 NEEDED_BY_AUGMENTATION = {"pad_crop": {"padding": 4, "fill": "reflect", "mirror": True}}
-
-
-@pytest.fixture
-def manifest() -> Manifest:
-    return Manifest(
-        archive="image_folder",
-        task="single_label",
-        class_names=("water", "land"),
-        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
-        splits={},
-        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
-        settings={},
-        source_fingerprint="abc",
-    )
 
 
 @pytest.fixture
