@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster check lock bench ui clean
+.PHONY: help setup demo test test-long test-cluster test-runtimes check lock bench ui clean
 
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
@@ -19,7 +19,7 @@ help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Make the environment (.venv) from the lock, Horovod built for this TensorFlow
-$(READY): requirements.lock pyproject.toml docker/horovod/install.sh $(shell find docker/horovod/include -type f) $(KERNELS)
+$(READY): requirements.lock pyproject.toml docker/horovod/install.sh docker/horovod/uv.sh $(shell find docker/horovod/include -type f) $(KERNELS)
 	@bash docker/horovod/check_host.sh
 	@bash docker/horovod/install.sh $(VENV) cpu --editable
 	@touch $@
@@ -36,13 +36,16 @@ test-long: $(READY) ## Run the long tests
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
 
+test-runtimes: $(READY) ## Try the wheel with the versions of Databricks' runtimes: RUNTIME=17.3, or all; GiB, not in CI
+	@$(BIN)/python tests/runtimes/run.py $(RUNTIME) $(if $(FOLDER),--folder $(FOLDER))
+
 check: $(READY) ## Lint, types, import directions, lock up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 	@PATH=$(BIN):$$PATH hadolint --config docker/.hadolint.yaml docker/*.Dockerfile
-	@PATH=$(BIN):$$PATH shellcheck .ci/run $$(find docker -name '*.sh')
+	@PATH=$(BIN):$$PATH shellcheck .ci/run $$(find docker jobs -name '*.sh')
 	@bash docker/horovod/lock.sh --check
 
 lock: $(READY) ## Resolve the dependencies again and write both locks

@@ -5,6 +5,7 @@ operations, which `docker/horovod/install.sh` and every job that compresses say.
 """
 
 import runpy
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
     """Compile before the files of the wheel are collected."""
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-        """Leave the library beside its sources, and the wheel tagged for this platform."""
+        """Leave the library beside its sources, and the wheel tagged for this platform and any Python."""
         if self.target_name != "wheel":
             return
         # By path: the packages that the project itself imports are not there.
@@ -29,4 +30,6 @@ class KernelsHook(BuildHookInterface):  # type: ignore[type-arg]
             return
         build_data["artifacts"].append(f"{KERNELS}/{library.name}")
         build_data["pure_python"] = False
-        build_data["infer_tag"] = True
+        # The library uses TensorFlow's C interface and no Python: one wheel fits every Python and TensorFlow of the
+        # ranges in pyproject.toml. Where it does not load, as with an older libc, the codecs run without it.
+        build_data["tag"] = f"py3-none-{sysconfig.get_platform().replace('-', '_').replace('.', '_')}"

@@ -1,6 +1,6 @@
 """The settings of every kind of raw archive, by kind; their defaults are stated here only."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field
 
@@ -64,7 +64,7 @@ class ImageFolderConfig(FolderArchive):
 
 
 class TableConfig(FolderArchive):
-    """Parquet files with a column of encoded images, as Hugging Face's image datasets come."""
+    """Parquet files with a column of encoded images, as Hugging Face's image datasets come; or of a DataFrame."""
 
     kind: Literal["table"]
     image: str = Field(default="image", min_length=1)
@@ -118,4 +118,11 @@ ArchiveConfig = Annotated[
     Field(discriminator="kind"),
 ]
 
+ROOTED_KINDS = tuple(
+    kind
+    for member in get_args(get_args(ArchiveConfig)[0])
+    if issubclass(member, FolderArchive)
+    for kind in get_args(member.model_fields["kind"].annotation)
+)
+"""Kinds of archives that are read from a folder."""
 ARCHIVE_KINDS = member_names(ArchiveConfig, "kind")

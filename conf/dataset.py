@@ -10,8 +10,9 @@ from conf.section import Section
 class DatasetConfig(Section):
     """The prepared dataset, which `prepare` writes and every other verb reads."""
 
-    path: str = Field(min_length=1)
-    """Folder of the dataset: a path, or a URL that fsspec knows (`s3://bucket/folder`)."""
+    path: str = ""
+    """Folder of the dataset: a path, or a URL that fsspec knows (`s3://bucket/folder`); empty: not named, which is
+    enough for `score`."""
 
 
 class PrepareConfig(Section):

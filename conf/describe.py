@@ -5,7 +5,8 @@ from typing import Any
 
 import yaml
 
-from conf.keys import choice_of, choices, section_of
+from conf.effect import idle_keys
+from conf.keys import choice_of, choices, find, section_of
 from conf.load import shipped_names, shipped_text
 from conf.schema import RunConfig
 from conf.section import Section
@@ -24,14 +25,26 @@ def shipped() -> dict[str, str]:
 def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
     """The whole configuration as YAML that `load` reads back unchanged.
 
+    A value that lost its effect by a change of another key is printed as its default, which `load` does not refuse.
+
     Args:
         config: The configuration.
         comments: Whether each key comes with what it means.
     """
     values = config.model_dump(mode="json")
+    for key in idle_keys(config):
+        _set_default(values, key.split("."))
     if not comments:
         return yaml.safe_dump(values, sort_keys=False, width=1000, allow_unicode=True)
     return "\n".join(_commented(values, RunConfig, "")) + "\n"
+
+
+def _set_default(values: dict[str, Any], path: list[str]) -> None:
+    field = find(path, values)
+    assert field is not None, "the configuration has it"
+    for name in path[:-1]:
+        values = values[name]
+    values[path[-1]] = field.get_default(call_default_factory=True)
 
 
 def _commented(values: Mapping[str, Any], section: type[Section], indent: str) -> Iterator[str]:

@@ -1,9 +1,14 @@
-"""Settings that would have no effect, which is a mistake of whoever typed them."""
+"""Settings that would have no effect, which is a mistake of whoever chose them."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, get_args
 
+from conf.codecs import DGCConfig
+from conf.modes import LocalConfig
+from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
+from conf.section import Section
 
 
 @dataclass(frozen=True)
@@ -14,6 +19,8 @@ class Rule:
     is_idle: Callable[[RunConfig], bool]
     """Whether the key has no effect in a configuration."""
     reason: str
+    per_run: bool = False
+    """Whether the other key changes from run to run: a file may then have this one for its other runs."""
 
 
 def _without_residual(config: RunConfig) -> bool:
@@ -28,26 +35,96 @@ def _resumes_by_id(config: RunConfig) -> bool:
     return config.training.resume_run not in (None, "latest")
 
 
+def _is_alone(config: RunConfig) -> bool:
+    return config.launch.num_workers == 1
+
+
 def _is_one_rank_of_all(config: RunConfig) -> bool:
-    return config.model.batch_norm_ranks == "all" and config.launch.num_workers == 1
+    return config.model.batch_norm_ranks == "all" and _is_alone(config)
 
 
+def _looks_ahead_without_momentum(config: RunConfig) -> bool:
+    # False says what happens without momentum, and is what optimizers are told to set beside it.
+    optimizer = config.optimizer
+    return isinstance(optimizer, LARSConfig | SGDConfig) and optimizer.nesterov and not optimizer.momentum
+
+
+def _adapts_nothing(config: RunConfig) -> bool:
+    optimizer = config.optimizer
+    return isinstance(optimizer, LARSConfig) and {*optimizer.roles()["unadapted"]} >= {*get_args(Role)}
+
+
+def _excludes_from_nothing(config: RunConfig) -> bool:
+    optimizer = config.optimizer
+    gives_unadapted = isinstance(optimizer, LayerwiseConfig) and optimizer.unadapted_roles is None
+    return not optimizer.weight_decay and not gives_unadapted
+
+
+def _registers_nothing(config: RunConfig) -> bool:
+    return config.tracking.registered_model is None
+
+
+def _traces_nothing(config: RunConfig) -> bool:
+    return config.training.trace_steps is None
+
+
+def _scores_with_keras(config: RunConfig) -> bool:
+    return config.score.runtime == "keras"
+
+
+_ALONE = "launch.num_workers=1 has no other ranks"
+_ALL_UNADAPTED = "optimizer.unadapted_roles has every role, so that no variable has a ratio of norms"
+_CONVERTS_NOTHING = "score.runtime=keras converts nothing"
 RULES = (
     Rule("launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"),
+    Rule("launch.recover_every_steps", lambda c: c.launch.recover == "restart", "launch.recover=restart keeps nothing"),
+    Rule("training.tensorflow_profiler", _traces_nothing, "training.trace_steps=null records no steps"),
     Rule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),
     Rule("optimizer.scaling", lambda c: c.optimizer.learning_rate is not None, "optimizer.learning_rate is absolute"),
-    Rule("model.batch_norm_ranks", _is_one_rank_of_all, "launch.num_workers=1 has no other ranks"),
+    Rule("optimizer.nesterov", _looks_ahead_without_momentum, "optimizer.momentum=0 has nothing to look ahead with"),
+    Rule("optimizer.trust_coefficient", _adapts_nothing, _ALL_UNADAPTED),
+    Rule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
+    Rule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
+    Rule("model.batch_norm_ranks", _is_one_rank_of_all, _ALONE, per_run=True),
+    Rule("launch.exchange_timeout_seconds", _is_alone, _ALONE, per_run=True),
+    Rule("exchange.bucket_mib", _is_alone, _ALONE, per_run=True),
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),
     Rule(
+        "exchange.codec.nesterov",
+        lambda c: isinstance(c.exchange.codec, DGCConfig) and not c.exchange.codec.momentum,
+        "exchange.codec.momentum=0 has nothing to look ahead with",
+    ),
+    Rule(
+        "exchange.rescale_residual",
+        lambda c: isinstance(c.training.mode, LocalConfig),
+        "training.mode=local exchanges weights, whose residual does not depend on the learning rate",
+    ),
+    Rule(
+        "training.mode.outer.nesterov",
+        lambda c: isinstance(c.training.mode, LocalConfig) and not c.training.mode.outer.momentum,
+        "training.mode.outer.momentum=0 has nothing to look ahead with",
+    ),
+    Rule(
         "warm_start.source",
         lambda c: c.training.resume_run is not None,
         "training.resume_run continues with the weights of a checkpoint",
+        per_run=True,
     ),
-    Rule("tracking.experiment", _resumes_by_id, "training.resume_run continues a run, in its experiment"),
-    Rule("tracking.run_name", _resumes_by_id, "training.resume_run continues a run, under its name"),
+    Rule("tracking.experiment", _resumes_by_id, "training.resume_run continues a run, in its experiment", per_run=True),
+    Rule("tracking.run_name", _resumes_by_id, "training.resume_run continues a run, under its name", per_run=True),
+    Rule("tracking.promote_metric", _registers_nothing, "tracking.registered_model=null registers nothing"),
+    Rule("tracking.promote_margin", _registers_nothing, "tracking.registered_model=null registers nothing"),
+    Rule("score.reference_dataset", _scores_with_keras, _CONVERTS_NOTHING),
+    Rule("score.calibration_samples", lambda c: c.score.runtime != "int8", "score.runtime is not int8"),
+    Rule("score.acceptance_samples", _scores_with_keras, _CONVERTS_NOTHING),
+    Rule("score.max_f1_drop", _scores_with_keras, _CONVERTS_NOTHING),
 )
+
+
+KEYS_OF_NEW_RUNS = ("warm_start.source", "tracking.experiment", "tracking.run_name")
+"""Keys that are refused where `training.resume_run` continues a run."""
 
 
 def refuse_without_effect(
@@ -60,19 +137,70 @@ def refuse_without_effect(
         keys: Keys as `section.key`.
         verb: Name of the verb, for the message.
         reads: Sections and keys that the verb reads.
-        ignores: Keys of these sections that it does not read.
+        ignores: Keys of these sections, or sections within them, that it does not read.
 
     Raises:
         ValueError: Names the first such key and says why.
     """
     for key in keys:
-        if key in ignores:
+        if any(_is_within(key, ignored) for ignored in ignores):
             raise ValueError(f"--set {key} has no effect: {verb} does not read it")
         if not any(_is_within(key, read) or _is_within(read, key) for read in reads):
             raise ValueError(f"--set {key} has no effect: {verb} reads {', '.join(reads)}")
         for rule in RULES:
             if key == rule.key and rule.is_idle(config):
                 raise ValueError(f"--set {key} has no effect: {rule.reason}")
+
+
+def refuse_idle(config: RunConfig, base: RunConfig | None, changes: Sequence[str], where: str) -> None:
+    """Refuse values that change nothing, whichever verb reads the configuration.
+
+    A change of one key may take the effect of another one that the base has chosen, which is no mistake: the base is
+    refused only what has no effect in itself either, and is not the default.
+
+    Args:
+        config: The configuration with all changes.
+        base: The one without the changes, such as a file's; None: it is not complete without them, or was checked
+            before.
+        changes: Keys and sections that were changed.
+        where: What the error begins with.
+
+    Raises:
+        ValueError: Names every such key and says why, each in a line.
+    """
+    lasting = {*idle_keys(base)} if base is not None else set()
+
+    def is_mistake(key: str) -> bool:
+        within = key in lasting or any(_is_within(key, change) for change in changes)
+        return key in changes or (within and _is_chosen(config, key))
+
+    found = {rule.key: rule.reason for rule in reversed(RULES) if is_mistake(rule.key) and rule.is_idle(config)}
+    lines = [f"{key}={_value(config, key)} has no effect: {reason}" for key, reason in sorted(found.items())]
+    if lines:
+        raise ValueError(where + "\n  ".join([f"{len(lines)} problems", *lines] if len(lines) > 1 else lines))
+
+
+def idle_keys(config: RunConfig) -> list[str]:
+    """The keys of values that are not the defaults and have no effect, in this run of a configuration or in others."""
+    return [rule.key for rule in RULES if not rule.per_run and _is_chosen(config, rule.key) and rule.is_idle(config)]
+
+
+def _is_chosen(config: RunConfig, key: str) -> bool:
+    """Whether a key was given a value that is neither its default nor null."""
+    path, _, name = key.rpartition(".")
+    section = _value(config, path)
+    if not isinstance(section, Section) or name not in section.model_fields_set:
+        return False
+    value = getattr(section, name)
+    return value is not None and value != section.default(name)
+
+
+def _value(config: RunConfig, path: str) -> Any:
+    """The value at a path; None where the chosen sections have no such key."""
+    found: Any = config
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return found
 
 
 def _is_within(key: str, section: str) -> bool:

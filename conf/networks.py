@@ -54,8 +54,8 @@ class ResNetCifarConfig(ResidualConfig):
     """ResNet for images of 32 x 32 pixels (He et al. 2015, section 4.2)."""
 
     name: Literal["resnet_cifar"] = "resnet_cifar"
-    depth: Literal[20, 32, 44, 56, 110] = 20
-    """Number of layers with weights."""
+    depth: Literal[8, 20, 32, 44, 56, 110] = 20
+    """Number of layers with weights; 8 is not a published one, and the smallest network for a first try."""
     width_factor: float = Field(default=1.0, gt=0, le=16)
     """Scales every channel count; 1.0 is the published network."""
     preactivation: bool = False

@@ -20,10 +20,10 @@ _RENAMED = {
 """Keys of earlier versions, and how they are spelt now."""
 
 
-def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> list[str]:
-    """One of pydantic's problems as a line; a missing section as a line for each key that it must have."""
+def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
+    """One of pydantic's problems as a line."""
     path = [str(part) for part in _path(problem["loc"], values)]
-    return _missing(path, values) if problem["type"] == "missing" else [_line(problem, values)]
+    return _missing(path, values) if problem["type"] == "missing" else _line(problem, values)
 
 
 def _line(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
@@ -94,19 +94,14 @@ def _hint(key: str, known: list[str], path: list[str]) -> str:
     return f"; expected one of {', '.join(known)}"
 
 
-def _missing(path: list[str], values: Mapping[str, Any]) -> list[str]:
-    """A line for the key; for a section, one for each of its keys that have no default."""
+def _missing(path: list[str], values: Mapping[str, Any]) -> str:
     field, name = find(path, values), ".".join(path)
     if field is None:  # within a list or a mapping
-        return [f"{name} is missing"]
+        return f"{name} is missing"
     choice = choice_of(field)
     if choice is not None:
-        return [f"{name} is missing: expected {name}={' or '.join(choice.members)}, and its keys"]
-    section = section_of(field, None)
-    if section is None:
-        return [f"{name} is missing{': ' + field.description if field.description else ''}".rstrip(".")]
-    required = [key for key, inner in section.model_fields.items() if inner.is_required()]
-    return [line for key in required for line in _missing([*path, key], values)]
+        return f"{name} is missing: expected {name}={' or '.join(choice.members)}, and its keys"
+    return f"{name} is missing{': ' + field.description if field.description else ''}".rstrip(".")
 
 
 def _no_such_member(path: list[str], value: object) -> str:

@@ -1,15 +1,21 @@
 """Typed configuration: one frozen section per concern, each in a file of its own, and what they mean together."""
 
+from html import escape
+from typing import Any
+
 from pydantic import model_validator
 
 from conf.archives import ArchiveConfig
+from conf.combinations import check_mode, check_recovery
 from conf.dataset import DatasetConfig, PrepareConfig, ReaderConfig
+from conf.evaluate import EvaluateConfig
 from conf.exchange import ExchangeConfig
 from conf.input import InputConfig
 from conf.launch import LaunchConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
 from conf.schedules import GradualWarmupConfig, ScheduleConfig
+from conf.score import ScoreConfig
 from conf.section import Section
 from conf.tracking import TrackingConfig
 from conf.training import TrainingConfig
@@ -21,7 +27,7 @@ class RunConfig(Section):
 
     archive: ArchiveConfig | None = None
     """The raw archive; only `prepare` needs it."""
-    dataset: DatasetConfig
+    dataset: DatasetConfig = DatasetConfig()
     prepare: PrepareConfig = PrepareConfig()
     reader: ReaderConfig = ReaderConfig()
     input: InputConfig = InputConfig()
@@ -33,6 +39,8 @@ class RunConfig(Section):
     training: TrainingConfig = TrainingConfig()
     launch: LaunchConfig = LaunchConfig()
     tracking: TrackingConfig = TrackingConfig()
+    score: ScoreConfig = ScoreConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> "RunConfig":
@@ -46,13 +54,11 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
-    def _folders_are_local(self) -> "RunConfig":
-        for name, path in (
-            ("training.output", self.training.output),
-            ("reader.cache_folder", self.reader.cache_folder or ""),
-        ):
-            if "://" in path:
-                raise ValueError(f"{name}={path} is a URL: it must be a folder that the workers mount")
+    def _cache_is_local(self) -> "RunConfig":
+        if "://" in (self.reader.cache_folder or ""):
+            raise ValueError(
+                f"reader.cache_folder={self.reader.cache_folder} is a URL: it must be a folder that the workers mount"
+            )
         return self
 
     @model_validator(mode="after")
@@ -124,6 +130,47 @@ class RunConfig(Section):
                 "gradients: set training.gradient_clipping=null"
             )
         return self
+
+    @model_validator(mode="after")
+    def _rate_factors_are_those_of_the_rate(self) -> "RunConfig":
+        optimizer = self.optimizer
+        if self.warm_start.rate_factors and isinstance(optimizer, LARSConfig) and optimizer.variant == "larc":
+            raise ValueError(
+                "warm_start.rate_factors multiplies the update of a layer, and optimizer.variant=larc gives an update "
+                "that is not in proportion to the rate: choose another optimizer.variant, or leave out "
+                "warm_start.rate_factors"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _mode_fits_the_rest(self) -> "RunConfig":
+        check_mode(self)
+        check_recovery(self)
+        return self
+
+    def override(self, *settings: str, **sections: Any) -> "RunConfig":
+        """Return this configuration with changes, validated as a whole.
+
+        Args:
+            settings: `section.key=value` each, as after `--set`: `config.override("training.epochs=3")`.
+            sections: Changes by section, as Python's values: `config.override(training={"epochs": 3})`.
+
+        Raises:
+            ValueError: A key is unknown, of the wrong type or out of range, or has no effect, or the whole does not fit
+                together.
+        """
+        from conf.changes import changed, keys_in, validated  # which need this class
+        from conf.effect import refuse_idle
+
+        config = validated(changed(self.model_dump(exclude_unset=True), settings, sections), "config.override: ")
+        keys = [*(setting.partition("=")[0] for setting in settings), *keys_in(sections)]
+        refuse_idle(config, None, keys, "config.override: ")
+        return config
+
+    def _repr_html_(self) -> str:
+        from conf.describe import to_yaml  # which needs this class
+
+        return f"<pre>{escape(to_yaml(self))}</pre>"
 
     @property
     def global_batch_size(self) -> int:

@@ -14,7 +14,7 @@ class SelectionConfig(Section):
     """Metric of validation that compares epochs, such as val/f1_micro or val_ema/loss: losses are better when lower,
     scores when higher. The checkpoint of the best epoch is kept whatever its age. Null: epochs are not compared."""
     min_delta: float = Field(default=0.0, ge=0)
-    """By how much an epoch must be better than the best one before to count as better."""
+    """Smallest difference by which an epoch must be better than the best one before to count as better."""
     patience: int | None = Field(default=None, gt=0)
     """Number of epochs in a row without a better one after which training ends; null: all epochs are trained."""
     model: Literal["best", "last"] = "best"

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints, field_validator, model_validator
 
+from conf.modes import ModeConfig, SynchronousConfig
 from conf.objective import CrossEntropyConfig, ImportedLossConfig, LossConfig, MetricConfig
 from conf.section import Section
 from conf.selection import SelectionConfig
@@ -25,12 +26,20 @@ class TrainingConfig(Section):
     seed: int = Field(default=0, ge=0, lt=2**32)
     """Seed of the initial weights, the order of samples, augmentation and the codecs' random choices."""
     output: str = Field(default="outputs", min_length=1)
-    """Folder of the checkpoints; with several hosts, on storage that all of them mount."""
+    """Folder of the checkpoints, with several hosts on storage that all of them mount; or a URL that fsspec knows
+    (`s3://bucket/folder`)."""
     checkpoint_every_steps: int | None = Field(default=None, gt=0)
     """Steps between checkpoints within an epoch, beside the one at its end; null: none. A failure costs at most so
     many steps."""
     resume_run: str | None = None
     """MLflow run to continue from its newest checkpoint; `latest`: the newest that is not finished; null: a new run."""
+    trace_steps: list[Annotated[int, Field(gt=0)]] | None = Field(default=None, min_length=2, max_length=2)
+    """First and last optimizer step, counted from 1, whose parts are traced on every rank with Horovod's timeline, into
+    the artifact trace.json for Perfetto (ui.perfetto.dev) and Chrome; null: none."""
+    tensorflow_profiler: bool = False
+    """Whether TensorFlow's profiler records the steps of trace_steps too, on every rank, for TensorBoard."""
+    mode: ModeConfig = SynchronousConfig()
+    """How the workers keep one model between them."""
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     """Numbers in forward and backward pass: bfloat16 where the processor has AVX-512 BF16 or AMX; float16 has a loss
     scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
@@ -56,6 +65,15 @@ class TrainingConfig(Section):
     selection: SelectionConfig = SelectionConfig()
     jit_compile: bool = False
     """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
+
+    @field_validator("trace_steps")
+    @classmethod
+    def _steps_rise(cls, steps: list[int] | None) -> list[int] | None:
+        if steps is not None and steps[0] >= steps[1]:
+            raise ValueError(
+                f"training.trace_steps={steps}: the first step must be before the last one, such as [20, 24]"
+            )
+        return steps
 
     @field_validator("class_weights", mode="before")
     @classmethod

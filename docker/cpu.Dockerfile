@@ -20,10 +20,11 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     bash docker/horovod/install.sh /opt/groundswell cpu
 # requirements.lock holds the development tools too: this resolves to the same versions without them, so it only removes.
 RUN --mount=type=cache,target=/root/.cache/uv \
-    uv pip compile --quiet pyproject.toml --constraints requirements.lock --output-file /tmp/runtime.txt \
+    uv pip compile --quiet pyproject.toml --extra cpu --extra local --extra petastorm --extra s3 --group environment \
+    --constraints requirements.lock --output-file /tmp/runtime.txt \
     && uv pip sync --quiet /tmp/runtime.txt
 
-COPY README.md hatch_build.py ./
+COPY README.md hatch_build.py groundswell.py ./
 COPY jobs jobs
 COPY pipelines pipelines
 COPY models models
@@ -32,6 +33,8 @@ RUN --mount=type=cache,target=/root/.cache/uv \
     uv build --quiet --wheel --out-dir /tmp/wheel \
     && python -m zipfile --list /tmp/wheel/*.whl | grep groundswell_kernels_ \
     && uv pip install --quiet --no-deps /tmp/wheel/*.whl
+# TensorFlow's headers have built Horovod, and nothing reads them afterwards: 290 MB.
+RUN rm --recursive /opt/groundswell/lib/python3.11/site-packages/tensorflow/include
 
 FROM python:3.11.11-slim-bookworm
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
@@ -45,6 +48,7 @@ RUN apt-get update \
     && ln --symbolic /opt/groundswell/lib/python3.11/site-packages/jobs /opt/jobs
 # The same path as in the builder: the scripts of an environment name it in their first line.
 COPY --from=builder /opt/groundswell /opt/groundswell
+COPY docker/spark/entrypoint.sh /opt/spark/entrypoint.sh
 
 ENV PATH=/opt/groundswell/bin:$PATH \
     JAVA_HOME=/usr/lib/jvm/java-17-openjdk-amd64 \
@@ -53,8 +57,20 @@ ENV PATH=/opt/groundswell/bin:$PATH \
     SPARK_WORKER_DIR=/var/lib/spark/work \
     PYSPARK_PYTHON=/opt/groundswell/bin/python \
     PYSPARK_DRIVER_PYTHON=/opt/groundswell/bin/python
+# Equal to the locks, which a test compares.
+LABEL org.opencontainers.image.title="groundswell-cpu" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    groundswell.python="3.11.11" \
+    groundswell.java="17" \
+    groundswell.pyspark="4.0.5" \
+    groundswell.tensorflow="2.21.0" \
+    groundswell.keras="3.15.1" \
+    groundswell.horovod="0.28.1" \
+    groundswell.mlflow="3.17.2"
 # By number, so that Kubernetes can see that it is not root.
 USER 10001:10001
 WORKDIR /home/groundswell
-ENTRYPOINT ["tini", "--"]
+# Runs any command, and what Spark on Kubernetes asks for.
+ENTRYPOINT ["/opt/spark/entrypoint.sh"]
 CMD ["groundswell", "--help"]

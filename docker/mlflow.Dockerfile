@@ -8,6 +8,11 @@ RUN pip install --no-cache-dir --require-hashes --requirement requirements.lock 
     && useradd --uid 10001 --create-home --shell /bin/bash mlflow \
     && install --directory --owner mlflow --group mlflow /srv/mlflow/artifacts
 COPY docker/mlflow/entrypoint.sh ./
+LABEL org.opencontainers.image.title="groundswell-mlflow" \
+    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.licenses="Apache-2.0" \
+    groundswell.python="3.11.11" \
+    groundswell.mlflow="3.17.2"
 USER 10001:10001
 EXPOSE 5000
 HEALTHCHECK --interval=10s --timeout=5s --start-period=180s --retries=6 \

@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import NoReturn
 
 from conf.load import shipped_names
+from pipelines.locations import local_path
+from pipelines.scaling.named_link import Link, link_of
 
 EXIT_CODES = """\
-exit codes: 0 done; 2 a mistake in arguments, configuration or data; 3 an exception in a worker's own code;
-            4 infrastructure: a lost process, executor, host or server; 130 interrupted; 1 a bug of groundswell"""
+exit codes: 0 done; 2 a mistake in arguments, configuration or data, or a missing package;
+            3 an exception in a worker's own code; 4 infrastructure: a lost process, executor, host or server;
+            130 interrupted; 1 a bug of groundswell"""
 # `section.key=value`, with dashes before it, or without the value.
 _SETTING = re.compile(r"^-{0,2}(?P<key>[a-z_]\w*(\.\w+)*)(=(?P<value>.*))?$", re.DOTALL)
 
@@ -34,13 +37,14 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self.add_argument(
-            "--result", metavar="FILE", help="write what came of it to this JSON file, also after a failure"
+            "--result", type=path, metavar="FILE", help="write what came of it to this JSON file, also after a failure"
         )
 
     def add_config(self, default: str | None = None, *, needed: bool = True) -> None:
         """Add `--config` and `--set`; without a default, the first must be given where it is needed."""
         self.add_argument(
             "--config",
+            type=name_or_path,
             default=default,
             required=needed and default is None,
             metavar="NAME|PATH",
@@ -121,14 +125,48 @@ def positive_number(text: str) -> float:
     return value
 
 
+def positive_list(text: str) -> list[int]:
+    """Whole numbers above zero with commas between them, in rising order, for `add_argument(type=...)`."""
+    return sorted({positive(part.strip()) for part in text.split(",")})
+
+
+def link(text: str) -> Link:
+    """A speed and perhaps a latency, for `add_argument(type=...)`."""
+    try:
+        return link_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def bucket(text: str) -> str:
+    """A number of MiB above zero, or `none`, for `add_argument(type=...)`."""
+    if text != "none":
+        positive_number(text)
+    return text
+
+
+def path(text: str) -> Path:
+    """A file or folder of this machine, for `add_argument(type=...)`; `locations.local_path` says how it is spelt."""
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def name_or_path(text: str) -> str:
+    """A name, or a path as `path` gives it, for `add_argument(type=...)`."""
+    found = path(text)
+    return text if found == Path(text) else str(found)
+
+
 def png_file(text: str) -> Path:
     """The path of a PNG file in an existing folder, for `add_argument(type=...)`."""
-    path = Path(text)
-    if path.suffix.lower() != ".png":
+    file = path(text)
+    if file.suffix.lower() != ".png":
         raise argparse.ArgumentTypeError(f"should end in .png, got {text!r}")
-    if not path.parent.is_dir():
-        raise argparse.ArgumentTypeError(f"there is no folder {str(path.parent)!r}")
-    return path
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(file.parent)!r}")
+    return file
 
 
 def _looks_like_a_setting(text: str) -> bool:

@@ -13,7 +13,7 @@ from pipelines.dataset.buffers import BufferPool
 from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import ReaderSettings, SplitReader, Verify, training_batches
-from pipelines.locations import absolute_path
+from pipelines.locations import absolute_location, absolute_path
 
 _CHECKSUMS: dict[Verify, str] = {
     "first_epoch": "checksums: computed in the first epoch only",
@@ -111,7 +111,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         say(f"larger than the cache: shuffled among {reader.window_rows:,} rows at a time")
     epochs: list[tuple[str, float | None]] = [("from memory" if number else "first", None) for number in range(3)]
     epochs.append((f"training at {arguments.images_per_second:,.0f} images/s", arguments.images_per_second))
-    folder = Path(str(arguments.dataset), arguments.split)
+    folder = Path(absolute_location(arguments.dataset), arguments.split)
     if folder.is_dir():
         drop_from_memory(folder)
         epochs[0] = ("from disk", None)

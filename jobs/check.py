@@ -62,7 +62,7 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
     checklist.run("configuration", lambda: _summary(config))
     checklist.run("dataset", lambda: _check_dataset(config))
     checklist.run("storage", lambda: _check_output(config))
-    checklist.run("tracking", check_store)
+    checklist.run("tracking", lambda: "not used: tracking.offline=true" if config.tracking.offline else check_store())
     checklist.run("cluster", lambda: _check_cluster(config))
 
 
@@ -107,7 +107,8 @@ def _check_cluster(config: RunConfig) -> str:
     with spark_session("groundswell check", config.launch.master) as spark:
         check_encryption(spark, config.launch.accept_unencrypted)
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
-        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
+        if not config.tracking.offline:
+            store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         sites = _look_around(spark, config)
         hosts = sorted({site.host for site in sites})
         return f"{len(sites)} workers started on {len(hosts)} host{'s' * (len(hosts) > 1)}: {', '.join(hosts)}"

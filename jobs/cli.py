@@ -14,6 +14,7 @@ from jobs.arguments import EXIT_CODES
 from jobs.command import USER_ERROR, read_config, run
 from jobs.result import Result
 from jobs.verbs import VERBS, parser_of
+from pipelines.packages import require
 
 _VERSIONS = ("pyspark", "horovod", "tensorflow-cpu", "tensorflow", "keras", "mlflow")
 
@@ -36,6 +37,7 @@ def execute(argv: Sequence[str]) -> int:
         arguments = parser.parse(rest)
         if getattr(arguments, "config", None) is not None:
             read_config(arguments)  # a mistake is answered before Spark is imported
+        require(name, VERBS[name].needs)
         importlib.import_module(VERBS[name].module).main(arguments, result)
 
     return run(name, rest, body)

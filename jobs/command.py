@@ -11,29 +11,51 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 
-from conf.effect import refuse_without_effect
-from conf.load import keys_of, load
+from conf.archives import ROOTED_KINDS
+from conf.effect import KEYS_OF_NEW_RUNS, refuse_idle, refuse_without_effect
+from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
 from jobs.result import Result
 from pipelines.launch.failure import WorkerError
+from pipelines.locations import local_path
+from pipelines.notebook import in_notebook
+from pipelines.packages import MissingPackageError
 
 USER_ERROR, WORKER_ERROR, INFRASTRUCTURE, INTERRUPTED, BUG = 2, 3, 4, 130, 1
 TRACEBACK_VARIABLE = "GROUNDSWELL_TRACEBACK"
-_USER_ERRORS = (ValueError, FileNotFoundError, FileExistsError, NotADirectoryError, IsADirectoryError, PermissionError)
+_USER_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+    MissingPackageError,
+)
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
     """The configuration that the arguments ask for.
 
     Raises:
-        FileNotFoundError, ValueError: As `conf.load.load`; or a setting has no effect.
+        FileNotFoundError, ValueError: As `conf.load.load`; or the verb does not read a setting.
     """
-    config = load(arguments.config, arguments.set)
+    config = resolve(arguments.config, [*_implied(arguments), *arguments.set])
     keys = keys_of(arguments.set)
     if "launch.master" in keys and is_submitted():
         raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
     refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
+    refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")
     return config
+
+
+def _implied(arguments: argparse.Namespace) -> list[str]:
+    """Settings that other arguments state: what `score` reads has no key of its own."""
+    location = getattr(arguments, "input", None)
+    if location is None:
+        return []
+    kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
+    return [f"archive.root={location}"] if kinds and kinds[-1] in ROOTED_KINDS else []
 
 
 def is_submitted() -> bool:
@@ -95,7 +117,7 @@ def say(line: str) -> None:
 
 def interactive() -> bool:
     """Whether somebody watches: a terminal or a notebook."""
-    return sys.stderr.isatty() or "ipykernel" in sys.modules
+    return sys.stderr.isatty() or in_notebook()
 
 
 def _claim(result: Result, path: Path) -> None:
@@ -134,13 +156,18 @@ def _is_of_py4j(error: Exception) -> bool:
 
 
 def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
-    """The command that was typed, without settings that `more` replaces."""
-    if is_submitted():
-        return f"the same spark-submit command, with {shlex.join(more)}" if more else "the same spark-submit command"
+    """The command that was typed, without settings that `more` replaces or deprives of their effect."""
     replaced = {text.partition("=")[0] for text in more if "=" in text}
+    if "training.resume_run" in replaced:
+        replaced.update(KEYS_OF_NEW_RUNS)
+    set_keys = [text.removeprefix("--set=").partition("=")[0] for text in argv]
+    if is_submitted():
+        lost = [key for key in set_keys if key in KEYS_OF_NEW_RUNS and key in replaced]
+        parts = [f"with {shlex.join(more)}"] * bool(more) + [f"without {key}" for key in lost]
+        return ", ".join(["the same spark-submit command", *parts])
     kept: list[str] = []
-    for text in argv:
-        if text.removeprefix("--set=").partition("=")[0] in replaced:
+    for text, key in zip(argv, set_keys, strict=True):
+        if key in replaced:
             if kept and kept[-1] == "--set":
                 kept.pop()
         else:
@@ -151,9 +178,12 @@ def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
 def _result_path(argv: Sequence[str]) -> Path | None:
     """`--result`, known before the arguments are parsed: a mistake among them is a result too."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    parser.add_argument("--result", type=Path, nargs="?")
-    path: Path | None = parser.parse_known_args(list(argv))[0].result
-    return path
+    parser.add_argument("--result", nargs="?")
+    text: str | None = parser.parse_known_args(list(argv))[0].result
+    try:
+        return None if text is None else local_path(text)
+    except ValueError:
+        return None  # misspelt, which parsing says
 
 
 def _interrupt_on_signals(at_once: Callable[[], object]) -> None:

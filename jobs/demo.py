@@ -22,6 +22,7 @@ from models.baselines import constant_counts, frequent_classes
 from models.metrics import f1_micro
 from pipelines.archives.synthetic import generate_bigearthnet_v2
 from pipelines.dataset.manifest import Manifest
+from pipelines.locations import absolute_location, is_url
 from pipelines.tracking.store import show_command
 from pipelines.training.results import Evaluation
 
@@ -125,8 +126,16 @@ def _generate(root: Path) -> None:
 
 
 def demo_folder(archive: str | None) -> Path:
-    """Folder of the demo: `demo` for the generated archive, `demo-<name>` for the user's own."""
-    return Path("demo" if archive is None else f"demo-{Path(archive).resolve().name or 'archive'}")
+    """Folder of the demo: `demo` for the generated archive, `demo-<name>` for the user's own.
+
+    Raises:
+        ValueError: The archive's place is misspelt (`locations.absolute_location`).
+    """
+    if archive is None:
+        return Path("demo")
+    found = absolute_location(archive)
+    name = found.rstrip("/").rpartition("/")[2] if is_url(found) else Path(found).resolve().name
+    return Path(f"demo-{name or 'archive'}")
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

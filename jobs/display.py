@@ -1,14 +1,15 @@
 """A job as the person at the terminal sees it: a bar, or lines where there is no terminal."""
 
+import sys
 import time
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
-
-from tqdm.auto import tqdm
 
 from jobs.command import interactive, say
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.verify import CheckProgress
 from pipelines.launch.messages import JsonObject
+from pipelines.notebook import in_notebook
 
 if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does without
     from pipelines.tracking.delivery import News
@@ -31,22 +32,22 @@ class Bar:
         """Make a bar that is not shown before its first `move`."""
         self._unit = unit
         self._interactive = interactive()
-        self._bar: Any = None  # tqdm.auto has one class on terminals, another in notebooks
+        self._bar: Any = None  # tqdm has one class on terminals, another in notebooks
         self._last_line = time.monotonic()
 
     def move(self, title: str, done: int, total: int, bar_text: str, line: str) -> None:
         """Show where the job is.
 
         Args:
-            title: Shown before the bar; may be empty.
+            title: Text before the bar; it may be empty.
             done: Units done so far.
             total: Units in all.
-            bar_text: Shown after the bar.
-            line: Shown instead of a bar where nobody watches.
+            bar_text: Text after the bar.
+            line: The line that is printed instead of a bar where nobody watches.
         """
         if self._interactive:
             if self._bar is None:
-                self._bar = tqdm(total=total, desc=title or None, unit=self._unit, leave=False)
+                self._bar = _new_bar(total=total, desc=title or None, unit=self._unit, leave=False)
             self._bar.set_postfix_str(bar_text, refresh=False)
             self._bar.update(done - self._bar.n)
         elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
@@ -58,6 +59,17 @@ class Bar:
         if self._bar is not None:
             self._bar.close()
             self._bar = None
+
+
+def _new_bar(**settings: Any) -> Any:
+    """A bar of tqdm: as a widget where a notebook has them, else as text; in a notebook not as text of an error."""
+    if in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.notebook import tqdm as widget
+
+        return widget(**settings)
+    from tqdm import tqdm
+
+    return tqdm(file=sys.stdout if in_notebook() else None, **settings)
 
 
 class PrepareDisplay:
@@ -118,6 +130,8 @@ class TrainingDisplay:
             case "epoch":
                 self.close()
                 say(_epoch_line(message))
+                if "where" in message:
+                    say(f"  {message['where']}")
             case "saving":
                 say("saving the model")
             case "tracking":

@@ -1,4 +1,4 @@
-"""`groundswell evaluate`: test metrics of a logged model."""
+"""`groundswell evaluate`: scores, calibration, slices and a report of a logged model on a labelled split."""
 
 import argparse
 import tempfile
@@ -10,18 +10,26 @@ from conf.training import TrainingConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner
-from jobs.result import Result
+from jobs.result import Result, model_uri_of
 from jobs.session import spark_session
+from models.metrics import Metric, imported_metric
 from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.dataset.reader import check_readable
-from pipelines.launch.preflight import check_cluster
+from pipelines.dataset.reader import ReaderSettings, SplitReader
+from pipelines.locations import absolute_path
+from pipelines.sample import VALIDATION_SPLIT
+from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
+from pipelines.scoring.evaluation_page import evaluation_page
+from pipelines.scoring.model import ModelDescription, check_fits, describe
+from pipelines.scoring.source import dataset_source
 from pipelines.storage import Folder
-from pipelines.tracking import models, store
-from pipelines.tracking.store import TrackedRun, TrackingError
+from pipelines.tracking import revision
+from pipelines.tracking.experiments import chosen_experiment
+from pipelines.tracking.runs import ended, has_run, start_child_run, start_run
+from pipelines.tracking.served import ServedModel, find_model, keep_thresholds, read_model_file
+from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri
 from pipelines.tracking.writer import RunWriter
-from pipelines.training import entry
 from pipelines.training.checks import check_own_metrics
+from pipelines.training.description import dataset_facts
 from pipelines.training.input import reader_settings
 from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
@@ -29,63 +37,166 @@ from pipelines.training.trial import try_parts
 
 
 def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluation:
-    """Score a logged model on one split and write the metrics to the run that made it.
+    """Measure a model on a split, and record the result in a child run of the run that made it, and in that run.
+
+    The model is sent to Spark's executors, which need not reach MLflow: its store may be a file of this machine.
+    They read the dataset, which must be on storage that they see.
 
     Args:
-        config: Dataset, workers and batch size.
-        model_uri: `runs:/<run id>/model` or `models:/<name>/<version>`.
-        split: Split of the dataset.
+        config: Dataset, reader, batch size, own metrics, thresholds.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        split: Split of the dataset, or several with commas between them, which are a slice each.
 
     Raises:
         FileNotFoundError: No such dataset, or a shard is missing.
-        ValueError: No such model or split, a damaged shard, the model has other classes than the dataset, or a metric
-            by import path does not fit.
-        RuntimeError: Workers on other machines cannot reach MLflow's store.
+        ValueError: No such model or split, a damaged shard, the model does not fit the dataset, or a metric by import
+            path does not fit.
+        RuntimeError: The storage cannot be used, or Spark gave up.
         TrackingError: The store did not take the scores; they are in the message.
     """
     config = with_absolute_paths(config)
-    dataset = Folder.at(config.dataset.path)
+    dataset, settings = Folder.at(config.dataset.path), reader_settings(config.reader)
     manifest = read_manifest(dataset)
-    check_readable(dataset, manifest, [split], reader_settings(config.reader))
-    description = models.model_metadata(model_uri)
-    _check_classes(model_uri, description.get("class_names"), manifest)
-    if config.training.metrics:
+    report = config.evaluate.report and absolute_path("evaluate.report", config.evaluate.report)
+    if report is not None and not Path(report).parent.is_dir():
+        raise ValueError(f"evaluate.report={report}: there is no folder {Path(report).parent}")
+    splits = splits_of(split)
+    tuned = _is_tuned(config, splits, VALIDATION_SPLIT in manifest.splits) and manifest.task == "multi_label"
+    sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
+    served = find_model(model_uri)
+    model = describe(served)
+    check_fits(model, where=str(dataset), task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)
+    metrics = _own_metrics(config)
+    if metrics:
         check_own_metrics(config)
         only = TrainingConfig(metrics=config.training.metrics)
         try_parts(RunConfig(dataset=config.dataset, training=only), manifest)
-    with spark_session("groundswell evaluate", config.launch.master) as spark:
-        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
-        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
-        runner = barrier_runner(
-            spark, config.launch, description=f"groundswell evaluate: {model_uri}", log_to_driver="none"
+    file = read_model_file(served)
+    with spark_session("groundswell evaluate", config.launch.master, runs_on_connect=True) as spark:
+        batch_size, threads = config.training.batch_size_per_worker, config.launch.threads_per_worker
+        scores, *validation = [
+            collect_scores(spark, model, file, source, batch_size=batch_size, threads=threads) for source in sources
+        ]
+    measured = measure(
+        scores,
+        class_names=manifest.class_names,
+        task=manifest.task,
+        columns=read_columns(dataset, splits),
+        own_metrics=metrics,
+        validation=validation[0] if validation else None,
+    )
+    page = _page(measured, scores, dataset, splits, model, settings)
+    if report is not None:
+        Path(report).write_text(page)
+    run = _record(config, served, measured, name_of(splits), page, manifest)
+    if measured.thresholds is not None and served.metadata.get("dataset_fingerprint") == manifest.fingerprint:
+        keep_thresholds(served, measured.thresholds.tolist())
+    return Evaluation(measured.metrics, measured.per_class, split=name_of(splits), run=run)
+
+
+def splits_of(text: str) -> list[str]:
+    """Give the names of the splits in the order in which a source has them."""
+    return sorted({name.strip() for name in text.split(",")})
+
+
+def name_of(splits: Sequence[str]) -> str:
+    """Give the group of the metrics of some splits."""
+    return "-".join(splits)
+
+
+def _is_tuned(config: RunConfig, splits: Sequence[str], has_validation: bool) -> bool:
+    """Whether thresholds are tuned: on the validation split itself they would only flatter."""
+    return config.evaluate.tune_thresholds and has_validation and VALIDATION_SPLIT not in splits
+
+
+def _own_metrics(config: RunConfig) -> dict[str, Metric]:
+    return {
+        name: imported_metric(metric.path, metric.settings, setting=f"training.metrics.{name}.path")
+        for name, metric in config.training.metrics.items()
+    }
+
+
+def _page(
+    measured: Measured,
+    scores: SplitScores,
+    dataset: Folder,
+    splits: Sequence[str],
+    model: ModelDescription,
+    settings: ReaderSettings,
+) -> str:
+    readers = [SplitReader(dataset, split, settings) for split in splits]
+    facts = {"Model": model.uri, "Version": model.version, "Dataset": readers[0].manifest.fingerprint[:12]}
+    return evaluation_page(measured, scores, readers, ", ".join(splits), facts)
+
+
+def _record(
+    config: RunConfig, served: ServedModel, measured: Measured, split: str, page: str, manifest: Manifest
+) -> TrackedRun:
+    """Write everything to a child run, and the scores to the run that made the model, where the store has it.
+
+    Returns:
+        The child run.
+    """
+    parent = TrackedRun(tracking_uri(), served.run_id or "")
+    known = served.run_id is not None and has_run(parent)
+    name, facts = f"evaluate {split}", dataset_facts(config.dataset.path, manifest)
+    parameters = {
+        "model": served.uri,
+        "model_id": served.model_id,
+        "dataset": config.dataset.path,
+        "dataset_fingerprint": manifest.fingerprint,
+        "split": split,
+    }
+    tags = {"mlflow.source.name": "groundswell evaluate", "mlflow.source.type": "JOB", **revision.tags()}
+    child = (
+        start_child_run(parent, name, parameters, tags, dataset=facts, context="evaluation")
+        if known
+        else start_run(
+            chosen_experiment(config.tracking.experiment), name, parameters, tags, dataset=facts, context="evaluation"
         )
-        result: Evaluation = runner.run(entry.evaluate, config, model_uri, split)
-    run = TrackedRun(store.tracking_uri(), description["run_id"])
-    _record(run, result, split, own_metrics=list(config.training.metrics))
-    return result
+    )
+    step, own = served.optimizer_steps, list(config.training.metrics)
+    with ended(child):
+        _write(child, measured, split, own, step, page)
+    if known:
+        _write(parent, measured, split, own, step, None)
+    return child
 
 
-def _record(run: TrackedRun, result: Evaluation, split: str, *, own_metrics: Sequence[str]) -> None:
+def _write(
+    run: TrackedRun, measured: Measured, split: str, own_metrics: Sequence[str], step: int, page: str | None
+) -> None:
+    """Write to one run; the scores stand at the optimizer steps that the model has seen.
+
+    Raises:
+        TrackingError: The store does not take them; they are in the message.
+    """
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter(run, Path(folder, "journal"), own_metrics=own_metrics)
-        writer.metrics({f"{split}/{name}": value for name, value in result.metrics.items()}, step=0)
-        writer.table(result.per_class, f"per_class_{split}.json")
-        writer.figure(per_class_bars(result.per_class, split), f"per_class_{split}.png")
+        writer.metrics({f"{split}/{name}": value for name, value in measured.metrics.items()}, step=step)
+        writer.table(measured.per_class, f"per_class_{split}.json")
+        writer.figure(per_class_bars(measured.per_class, split), f"per_class_{split}.png")
+        if page is not None:
+            writer.text(page, f"evaluation_{split}.html")
+            for name, rows in (("slices", measured.slices), ("label_pairs", measured.pairs)):
+                if rows:
+                    writer.table(rows, f"{name}_{split}.json")
+            writer.table(_reliability_rows(measured), f"reliability_{split}.json")
         reason = writer.drain()
         writer.close()
     if reason:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        scores = ", ".join(f"{name} {value:.4f}" for name, value in measured.metrics.items())
         raise TrackingError(f"MLflow did not take the scores ({reason}): {scores}. Evaluate again to record them")
 
 
-def _check_classes(model_uri: str, class_names: list[str] | None, manifest: Manifest) -> None:
-    if class_names is None:
-        raise ValueError(f"{model_uri} was not logged by groundswell: its metadata has no class_names")
-    if tuple(class_names) != manifest.class_names:
-        raise ValueError(
-            f"{model_uri} knows {len(class_names)} classes ({class_names[0]}, ...), the dataset has "
-            f"{len(manifest.class_names)} ({manifest.class_names[0]}, ...)"
+def _reliability_rows(measured: Measured) -> list[dict[str, float]]:
+    reliability = measured.reliability
+    return [
+        {"decisions": int(count), "confidence": float(confidence), "accuracy": float(accuracy)}
+        for count, confidence, accuracy in zip(
+            reliability.counts, reliability.confidence, reliability.accuracy, strict=True
         )
+    ]
 
 
 def per_class_lines(result: Evaluation) -> list[str]:
@@ -102,9 +213,10 @@ def per_class_lines(result: Evaluation) -> list[str]:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Evaluate as the command line says."""
     config = read_config(arguments)
-    result.dataset, result.model_uri = config.dataset.path, arguments.model
-    evaluation = evaluate(config, arguments.model, arguments.split)
-    result.metrics = {f"{arguments.split}/{name}": value for name, value in evaluation.metrics.items()}
+    result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
+    evaluation = evaluate(config, result.model_uri, arguments.split)
+    group = name_of(splits_of(arguments.split))
+    result.metrics = {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
     for line in per_class_lines(evaluation):
         say(line)
     for name, value in evaluation.metrics.items():

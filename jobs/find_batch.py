@@ -2,6 +2,7 @@
 
 import argparse
 
+from conf.schedules import ConstantConfig, NoWarmupConfig, ScheduleConfig
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
@@ -14,7 +15,7 @@ from pipelines.launch.preflight import check_cluster
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.training import entry
 from pipelines.training.checks import check_dataset
-from pipelines.training.finders.batches import FRACTION, BatchSearch, Trial
+from pipelines.training.finders.batches import FRACTION, BatchSearch, Trial, batch_multiple
 
 _MIB = 1 << 20
 
@@ -31,10 +32,13 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     share = manifest.splits[TRAINING_SPLIT].rows // config.launch.num_workers
+    largest, multiple = min(share, at_most or share), batch_multiple(config.training)
+    if largest < multiple:
+        raise ValueError(f"--at-most {at_most}: training.mixup mixes samples in pairs, so that a batch has at least 2")
     with spark_session("groundswell find-batch", config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
         runner = barrier_runner(spark, config.launch, description="groundswell find-batch", on_report=_tell)
-        search: BatchSearch = runner.run(entry.search_batch, config, min(share, at_most or share))
+        search: BatchSearch = runner.run(entry.search_batch, config, largest // multiple * multiple)
     return search
 
 
@@ -57,11 +61,18 @@ def _line(trial: Trial, search: BatchSearch) -> str:
 
 
 def _with_smallest_batch(config: RunConfig) -> RunConfig:
-    """The configuration with one sample per worker, so that nothing is refused for its batch; it still accumulates."""
-    workers = config.launch.num_workers
+    """The configuration with the smallest batch and a constant rate, so that nothing is refused for either.
+
+    It still accumulates.
+    """
+    size = batch_multiple(config.training)
     accumulates = config.training.global_batch_size is not None
-    update = {"batch_size_per_worker": 1, "global_batch_size": workers if accumulates else None}
-    return config.model_copy(update={"training": config.training.model_copy(update=update)})
+    update = {
+        "batch_size_per_worker": size,
+        "global_batch_size": config.launch.num_workers * size if accumulates else None,
+    }
+    constant = ScheduleConfig(warmup=NoWarmupConfig(), decay=ConstantConfig())
+    return config.model_copy(update={"training": config.training.model_copy(update=update), "schedule": constant})
 
 
 def _tell(message: JsonObject) -> None:

@@ -15,16 +15,18 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
+from jobs.shortage import ShortageHint
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.tracking import revision, runs, store
+from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import Point, RunWriter, now
 from pipelines.training import entry
 from pipelines.training.checks import batch_text, check_dataset
-from pipelines.training.driver_record import settings_of
+from pipelines.training.description import dataset_facts, parameters_of
 from pipelines.training.finders.rates import RULE, RangeTest, RatePoint, Suggestion, rising_rates, suggest
 from pipelines.training.plots import range_test_curve
 from pipelines.training.rates import peak_learning_rate
@@ -51,12 +53,20 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
         with _recorded(config, manifest) as run:
             say(f"MLflow run {run.run_id} in {redacted(run.uri)}")
             result.run_id = run.run_id
-            display = _Display()
+            display, shortage = _Display(), ShortageHint(config)
+
+            def on_report(message: JsonObject) -> None:
+                display(message)
+                shortage.take(message)
+
             runner = barrier_runner(
-                spark, config.launch, description=f"groundswell find-rate: {run.run_id}", on_report=display
+                spark, config.launch, description=f"groundswell find-rate: {_run_name(config)}", on_report=on_report
             )
             try:
                 test: RangeTest = runner.run(entry.run_range_test, config, list(rates))
+            except BaseException as error:
+                shortage.say(error)
+                raise
             finally:
                 display.close()
             _record(run, test)
@@ -130,6 +140,10 @@ class _Display:
         self._bar.close()
 
 
+def _run_name(config: RunConfig) -> str:
+    return config.tracking.run_name or "range test"
+
+
 @contextmanager
 def _recorded(config: RunConfig, manifest: Manifest) -> Iterator[TrackedRun]:
     """Make a run for the test, and end it as the block ends."""
@@ -139,14 +153,13 @@ def _recorded(config: RunConfig, manifest: Manifest) -> Iterator[TrackedRun]:
         "dataset_fingerprint": manifest.fingerprint,
         **revision.tags(),
     }
-    name = config.tracking.run_name or "range test"
-    run = runs.start_run(config.tracking.experiment, name, settings_of(config, manifest), tags)
-    try:
+    facts = dataset_facts(config.dataset.path, manifest)
+    parameters = parameters_of(config, manifest)
+    run = runs.start_run(
+        chosen_experiment(config.tracking.experiment), _run_name(config), parameters, tags, dataset=facts
+    )
+    with runs.ended(run):
         yield run
-    except BaseException as error:
-        runs.end_failed_run(run, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
-        raise
-    runs.end_run(run, "FINISHED")
 
 
 def _record(run: TrackedRun, test: RangeTest) -> None:

@@ -5,14 +5,15 @@ from collections.abc import Callable
 
 from conf.describe import members, shipped
 from jobs.command import say
+from jobs.options import LISTED
 from jobs.result import Result
-from jobs.verbs import LISTED
 from pipelines.tracking import metrics
 
 _LISTS: dict[str, tuple[str, Callable[[], dict[str, str]]]] = {
     "archives": ("--set archive=NAME --set archive.root=FOLDER", lambda: members("archive")),
     "codecs": ("--set exchange.codec=NAME", lambda: members("exchange.codec")),
     "optimizers": ("--set optimizer=NAME", lambda: members("optimizer")),
+    "modes": ("--set training.mode=NAME", lambda: members("training.mode")),
     "models": ("--set model=NAME", lambda: members("model")),
     "configs": ("--config NAME", shipped),
     "metrics": ("in MLflow; evaluate --split NAME writes NAME/... in place of test/...", metrics.described),

@@ -1,21 +1,29 @@
 """Paths of the configuration as the workers can use them."""
 
 from conf.schema import RunConfig
-from pipelines.locations import absolute_location, absolute_path
+from pipelines.locations import absolute_location, absolute_path, is_url
 
 
-def with_absolute_paths(config: RunConfig) -> RunConfig:
+def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> RunConfig:
     """The configuration with absolute paths: workers have another working directory than the driver.
 
+    Args:
+        config: The configuration.
+        reads_dataset: Whether the job needs `dataset.path`.
+
     Raises:
-        ValueError: A path is misspelt (`locations.absolute_location`); names the setting.
+        ValueError: A path is misspelt (`locations.absolute_location`), or `dataset.path` is not set; names the setting.
+            Or `training.output` is a URL, and the records are to stay there.
     """
-    try:
-        path = absolute_location(config.dataset.path)
-    except ValueError as error:
-        raise ValueError(f"dataset.path: {error}") from None
-    dataset = config.dataset.model_copy(update={"path": path})
-    output = absolute_path("training.output", config.training.output)
+    dataset = config.dataset
+    if reads_dataset:
+        dataset = dataset.model_copy(update={"path": dataset_location(config)})
+    output = _location("training.output", config.training.output)
+    if config.tracking.offline and is_url(output):
+        raise ValueError(
+            "tracking.offline=true keeps the records for `groundswell sync`, which reads folders, and "
+            f"training.output={output} is a URL: set it to a folder, or tracking.offline=false"
+        )
     training = config.training.model_copy(update={"output": output})
     cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)
     reader = config.reader.model_copy(update={"cache_folder": cache})
@@ -25,3 +33,21 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
         warm_start = warm_start.model_copy(update={"source": source})
     updated = {"dataset": dataset, "training": training, "reader": reader, "warm_start": warm_start}
     return config.model_copy(update=updated)
+
+
+def dataset_location(config: RunConfig) -> str:
+    """The absolute path or the URL of the configured dataset.
+
+    Raises:
+        ValueError: It is misspelt or not set.
+    """
+    if not config.dataset.path:
+        raise ValueError("dataset.path is not set: name the folder or URL of the prepared dataset")
+    return _location("dataset.path", config.dataset.path)
+
+
+def _location(setting: str, text: str) -> str:
+    try:
+        return absolute_location(text)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None

@@ -2,31 +2,55 @@
 
 import argparse
 import time
+from typing import TYPE_CHECKING
 
+from conf.archives import TableConfig
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.display import PrepareDisplay
+from jobs.paths import dataset_location
 from jobs.result import Result
 from jobs.session import spark_session
 from pipelines.archives.archive import Archive
+from pipelines.archives.frame import write_frame
 from pipelines.archives.table import open_archive
+from pipelines.dataset.files import check_apart
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.locations import absolute_location
+from pipelines.storage import Folder
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 
-def prepare(config: RunConfig) -> Manifest:
-    """Write the configured archive as the configured dataset."""
-    archive = configured_archive(config)
-    with spark_session("groundswell prepare", config.launch.master) as spark:
-        spark.sparkContext.setJobDescription(f"groundswell prepare: {config.dataset.path}")
+def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
+    """Write the configured archive as the configured dataset.
+
+    Args:
+        config: Archive, dataset and how it is laid out.
+        table: With `archive.kind=table`, a DataFrame whose columns of images, labels and splits are first written as
+            Parquet files into `archive.root`, a new folder. None: the archive is there. So is it when a preparation
+            continues.
+
+    Raises:
+        ValueError: The archive cannot be used; or a DataFrame is given for another kind of archive, has not the
+            columns, or its folder has content.
+    """
+    archive, dataset, chosen = configured_archive(config), dataset_location(config), config.archive
+    assert chosen is not None, "it has an archive"
+    if table is not None and not isinstance(chosen, TableConfig):
+        raise ValueError(f"table is for archive.kind=table, and archive.kind is {chosen.kind}")
+    with spark_session("groundswell prepare", config.launch.master, runs_on_connect=True) as spark:
+        if table is not None:
+            _write_table(table, config, archive.root, dataset)
         display = PrepareDisplay()
         try:
             return prepare_dataset(
                 spark,
                 archive,
-                config.dataset.path,
+                dataset,
                 row_group_mib=config.prepare.row_group_mib,
                 row_groups_per_shard=config.prepare.row_groups_per_shard,
                 seed=config.prepare.seed,
@@ -39,6 +63,14 @@ def prepare(config: RunConfig) -> Manifest:
             )
         finally:
             display.close()
+
+
+def _write_table(table: "DataFrame", config: RunConfig, root: str, dataset: str) -> None:
+    assert isinstance(config.archive, TableConfig)
+    check_apart(root, Folder.at(dataset))
+    columns = [config.archive.image, config.archive.label, *([config.archive.split] if config.archive.split else [])]
+    rows = write_frame(table, Folder.at(root), columns)
+    say(f"{root}: {rows} rows of the DataFrame")
 
 
 def configured_archive(config: RunConfig) -> Archive:

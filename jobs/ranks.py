@@ -18,6 +18,7 @@ def barrier_runner(
     *,
     description: str,
     allowed_sizes: Sequence[int] = (),
+    spares: bool = False,
     log_to_driver: LogToDriver = "callback",
     log_folder: Path | None = None,
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
@@ -28,8 +29,9 @@ def barrier_runner(
     Args:
         spark: A session.
         config: Number and resources of the ranks, and what happens when one dies.
-        description: Shown with the job in Spark's page: verb and run name.
+        description: Verb and run name, which the job has in Spark's page.
         allowed_sizes: Numbers of ranks that a further attempt may have, used with `launch.allow_fewer_workers`.
+        spares: Whether each worker holds a second process ready.
         log_to_driver: Which lines of the ranks are shown.
         log_folder: Folder that gets the whole log of each rank.
         on_attempt: Called before each attempt.
@@ -47,10 +49,12 @@ def barrier_runner(
         gpus_per_worker=config.gpus_per_worker,
         threads_per_worker=config.threads_per_worker,
         start_timeout=config.start_timeout_seconds,
+        exchange_timeout=config.exchange_timeout_seconds,
         hang_timeout=config.hang_timeout_seconds,
         stop_grace=config.stop_grace_seconds,
         retries=config.retries,
         allowed_sizes=allowed_sizes if config.allow_fewer_workers else (),
+        spares=spares,
         accept_unencrypted=config.accept_unencrypted,
         env=worker_environment(),
         description=description,

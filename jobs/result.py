@@ -5,6 +5,8 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from pipelines.locations import local_path
+
 RUNNING = "running"
 
 
@@ -25,6 +27,8 @@ class Result:
     """Where `groundswell evaluate --model` finds the model."""
     checkpoint: str | None = None
     """Newest checkpoint."""
+    predictions: str | None = None
+    """Path or URL of the folder of predictions."""
     metrics: dict[str, float] = field(default_factory=dict)
     """Metrics of the epoch whose weights the model has, or of the evaluation."""
     continue_with: list[str] | None = None
@@ -46,3 +50,23 @@ class Result:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def model_uri_of(text: str) -> str:
+    """Return a model's URI or the folder of an exported one; it may be given by the file that `train --result` wrote.
+
+    Raises:
+        ValueError: A path is misspelt, the file cannot be read, or its job has logged no model.
+    """
+    if not text.endswith(".json"):
+        is_path = "://" not in text and not text.startswith(("runs:", "models:", "mlflow-artifacts:"))
+        return str(local_path(text, "--model")) if is_path else text
+    file = local_path(text, "--model")
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {text} is no result of a training: {error}") from None
+    if not isinstance(values, dict) or not values.get("model_uri"):
+        ended = values.get("ended") if isinstance(values, dict) else None
+        raise ValueError(f"--model {text}: that job has logged no model (it ended: {ended})")
+    return str(values["model_uri"])

@@ -1,9 +1,9 @@
 """`groundswell train`: a Spark barrier stage trains on a prepared dataset."""
 
 import argparse
-import signal
+from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
@@ -15,17 +15,26 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
+from jobs.shortage import ShortageHint
+from jobs.shown import curves_of, history_of, html_of
 from pipelines.dataset.manifest import Manifest
-from pipelines.launch.failure import RankLostError
+from pipelines.launch.messages import JsonObject
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
+from pipelines.remote_path import AnyPath
 from pipelines.tracking import store
+from pipelines.tracking.runs import page_of
 from pipelines.tracking.store import TrackedRun
 from pipelines.training import entry
-from pipelines.training.checkpoint import list_checkpoints
+from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.checks import check_dataset, check_output, check_resume
-from pipelines.training.driver_record import newest_resumable, recorded_run
+from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
+from pipelines.training.output import check_reachable
 from pipelines.training.results import TrainingSummary
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -34,8 +43,30 @@ class TrainedRun:
 
     run: TrackedRun
     summary: TrainingSummary
-    folder: Path
-    """Checkpoints and logs."""
+    folder: AnyPath
+    """Checkpoints and logs: a folder or a URL."""
+
+    @property
+    def model_uri(self) -> str:
+        """Where MLflow has the model."""
+        return self.summary.model_uri
+
+    @property
+    def history(self) -> "pandas.DataFrame":
+        """Metrics of each epoch, one row for each."""
+        return history_of(self.summary)
+
+    @property
+    def page(self) -> str | None:
+        """Address of the run's page, where the tracking server has pages."""
+        return page_of(self.run)
+
+    def plot(self) -> "Figure":
+        """Plot loss and scores by epoch."""
+        return curves_of(self.summary)
+
+    def _repr_html_(self) -> str:
+        return html_of(self.run, self.summary, self.folder)
 
 
 def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
@@ -49,7 +80,8 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     config = with_absolute_paths(config)
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
-    config = _with_run_to_resume(config)
+    check_reachable(config)
+    config = with_stored_run(_with_run_to_resume(config))
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest, result)
 
@@ -66,54 +98,89 @@ def _with_run_to_resume(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"training": training})
 
 
-def train_on(spark: SparkSession, config: RunConfig, manifest: Manifest, result: Result) -> TrainedRun:
-    """Train on a running session; one MLflow run, however it ends."""
+def train_on(
+    spark: SparkSession, config: RunConfig, manifest: Manifest, result: Result, tags: Mapping[str, str] | None = None
+) -> TrainedRun:
+    """Train on a running session; one MLflow run, however it ends.
+
+    Args:
+        spark: The session.
+        config: The configuration; its paths are absolute.
+        manifest: Its dataset.
+        result: Filled in while the job runs.
+        tags: Further tags of a new run, such as its parent.
+    """
     check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
     check_resume(config, manifest)
-    store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
+    if not config.tracking.offline:
+        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
     check_output(config)
-    display = TrainingDisplay()
-    with recorded_run(config, manifest, display.tracking) as record:
-        say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
+    display, shortage = TrainingDisplay(), ShortageHint(config)
+    with recorded_run(config, manifest, display.tracking, tags) as record:
+        _say_where(record)
+        record.environment(_cluster(spark, config))
         result.run_id = record.run.run_id
+
+        def on_report(message: JsonObject) -> None:
+            display(message)
+            shortage.take(message)
+            if message["event"] == "epoch":  # its checkpoint is being written: a stop costs least now
+                runner.grow()
+
         runner = barrier_runner(
             spark,
             config.launch,
-            description=f"groundswell train: {config.tracking.run_name or record.run.run_id}",
+            description=f"groundswell train: {record.name}",
             allowed_sizes=_smaller_sizes(config),
+            spares=config.launch.recover == "in_place",
             log_folder=record.folder / "logs",
             on_attempt=record.attempt,
-            on_report=display,
+            on_report=on_report,
         )
         summary: TrainingSummary | None = None
         try:
             try:
-                summary = runner.run(entry.train, config, record.run, record.folder / "checkpoints")
+                summary = runner.run(entry.train, config, record.run, record.checkpoints)
             finally:
                 display.close()
                 record.finish(summary)
         except BaseException as error:
-            _say_what_memory_needs(error, config)
-            _remember_checkpoint(result, record.run, record.folder / "checkpoints")
+            shortage.say(error)
+            _remember_checkpoint(result, record.run, record.checkpoints)
             raise
     result.model_uri, result.checkpoint, result.metrics = (
-        summary.model_uri,
+        summary.model_uri or None,
         summary.checkpoint,
         summary.history[summary.model_epoch - 1],
     )
-    return TrainedRun(record.run, summary, record.folder)
+    return TrainedRun(record.run, summary, record.place)
 
 
-def _say_what_memory_needs(error: BaseException, config: RunConfig) -> None:
-    """Say what to change where the kernel has killed a rank, which it does when memory is short."""
-    if isinstance(error, RankLostError) and error.root.exit_code == -signal.SIGKILL:
-        say(
-            f"if memory was short: lower training.batch_size_per_worker={config.training.batch_size_per_worker}, or "
-            "let `groundswell find-batch` find the largest that fits"
-        )
+def _say_where(record: DriverRecord) -> None:
+    if record.run.is_offline:
+        say(f"run {record.run.run_id}: {_kept(record.place)}")
+    else:
+        say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
 
 
-def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: Path) -> None:
+def _kept(folder: AnyPath) -> str:
+    return f"records are kept in {folder}; `groundswell sync --output {folder.parent}` writes them to MLflow"
+
+
+def _cluster(spark: SparkSession, config: RunConfig) -> dict[str, str | int | None]:
+    """What Spark is and gives: its version, its master, cores and GPUs of a task, the number of workers."""
+    settings = spark.sparkContext.getConf()
+    return {
+        "spark": spark.version,
+        "master": spark.sparkContext.master,
+        "workers": config.launch.num_workers,
+        "cores_per_task": settings.get("spark.task.cpus", "1") or "1",
+        "gpus_per_worker": config.launch.gpus_per_worker,
+        "executor_memory": settings.get("spark.executor.memory", "") or "",
+    }
+
+
+def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) -> None:
     """Note from where a run that did not end can be continued, or say that it cannot."""
     existing = list_checkpoints(checkpoints)
     if not existing:
@@ -139,11 +206,15 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     trained = train(read_config(arguments), result)
     if trained.summary.ended:
         say(f"ended       {trained.summary.ended}; the model is that of epoch {trained.summary.model_epoch}")
-    say(f"model       {trained.summary.model_uri}")
+    if trained.summary.model_uri:
+        say(f"model       {trained.summary.model_uri}")
     if trained.summary.averaged_model_uri:
         say(f"averaged    {trained.summary.averaged_model_uri}")
     say(f"checkpoint  {trained.summary.checkpoint}")
-    say(f"look at it  {store.show_command(trained.run)}")
+    if trained.run.is_offline:
+        say(f"records     {_kept(trained.folder)}")
+    else:
+        say(f"look at it  {store.show_command(trained.run)}")
 
 
 if __name__ == "__main__":

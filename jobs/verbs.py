@@ -1,102 +1,11 @@
-"""Every verb of `groundswell`: what it does and its arguments; known without importing what the verb needs."""
+"""Every verb of `groundswell`: what it does, and what it reads and needs; known without importing that."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from jobs.arguments import Parser, png_file, positive, positive_number
-
-
-def _prepare(parser: Parser) -> None:
-    parser.add_config()
-
-
-def _train(parser: Parser) -> None:
-    parser.add_config()
-
-
-def _evaluate(parser: Parser) -> None:
-    parser.add_config()
-    parser.add_argument(
-        "--model", required=True, metavar="URI", help="runs:/<run id>/model or models:/<name>/<version>"
-    )
-    parser.add_argument("--split", default="test", help="split to score (default: test)")
-
-
-def _benchmark_reader(parser: Parser) -> None:
-    parser.add_argument("--dataset", required=True, metavar="PATH|URL", help="a prepared dataset")
-    parser.add_argument("--split", default="train", help="split to read (default: train)")
-    parser.add_argument("--batch-size", type=positive, default=256, help="rows of a batch (default: 256)")
-    parser.add_argument(
-        "--verify",
-        choices=("first_epoch", "always", "never"),
-        default="first_epoch",
-        help="when the checksum of a row is computed, as reader.verify (default: first_epoch)",
-    )
-    parser.add_argument("--threads", type=positive, default=2, help="threads that gather batches (default: 2)")
-    parser.add_argument("--cache-folder", help="local folder for a dataset that is remote or compressed")
-    parser.add_argument(
-        "--cache-limit-gib", type=positive_number, default=100.0, help="size of that cache (default: 100)"
-    )
-    parser.add_argument(
-        "--images-per-second",
-        type=positive_number,
-        default=1000.0,
-        help="what one worker trains, for its wait (default: 1000)",
-    )
-
-
-def _demo(parser: Parser) -> None:
-    parser.add_config(default="demo")
-    parser.add_argument(
-        "--archive", metavar="FOLDER", help="your own BigEarthNet v2.0 archive instead of a generated one"
-    )
-    parser.add_argument("--folder", help="where the dataset and the outputs go (default: demo, or demo-<archive>)")
-
-
-LISTED = ("archives", "codecs", "optimizers", "models", "configs", "metrics")
-
-
-def _config(parser: Parser) -> None:
-    parser.add_config()
-    parser.add_argument("--comments", action="store_true", help="say of each key what it means")
-
-
-def _schedule(parser: Parser) -> None:
-    parser.add_config()
-    parser.add_argument(
-        "--images", type=positive, metavar="N", help="training images (default: those of the prepared dataset)"
-    )
-    parser.add_argument("--plot", type=png_file, metavar="FILE", help="draw the learning rate into this PNG file")
-
-
-def _find_rate(parser: Parser) -> None:
-    parser.add_config()
-    parser.add_argument(
-        "--low", type=positive_number, metavar="RATE", help="first rate (default: a thousandth of the configured peak)"
-    )
-    parser.add_argument(
-        "--high", type=positive_number, metavar="RATE", help="last rate (default: a hundred times the configured peak)"
-    )
-    parser.add_argument("--steps", type=positive, default=100, metavar="N", help="optimizer steps (default: 100)")
-    parser.add_argument("--plot", type=png_file, metavar="FILE", help="draw the losses by rate into this PNG file")
-
-
-def _find_batch(parser: Parser) -> None:
-    parser.add_config()
-    parser.add_argument(
-        "--at-most", type=positive, metavar="N", help="try no larger batch (default: a worker's share of the dataset)"
-    )
-
-
-def _list(parser: Parser) -> None:
-    parser.add_argument("what", nargs="?", choices=LISTED, help="one kind (default: all)")
-
-
-def _check(parser: Parser) -> None:
-    parser.add_config(needed=False)
-    parser.add_argument(
-        "--dataset", metavar="PATH|URL", help="read every row of this dataset, with its checksum, and nothing else"
-    )
+from jobs import options
+from jobs.arguments import Parser
+from pipelines.packages import MODEL, SCORING, SPARK, TRAINING
 
 
 @dataclass(frozen=True)
@@ -112,41 +21,88 @@ class Verb:
     """Sections and keys of the configuration that it reads; other keys given by `--set` are a mistake."""
     ignores: tuple[str, ...] = ()
     """Keys of these sections that it does not read."""
+    needs: tuple[str, ...] = ()
+    """Packages that it needs beside Groundswell's own dependencies."""
 
 
 _RECIPE = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _TRAINED = ("dataset", "reader", *_RECIPE, "launch", "tracking")
+# A few steps have no validation, exchange in lock step and begin again where a worker has died.
+_OF_A_WHOLE_TRAINING = (
+    "training.mode",
+    "training.metrics",
+    "training.selection",
+    "launch.recover",
+    "launch.recover_every_steps",
+    "launch.allow_fewer_workers",
+)
 VERBS = {
     "prepare": Verb(
         "write a raw archive as a dataset",
         "jobs.prepare",
-        _prepare,
+        options.prepare,
         reads=("archive", "dataset", "prepare", "launch.master"),
+        needs=SPARK,
     ),
-    "train": Verb("train on a dataset, one worker per Spark task", "jobs.train", _train, reads=_TRAINED),
+    "train": Verb(
+        "train on a dataset, one worker per Spark task", "jobs.train", options.train, reads=_TRAINED, needs=TRAINING
+    ),
     "evaluate": Verb(
-        "score a logged model on the test split",
+        "measure a logged model on a labelled split",
         "jobs.evaluate",
-        _evaluate,
-        reads=("dataset", "reader", "training.batch_size_per_worker", "training.metrics", "launch"),
-        ignores=("reader.name", "launch.allow_fewer_workers"),
+        options.evaluate,
+        reads=(
+            "dataset",
+            "reader",
+            "training.batch_size_per_worker",
+            "training.metrics",
+            "launch.master",
+            "launch.threads_per_worker",
+            "evaluate",
+            "tracking.experiment",
+        ),
+        ignores=("reader.name", "reader.threads", "reader.batches_in_flight"),
+        needs=SCORING,
+    ),
+    "score": Verb(
+        "write the predictions of a logged model for a dataset or a raw archive; continues",
+        "jobs.score",
+        options.score,
+        reads=(
+            "archive",
+            "score",
+            "reader.cache_folder",
+            "reader.cache_limit_gib",
+            "reader.verify",
+            "launch.master",
+            "launch.threads_per_worker",
+        ),
+        ignores=("archive.root",),  # --input says where it is
+        needs=SCORING,
     ),
     "check": Verb(
         "check configuration, dataset, storage, tracking and cluster without training",
         "jobs.check",
-        _check,
+        options.check,
         reads=_TRAINED,
+        needs=SPARK,
     ),
     "config": Verb(
-        "print the resolved configuration as YAML", "jobs.config", _config, reads=("archive", "prepare", *_TRAINED)
+        "print the resolved configuration as YAML",
+        "jobs.config",
+        options.config,
+        reads=("archive", "prepare", *_TRAINED, "score", "evaluate"),
     ),
     "schedule": Verb(
         "print and plot the learning rate without training",
         "jobs.schedule",
-        _schedule,
+        options.schedule,
         reads=(
             "dataset.path",
-            "optimizer",
+            "optimizer.name",  # which has a default of its own for the rate
+            "optimizer.learning_rate",
+            "optimizer.learning_rate_per_256",
+            "optimizer.scaling",
             "schedule",
             "training.epochs",
             "training.batch_size_per_worker",
@@ -158,37 +114,81 @@ VERBS = {
     "find-rate": Verb(
         "find a learning rate by a range test on the real global batch",
         "jobs.find_rate",
-        _find_rate,
+        options.find_rate,
         reads=tuple(section for section in _TRAINED if section != "schedule"),
         ignores=(
             "training.epochs",
             "training.output",
             "training.resume_run",
             "training.checkpoint_every_steps",
+            "training.trace_steps",
+            "training.tensorflow_profiler",
+            "training.ema",
+            *_OF_A_WHOLE_TRAINING,
             "tracking.registered_model",
+            "tracking.promote_metric",
+            "tracking.promote_margin",
+            "tracking.offline",
+            "tracking.target",
+            "tracking.system_seconds",
         ),
+        needs=TRAINING,
     ),
     "find-batch": Verb(
         "find the largest batch per worker that fits the memory",
         "jobs.find_batch",
-        _find_batch,
+        options.find_batch,
         reads=("dataset", "input", "model", "warm_start.frozen_layers", "optimizer", "exchange", "training", "launch"),
         ignores=(
             "training.epochs",
             "training.output",
             "training.resume_run",
             "training.checkpoint_every_steps",
+            "training.trace_steps",
+            "training.tensorflow_profiler",
             "training.batch_size_per_worker",
+            *_OF_A_WHOLE_TRAINING,
+            # Its steps have the rate 0.
+            "optimizer.learning_rate",
+            "optimizer.learning_rate_per_256",
+            "optimizer.scaling",
         ),
+        needs=TRAINING,
     ),
-    "list": Verb("list archives, codecs, optimizers, models, configurations and metrics", "jobs.list", _list),
-    "benchmark-reader": Verb("measure how fast a dataset can be read", "jobs.benchmark_reader", _benchmark_reader),
+    "grid": Verb(
+        "train a configuration at every cell of a grid; continues",
+        "jobs.grid",
+        options.grid,
+        reads=_TRAINED,
+        ignores=("training.resume_run",),  # a cell that was interrupted continues by itself
+        needs=TRAINING,
+    ),
+    "compare": Verb("compare recorded trainings: an HTML report and CSV", "jobs.compare", options.compare),
+    "estimate": Verb(
+        "predict step time, efficiency, time and cost on more workers from measurements",
+        "jobs.estimate",
+        options.estimate,
+    ),
+    "sync": Verb("write to MLflow what trainings could not, as it was away", "jobs.sync", options.sync),
+    "export": Verb(
+        "log the model of a checkpoint to its run, without training", "jobs.export", options.export, needs=MODEL
+    ),
+    "list": Verb(
+        "list archives, codecs, optimizers, training modes, models, configurations and metrics",
+        "jobs.list",
+        options.list_kinds,
+    ),
+    "benchmark-reader": Verb(
+        "measure how fast a dataset can be read", "jobs.benchmark_reader", options.benchmark_reader
+    ),
     "demo": Verb(
         "generate a small archive, prepare it, train and evaluate",
         "jobs.demo",
-        _demo,
-        reads=("archive", "prepare", *_TRAINED),
-        ignores=("archive.root", "dataset.path", "training.resume_run"),  # --archive and --folder say where all is
+        options.demo,
+        reads=("archive", "prepare", *_TRAINED, "evaluate"),
+        # --archive and --folder say where all is; what is evaluated is in MLflow
+        ignores=("archive.root", "dataset.path", "training.resume_run", "tracking.offline"),
+        needs=TRAINING,
     ),
 }
 

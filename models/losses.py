@@ -9,7 +9,7 @@ from keras import ops
 from models.imported import described, import_function
 
 Loss = Callable[[Any, Any], Any]
-"""From targets and logits, tensors of Keras's backend, to one loss per sample."""
+"""Function from targets and logits, tensors of Keras's backend, to one loss per sample."""
 
 
 def classification_loss(
@@ -61,7 +61,7 @@ def imported_loss(path: str, settings: Mapping[str, Any], *, setting: str) -> Lo
     such as `binary_focal_crossentropy` with `from_logits: true`. It becomes part of the training's graph.
 
     Args:
-        path: Where the function is, `package.module:function`.
+        path: Import path of the function, `package.module:function`.
         settings: Further arguments of the function.
         setting: Key of the configuration that holds the path, for messages.
 

@@ -1,6 +1,7 @@
-"""Classification metrics from probabilities, split so that ranks add counts before any ratio is taken."""
+"""Classification metrics from the probabilities of all samples."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,54 @@ from models.imported import described, import_function
 Array = NDArray[Any]
 Counts = NDArray[np.int64]
 Metric = Callable[[Array, Array], float]
-"""From targets and probabilities of all samples, both `(samples, classes)`, to a number."""
+"""Function from targets and probabilities of all samples, both `(samples, classes)`, to a number."""
 
 
-def multi_label_counts(probabilities: Array, targets: Array, threshold: float = 0.5) -> Counts:
+@dataclass(frozen=True)
+class ClassificationScores:
+    """How good the predictions of a split are."""
+
+    counts: Counts
+    """`(3, classes)`, see `multi_label_counts`."""
+    average_precisions: NDArray[np.float64]
+    """`(classes,)`, see `average_precision_per_class`."""
+    metrics: dict[str, float]
+    """`f1_macro` and `mean_average_precision`; with several labels `f1_micro`, with one `top_1` and, of more than five
+    classes, `top_5`."""
+
+
+def classification_scores(probabilities: Array, targets: Array, task: str) -> ClassificationScores:
+    """Measure the predictions of all samples of a split.
+
+    Args:
+        probabilities: `(samples, classes)`.
+        targets: 0 or 1, `(samples, classes)`.
+        task: "multi_label", where a class is predicted from a probability of 0.5 on, or "single_label".
+
+    Raises:
+        ValueError: shapes that differ or are not `(samples, classes)`, or probabilities that are not finite.
+    """
+    metrics: dict[str, float] = {}
+    if task == "multi_label":
+        counts = multi_label_counts(probabilities, targets)
+        metrics["f1_micro"] = f1_micro(counts)
+    else:
+        counts = single_label_counts(probabilities, targets)
+        for k in (1, 5) if probabilities.shape[1] > 5 else (1,):
+            metrics[f"top_{k}"] = top_k_correct(probabilities, targets, k) / len(targets)
+    precisions = average_precision_per_class(probabilities, targets)
+    metrics["f1_macro"] = f1_macro(counts)
+    metrics["mean_average_precision"] = mean_average_precision(precisions)
+    return ClassificationScores(counts, precisions, metrics)
+
+
+def multi_label_counts(probabilities: Array, targets: Array, threshold: float | NDArray[np.float64] = 0.5) -> Counts:
     """Count true positives, false positives and false negatives of each class.
 
     Args:
         probabilities: `(samples, classes)`; a class is predicted where it is >= threshold.
         targets: 0 or 1, `(samples, classes)`.
-        threshold: Least probability of a predicted class, in (0, 1].
+        threshold: Least probability of a predicted class, in (0, 1]; one, or one of each class.
 
     Returns:
         `(3, classes)`: rows TP, FP, FN. Sums over parts of the samples are the counts of the whole.
@@ -157,7 +196,7 @@ def imported_metric(path: str, settings: Mapping[str, Any], *, setting: str) -> 
     uint8, `probabilities` float32, both `(samples, classes)` and of the whole split.
 
     Args:
-        path: Where the function is, `package.module:function`.
+        path: Import path of the function, `package.module:function`.
         settings: Further arguments of the function.
         setting: Key of the configuration that holds the path, for messages.
 

@@ -24,6 +24,8 @@ _PACKAGES = {
     "gs": "gcsfs",
     "gcs": "gcsfs",
     "oss": "ossfs",
+    "s3": "s3fs",
+    "s3a": "s3fs",
     "sftp": "paramiko",
     "ssh": "paramiko",
 }
@@ -81,9 +83,32 @@ def absolute_path(setting: str, location: str | Path) -> str:
         raise ValueError(f"{setting}: {error}") from None
     if is_url(found):
         raise ValueError(
-            f"{setting}={found}: expected a path; URLs are read and written only at archive.root and dataset.path"
+            f"{setting}={found}: expected a path; only archive.root, dataset.path and training.output may be URLs"
         )
     return found
+
+
+def local_path(location: str | Path, argument: str = "") -> Path:
+    """Give the path of a file or folder of this machine, spelt as in `absolute_location`.
+
+    A plain path stays as it was written, so that messages show what was typed; all other spellings become absolute.
+
+    Args:
+        location: What was typed.
+        argument: Name of the argument, for the message; empty: the caller puts it in front.
+
+    Raises:
+        ValueError: As `absolute_location`, or it is a URL.
+    """
+    name = f"{argument} " if argument else ""
+    try:
+        found = absolute_location(location)
+    except ValueError as error:
+        raise ValueError(f"{name}{error}") from None
+    if is_url(found):
+        raise ValueError(f"{name}{redacted(found)}: expected a path of this machine, and not a URL")
+    written = Path(location)
+    return written if ":" not in str(written) and str(written.absolute()) == found else Path(found)
 
 
 def is_url(location: str) -> bool:

@@ -1,5 +1,7 @@
 """Folders on this machine's disks, or behind a URL that fsspec knows (an object store, HDFS)."""
 
+import errno
+import hashlib
 import os
 import shutil
 import tempfile
@@ -10,6 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from pipelines.locations import absolute_location, is_url
 # An object appears whole when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
 _SECONDS_FOR_AN_ANSWER = 20.0
+_CHUNK = 1 << 22
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
     "hdfs": "reading hdfs:// needs Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME and CLASSPATH "
@@ -281,6 +285,37 @@ class Folder:
             with self._remote_errors():
                 self._upload(Path(folder, "file"), self._full(name))
 
+    def put(self, file: Path, name: str) -> None:
+        """Make one remote file from a local one, at once, and compare what has arrived.
+
+        Object stores tell the MD5 sum of most objects. Where they do not, the file is read back.
+
+        Raises:
+            OSError: What has arrived differs; nothing is left of it.
+            StorageError: The storage cannot be used.
+        """
+        with self._remote_errors():
+            self._upload(file, self._full(name))
+        if not self._has_arrived(file, name):
+            self.remove(name)
+            raise OSError(errno.EIO, "what was read back differs from what was written", self._full(name))
+
+    def _has_arrived(self, file: Path, name: str) -> bool:
+        self._forget(name)
+        with self._remote_errors():
+            info = self._filesystem.info(self._full(name))
+        if info["size"] != file.stat().st_size:
+            return False
+        with file.open("rb") as local:
+            if str(info.get("ETag", "")).strip('"') == _md5(local):
+                return True
+            local.seek(0)
+            with self.open(name) as stored:
+                while chunk := local.read(_CHUNK):
+                    if stored.read(len(chunk)) != chunk:
+                        return False
+        return True
+
     def remove(self, name: str = "") -> None:
         """Remove a file, or a folder with its content; an absent one is no error."""
         if self.is_local:
@@ -309,6 +344,10 @@ class Folder:
         """Forget the listings that fsspec keeps, because other processes write here too."""
         if not self.is_local:
             self._filesystem.invalidate_cache()
+
+
+def _md5(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
+import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
@@ -22,6 +24,13 @@ import pickle, sys
 function, args = pickle.load(open(sys.argv[1], "rb"))
 pickle.dump(function(*args), open(sys.argv[2], "wb"))
 """
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a change of names breaks first comes first: were time to end, it would not be among what is skipped."""
+    early = ("test_benchmarks.py", "test_wheel.py")
+    items.sort(key=lambda item: item.path.name not in early)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -34,6 +43,27 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(scope="session")
 def project() -> Path:
     return PROJECT
+
+
+@pytest.fixture(scope="session")
+def eurosat_manifest() -> Callable[..., Any]:
+    """Gives the manifest of a dataset of which tests of records need no more; `seed` makes it another dataset."""
+    from pipelines.dataset.manifest import Manifest
+    from pipelines.sample import ImageGroup
+
+    def make(seed: int = 7) -> Manifest:
+        return Manifest(
+            archive="eurosat_rgb",
+            task="single_label",
+            class_names=("water", "land"),
+            groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
+            splits={},
+            statistics={},
+            settings={"seed": seed},
+            source_fingerprint="abc",
+        )
+
+    return make
 
 
 @pytest.fixture(scope="session")
@@ -92,8 +122,19 @@ def s3_folder(s3: str) -> str:
     return f"{s3}/{uuid.uuid4().hex}"
 
 
+@pytest.fixture(scope="session", autouse=True)
+def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Spark's folder as links: executors of a `local-cluster` write to `work` in it, and not into the environment."""
+    home = tmp_path_factory.mktemp("spark")
+    for path in Path(pyspark.__file__).parent.iterdir():
+        if path.name != "work":
+            (home / path.name).symlink_to(path)
+    os.environ["SPARK_HOME"] = str(home)
+    return home
+
+
 @pytest.fixture(scope="session")
-def spark(s3_environment: dict[str, str]) -> Iterator[SparkSession]:
+def spark(s3_environment: dict[str, str], spark_home: Path) -> Iterator[SparkSession]:
     """One local session for the whole test run, with two slots."""
     from jobs.session import spark_session
 
@@ -165,12 +206,50 @@ def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
     return edit
 
 
+@pytest.fixture(scope="session")
+def small_network() -> str:
+    """The setting that chooses the smallest network, where it does not matter what is trained."""
+    return "model={name: resnet_cifar, depth: 8, width_factor: 0.5}"
+
+
 @pytest.fixture
 def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty store of its own."""
     uri = f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return uri
+
+
+@pytest.fixture(scope="module")
+def store_of_module(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A store for all tests of a module: making one takes seconds."""
+    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+
+
+@pytest.fixture
+def module_mlflow_store(store_of_module: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The store of this module, in use."""
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", store_of_module)
+    return store_of_module
+
+
+@pytest.fixture(scope="session")
+def changed() -> Callable[[Any, str, Any], Any]:
+    """Copies a document of mappings and lists with another value at `a/b/0/c`, or without it where that is None."""
+
+    def change(document: Any, path: str, value: Any) -> Any:
+        copy = json.loads(json.dumps(document))  # YAML's aliases are one object
+        *folders, last = [int(name) if name.isdecimal() else name for name in path.split("/")]
+        place: Any = copy
+        for name in folders:
+            place = place[name]
+        if value is None:
+            del place[last]
+        else:
+            place[last] = value
+        return copy
+
+    return change
 
 
 @pytest.fixture
@@ -183,3 +262,72 @@ def artifact_text(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, st
         return Path(MlflowClient(store).download_artifacts(run_id, name, str(folder))).read_text()
 
     return read
+
+
+@pytest.fixture(scope="session")
+def scaling_measurements() -> Callable[..., dict[str, Any]]:
+    """Makes the content of a file for `groundswell estimate`, as a known model would have been measured.
+
+    A step takes 0.1 s and 0.05 s for each image. An allreduce takes 5 ms, 1 ms for each hop and its bytes at 90 % of
+    the link, an alltoall and an allgather at 60 %. A codec `small` sends a hundredth, and takes 0.08 s.
+    """
+
+    def make(ranks: tuple[int, ...] = (2,), noise: float = 0.0) -> dict[str, Any]:
+        random = np.random.default_rng(0)
+
+        def repeats(seconds: float) -> list[float]:
+            return (seconds * (1 + noise * random.standard_normal(5))).tolist()
+
+        reached = {"allreduce": 0.9, "alltoall": 0.6, "allgather": 0.6}
+        hops = {"allreduce": 2, "alltoall": 1, "allgather": 1}
+        links = {"mbit_100": 12.5e6, "mbit_1000": 125e6, "unshaped": None}
+        return {
+            "format_version": 1,
+            "machine": "made",
+            "measured": "2026-11-23",
+            "model": "a network",
+            "compute": [{"batch_size": b, "seconds": repeats(0.1 + 0.05 * b)} for b in (4, 8, 16)],
+            "straggler_deviation": 0.02,
+            "gradients": [{"bytes": 6_000_000, "ready": ready} for ready in (0.4, 0.5, 0.7, 0.8, 0.95)],
+            "links": [
+                {"name": name, "bytes_per_second": speed, "latency_seconds": [0.001]} for name, speed in links.items()
+            ],
+            "collectives": [
+                {
+                    "link": link,
+                    "collective": collective,
+                    "ranks": n,
+                    "bytes": size,
+                    "seconds": repeats(
+                        0.005
+                        + hops[collective] * (n - 1) * 0.001
+                        + hops[collective] * (n - 1) / n * size / (reached[collective] * (speed or 1e9))
+                    ),
+                }
+                for link, speed in links.items()
+                for collective in reached
+                for n in ranks
+                for size in (8_000, 1_000_000, 8_000_000)
+            ],
+            "codecs": [
+                {
+                    "name": "none",
+                    "messages": [],
+                    "dense_bytes": 30_000_000,
+                    "encode_seconds": [0.0],
+                    "decode_seconds": [0.0],
+                },
+                {
+                    "name": "small",
+                    "messages": [
+                        {"collective": "alltoall", "bytes": 300_000},
+                        {"collective": "allgather", "bytes": 300_000},
+                    ],
+                    "dense_bytes": 10_000,
+                    "encode_seconds": [0.06],
+                    "decode_seconds": [0.02],
+                },
+            ],
+        }
+
+    return make

@@ -1,5 +1,6 @@
 """Every benchmark runs, tiny, and its last line has what that of a full run has."""
 
+import importlib
 import json
 import os
 import re
@@ -23,6 +24,16 @@ KEYS = {
         "machine",
     },
     "lars_rate": {"accuracy"},
+    "memory": {"peak_mib", "gradient_mib", "more_gradients", "micro_batches", "cores"},
+    "modes": {
+        "bytes_local_h8",
+        "speedup_local_h8_100mbit",
+        "seconds_in_place_recovery",
+        "seconds_restart",
+        "steps",
+        "methods",
+    },
+    "network": {"file", "cores", "seconds_fixed", "seconds_per_image", "straggler_deviation", "links"},
     "prepare": {
         "patches_per_second",
         "ratio_vs_rows",
@@ -49,7 +60,23 @@ KEYS = {
         "rows",
         "cores",
     },
+    "scaling": {"mean_error", "worst_error", "tables", "reasons"},
     "schedules": {"peaks"},
+    "score": {
+        "ratio_keras_vs_predict",
+        "ratio_best_vs_predict",
+        "best_runtime",
+        "ratio_vs_spark_udf",
+        "ratio_vs_predict_batch_udf",
+        "patches_per_second",
+        "patches_per_second_of",
+        "worker_mib",
+        "hours_549k_extrapolated",
+        "patches",
+        "cores",
+    },
+    "trace": {"codecs"},
+    "tracking": {"cost_fraction", "outages"},
     "train": {
         "images_per_second",
         "images_per_second_two_ranks",
@@ -72,15 +99,26 @@ KEYS = {
 COMPRESSION_KEYS = {"unshaped", "mbit_50", "sent_bytes", "payload_bytes", "wire_over_payload", "encode_decode_ms"}
 
 
-def test_every_benchmark_is_known_and_make_lists_it(project: Path) -> None:
+def test_every_benchmark_is_known_and_make_lists_it(project: Path, tmp_path: Path) -> None:
     assert {script.stem for script in SCRIPTS} == set(KEYS)
-    # What makes the environment is not what is tested.
-    command = ["make", "bench", f"READY={__file__}"]
+    # A mark newer than everything: the environment in which other tests run now must not be made anew.
+    ready = tmp_path / "ready"
+    ready.touch()
+    command = ["make", "bench", f"READY={ready}"]
     listed = subprocess.run(command, cwd=project, capture_output=True, text=True, check=True).stdout
     assert re.findall(r"^NAME=(\w+)  +\w", listed, re.MULTILINE) == [script.stem for script in SCRIPTS]
     wrong = subprocess.run([*command, "NAME=trian"], cwd=project, capture_output=True, text=True, check=False)
     assert wrong.returncode != 0
     assert "no benchmark 'trian': NAME=... is one of compression convergence gpu lars_rate launch" in wrong.stderr
+
+
+def test_the_picture_of_the_schedules_is_that_of_the_recipes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent / "benchmarks"))
+    schedules = importlib.import_module("schedules")
+    drawn = json.loads((schedules.RESULTS / "schedules.json").read_text())
+    assert drawn == {name: schedules.recorded(config) for name, config in schedules.recipes().items()}, (
+        "a recipe has changed: draw the picture again with `make bench NAME=schedules`, look at it and commit it"
+    )
 
 
 @pytest.mark.long
@@ -108,6 +146,18 @@ def test_smoke(script: Path, project: Path, tmp_path: Path) -> None:
         for figures in last["methods"].values():
             assert set(figures) >= COMPRESSION_KEYS
         assert last["methods"]["onebit"]["encode_decode_ms"] > 0
+    if script.stem == "network":
+        assert set(last["links"]) == {"mbit_100", "mbit_1000", "unshaped"}
+        assert last["seconds_per_image"] > 0
+    if script.stem == "tracking":
+        assert set(last["outages"]) == {"down_at_start", "restarted", "slow", "error_500", "down_to_end"}
+        moments = {(row["outage"], row["moment"]) for row in last["table"]}
+        assert moments == {("down_to_end", "to the end")} | {
+            (kind, moment) for kind in ("slow", "error_500", "restarted") for moment in ("start", "middle", "end")
+        }
+        for outage in [*last["outages"].values(), *last["table"]]:
+            assert [outage[f"points_{what}"] for what in ("lost", "doubled", "out_of_order")] == [0, 0, 0], outage
+            assert outage["lines_told"] <= 2, "once that it is away, and once that it is back"
     # The recorded results are those of full runs.
     assert git_status(project) == before
 

@@ -8,26 +8,12 @@ environment=$(realpath -m "${1:?usage: install.sh ENVIRONMENT [cpu|gpu] [--edita
 variant=${2:-cpu}
 here=$(cd "$(dirname "$0")" && pwd)
 root=$(cd "$here/../.." && pwd)
-uv_version=0.13.8 # the version that this script was tried with
+# shellcheck source=docker/horovod/uv.sh
+source "$here/uv.sh"
 
-missing() {
-  echo "groundswell: $1 is missing. On Debian or Ubuntu: sudo apt-get install $2" >&2
-  exit 1
-}
 command -v "${CXX:-g++}" >/dev/null || missing "a C++ compiler (${CXX:-g++}), needed to build Horovod," g++
 command -v make >/dev/null || missing "make, needed to build Horovod," make
-python=$(command -v python3.11 || command -v python3) || missing "Python 3.11" "python3.11 python3.11-venv"
-
-newer_or_equal() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
-uv=$(command -v uv || true)
-if [ -z "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
-  uv=$environment-uv/bin/uv # beside the environment, so that syncing never removes it
-  if [ ! -x "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
-    echo "groundswell: bringing uv $uv_version"
-    "$python" -m venv "$environment-uv" || missing "Python's venv module" python3.11-venv
-    "$environment-uv/bin/pip" install --quiet --disable-pip-version-check "uv==$uv_version"
-  fi
-fi
+bring_uv "$environment-uv" # beside the environment, so that syncing never removes it
 
 # The headers go first on the include path: they stand in for those that the TensorFlow wheel no longer ships (include/README.md).
 export CXXFLAGS="-I$here/include ${CXXFLAGS:-}"

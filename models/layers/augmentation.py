@@ -6,10 +6,11 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-if TYPE_CHECKING or keras.backend.backend() == "tensorflow":
-    import tensorflow as tf
-
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
 from models.layers.drop import sample_seeds
+
+if TYPE_CHECKING or ON_TENSORFLOW:
+    import tensorflow as tf
 
 ELEMENTS = {"flips": 4, "dihedral": 8}
 """Number of the square's symmetries that each augmentation draws from, all with the same probability."""
@@ -88,12 +89,13 @@ class Augmentation(keras.layers.Layer):  # type: ignore[misc]
         """Return the images; in training they are flipped and turned.
 
         Args:
-            images: For each group name `(batch, height, width, bands)`, of any dtype.
+            images: Images by group name, `(batch, height, width, bands)`, of any dtype.
             seeds: One per sample, int32 `(batch,)`; only needed in training.
             training: Whether to augment.
         """
         if not training:
             return images
+        require_tensorflow(f"augmentation {self.kind!r}")
         if seeds is None:
             raise ValueError(f"augmentation {self.kind!r} needs seeds, one per sample, when training: got none")
         # The lowest bits of the seeds, for either sign.

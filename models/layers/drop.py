@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 import keras
 import numpy as np
 
-if TYPE_CHECKING or keras.backend.backend() == "tensorflow":
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+
+if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
 
 _SEEDS: ContextVar[Any | None] = ContextVar("sample_seeds", default=None)
@@ -58,6 +60,7 @@ class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
         """Return the features `(batch, ...)`; in training, some of them as 0."""
         if not training:
             return features
+        require_tensorflow("dropout by the seeds of samples, and so stochastic depth,")
         seeds = _SEEDS.get()
         if seeds is None:
             raise ValueError(f"layer {self.name!r} needs seeds, one per sample, when training: got none")

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 Sizes = Mapping[str, tuple[int, int]]
-"""For each group name `(height, width)` in pixels; all groups show the same scene."""
+"""Height and width in pixels by group name; all groups show the same scene."""
 
 
 def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:

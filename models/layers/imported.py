@@ -1,12 +1,15 @@
 """An augmentation that is not this project's own, by import path."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
 
 from models.imported import described, import_function
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+
+if TYPE_CHECKING or ON_TENSORFLOW:
+    import tensorflow as tf
 
 _SETTING = "input.augmentation.path"
 
@@ -23,7 +26,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
     graph, on the accelerator.
 
     Args:
-        path: Where the function is, `package.module:function`.
+        path: Import path of the function, `package.module:function`.
         settings: Further arguments of the function.
 
     Raises:
@@ -45,6 +48,7 @@ class ImportedAugmentation(keras.layers.Layer):  # type: ignore[misc]
         """Return the images; in training, what the function makes of them."""
         if not training:
             return images
+        require_tensorflow(f"{_SETTING}={self.import_path}")
         if seeds is None:
             raise ValueError(f"{_SETTING}={self.import_path} needs seeds, one per sample, when training: got none")
         images = {name: tf.convert_to_tensor(group) for name, group in images.items()}

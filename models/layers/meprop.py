@@ -1,9 +1,13 @@
 """meProp: back-propagation through only the largest elements of a layer's output gradient."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
-import tensorflow as tf
+
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+
+if TYPE_CHECKING or ON_TENSORFLOW:
+    import tensorflow as tf
 
 
 @keras.saving.register_keras_serializable(package="groundswell")
@@ -54,12 +58,17 @@ class MeProp(keras.layers.Wrapper):  # type: ignore[misc]
         return {**super().get_config(), "k": self.k, "unified": self.unified}
 
 
-def keep_largest_gradients(outputs: tf.Tensor, k: int, *, unified: bool) -> tf.Tensor:
-    """Return `outputs`, with a gradient that keeps the k largest elements along the last axis, of equals the first."""
+def keep_largest_gradients(outputs: "tf.Tensor", k: int, *, unified: bool) -> "tf.Tensor":
+    """Return `outputs`, with a gradient that keeps the k largest elements along the last axis, of equals the first.
+
+    Raises:
+        ValueError: Keras's backend is not TensorFlow.
+    """
+    require_tensorflow("meProp")
 
     @tf.custom_gradient  # type: ignore[untyped-decorator]
-    def identity(values: tf.Tensor) -> Any:
-        def gradient(upstream: tf.Tensor) -> tf.Tensor:
+    def identity(values: "tf.Tensor") -> Any:
+        def gradient(upstream: "tf.Tensor") -> "tf.Tensor":
             scores = tf.abs(upstream)
             if unified:
                 scores = tf.reduce_sum(scores, range(len(upstream.shape) - 1), keepdims=True)

@@ -1,10 +1,15 @@
 """Mixup: samples that are weighted means of two, drawn without state, the same on any number of ranks."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
-import tensorflow as tf
 from numpy.typing import ArrayLike, NDArray
 
 from models.layers.augmentation import augmentation_seeds
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+
+if TYPE_CHECKING or ON_TENSORFLOW:
+    import tensorflow as tf
 
 _FIRST_STREAM = 2**32
 """Seeds of a training are below it, so that augmentation draws other numbers."""
@@ -18,7 +23,7 @@ def mixing_coefficients(alpha: float, *, seed: int, epoch: int, rows: ArrayLike)
         with u, v uniform in (0, 1):  x = u^(1/alpha),  y = v^(1/alpha);  x / (x + y) if x + y <= 1, else draw again
 
     Args:
-        alpha: In (0, 1]; the smaller, the nearer to 0 or 1 most weights are.
+        alpha: Shape of the distribution, in (0, 1]; the smaller, the nearer to 0 or 1 most weights are.
         seed: Seed of the training, in [0, 2**32).
         epoch: Number of the epoch.
         rows: Row of each sample in the dataset's split.
@@ -46,7 +51,7 @@ def mixing_coefficients(alpha: float, *, seed: int, epoch: int, rows: ArrayLike)
     return coefficients.astype(np.float32)
 
 
-def mix_pairs(values: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
+def mix_pairs(values: "tf.Tensor", coefficients: "tf.Tensor") -> "tf.Tensor":
     """Return, for each sample of a batch, c * (its value) + (1 - c) * (its partner's).
 
     Partners are neighbours: samples 0 and 1, 2 and 3, and so on. In an order that is drawn anew for every epoch they
@@ -59,11 +64,15 @@ def mix_pairs(values: tf.Tensor, coefficients: tf.Tensor) -> tf.Tensor:
     Returns:
         Values of the shape and dtype of `values`; integers are rounded to the nearest.
 
+    Raises:
+        ValueError: Keras's backend is not TensorFlow.
+
     Source: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", equation 2.
     Differs: every sample has a c of its own, where the authors' code has one per batch. Stored pixels are mixed, not
     normalised ones: as all steps from pixels to the network's input are linear and keep a constant, that is the same up
     to the rounding of half a stored unit. The mixture is then augmented as one image.
     """
+    require_tensorflow("mixup")
     mixed = tf.cast(values, tf.float32)
     pairs = tf.reshape(mixed, (-1, 2, *values.shape[1:]))
     partners = tf.reshape(tf.reverse(pairs, [1]), tf.shape(mixed))

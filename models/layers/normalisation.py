@@ -4,9 +4,9 @@ from typing import TYPE_CHECKING, Any
 
 import keras
 
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
 from models.layers.drop import SeededDrop
 
-ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
 if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
 
@@ -87,8 +87,9 @@ def normalise_over(model: keras.Model, group: "RankGroup") -> None:
         group: The ranks; TensorFlow only.
 
     Raises:
-        ValueError: As `batch_norms_over_ranks`.
+        ValueError: As `batch_norms_over_ranks`; or Keras's backend is not TensorFlow.
     """
+    require_tensorflow("batch norm over ranks")
     for number, layer in enumerate(batch_norms_over_ranks(model)):
         layer.normalise_over(group, f"batch_norm_{number}")
 
@@ -104,8 +105,8 @@ def batch_norms_over_ranks(model: keras.Model) -> list[FusedBatchNormalization]:
     if foreign or not layers:
         what = f"its layer {foreign[0]} is Keras's own" if foreign else "it has no such layer"
         raise ValueError(
-            f"model.batch_norm_ranks: {model.name} cannot take its batch norm over ranks, {what}: set "
-            "model.batch_norm_ranks=1, or use models.layers.normalisation.FusedBatchNormalization in the network"
+            f"{model.name} cannot take its batch norm over ranks, {what}: use "
+            "models.layers.normalisation.FusedBatchNormalization in the network"
         )
     return layers
 
@@ -115,9 +116,9 @@ def statistics_bytes(model: keras.Model) -> int:
 
         4 * (2 C + 1) forward and 4 * 2 C backward, summed over the layers of C channels
 
-    For ResNet-50 these are 425 kB, 0.45 % of its float32 gradients.
+    Frozen layers have none. For ResNet-50 these are 425 kB, 0.45 % of its float32 gradients.
     """
-    return sum(4 * (4 * layer.moving_mean.shape[0] + 1) for layer in _batch_norms(model))
+    return sum(4 * (4 * layer.moving_mean.shape[0] + 1) for layer in _batch_norms(model) if layer.trainable)
 
 
 def plain_layers(model: keras.Model) -> keras.Model:

@@ -1,12 +1,15 @@
 """Random crops of padded images, the augmentation of CIFAR-10."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from models.layers.backend import ON_TENSORFLOW, require_tensorflow
 from models.layers.grids import coarsening, shift_units
+
+if TYPE_CHECKING or ON_TENSORFLOW:
+    import tensorflow as tf
 
 FILLS = ("reflect", "zero")
 _MIRROR_BIT = 1
@@ -59,12 +62,13 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
         """Return the images; in training they are shifted and mirrored.
 
         Args:
-            images: For each group name `(batch, height, width, bands)`, of any dtype.
+            images: Images by group name, `(batch, height, width, bands)`, of any dtype.
             seeds: One per sample, int32 `(batch,)`; only needed in training.
             training: Whether to augment.
         """
         if not training:
             return images
+        require_tensorflow("augmentation 'pad_crop'")
         if seeds is None:
             raise ValueError("augmentation 'pad_crop' needs seeds, one per sample, when training: got none")
         sizes = _sizes({name: group.shape for name, group in images.items()})
@@ -92,7 +96,7 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
         """Return the arguments of `__init__`."""
         return {**super().get_config(), "padding": self.padding, "fill": self.fill, "mirror": self.mirror}
 
-    def _shifts(self, seeds: tf.Tensor, from_bit: int, unit: int) -> tf.Tensor:
+    def _shifts(self, seeds: "tf.Tensor", from_bit: int, unit: int) -> "tf.Tensor":
         """Shifts in pixels of the finest group, int32 `(batch,)`, each a multiple of the unit."""
         bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(seeds, from_bit), 2**_SHIFT_BITS - 1)
         count = 2 * self.padding // unit + 1
@@ -103,7 +107,7 @@ def _sizes(shapes: dict[str, Any]) -> dict[str, tuple[int, int]]:
     return {name: (int(shape[1]), int(shape[2])) for name, shape in shapes.items()}
 
 
-def _pixels_at(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor, fill: str) -> tf.Tensor:
+def _pixels_at(images: "tf.Tensor", rows: "tf.Tensor", columns: "tf.Tensor", fill: str) -> "tf.Tensor":
     """Return the pixels at `rows (batch, height)` and `columns (batch, width)`, of which some are outside."""
     height, width, bands = images.shape[1:]
     row, row_is_inside = _reflected(rows, height)
@@ -120,7 +124,7 @@ def _pixels_at(images: tf.Tensor, rows: tf.Tensor, columns: tf.Tensor, fill: str
     return tf.cast(found, images.dtype)
 
 
-def _reflected(places: tf.Tensor, size: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _reflected(places: "tf.Tensor", size: int) -> "tuple[tf.Tensor, tf.Tensor]":
     """Return places mirrored into the image, at most one size away, and whether they were inside."""
     is_inside = (places >= 0) & (places < size)
     before = tf.where(places < 0, -1 - places, places)

@@ -62,7 +62,7 @@ def preprocess(
     or as their `channels` say.
 
     Args:
-        inputs: For each group name, images `(batch, height, width, bands)`.
+        inputs: Images by group name, `(batch, height, width, bands)`.
         groups: Names, shapes and statistics of the inputs.
         upsampling: "nearest", "bilinear" or "bicubic" (Keys, a = -0.5).
 

@@ -34,7 +34,7 @@ def imported(
     Args:
         images: Normalised images.
         classes: Number of logits.
-        path: Where the function is, `package.module:function`.
+        path: Import path of the function, `package.module:function`.
         settings: Further arguments of the function.
         dtype: Keras dtype policy, such as "mixed_bfloat16"; None: Keras's global one.
 

@@ -6,6 +6,7 @@ from typing import Any
 import keras
 
 from models.layers.augmentation import AugmentedModel
+from models.layers.backend import require_tensorflow
 from models.layers.drop import SeededDrop
 from models.layers.normalisation import plain_layers
 from models.layers.preprocessing import InputGroup, preprocess
@@ -35,7 +36,7 @@ def build_model(
         groups: The image groups of which the network sees bands.
         network: Name in the table of networks.
         classes: Number of logits.
-        upsampling: As for `preprocess`.
+        upsampling: The same as in `preprocess`.
         precision: Numbers in which the network computes, "float32", "bfloat16" or "float16"; its variables and the
             layers before it are float32 with all of them.
         augmentation: A layer of the table of augmentations; None: no augmentation. With it, and with a network that
@@ -57,11 +58,7 @@ def build_model(
     model = keras.Model(inputs, logits, name=network)
     if augmentation is None and not any(isinstance(layer, SeededDrop) for layer in model.layers):
         return model
-    if keras.backend.backend() != "tensorflow":
-        raise ValueError(
-            f"augmentation, dropout and stochastic depth draw by operations of TensorFlow, and Keras's backend is "
-            f"{keras.backend.backend()}: build the model without them, or set KERAS_BACKEND=tensorflow"
-        )
+    require_tensorflow("a model with augmentation, dropout or stochastic depth")
     return AugmentedModel(model, augmentation, name=f"augmented_{network}")
 
 

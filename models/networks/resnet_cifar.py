@@ -4,7 +4,7 @@ import keras
 
 from models.networks.blocks import Layers, check_classes_and_width, head, scaled
 
-DEPTHS = (20, 32, 44, 56, 110)
+DEPTHS = (8, 20, 32, 44, 56, 110)
 STAGE_CHANNELS = (16, 32, 64)
 _LAYERS_PER_BLOCK = 2
 
@@ -33,7 +33,7 @@ def resnet_cifar(
     Args:
         images: Normalised images; no side may be shorter than 4 pixels.
         classes: Number of logits, at least 1.
-        depth: Number of layers with weights: 20, 32, 44, 56 or 110.
+        depth: Number of layers with weights: 20, 32, 44, 56 or 110 as published, or 8, which has one block per stage.
         width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
         preactivation: Whether normalisation and activation come before a convolution.
         dropout: Rate of the dropout before the dense layer, in [0, 1); 0: none.

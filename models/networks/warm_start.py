@@ -131,7 +131,7 @@ def rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[tuple
 
     Args:
         model: The model, with its frozen layers.
-        factors: By names of layers with `*` and `?`; of several names that fit a layer the last one counts.
+        factors: Factors by names of layers with `*` and `?`; of several names that fit a layer the last one counts.
 
     Raises:
         ValueError: No layer with trainable variables has such a name.

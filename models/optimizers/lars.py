@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from models.optimizers.layerwise import add_state, chosen_by_path, norm, ratio_of_norms
+from models.optimizers.layerwise import ON_TENSORFLOW, add_state, apply_momentum, chosen_by_path, norm, ratio_of_norms
 
 
 @dataclass(frozen=True)
@@ -170,6 +170,9 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             ratio = self._ratio(gradient, direction, weights, decay)
             # A rate of 0 takes the first branch.
             inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
+        if ON_TENSORFLOW and variant.rate_in_buffer and variable.dtype == buffer.dtype:
+            apply_momentum(variable, buffer, inside, direction, momentum=self.momentum, nesterov=self.nesterov)
+            return
         update = inside * direction
         self.assign(buffer, self.momentum * buffer - update)
         change = outside * (self.momentum * buffer - update if self.nesterov else buffer)

@@ -80,7 +80,10 @@ class OneBitAdam(keras.optimizers.Optimizer):  # type: ignore[misc]
         if self.built:
             return
         super().build(variables)
-        self._first, self._second = self.add_optimizer_variables(variables, ["momentum", "velocity"])
+        self._first, self._second = [], []
+        for variable in variables:
+            self._first.append(self.add_variable_from_reference(variable, "momentum"))
+            self._second.append(self.add_variable_from_reference(variable, "velocity"))
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Apply the rule of the class to one variable."""

@@ -7,12 +7,9 @@ import keras
 
 Role = Literal["kernel", "bias", "gain", "shift"]
 
-_NORMALISATION_LAYERS = (
-    keras.layers.BatchNormalization,
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.RMSNormalization,
-)
+_NAMES = ("BatchNormalization", "GroupNormalization", "LayerNormalization", "RMSNormalization")
+# Not every version of Keras has all of them: 3.9 lacks the last one.
+_NORMALISATION_LAYERS = tuple(getattr(keras.layers, name) for name in _NAMES if hasattr(keras.layers, name))
 _GAINS, _SHIFTS = ("gamma", "scale"), ("beta",)
 
 

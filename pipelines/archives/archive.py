@@ -59,7 +59,7 @@ def index_table(columns: Mapping[str, Any]) -> pa.Table:
     """A table of `INDEX_SCHEMA`.
 
     Args:
-        columns: By name: an array, or a sequence of Python values. A nullable column that is left out is null.
+        columns: Columns by name: an array, or a sequence of Python values. A nullable column that is left out is null.
 
     Raises:
         KeyError: A column that is required is left out.

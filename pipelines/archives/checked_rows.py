@@ -14,7 +14,7 @@ class CheckedRows:
         """Take all rows.
 
         Args:
-            rows: Has at least the columns `id` and `file`, the latter the file that names the sample.
+            rows: A table with at least the columns `id` and `file`, the latter the file that names the sample.
         """
         self.rows = rows
         """Rows that were not rejected."""

@@ -110,7 +110,7 @@ def list_class_files(root: str, folders: Sequence[str], why_not: Callable[[str, 
     Args:
         root: The archive.
         folders: Relative to it; their order is kept.
-        why_not: From folder and file name, why the file is rejected, or None.
+        why_not: Function from folder and file name to the reason why the file is rejected, or None.
     """
     paths: list[pa.Array] = [pa.array([], pa.string())]
     sizes: list[NDArray[np.int64]] = [np.empty(0, np.int64)]

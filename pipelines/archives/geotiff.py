@@ -5,7 +5,6 @@ import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from os import PathLike
 from pathlib import Path
 
 import numpy as np
@@ -31,22 +30,6 @@ _OPEN_REASONS = {
 _GDAL_ERRORS = (RasterioError, CPLE_BaseError, ValueError)
 _NOT_READABLE = "not a readable GeoTIFF"
 _LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
-
-
-def read_band(path: str | PathLike[str], shape: tuple[int, int], dtype: str) -> NDArray[np.generic]:
-    """Read the pixels of one band file, `(height, width)`, exactly as stored.
-
-    Args:
-        path: A GeoTIFF file, or its URL.
-        shape: Expected `(height, width)` in pixels.
-        dtype: Expected numpy name of the stored dtype.
-
-    Raises:
-        BadRecordError: As `read_band_into`.
-    """
-    out: NDArray[np.generic] = np.empty(shape, dtype)
-    read_band_into(os.fspath(path), out)
-    return out
 
 
 def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) -> Georeference | None:

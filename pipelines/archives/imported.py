@@ -17,7 +17,7 @@ def imported_archive(*, path: str, settings: Mapping[str, Any] = _NO_SETTINGS) -
     Executors receive the archive pickled, so that they need its module too.
 
     Args:
-        path: Where it is, `package.module:object`.
+        path: Its import path, `package.module:object`.
         settings: Its keyword arguments.
 
     Raises:

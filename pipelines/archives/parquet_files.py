@@ -11,6 +11,8 @@ from pipelines.archives.class_folders import list_folder
 from pipelines.archives.files import is_local, join
 from pipelines.storage import Folder
 
+INCOMPLETE = "_groundswell_incomplete"
+"""File in a folder while a DataFrame is written into it."""
 _SUFFIX = ".parquet"
 _DEPTH = 3
 _CACHED_BYTES = 1 << 29
@@ -27,7 +29,7 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: There are no Parquet files in it.
+        ValueError: There are no Parquet files in it, or not all that are to be there.
     """
     if root.endswith(_SUFFIX):
         folder, _, name = root.rpartition("/")
@@ -42,6 +44,10 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
 
 def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
     contents = list_folder(root, folder)
+    if any(name == INCOMPLETE for name, _ in contents.files):
+        raise ValueError(
+            f"{root}: a DataFrame was not written into it to its end: remove the folder, and prepare it again"
+        )
     prefix = f"{folder}/" if folder else ""
     found = [(f"{prefix}{name}", size) for name, size in contents.files if name.endswith(_SUFFIX) and name[0] != "_"]
     for name in contents.folders if depth > 1 else []:

@@ -21,7 +21,6 @@ from pipelines.dataset.encoding import encoded, row_checksums
 from pipelines.dataset.layout import PARQUET_OPTIONS, RowGroup, open_row_groups, value_bytes
 from pipelines.dataset.rows import Fields
 
-DEFAULT_LIMIT_BYTES = 100 << 30
 _LOCKS = 64
 
 

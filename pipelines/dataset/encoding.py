@@ -29,7 +29,7 @@ def row_checksums(source: pa.Table, table: pa.Table, fields: Fields) -> tuple[pa
     """Give the column of checksums: as the source has it, else computed of its values.
 
     Args:
-        source: Where `table` comes from.
+        source: The table that `table` comes from.
         table: Result of `encoded`.
         fields: Columns of fixed width.
 

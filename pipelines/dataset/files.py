@@ -92,7 +92,7 @@ def remove_files(folder: Folder, names: Iterable[str], *, last: Collection[str] 
     """Remove files by name, and the local folders that are empty then.
 
     Args:
-        folder: Where they are.
+        folder: Folder of the files.
         names: Paths relative to it; those that are gone already are passed over.
         last: Those of the names that must be there as long as any other is: they prove whose files these are.
     """

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Mapping
+from html import escape
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -82,7 +83,7 @@ class Manifest(_Part):
     groups: tuple[ImageGroup, ...]
     splits: dict[str, Split]
     statistics: dict[str, BandStatistics]
-    """By image group."""
+    """Statistics by image group."""
     settings: dict[str, int]
     """What shaped the rows and files: seed, row-group size, row groups per shard."""
     source_fingerprint: str
@@ -97,6 +98,19 @@ class Manifest(_Part):
         if count > 1:
             raise ValueError(f"shard {file!r} is listed {count} times")
         return self
+
+    def _repr_html_(self) -> str:
+        splits = "".join(
+            f"<tr><th>{escape(name)}</th><td>{split.rows:,} rows</td><td>{len(split.shards):,} shards</td></tr>"
+            for name, split in self.splits.items()
+        )
+        groups = ", ".join(f"{group.name} {group.shape} {group.dtype}" for group in self.groups)
+        text = f"{self.archive}: {len(self.class_names)} classes ({self.task}), {groups}"
+        return f"<p>{escape(text)}</p><table>{splits}</table>"
+
+    def split_names(self) -> str:
+        """Return the names of the splits in order, for messages: `test, train`, or `no split at all`."""
+        return ", ".join(sorted(self.splits)) or "no split at all"
 
     @property
     def has_checksums(self) -> bool:

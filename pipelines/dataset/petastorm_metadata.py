@@ -1,15 +1,14 @@
 """Writes `_common_metadata`, which Petastorm's readers expect in the folder of a split."""
 
 import json
-import pickle
 from collections.abc import Sequence
 from pathlib import PurePosixPath
 
 import pyarrow.parquet as pq
-from petastorm.etl.dataset_metadata import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY
 
 from pipelines.dataset.manifest import Shard
-from pipelines.dataset.rows import arrow_schema, petastorm_schema
+from pipelines.dataset.petastorm_schema import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY, pickled_schema
+from pipelines.dataset.rows import arrow_schema
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
 
@@ -24,7 +23,7 @@ def write_petastorm_metadata(
     row_groups = {PurePosixPath(shard.file).name: len(shard.row_groups) for shard in shards}
     metadata = {
         # Petastorm's format: its reader unpickles this with a list of allowed classes, ours never reads it.
-        UNISCHEMA_KEY: pickle.dumps(petastorm_schema(groups, class_count)),
+        UNISCHEMA_KEY: pickled_schema(groups, class_count),
         ROW_GROUPS_PER_FILE_KEY: json.dumps(row_groups).encode(),
     }
     with folder.new_file("_common_metadata") as path:

@@ -13,6 +13,7 @@ import numpy as np
 from pipelines.dataset.columns import LABEL_FIELD
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.reader import Batch
+from pipelines.packages import require
 from pipelines.storage import Folder
 
 
@@ -35,10 +36,12 @@ def petastorm_batches(
 
     Raises:
         ValueError: The dataset is not on a filesystem that Petastorm reads with this pyarrow.
+        MissingPackageError: Petastorm is not installed.
     """
     folder = Folder.at(dataset)
     if not folder.is_local:
         raise ValueError(f"Petastorm's reader reads local paths here, not {folder}: set reader.name=groundswell")
+    require("reader.name=petastorm", ["petastorm"])
     from petastorm import make_reader
 
     names = [group.name for group in manifest.groups]

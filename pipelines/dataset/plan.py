@@ -28,7 +28,7 @@ def plan_shards(
         index: Every sample.
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups of the fullest shard.
-        seed: Of the shuffle.
+        seed: Seed of the shuffle.
     """
     description = archive.description
     fields = fixed_fields(description.groups, len(description.class_names)).values()

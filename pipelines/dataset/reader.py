@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from conf.dataset import ReaderConfig
 from pipelines.dataset.buffers import BufferPool, Memory
-from pipelines.dataset.cache import DEFAULT_LIMIT_BYTES, default_cache_folder
+from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.columns import LABEL_FIELD
 from pipelines.dataset.layout import RowGroup, value_bytes, value_prefix
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -33,16 +34,17 @@ _log = logging.getLogger(__name__)
 class ReaderSettings:
     """How rows are read; `window_rows` of the order follows from the cache's limit where the split exceeds it."""
 
-    threads: int = 2
+    threads: int = ReaderConfig.default("threads")
     """Number of threads that gather batches."""
-    batches_in_flight: int = 3
+    batches_in_flight: int = ReaderConfig.default("batches_in_flight")
     """Number of batches that are gathered, or being gathered, ahead of the one that is asked for."""
     batches_advised: int = 8
     """Number of further batches whose rows the operating system is told to read from disk."""
     cache_folder: Path = field(default_factory=default_cache_folder)
     """Folder on a local disk, for row groups that are remote or whose rows have no fixed places."""
-    cache_limit_bytes: int = DEFAULT_LIMIT_BYTES
-    verify: Verify = "first_epoch"
+    cache_limit_bytes: int = int(ReaderConfig.default("cache_limit_gib") * 2**30)
+    """Size of that cache; a larger split is read, and shuffled, in windows that fit."""
+    verify: Verify = field(default=ReaderConfig.default("verify"))
     """When a row's checksum is computed: `first_epoch` when this process reads the row for the first time."""
 
 
@@ -51,7 +53,7 @@ class Batch:
     """Samples side by side; `weights` is 0 where a row only pads the last batch of an evaluation."""
 
     images: dict[str, NDArray[np.generic]]
-    """By image group, `(batch, height, width, bands)` in the stored dtype."""
+    """Images by group, `(batch, height, width, bands)` in the stored dtype."""
     targets: NDArray[np.uint8]
     """Multi-hot, `(batch, classes)`."""
     weights: NDArray[np.float32]
@@ -67,7 +69,7 @@ class DamageError(ValueError):
         """Say what is damaged.
 
         Args:
-            place: Of the row group, in reading order.
+            place: Number of the row group, in reading order.
             group: The row group as it is open.
             message: Names shard, row group and row, and says what to do.
         """
@@ -78,8 +80,21 @@ class DamageError(ValueError):
 class SplitReader:
     """Random access to the rows of one split."""
 
-    def __init__(self, dataset: Folder | Path | str, split: str, settings: ReaderSettings | None = None) -> None:
+    def __init__(
+        self,
+        dataset: Folder | Path | str,
+        split: str,
+        settings: ReaderSettings | None = None,
+        *,
+        manifest: Manifest | None = None,
+    ) -> None:
         """Open every local shard of the split and check its layout.
+
+        Args:
+            dataset: The dataset.
+            split: Name of the split.
+            settings: How rows are read.
+            manifest: The dataset's manifest, which may name some of its shards only; None: the one in its folder.
 
         Raises:
             FileNotFoundError: No such dataset, or a shard is missing.
@@ -88,7 +103,7 @@ class SplitReader:
         """
         self.settings = settings or ReaderSettings()
         folder = Folder.at(dataset)
-        self.manifest: Manifest = read_manifest(folder)
+        self.manifest: Manifest = read_manifest(folder) if manifest is None else manifest
         _allow_open_files()
         self._files = SplitFiles(folder, self.manifest, split, checksums=self.settings.verify != "never")
         self.row_bytes, self.group_rows = self._files.row_bytes, self._files.group_rows
@@ -116,7 +131,7 @@ class SplitReader:
         """Read the given rows, in this order; padded with its first row up to `size`.
 
         Args:
-            rows: At least one.
+            rows: Positions of the rows in the split, at least one.
             pool: Memory to use; it must be for batches of `size`.
             size: Number of rows of the batch; by default the number of given rows.
 
@@ -222,16 +237,21 @@ class SplitReader:
 
 def check_readable(
     dataset: Folder | Path | str, manifest: Manifest, splits: Iterable[str], settings: ReaderSettings
-) -> None:
+) -> bool:
     """Refuse on the driver what `SplitReader` would refuse in every rank; makes and caches nothing.
+
+    Returns:
+        Whether rows would be read through the cache: some are remote or compressed.
 
     Raises:
         FileNotFoundError: A shard is missing.
         ValueError: No such split, a shard is not what the manifest says, or the cache is smaller than three row groups.
     """
     _allow_open_files()
-    for split in splits:
-        SplitFiles(Folder.at(dataset), manifest, split, checksums=False).window_rows(settings.cache_limit_bytes)
+    opened = [SplitFiles(Folder.at(dataset), manifest, split, checksums=False) for split in splits]
+    for files in opened:
+        files.window_rows(settings.cache_limit_bytes)
+    return any(files.is_cached(place) for files in opened for place in range(len(files.group_rows)))
 
 
 def training_batches(

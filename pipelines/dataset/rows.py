@@ -8,9 +8,6 @@ import numpy as np
 import pyarrow as pa
 from crc32c import crc32c
 from numpy.typing import NDArray
-from petastorm.codecs import NdarrayCodec, ScalarCodec
-from petastorm.unischema import Unischema, UnischemaField
-from pyspark.sql.types import StringType
 
 from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD, LABEL_FIELD, METADATA_SCHEMA
 from pipelines.sample import ImageGroup
@@ -27,14 +24,6 @@ def fixed_fields(
         LABEL_FIELD: ((class_count,), np.dtype(np.uint8)),
         **{group.name: (group.shape, np.dtype(group.dtype)) for group in groups},
     }
-
-
-def petastorm_schema(groups: Sequence[ImageGroup], class_count: int) -> Unischema:
-    """Build Petastorm's schema of the id and the arrays; its readers leave out columns that the schema lacks."""
-    fields = [UnischemaField(ID_FIELD, np.str_, (), ScalarCodec(StringType()), False)]
-    for name, (shape, dtype) in fixed_fields(groups, class_count).items():
-        fields.append(UnischemaField(name, dtype.type, shape, NdarrayCodec(), False))
-    return Unischema("Sample", fields)
 
 
 def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:

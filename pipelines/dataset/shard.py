@@ -56,7 +56,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
 
     Args:
         plan: Rows of the file.
-        archive: Where they are read from.
+        archive: The archive that they are read from.
         dataset: Folder of the dataset, which has the split's folder.
 
     Raises:

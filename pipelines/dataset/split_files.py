@@ -41,7 +41,7 @@ class SplitFiles:
             ValueError: No such split, or a shard is not what the manifest says; names the file.
         """
         if split not in manifest.splits:
-            raise ValueError(f"{folder} has no split {split!r}, only {', '.join(sorted(manifest.splits))}")
+            raise ValueError(f"{folder} has no split {split!r}, only {manifest.split_names()}")
         self.folder, self.shards = folder, manifest.splits[split].shards
         self.fields: Fields = fixed_fields(manifest.groups, len(manifest.class_names))
         self.row_bytes = sum(value_bytes(*field) for field in self.fields.values())

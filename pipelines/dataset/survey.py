@@ -57,7 +57,7 @@ class Usable:
     """The shards that need not be written again."""
 
     shards: dict[str, tuple[WrittenShard, Folder]]
-    """By file: what is in it, and in which folder it is."""
+    """Shards by file: what is in each, and in which folder it is."""
     problems: dict[str, int]
     """How many are to be written again, by reason."""
 

@@ -32,7 +32,7 @@ class ShardCheck:
     damaged_rows: tuple[int, ...] = ()
     """Positions in the file of the rows that differ from their checksums; empty where no row could be read."""
     ids: tuple[str, ...] = ()
-    """Of every row, in file order; empty where the shard could not be read."""
+    """Identifiers of all rows, in file order; empty where the shard could not be read."""
     class_counts: tuple[int, ...] = ()
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from conf.dataset import PrepareConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveIndex
 from pipelines.dataset.disk_errors import disk_errors
 from pipelines.dataset.files import (
@@ -73,13 +74,13 @@ def prepare_dataset(
     archive: Archive,
     dataset: Folder | Path | str,
     *,
-    row_group_mib: int = 40,
-    row_groups_per_shard: int = 4,
-    seed: int = 0,
-    max_rejected_fraction: float = 0.01,
-    overwrite: bool = False,
-    restart: bool = False,
-    verify: bool = False,
+    row_group_mib: int = PrepareConfig.default("row_group_mib"),
+    row_groups_per_shard: int = PrepareConfig.default("row_groups_per_shard"),
+    seed: int = PrepareConfig.default("seed"),
+    max_rejected_fraction: float = PrepareConfig.default("max_rejected_fraction"),
+    overwrite: bool = PrepareConfig.default("overwrite"),
+    restart: bool = PrepareConfig.default("restart"),
+    verify: bool = PrepareConfig.default("verify"),
     say: Callable[[str], None] = lambda line: None,
     progress: Callable[[PrepareProgress], None] = lambda progress: None,
 ) -> Manifest:
@@ -108,7 +109,7 @@ def prepare_dataset(
         dataset: Folder to make: a path, or a URL that fsspec knows. It must not contain the archive, nor be in it.
         row_group_mib: Uncompressed MiB per row group.
         row_groups_per_shard: Row groups per Parquet file.
-        seed: Of the one shuffle of rows within their split.
+        seed: Seed of the one shuffle of rows within their split.
         max_rejected_fraction: More bad records than this part of all fail the job.
         overwrite: Replace an existing dataset, also one that another archive or other settings made: on local disks
             when the new one is complete; behind a URL the old one is removed first, so there is none until the job
@@ -116,7 +117,7 @@ def prepare_dataset(
         restart: Discard unfinished work, and start from nothing; a finished dataset is not touched by this.
         verify: Read the shards that are finished already, and write again those with rows that differ from their
             checksums.
-        say: Told what happens, a line at a time.
+        say: Called with each line about what happens.
         progress: Called about once a second, from another thread.
 
     Raises:
@@ -184,7 +185,7 @@ class _Job:
     progress: Callable[[PrepareProgress], None]
     verify: bool
     checked: dict[str, ShardCheck] = field(default_factory=dict)
-    """By path, the shards that were read and compared with their checksums."""
+    """Shards, by path, that were read and compared with their checksums."""
 
     def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> _Stock:
         """Plan the dataset, and find the shards that earlier runs wrote.

@@ -30,7 +30,7 @@ class BarrierTasks:
             spark: A session.
             size: Number of tasks.
             launch: What each task is given.
-            description: Shown with the job in Spark's web page.
+            description: Text beside the job in Spark's web page.
         """
         self._spark, self._context = spark, spark.sparkContext
         self._description = description

@@ -106,6 +106,11 @@ def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
     return Outcome(rank, host, "consequence" if aborted else "died", words, end.exit_code, end.faults, lines)
 
 
+def names_lost_peer(text: str) -> bool:
+    """Whether a message says that Horovod broke off because another rank has ended."""
+    return any(known in text for known in _CONSEQUENCES)
+
+
 def _judge(failure: Failure) -> tuple[Kind, str]:
     if failure.on_request:
         return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"

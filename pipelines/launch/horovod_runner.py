@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.listener import LogToDriver
 from pipelines.launch.local_tasks import local_gpus
-from pipelines.launch.preflight import check_session, count_slots
+from pipelines.launch.preflight import check_session, count_slots, gpus_per_task
 from pipelines.launch.report import log_to_driver
 from pipelines.launch.runner import BarrierRunner
 
@@ -36,7 +36,7 @@ class HorovodRunner:
 
         Args:
             np: Number of ranks, one per Spark task, with the GPUs of a task. A negative number starts as many
-                processes on the driver's machine. Zero starts one rank for every slot.
+                processes on the driver's machine, and shows all that they print. Zero starts one rank for every slot.
             driver_log_verbosity: Show all that the ranks print, or only what they log with `log_to_driver` and
                 `LogCallback`.
 
@@ -48,12 +48,12 @@ class HorovodRunner:
         self.num_processor = np
         self._log_to_driver = _VERBOSITY[driver_log_verbosity]
 
-    def run(self, main: Callable[..., Any], **kwargs: Any) -> Any:
+    def run(self, main: Callable[..., Any], /, **kwargs: Any) -> Any:
         """Run `main(**kwargs)` on every rank; return rank 0's value.
 
         Raises:
             ValueError: The function or an argument cannot be pickled, or the session is one of Spark Connect.
-            RuntimeError: The cluster cannot place the ranks.
+            RuntimeError: The cluster cannot place the ranks, or several Spark tasks share a GPU.
             WorkerError: The function raised an exception in a rank.
             InfrastructureError: A rank died, hung, was lost or did not start.
         """
@@ -63,12 +63,11 @@ class HorovodRunner:
         if self.num_processor < 0:
             size = -self.num_processor
             gpus = 1 if len(local_gpus()) >= size else 0
-            return BarrierRunner(None, size, gpus_per_worker=gpus, log_to_driver=self._log_to_driver)
+            return BarrierRunner(None, size, gpus_per_worker=gpus, log_to_driver="all")
         spark = SparkSession.builder.getOrCreate()
         check_session(spark)
-        gpus = int(float(spark.sparkContext.getConf().get("spark.task.resource.gpu.amount", "0") or 0))
         size = self.num_processor or count_slots(spark)
-        return BarrierRunner(spark, size, gpus_per_worker=gpus, log_to_driver=self._log_to_driver)
+        return BarrierRunner(spark, size, gpus_per_worker=gpus_per_task(spark), log_to_driver=self._log_to_driver)
 
 
 def __getattr__(name: str) -> Any:

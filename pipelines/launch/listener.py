@@ -28,7 +28,7 @@ class Listener:
             choice: Which lines are shown.
             show: Called with `(rank, line)` for each line that is shown.
             on_report: Called with each report and its `rank`.
-            folder: Gets the whole log of each rank.
+            folder: Folder for the whole log of each rank.
         """
         self._choice, self._show, self._on_report = choice, show, on_report
         self._throttle = Throttle(show)

@@ -1,33 +1,48 @@
 """What the driver does with the ranks' output: one file for each rank, and a readable part on the console."""
 
+import shutil
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
+
+from pipelines.whole_files import copy_folder, fetch_folder, takes_whole_files_only
 
 _SHOWN_LINES_PER_SECOND = 200
 _SHOWN_LINES_AT_ONCE = 2000
 
 
 class RankLogs:
-    """Appends each line to `<folder>/rank-<n>.log`."""
+    """Appends each line to `<folder>/rank-<n>.log`; on storage that takes whole files only, when the run ends."""
 
     def __init__(self, folder: Path) -> None:
         """Make no file yet: each is made with the first line of its rank."""
         self._folder = folder
+        self._local: Path | None = None
         self._files: dict[int, TextIO] = {}
 
     def write(self, rank: int, lines: list[str]) -> None:
         """Take lines of one rank."""
         if rank not in self._files:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self._files[rank] = (self._folder / f"rank-{rank}.log").open("a", buffering=1)
+            self._files[rank] = (self._place() / f"rank-{rank}.log").open("a", buffering=1)
         self._files[rank].writelines(line + "\n" for line in lines)
 
     def close(self) -> None:
         """Close the files."""
         for file in self._files.values():
             file.close()
+        if self._local is not None:
+            copy_folder(self._local, self._folder)
+            shutil.rmtree(self._local, ignore_errors=True)
+
+    def _place(self) -> Path:
+        """The folder that lines are appended in."""
+        if self._local is None and takes_whole_files_only(self._folder):
+            self._local = Path(tempfile.mkdtemp(prefix="groundswell-logs-"))
+            fetch_folder(self._folder, self._local)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        return self._folder if self._local is None else self._local
 
 
 class Throttle:

@@ -37,6 +37,14 @@ class ShownLine:
 
 
 @dataclass(frozen=True)
+class Ready:
+    """Rank to driver: the rank waits until all are ready to join."""
+
+    progress: int
+    """Rises as the function gets on: how far it is, in units of its own."""
+
+
+@dataclass(frozen=True)
 class Returned:
     """Rank to task: the function has returned, and its value is written where the driver wants it."""
 
@@ -68,6 +76,8 @@ class Hello:
     hostname: str
     resolves_to: str
     """The address of the host's own name, or why there is none."""
+    shared_memory_mib: int
+    """Size of its /dev/shm."""
     versions: dict[str, str]
 
 
@@ -118,6 +128,18 @@ class Dropped:
 
 
 @dataclass(frozen=True)
+class Fallen:
+    """Task to driver: the rank's process has died, and its spare takes its place."""
+
+    death: str
+    """Exit code or signal in words."""
+    exit_code: int
+    faults: str
+    """Stacks that the process wrote when it crashed."""
+    last_lines: list[str]
+
+
+@dataclass(frozen=True)
 class Exit:
     """Task to driver, last: how the rank's process ended."""
 
@@ -144,7 +166,7 @@ class Welcome:
     """Driver to task, first on each connection: what has arrived on connections before."""
 
     number: int
-    """Of the last message."""
+    """Number of the last message."""
     log_bytes: int
     result_bytes: int
 
@@ -164,6 +186,18 @@ class Go:
     rank: int
     environment: dict[str, str]
     wants_result: bool
+
+
+@dataclass(frozen=True)
+class Join:
+    """Driver to task, and task to rank: all ranks are ready; join the others with these variables."""
+
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class TakeOver:
+    """Task to spare process: the rank's process has died; this one is the rank now."""
 
 
 @dataclass(frozen=True)
@@ -198,22 +232,24 @@ class Replaced:
 
 Sign = Begun | StepDone | Report | ShownLine
 """What shows that the function makes progress."""
-RankMessage = Sign | Returned | Failure
-Numbered = Sign | Stacks | StopAsked | Dropped | Exit
+RankMessage = Sign | Ready | Returned | Failure
+Numbered = Sign | Ready | Stacks | StopAsked | Dropped | Fallen | Exit
 """What a link keeps until the driver has received it."""
 TaskMessage = Numbered | Hello | Opening | Log | ResultPart | Alive
-Order = Go | SendStacks | StopSoon | Stop
+Order = Go | Join | SendStacks | StopSoon | Stop
+RankOrder = Join | TakeOver
+"""What a task tells its rank's process."""
 DriverMessage = Order | Welcome | Received
 Event = Hello | Numbered | Log | Gone | Back | Replaced
 """What the driver's queue holds."""
-Message = RankMessage | TaskMessage | DriverMessage
+Message = RankMessage | TaskMessage | DriverMessage | RankOrder
 
 _KINDS: dict[str, type[Message]] = {
     kind.__name__: kind
     for kind in (
-        *(Begun, StepDone, Report, ShownLine, Returned, Failure),
-        *(Hello, Opening, Log, ResultPart, Stacks, StopAsked, Dropped, Exit, Alive),
-        *(Welcome, Received, Go, SendStacks, StopSoon, Stop),
+        *(Begun, StepDone, Report, ShownLine, Ready, Returned, Failure),
+        *(Hello, Opening, Log, ResultPart, Stacks, StopAsked, Dropped, Fallen, Exit, Alive),
+        *(Welcome, Received, Go, Join, TakeOver, SendStacks, StopSoon, Stop),
     )
 }
 _NESTED: dict[type[Message], tuple[str, type[Message]]] = {Opening: ("hello", Hello), Exit: ("failure", Failure)}

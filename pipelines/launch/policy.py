@@ -14,10 +14,12 @@ class Attempt:
     """One attempt at a job."""
 
     number: int
-    """From 1; the function gets it from `pipelines.launch.report.attempt`."""
+    """Number of the attempt, from 1; the function gets it from `pipelines.launch.report.attempt`."""
     num_workers: int
     after: str = ""
     """Why the previous attempt failed, in one line."""
+    grown: int = 0
+    """Number of attempts so far that ended because slots for all ranks were back: they do not count as failures."""
 
 
 @dataclass(frozen=True)
@@ -32,11 +34,11 @@ class RetryPolicy:
 
     def retries_after(self, attempt: Attempt, error: InfrastructureError) -> bool:
         """Whether another attempt follows."""
-        return attempt.number <= self.retries and not isinstance(error, SparkGoneError)
+        return attempt.number - attempt.grown <= self.retries and not isinstance(error, SparkGoneError)
 
     def wait_seconds(self, attempt: Attempt) -> float:
         """How long to wait after a failed attempt."""
-        return min(self.first_wait * 2.0 ** (attempt.number - 1), _MAXIMUM_WAIT_SECONDS)
+        return min(self.first_wait * 2.0 ** (attempt.number - attempt.grown - 1), _MAXIMUM_WAIT_SECONDS)
 
     def size(self, wanted: int, slots: int) -> int | None:
         """Return the number of ranks that fits these slots: the wanted one or the largest allowed; None: none fits."""

@@ -3,11 +3,13 @@
 import logging
 import socket
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
+from pipelines.connect import is_connect
 from pipelines.launch.messages import Hello
 
 _REGISTRATION_SECONDS = 30.0
@@ -20,6 +22,8 @@ _PROTECTION = {
     "spark.authenticate": "who may join Spark's own traffic, functions and results among it",
     "spark.network.crypto.enabled": "functions and results, which Spark carries",
 }
+_TASK_GPUS = "spark.task.resource.gpu.amount"
+_NCCL_SHARED_MEMORY_MIB = 64
 _log = logging.getLogger(__name__)
 
 
@@ -29,8 +33,7 @@ def check_session(spark: object) -> None:
     Raises:
         ValueError: It is one; the text says what to pass instead.
     """
-    # By name: importing Spark Connect needs gRPC, which a classic session does not.
-    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+    if is_connect(spark):
         raise ValueError(
             "the session is one of Spark Connect, which cannot run barrier stages: pass a classic session (unset "
             "SPARK_REMOTE, and use SparkSession.builder.master(...) or spark-submit; on Databricks, a cluster with "
@@ -49,18 +52,44 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
         raise RuntimeError(
             "barrier stages cannot run with dynamic allocation: set spark.dynamicAllocation.enabled=false"
         )
-    if gpus_per_worker and float(conf.get("spark.task.resource.gpu.amount", "0") or 0) < gpus_per_worker:
+    if gpus_per_worker and gpus_per_task(spark) < gpus_per_worker:
         raise RuntimeError(
             f"gpus_per_worker={gpus_per_worker}, but Spark gives a task "
-            f"{conf.get('spark.task.resource.gpu.amount', '0')} GPUs: set spark.task.resource.gpu.amount and "
-            "spark.executor.resource.gpu.amount"
+            f"{conf.get(_TASK_GPUS, '0')} GPUs: set {_TASK_GPUS} and spark.executor.resource.gpu.amount"
         )
     slots = count_slots(spark, num_workers)
     if slots < num_workers:
         raise RuntimeError(
             f"{num_workers} workers do not fit {slots} slots of {spark.sparkContext.master}: lower num_workers or give "
-            "Spark more cores"
+            f"Spark more cores{_unused_cores(conf)}"
         )
+
+
+def gpus_per_task(spark: SparkSession) -> int:
+    """Return how many GPUs Spark gives a task.
+
+    Raises:
+        RuntimeError: Several tasks share a GPU, which ranks cannot.
+    """
+    amount = float(spark.sparkContext.getConf().get(_TASK_GPUS, "0") or 0)
+    if 0 < amount < 1:
+        raise RuntimeError(
+            f"{_TASK_GPUS}={amount:g} gives one GPU to {round(1 / amount)} tasks, and NCCL does not let two ranks "
+            f"share a GPU: set {_TASK_GPUS}=1"
+        )
+    return int(amount)
+
+
+def _unused_cores(conf: SparkConf) -> str:
+    """Which settings make slots of cores, where they leave some of an executor's cores unused."""
+    executor, task = conf.get("spark.executor.cores"), int(conf.get("spark.task.cpus", "1"))
+    if executor is None:
+        return f" (spark.task.cpus={task} cores make one slot)" if task > 1 else ""
+    unused = int(executor) % task
+    return (
+        f" (spark.executor.cores={executor} and spark.task.cpus={task} make {int(executor) // task} slots an executor"
+        + (f" and leave {unused} cores unused)" if unused else ")")
+    )
 
 
 def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
@@ -133,6 +162,7 @@ def check_tasks(hellos: Sequence[Hello]) -> None:
     _check_versions(hellos)
     _check_names(hellos)
     _check_gpus(hellos)
+    _warn_of_little_shared_memory(hellos)
 
 
 def _check_versions(hellos: Sequence[Hello]) -> None:
@@ -170,6 +200,20 @@ def _check_gpus(hellos: Sequence[Hello]) -> None:
                     "(spark.worker.resource.gpu.discoveryScript), and give each worker of a host GPUs of its own"
                 )
             owners[hello.host, device] = hello.task
+
+
+def _warn_of_little_shared_memory(hellos: Sequence[Hello]) -> None:
+    """Say where NCCL will fail with "No space left on device", unless the GPUs of a host reach each other directly."""
+    users = Counter(hello.host for hello in hellos if hello.devices not in ("", "-1"))
+    for hello in hellos:
+        # What a container has that was given nothing else.
+        if users.pop(hello.host, 0) > 1 and hello.shared_memory_mib <= _NCCL_SHARED_MEMORY_MIB:
+            _log.warning(
+                "host %s has %d MiB in /dev/shm, through which NCCL connects GPUs that cannot reach each other "
+                "directly: give the container 1 GiB (docker run --shm-size 1g, or an emptyDir with medium Memory)",
+                hello.host,
+                hello.shared_memory_mib,
+            )
 
 
 def answers(host: str, port: int | str) -> bool:

@@ -9,12 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
 
+from pipelines.launch.messages import RankOrder, encode
 from pipelines.launch.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
 from pipelines.launch.spool import SpoolFile
 
@@ -32,6 +33,12 @@ ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(1 << 28),
 }
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_INHERITED = (
+    *("HOROVOD_", "NCCL_", "KERAS_BACKEND", "TF_USE_LEGACY_KERAS"),
+    # A function that writes to MLflow needs the address and the credentials that the driver has.
+    *("MLFLOW_TRACKING_", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_"),
+    *("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_"),
+)
 
 # Spark may kill a task at any time, and a rank that is stuck watches nothing. So a shell waits for the end of its
 # input, which is the end of the task. It then kills the rank's process group and every process that has the rank's mark
@@ -48,17 +55,29 @@ rm -rf -- "$2"
 """
 
 
+def inherited_settings() -> dict[str, str]:
+    """Variables of this process, the driver, that choose how ranks compute, exchange and record: executors lack them.
+
+    Spark sends them with the tasks, credentials too, as it does for the rest of a job.
+    """
+    return {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+
+
 class RankProcess:
     """A Python process that waits for its function: starting costs time, so it starts before its rank is known."""
 
-    def __init__(self, environment: dict[str, str], threads: int) -> None:
+    def __init__(
+        self, environment: dict[str, str], threads: int, *, log: SpoolFile, memory: Sequence[int] = ()
+    ) -> None:
         """Start the process and its guard.
 
         Args:
             environment: Variables that are added to those of this process.
             threads: Number of threads for TensorFlow and OpenMP, where `environment` does not set it.
+            log: File that all output is written to.
+            memory: Descriptors that the process gets too, see `membership.kept_memory`.
         """
-        self.log = SpoolFile()
+        self.log = log
         self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
         self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  likewise
         self._memory = _Memory()
@@ -73,7 +92,8 @@ class RankProcess:
             start_new_session=True,
         )
         self.reader, writer = Pipe(duplex=False)
-        descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno()]
+        orders, self._orders = Pipe(duplex=False)
+        descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno(), orders.fileno(), *memory]
         name, value = mark.split("=")
         variables = {
             **os.environ,
@@ -99,6 +119,7 @@ class RankProcess:
                 start_new_session=True,
             )
         writer.close()
+        orders.close()
         assert self._guard.stdin is not None
         self._guard.stdin.write(f"{self.process.pid}\n".encode())
         self._guard.stdin.flush()
@@ -111,6 +132,11 @@ class RankProcess:
             for part in (json.dumps(asdict(header)).encode(), payload):
                 self.process.stdin.write(len(part).to_bytes(LENGTH_BYTES, "little") + part)
             self.process.stdin.close()
+
+    def order(self, order: RankOrder) -> None:
+        """Tell the process something that it waits for."""
+        with suppress(OSError):  # it died already
+            self._orders.send_bytes(encode(order))
 
     def running(self) -> bool:
         """Whether the process itself runs; notes how much memory it uses."""
@@ -160,11 +186,10 @@ class RankProcess:
             self._guard.kill()
             self._guard.wait()
         shutil.rmtree(self._folder, ignore_errors=True)  # where there was no shell to do it
-        self.log.finish()
 
     def close(self) -> None:
         """Close files and pipes, after `end`."""
-        for end in (self.reader, self._faults, self.result, self.log):
+        for end in (self.reader, self._orders, self._faults, self.result):
             end.close()
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):

@@ -1,7 +1,8 @@
 """The process of one rank: its task starts it, and it ends when the task does.
 
-It reads variables and the pickled function from standard input. Its three arguments are descriptors: the pipe for
-messages, the file for stacks of a crash or a hang, and the file for the pickled return value.
+It reads variables and the pickled function from standard input. Its arguments are descriptors: the pipe for messages,
+the file for stacks of a crash or a hang, the file for the pickled return value, the pipe for orders, and the files in
+memory that outlive this process, where there is a spare.
 """
 
 import faulthandler
@@ -12,16 +13,20 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from typing import Any
 
 import cloudpickle
 
+from pipelines.launch import membership
+from pipelines.launch.keras_door import hook
+from pipelines.launch.membership import ORPHAN_EXIT_CODE
 from pipelines.launch.messages import Begun, Failure, Returned
 from pipelines.launch.report import StoppedOnRequest, connect, request_stop, send_message
 
 FUNCTION_RAISED_EXIT_CODE = 1
-ORPHAN_EXIT_CODE = 113
 LENGTH_BYTES = 8
 HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
 """Signals that this process is started with as blocked: they wait until it has handlers for them."""
@@ -34,25 +39,30 @@ class Header:
     environment: dict[str, str]
     """Set before the function is unpickled."""
     wants_result: bool
+    is_spare: bool = False
+    """Whether this process waits until another one that is the same rank has died."""
 
 
 def main() -> int:
     """Run the function; return 0, or 1 where it raised."""
-    pipe, faults, results = map(int, sys.argv[1:])
+    pipe, faults, results, orders, *memory = map(int, sys.argv[1:])
     faulthandler.enable(faults)
     faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
     signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     connection = Connection(pipe, readable=False)
     header = Header(**json.loads(_read()))
+    who = "spare: " if header.is_spare else ""
+    logging.basicConfig(level=logging.INFO, format=f"{who}%(levelname)s %(name)s: %(message)s")
     os.environ.update(header.environment)
     payload = _read()  # from this rank's own task, which has it from the driver
     connect(connection)
+    membership.connect(Connection(orders, writable=False), tuple(memory), spare=header.is_spare)
+    hook.install()
     try:
         function, args, kwargs = cloudpickle.loads(payload)
         send_message(connection, Begun())
-        result = function(*args, **kwargs)
+        result = _call(function, args, kwargs)
         if header.wants_result:
             _write_result(result, results)
         send_message(connection, Returned())
@@ -60,6 +70,16 @@ def main() -> int:
         send_message(connection, _failure(error))
         return FUNCTION_RAISED_EXIT_CODE
     return 0
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function; one that ends its process with `sys.exit(0)`, as scripts do, has returned None."""
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+        return None
 
 
 def _write_result(result: object, descriptor: int) -> None:

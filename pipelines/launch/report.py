@@ -48,8 +48,7 @@ def log_to_driver(message: str) -> None:
 
 def step_done() -> None:
     """Give a sign of life for `hang_timeout`, and nothing else."""
-    if _connection is not None:
-        send_message(_connection, StepDone())
+    send(StepDone())
 
 
 def attempt() -> int:
@@ -65,6 +64,12 @@ def stop_requested() -> bool:
     A rank that still runs after `stop_grace` seconds is killed. The call is cheap; outside a rank it returns False.
     """
     return _stop_requested.is_set()
+
+
+def send(message: RankMessage) -> None:
+    """Write one message to the task that started this process; outside a rank this does nothing."""
+    if _connection is not None:
+        send_message(_connection, message)
 
 
 def connect(connection: Connection) -> None:

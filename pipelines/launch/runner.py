@@ -2,6 +2,7 @@
 
 import io
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,12 +12,16 @@ from typing import Any, get_args
 import cloudpickle
 from pyspark.sql import SparkSession
 
+from conf.launch import LaunchConfig
 from pipelines.launch.barrier_tasks import BarrierTasks
 from pipelines.launch.channel import DriverChannel, ResultLostError
-from pipelines.launch.failure import InfrastructureError, StartError, WorkerError
+from pipelines.launch.failure import InfrastructureError, RankLostError, StartError, WorkerError
+from pipelines.launch.joining import Joining
 from pipelines.launch.jvm import naming_a_dead_jvm
 from pipelines.launch.listener import Listener, LogToDriver
 from pipelines.launch.local_tasks import LOOPBACK, LocalTasks
+from pipelines.launch.members import Limits
+from pipelines.launch.membership import CYCLE_TIME
 from pipelines.launch.messages import Go, JsonObject
 from pipelines.launch.placement import Placement, place
 from pipelines.launch.policy import Attempt, RetryPolicy
@@ -29,15 +34,18 @@ from pipelines.launch.preflight import (
     driver_addresses,
     drop_lost_executors,
 )
-from pipelines.launch.process import THREAD_VARIABLES
+from pipelines.launch.process import THREAD_VARIABLES, inherited_settings
 from pipelines.launch.rendezvous import RendezvousServer
 from pipelines.launch.report import ATTEMPT_VARIABLE
-from pipelines.launch.supervisor import Limits, Supervisor
+from pipelines.launch.supervisor import Supervisor
 from pipelines.launch.task import Launch, RankResult
 from pipelines.launch.termination import Termination, delayed_sigterm
+from pipelines.locations import local_path
+from pipelines.notebook import quieten_spark
 
 __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "StartError", "WorkerError"]
 
+_GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _log = logging.getLogger(__name__)
 
 
@@ -49,19 +57,21 @@ class BarrierRunner:
         spark: SparkSession | None,
         num_workers: int,
         *,
-        gpus_per_worker: int = 0,
-        threads_per_worker: int | None = None,
+        gpus_per_worker: int = LaunchConfig.default("gpus_per_worker"),
+        threads_per_worker: int | None = LaunchConfig.default("threads_per_worker"),
         env: dict[str, str] | None = None,
         description: str = "groundswell ranks",
         log_to_driver: LogToDriver = "all",
-        log_folder: Path | None = None,
-        start_timeout: float = 300,
-        hang_timeout: float | None = None,
-        stop_grace: float = 60,
-        retries: int = 0,
+        log_folder: str | Path | None = None,
+        start_timeout: float = LaunchConfig.default("start_timeout_seconds"),
+        exchange_timeout: float | None = None,
+        hang_timeout: float | None = LaunchConfig.default("hang_timeout_seconds"),
+        stop_grace: float = LaunchConfig.default("stop_grace_seconds"),
+        retries: int = LaunchConfig.default("retries"),
         retry_wait: float = 5,
         allowed_sizes: Sequence[int] = (),
-        accept_unencrypted: bool = False,
+        spares: bool = False,
+        accept_unencrypted: bool = LaunchConfig.default("accept_unencrypted"),
         on_log: Callable[[int, str], None] | None = None,
         on_report: Callable[[JsonObject], None] | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
@@ -74,12 +84,17 @@ class BarrierRunner:
             num_workers: Number of ranks, one per Spark task.
             gpus_per_worker: Number of GPUs that each rank sees, of those that Spark gives its task.
             threads_per_worker: Number of TensorFlow's threads in each rank; None: the cores of its Spark task.
-            env: Further variables of the ranks' processes.
-            description: Shown with the job in Spark's web page.
+            env: Further variables of the ranks' processes, which also have those of the driver that begin with
+                `HOROVOD_` or `NCCL_`, `KERAS_BACKEND`, `TF_USE_LEGACY_KERAS`, and those that say where MLflow is and
+                how to sign in (`MLFLOW_TRACKING_*`, `DATABRICKS_HOST`, `DATABRICKS_TOKEN`).
+            description: Text beside the job in Spark's web page.
             log_to_driver: Which lines of the ranks are shown: all, rank 0's, only what they pass to
                 `pipelines.launch.report.log_to_driver`, or none. A flood of lines is shown in part.
-            log_folder: Gets the whole log of each rank as `rank-<n>.log`; further attempts are appended.
-            start_timeout: Seconds that ranks wait for each other: to start, and for Gloo in one operation.
+            log_folder: Folder for the whole log of each rank as `rank-<n>.log`; further attempts are appended.
+            start_timeout: Seconds that ranks wait for each other: to start, and for Gloo in one operation where the
+                function does not call `pipelines.launch.membership.join`.
+            exchange_timeout: Seconds that Gloo waits in one operation, of ranks that have called `join`; None:
+                `start_timeout`.
             hang_timeout: Seconds without any `report`, `step_done` or `log_to_driver` after which a rank counts as
                 hung, and the attempt ends. Imports and the first step must fit too. None: a rank may be silent for
                 ever.
@@ -90,6 +105,8 @@ class BarrierRunner:
             retry_wait: Seconds before the first further attempt; doubled for each that follows, up to 300.
             allowed_sizes: Numbers of ranks that a further attempt may have when slots are lost; the largest that
                 fits is taken. Empty: `num_workers` only.
+            spares: Whether each task holds a second process that calls the function too and takes the rank's place
+                when its process dies, without another attempt. The function must use `pipelines.launch.membership`.
             accept_unencrypted: Run although Spark is told to encrypt or authenticate; the error says what is not.
             on_log: Called with `(rank, line)` for each line that is shown, instead of printing it.
             on_report: Called with what ranks pass to `pipelines.launch.report.report`, and their `rank`.
@@ -97,7 +114,7 @@ class BarrierRunner:
             on_ready: Called when all ranks of an attempt have started, before they call the function.
 
         Raises:
-            ValueError: A value is out of range, or the session is one of Spark Connect.
+            ValueError: A value is out of range, `log_folder` is misspelt, or the session is one of Spark Connect.
         """
         check_session(spark)
         if num_workers < 1:
@@ -111,21 +128,32 @@ class BarrierRunner:
         self._spark = spark
         self._num_workers, self._gpus_per_worker = num_workers, gpus_per_worker
         threads = dict.fromkeys(THREAD_VARIABLES, str(threads_per_worker)) if threads_per_worker else {}
-        self._env = {"HOROVOD_GLOO_TIMEOUT_SECONDS": str(int(start_timeout)), **threads, **(env or {})}
+        timeout = {_GLOO_TIMEOUT: str(int(start_timeout))}
+        self._env = {**timeout, **inherited_settings(), **threads, **(env or {})}
+        if spares and CYCLE_TIME in self._env:
+            raise ValueError(
+                f"{CYCLE_TIME}={self._env[CYCLE_TIME]}: where it is set and ranks join again, which they do with "
+                "spares, Horovod 0.28 takes another size for its fusion buffer: unset it"
+            )
         self._description = description
         self._limits = Limits(start_timeout, hang_timeout, stop_grace)
         self._policy = RetryPolicy(retries, retry_wait, tuple(allowed_sizes))
+        self._spares, self._exchange_timeout = spares, exchange_timeout
         self._accept_unencrypted = accept_unencrypted
-        self._log_to_driver, self._log_folder = log_to_driver, log_folder
+        self._log_to_driver = log_to_driver
+        self._log_folder = None if log_folder is None else local_path(log_folder, "log_folder")
         self._on_log = on_log or _print_line
         self._on_report = on_report or (lambda report: None)
         self._on_attempt = on_attempt or (lambda attempt: None)
         self._on_ready = on_ready or (lambda attempt: None)
+        self._attempt_now: Attempt | None = None
+        self._supervisor: Supervisor | None = None
+        self._grows = False
 
-    def run(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def run(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` on every rank; return rank 0's value, which may have any size.
 
-        The values of other ranks are not sent.
+        The values of other ranks are not sent. A function that calls `sys.exit(0)` returns None.
 
         Raises:
             ValueError: The function or an argument cannot be pickled.
@@ -135,9 +163,26 @@ class BarrierRunner:
         """
         return self._run(function, args, kwargs, wanted=1)[0]
 
-    def run_all(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> list[Any]:
-        """As `run`, but return every rank's value, in rank order."""
+    def run_all(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[Any]:
+        """Run the function as `run` does, and return every rank's value, in rank order."""
         return self._run(function, args, kwargs, wanted=None)
+
+    def grow(self) -> None:
+        """Begin another attempt with all ranks, where the present one has fewer and slots for all of them are back.
+
+        Call it from `on_report` when a stop costs little, as at the end of an epoch: the ranks are asked to stop, and
+        save their state. Such an attempt does not count as one of `retries`. Otherwise this does nothing.
+        """
+        attempt, supervisor = self._attempt_now, self._supervisor
+        if self._spark is None or attempt is None or supervisor is None or attempt.num_workers == self._num_workers:
+            return
+        if not self._grows and count_slots(self._spark) >= self._num_workers:
+            self._grows = True
+            supervisor.request_stop(self._slots_are_back)
+
+    @property
+    def _slots_are_back(self) -> str:
+        return f"slots for all {self._num_workers} workers are back"
 
     def _run(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], wanted: int | None
@@ -152,12 +197,20 @@ class BarrierRunner:
             if self._spark is not None:
                 check_encryption(self._spark, self._accept_unencrypted)
                 check_cluster(self._spark, attempt.num_workers, self._gpus_per_worker)
+                quieten_spark(self._spark)
             while True:
                 self._on_attempt(attempt)
+                self._attempt_now = attempt
                 try:
                     with delayed_sigterm() as termination:
                         return self._attempt(payload, attempt, wanted or attempt.num_workers, termination)
                 except InfrastructureError as error:
+                    if self._grows and isinstance(error, RankLostError) and error.root.kind == "requested":
+                        self._grows = False
+                        attempt = Attempt(
+                            attempt.number + 1, self._num_workers, self._slots_are_back, attempt.grown + 1
+                        )
+                        continue
                     if not self._policy.retries_after(attempt, error):
                         raise
                     attempt = self._next(attempt, error)
@@ -177,34 +230,29 @@ class BarrierRunner:
             if size < self._num_workers:
                 _log.warning("%d slots are left: the run continues with %d workers", slots, size)
         assert size is not None
-        return Attempt(attempt.number + 1, size, reason)
+        return Attempt(attempt.number + 1, size, reason, attempt.grown)
 
     def _attempt(self, payload: bytes, attempt: Attempt, wanted: int, termination: Termination) -> list[Any]:
         host, bind = (LOOPBACK, LOOPBACK) if self._spark is None else driver_addresses(self._spark)
         with ExitStack() as stack:
             channel = DriverChannel(host, bind)
             stack.callback(channel.close)
-            keep_rendezvous = self._env.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("0", "")
-            rendezvous = RendezvousServer(
-                bind, attempt.num_workers, lambda address: address in channel.peers, stay_open=keep_rendezvous
-            )
+            rendezvous = _Rendezvous(host, bind, attempt.num_workers, channel, self._env)
             stack.callback(rendezvous.close)
             tasks = self._start_tasks(channel, payload, attempt)
             stack.callback(tasks.close)
             listener = self._listener(attempt)
             stack.callback(listener.close)
-            supervisor = Supervisor(channel, tasks, attempt.num_workers, listener, self._limits)
+            joining = Joining(attempt.num_workers, lambda: rendezvous.open() | self._gloo_timeout())
+            supervisor = Supervisor(channel, tasks, attempt.num_workers, listener, self._limits, joining)
             stack.callback(supervisor.close)
+            self._supervisor = supervisor
             termination.request = supervisor.request_stop
             try:
                 hellos = supervisor.gather()
                 check_tasks(hellos)
                 self._on_ready(attempt)
-                extra = {
-                    "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
-                    "HOROVOD_GLOO_RENDEZVOUS_PORT": str(rendezvous.port),
-                    ATTEMPT_VARIABLE: str(attempt.number),
-                }
+                extra = {**rendezvous.open(), ATTEMPT_VARIABLE: str(attempt.number)}
                 placements = place([hello.host for hello in hellos])
                 supervisor.go([Go(p.rank, p.environment() | extra, p.rank < wanted) for p in placements])
                 supervisor.watch()
@@ -216,11 +264,15 @@ class BarrierRunner:
 
     def _start_tasks(self, channel: DriverChannel, payload: bytes, attempt: Attempt) -> BarrierTasks | LocalTasks:
         limits = self._limits
-        launch = Launch(channel.address, self._gpus_per_worker, limits.start, limits.stop_grace, payload, self._env)
+        address, gpus = channel.address, self._gpus_per_worker
+        launch = Launch(address, gpus, limits.start, limits.stop_grace, payload, self._env, self._spares)
         if self._spark is None:
             return LocalTasks(attempt.num_workers, launch)
         description = self._description + (f" (attempt {attempt.number})" if attempt.number > 1 else "")
         return BarrierTasks(self._spark, attempt.num_workers, launch, description)
+
+    def _gloo_timeout(self) -> dict[str, str]:
+        return {} if self._exchange_timeout is None else {_GLOO_TIMEOUT: str(math.ceil(self._exchange_timeout))}
 
     def _listener(self, attempt: Attempt) -> Listener:
         listener = Listener(self._log_to_driver, self._on_log, self._on_report, self._log_folder)
@@ -228,6 +280,30 @@ class BarrierRunner:
             for rank in range(attempt.num_workers):
                 listener.heading(rank, f"--- attempt {attempt.number}, after: {attempt.after}")
         return listener
+
+
+class _Rendezvous:
+    """The rendezvous server of one attempt's ranks; a new one whenever they join again."""
+
+    def __init__(self, host: str, bind: str, size: int, channel: DriverChannel, env: dict[str, str]) -> None:
+        self._host, self._bind, self._size, self._channel = host, bind, size, channel
+        self._stays_open = env.get("HOROVOD_DYNAMIC_PROCESS_SETS", "0") not in ("0", "")
+        self._server: RendezvousServer | None = None
+
+    def open(self) -> dict[str, str]:
+        """The variables that lead ranks to a new server."""
+        self.close()
+        self._server = RendezvousServer(
+            self._bind, self._size, lambda address: address in self._channel.peers, stay_open=self._stays_open
+        )
+        return {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": self._host,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._server.port),
+        }
+
+    def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
 
 
 def _values(

@@ -3,27 +3,28 @@
 import logging
 import math
 import queue
-import re
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from pipelines.launch.channel import DriverChannel
 from pipelines.launch.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
+from pipelines.launch.joining import Joining
 from pipelines.launch.listener import Listener
+from pipelines.launch.members import Limits, Member, Tasks, short_reason, waits_in_collective
 from pipelines.launch.messages import (
     Back,
     Begun,
     Dropped,
     Event,
     Exit,
+    Fallen,
     Go,
     Gone,
     Hello,
+    Join,
     Log,
+    Ready,
     Replaced,
     Report,
     SendStacks,
@@ -36,7 +37,6 @@ from pipelines.launch.messages import (
     StopSoon,
 )
 from pipelines.launch.preflight import answers
-from pipelines.launch.spool import LAST_LINES
 
 _LOOK_SECONDS = 0.1
 _GONE_SECONDS = 3.0
@@ -49,65 +49,20 @@ _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
 _PROBE_SECONDS = 10.0
 _PROBES_AT_ONCE = 64
-_MAXIMUM_REASON = 300
 _CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 _LOST = "lost: neither its Spark task nor its host answers"
 _log = logging.getLogger(__name__)
 
 
-class Tasks(Protocol):
-    """The tasks that hold the ranks' processes."""
-
-    def failure(self) -> str | None:
-        """Why the tasks have failed; None while they have not."""
-
-    def stop_reason(self) -> str | None:
-        """Why the ranks should stop soon; None while there is no reason."""
-
-    def finished(self) -> bool:
-        """Whether all tasks have ended."""
-
-
-@dataclass(frozen=True)
-class Limits:
-    """How long the driver waits, in seconds."""
-
-    start: float
-    """For all ranks to begin."""
-    hang: float | None
-    """For a sign of life; None: for ever."""
-    stop_grace: float
-    """For ranks that were asked to stop."""
-
-
-@dataclass
-class Member:
-    """One task and, once all have connected, its rank."""
-
-    hello: Hello
-    rank: int = -1
-    outcome: Outcome | None = None
-    gone_since: float | None = None
-    probe: Future[bool] | None = None
-    last_probe: float = 0.0
-    begun: bool = False
-    signs: int = 0
-    last_sign: float = field(default_factory=time.monotonic)
-    stacks: str | None = None
-    last_lines: deque[str] = field(default_factory=lambda: deque(maxlen=LAST_LINES))
-
-    @property
-    def host(self) -> str:
-        """The host of the task."""
-        return self.hello.host
-
-
 class Supervisor:
     """Gathers the tasks of one attempt, starts their ranks, and watches until all have finished or one has failed."""
 
-    def __init__(self, channel: DriverChannel, tasks: Tasks, size: int, listener: Listener, limits: Limits) -> None:
+    def __init__(
+        self, channel: DriverChannel, tasks: Tasks, size: int, listener: Listener, limits: Limits, joining: Joining
+    ) -> None:
         """Do nothing yet."""
         self._channel, self._tasks, self._size, self._listener, self._limits = channel, tasks, size, listener, limits
+        self._joining = joining
         self._members: dict[int, Member] = {}
         self._outcomes: list[Outcome] = []
         self._started_twice = False
@@ -131,7 +86,7 @@ class Supervisor:
             self._take(_LOOK_SECONDS)
             missing = f"{self._size - len(self._members)} of {self._size} tasks have not reached the driver"
             if (reason := self._failure()) is not None:
-                raise StartError(f"{missing}: {_short(reason)}")
+                raise StartError(f"{missing}: {short_reason(reason)}")
             if self._stop_reason is not None:
                 raise StartError(f"{missing}: {self._stop_reason}")
             if time.monotonic() > deadline:
@@ -170,6 +125,7 @@ class Supervisor:
             self._look_at_tasks()
             self._look_for_lost()
             self._look_for_hang()
+            self._look_for_late()
             self._pass_stop_on()
             if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
                 self._settle()
@@ -229,8 +185,25 @@ class Supervisor:
                 if outcome.kind == "stopped" and self._stop_reason is not None:
                     outcome = self._outlasted_grace(member)
                 self._end(member, outcome)
+            case Fallen():
+                self._replace(task, member, event)
+            case Ready(progress=progress):
+                member.begun, member.last_sign = True, time.monotonic()
+                if (environment := self._joining.take(task, progress)) is not None:
+                    for each in self._members:
+                        self._channel.send(each, Join(environment))
             case Begun() | StepDone() | Report() | ShownLine():
                 self._sign(member, event)
+
+    def _replace(self, task: int, member: Member, event: Fallen) -> None:
+        """A rank's process has died and its spare takes over, unless that has not helped."""
+        outcome = Outcome(
+            member.rank, member.host, "died", event.death, event.exit_code, event.faults, tuple(event.last_lines)
+        )
+        member.begun, member.last_sign = False, time.monotonic()
+        others_ended = any(other.outcome is not None for other in self._members.values())
+        if not self._joining.is_replaced(task, outcome) or others_ended:
+            self._end(member, outcome)
 
     def _sign(self, member: Member, event: Sign) -> None:
         member.begun, member.last_sign = True, time.monotonic()
@@ -260,6 +233,7 @@ class Supervisor:
         if pause < _PAUSED_SECONDS:
             return
         self._awake_since = now
+        self._joining.forgive(pause)
         for member in self._members.values():
             member.last_sign += pause
             if member.gone_since is not None:
@@ -277,7 +251,7 @@ class Supervisor:
         first = min(open_members, key=lambda member: member.gone_since or math.inf)
         # The task of a rank whose channel broke can tell Spark alone.
         evidence = reason if "Traceback" in reason else ""
-        self._lose(first, f"lost: its Spark task is gone ({_short(reason)})", evidence)
+        self._lose(first, f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
 
     def _look_for_lost(self) -> None:
         """Ask the hosts of silent tasks whether they answer: all at once, while messages are handled."""
@@ -321,7 +295,7 @@ class Supervisor:
 
     def _look_for_hang(self) -> None:
         members = self._open()
-        if not members or not self._hanging(members):
+        if not members or self._joining.waits or not self._hanging(members):
             return
         for task, member in self._members.items():
             member.stacks = None
@@ -331,13 +305,23 @@ class Supervisor:
         if not self._hanging(self._open()):
             return
         # The others wait for the suspect inside a collective operation.
-        suspects = [m for m in self._open() if not _waits_in_collective(m.stacks or "")] or self._open()
+        suspects = [m for m in self._open() if not waits_in_collective(m.stacks or "")] or self._open()
         if suspects:
             member = min(suspects, key=lambda m: (m.begun, m.signs, m.last_sign))
             seconds = time.monotonic() - member.last_sign
             words = f"hung: no sign of life for {seconds:.0f} s, after {member.signs} steps or reports"
             lines = tuple(member.last_lines)
             self._end(member, Outcome(member.rank, member.host, "hung", words, None, member.stacks or "", lines))
+
+    def _look_for_late(self) -> None:
+        """Ranks that others wait for are given the time of a start."""
+        missing = self._joining.missing(self._limits.start)
+        if missing is None:
+            return
+        for task in sorted(missing):
+            member = self._members[task]
+            words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
+            self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
 
     def _pass_stop_on(self) -> None:
         """Ask the ranks to stop where there is a reason, and end those that still run after the grace."""
@@ -362,6 +346,9 @@ class Supervisor:
 
     def _settle(self) -> None:
         """After the first failure: wait for its cause and its consequences, then stop what is left."""
+        for outcome in self._joining.fallen:  # spares took over, and the other ranks did not join them
+            member = next(each for each in self._members.values() if each.rank == outcome.rank)
+            self._end(member, outcome)
         caused = any(outcome.kind not in ("finished", "consequence") for outcome in self._outcomes)
         hung = any(outcome.kind == "hung" for outcome in self._outcomes)
         if not caused:
@@ -381,16 +368,3 @@ class Supervisor:
 
     def _caused(self) -> bool:
         return any(outcome.kind in _CAUSES for outcome in self._outcomes)
-
-
-def _short(reason: str) -> str:
-    """The part of Spark's reason that says what happened."""
-    known = re.search(r"(rank \d+ failed: |ExecutorLostFailure|Python worker exited|TaskKilled)[^\n]*", reason)
-    raised = re.search(r"^(?:\w+\.)*\w*(?:Error|Exception): [^\n]*", reason[reason.find("Traceback") :], re.MULTILINE)
-    found = known or (raised if "Traceback" in reason else None)
-    return (found[0] if found else reason.splitlines()[0])[:_MAXIMUM_REASON]
-
-
-def _waits_in_collective(stacks: str) -> bool:
-    match = re.search(r'Current thread[^\n]*\n\s*File "([^"]+)"', stacks)
-    return match is not None and ("/tensorflow/" in match[1] or "/horovod/" in match[1])

@@ -3,6 +3,7 @@
 import os
 import platform
 import queue
+import shutil
 import signal
 import socket
 import threading
@@ -14,13 +15,17 @@ from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import wait
 
+from pipelines.launch import cuda
 from pipelines.launch.channel import ChannelAddress
 from pipelines.launch.link import Link
 from pipelines.launch.messages import (
     Exit,
     Failure,
+    Fallen,
     Go,
     Hello,
+    Join,
+    Ready,
     Returned,
     SendStacks,
     Sign,
@@ -31,7 +36,7 @@ from pipelines.launch.messages import (
     decode,
 )
 from pipelines.launch.placement import visible_devices
-from pipelines.launch.process import RankProcess
+from pipelines.launch.processes import RankProcesses
 from pipelines.launch.rank_main import Header
 
 _LOOK_SECONDS = 0.1
@@ -67,6 +72,8 @@ class Launch:
     payload: bytes = field(repr=False)
     """Pickled `(function, args, kwargs)`."""
     environment: dict[str, str] = field(default_factory=dict, repr=False)
+    spares: bool = False
+    """Whether each task holds a spare process."""
 
 
 @dataclass(frozen=True)
@@ -96,24 +103,24 @@ def run_task(launch: Launch, site: Site) -> RankResult | None:
     """
     devices, complaint = _devices(launch, site)
     environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
-    process = RankProcess(environment, threads=site.cores)
+    processes = RankProcesses(environment, site.cores, spares=launch.spares)
     try:
         probe = _probe(site.host)
-        link = Link(launch.channel, _hello(site, probe, devices, complaint), process.log)
+        link = Link(launch.channel, _hello(site, probe, devices, complaint), processes.log)
         try:
             go = _first_order(link, launch.start_timeout)
             if go is None:
                 return None
-            rank = _RunningRank(process, link, go.rank, launch.stop_grace)
+            rank = _RunningRank(processes, link, go.rank, launch.stop_grace)
             return rank.run(Header(go.environment, go.wants_result), launch.payload)
         finally:
-            process.end()
+            processes.end()
             link.close()
             if probe is not None:
                 probe.close()
     finally:
-        process.end()
-        process.close()
+        processes.end()
+        processes.close()
 
 
 def _probe(host: str) -> socket.socket | None:
@@ -132,7 +139,7 @@ def _devices(launch: Launch, site: Site) -> tuple[str, str]:
         return "-1", f"Spark gave a task {len(site.gpus)} GPUs: set spark.task.resource.gpu.amount"
     try:
         addresses = site.gpus[: launch.gpus_per_worker]
-        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), ""
+        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), cuda.complaint()
     except RuntimeError as error:
         return "-1", str(error)
 
@@ -140,7 +147,15 @@ def _devices(launch: Launch, site: Site) -> tuple[str, str]:
 def _hello(site: Site, probe: socket.socket | None, devices: str, complaint: str) -> Hello:
     name = socket.gethostname()
     port = None if probe is None else probe.getsockname()[1]
-    return Hello(site.task, site.host, port, devices, complaint, name, _resolved(name), _versions())
+    resolved, memory = _resolved(name), _shared_memory_mib()
+    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, _versions())
+
+
+def _shared_memory_mib() -> int:
+    try:
+        return shutil.disk_usage("/dev/shm").total >> 20
+    except OSError:
+        return 0
 
 
 def _resolved(name: str) -> str:
@@ -180,8 +195,9 @@ def _first_order(link: Link, seconds: float) -> Go | None:
 class _RunningRank:
     """A rank from the call of its function to the end of its process."""
 
-    def __init__(self, process: RankProcess, link: Link, rank: int, stop_grace: float) -> None:
-        self._process, self._link, self._rank, self._stop_grace = process, link, rank, stop_grace
+    def __init__(self, processes: RankProcesses, link: Link, rank: int, stop_grace: float) -> None:
+        self._processes, self._link, self._rank, self._stop_grace = processes, link, rank, stop_grace
+        self._process = processes.current
         self._returned = self._stopped = False
         self._failure: Failure | None = None
         self._stop_deadline: float | None = None
@@ -195,7 +211,7 @@ class _RunningRank:
             RuntimeError: Its return value did not reach the driver.
         """
         with _on_sigterm(self._terminated.set):
-            self._process.begin(header, payload)
+            self._processes.begin(header, payload)
             while not self._stopped:
                 ready = wait([self._process.reader], _LOOK_SECONDS)
                 # A child that the rank left behind may hold the pipe open: the end of the process itself counts too.
@@ -206,10 +222,21 @@ class _RunningRank:
                 except (EOFError, OSError):
                     if running and ready:
                         time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
-                if not running:
+                if not running and not self._is_replaced():
                     break
                 self._obey()
         return self._end()
+
+    def _is_replaced(self) -> bool:
+        """Let the spare take the place of a process that died of itself, where there are spares."""
+        raised, asked = self._failure is not None, self._stop_deadline is not None
+        if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
+            return False
+        dead = self._processes.replace()
+        code, lines = dead.process.returncode, self._processes.log.last_lines()
+        self._link.send(Fallen(dead.death(), code, dead.faults(), lines))
+        self._process = self._processes.current
+        return True
 
     def _take(self, frame: bytes) -> None:
         message, _ = decode(frame)
@@ -219,7 +246,7 @@ class _RunningRank:
             )
         elif isinstance(message, Returned):
             self._returned = True
-        elif isinstance(message, Sign):
+        elif isinstance(message, Sign | Ready):
             self._link.send(message)
 
     def _obey(self) -> None:
@@ -235,6 +262,9 @@ class _RunningRank:
                     self._request_stop()
                 case SendStacks():
                     self._link.send(Stacks(self._process.stacks()))
+                case Join() as join:
+                    self._process.order(join)
+                    self._processes.prepare_spare()
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
             self._stopped = True
 
@@ -245,7 +275,7 @@ class _RunningRank:
 
     def _end(self) -> RankResult | None:
         process, link = self._process, self._link
-        process.end()
+        self._processes.end()
         faults, last_lines = process.faults(), process.log.last_lines()
         if faults and not self._stopped:
             process.log.write(f"\n{faults}\n")

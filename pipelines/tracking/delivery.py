@@ -1,6 +1,7 @@
 """The way from a journal to the store, beside training or at its end, whether or not the store answers."""
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -8,18 +9,25 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric
+from mlflow.entities import RunTag
 from mlflow.exceptions import MlflowException, RestException
 
 from pipelines.tracking.journal import Entry, Journal
-from pipelines.tracking.store import REQUEST_SECONDS, TrackedRun, reason_of, short_waits
+from pipelines.tracking.points import log_points
+from pipelines.tracking.store import TrackedRun, reason_of, short_waits
 
 News = Literal["away", "back", "refused"]
 OnNews = Callable[[News, str], None]
-"""Is told that the store does not answer, that it does again, or that it refuses a write for good; and the reason."""
+"""Called when the store does not answer, when it does again, or when it refuses a write for good, with the reason."""
 
-PATIENCE_SECONDS = 5.0
-"""How long the end of a job waits for a store that does not answer."""
+OFFLINE = "tracking.offline=true"
+"""Why nothing is delivered where training does without a store."""
+PATIENCE_SECONDS = 1
+"""How long the end of a job waits for a store that is known to be away."""
+_SECONDS_FOR_AN_ANSWER = 4
+"""How long it waits for one that may only be slow. Together they are what an outage costs a job."""
+_TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
+_TIMEOUT_OF_THREAD = 10
 _SECONDS_BETWEEN_REQUESTS = 0.05
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 _UPLOAD_SECONDS = 120
@@ -49,19 +57,25 @@ class Delivery:
     def __init__(self, run: TrackedRun, journal: Journal, on_news: OnNews = warn) -> None:
         """Connect; nothing is delivered yet."""
         self._run = run
-        self._client = MlflowClient(run.uri)
+        self._client = None if run.is_offline else MlflowClient(run.uri)
         self._journal = journal
         self._on_news = on_news
         self._reason = ""
+        self._answer_seconds = _SECONDS_FOR_AN_ANSWER
         self._refused = False
         self._progress = threading.Condition()
         self._last_progress = time.monotonic()
         self._ending = False
         self._thread: threading.Thread | None = None
+        self._has_shortened = False
 
     def start(self) -> None:
-        """Deliver from a thread from now on."""
+        """Deliver from a thread from now on; without a store everything stays in the journal."""
+        if self._client is None:
+            return
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log every retry of an outage
+        if _TIMEOUT not in os.environ:  # this process is a rank's own; MLflow would wait for two minutes
+            os.environ[_TIMEOUT], self._has_shortened = str(_TIMEOUT_OF_THREAD), True
         self._thread = threading.Thread(target=self._deliver_until_the_end, name="tracking", daemon=True)
         self._thread.start()
 
@@ -70,34 +84,45 @@ class Delivery:
         with self._progress:
             self._progress.notify_all()
 
-    def drain(self, patience: float = PATIENCE_SECONDS) -> str:
+    def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
         """Wait until everything is delivered.
 
         Args:
-            patience: Seconds without progress after which this gives up.
+            patience: Seconds without progress after which this gives up where the store is away; 0 does not ask a store
+                again that did not answer.
+            answers: Whether the store has just answered another process: it then has the time of one that may be slow.
 
         Returns:
             Empty where all is delivered, else why the store does not take the rest.
         """
+        if self._client is None:
+            return OFFLINE if self._journal.next() is not None else ""
         if self._thread is None:
-            return self._drain_here(patience)
+            return self._drain_here(patience, answers)
         started = time.monotonic()
         with self._progress:
             self._progress.notify_all()
             while self._journal.next() is not None:
-                left = max(started, self._last_progress) + patience - time.monotonic()
+                limit = patience if self._reason else max(patience, _SECONDS_FOR_AN_ANSWER)
+                left = max(started, self._last_progress) + limit - time.monotonic()
                 if left <= 0:
-                    return self._reason or f"no answer within {patience:.0f} s"
+                    return self._reason or f"no answer within {limit:.0f} s"
                 self._progress.wait(left)
         return ""
 
     def end(self) -> None:
         """Let the thread end when its request has; does not wait for it."""
+        if self._has_shortened:
+            os.environ.pop(_TIMEOUT, None)
+            self._has_shortened = False
         with self._progress:
             self._ending = True
             self._progress.notify_all()
 
-    def _drain_here(self, patience: float) -> str:
+    def _drain_here(self, patience: float, answers: bool) -> str:
+        self._answer_seconds = PATIENCE_SECONDS if self._reason and not answers else _SECONDS_FOR_AN_ANSWER
+        if patience == 0 and self._reason:
+            return self._reason if self._journal.next() is not None else ""
         deadline = time.monotonic() + patience
         while (entry := self._journal.next()) is not None:
             if self._deliver(entry):
@@ -148,37 +173,45 @@ class Delivery:
         return True
 
     def _store_is_away(self, error: Exception) -> None:
+        if self._ending:  # the journal may be closed already
+            return
         away = bool(self._reason)
         self._reason = reason_of(error)
         if not away:
             _log.info("MLflow does not take writes, which are kept in %s: %s", self._journal.folder, self._reason)
             self._on_news("away", self._reason)
+            with self._progress:
+                self._progress.notify_all()
 
     def _send(self, entry: Entry) -> None:
-        content, run_id = self._journal.content(entry), self._run.run_id
+        content, run_id, client = self._journal.content(entry), self._run.run_id, self._client
+        assert client is not None
         match entry.kind:
             case "metrics":
-                metrics = [Metric(name, value, time, step) for name, step, value, time in content["points"]]
                 with self._waits():
-                    self._client.log_batch(run_id, metrics=metrics)
+                    log_points(client, self._run.uri, run_id, content["points"])
             case "tags":
+                tags = [RunTag(name, value) for name, value in content["tags"].items()]
                 with self._waits():
-                    for name, value in content["tags"].items():
-                        self._client.set_tag(run_id, name, value)
+                    client.log_batch(run_id, tags=tags)
             case "file":
                 file = self._journal.file_of(content)
                 if file.is_file():  # else it was delivered, and the process died before it could say so
                     with self._waits():
-                        self._client.log_artifact(run_id, str(file), entry.path.rpartition("/")[0] or None)
+                        client.log_artifact(run_id, str(file), entry.path.rpartition("/")[0] or None)
             case "folder":
                 with self._waits():
-                    self._client.get_run(run_id)  # a store that is away fails here, and soon
+                    client.get_run(run_id)  # a store that is away fails here, and soon
                 with self._waits(_UPLOAD_SECONDS):
-                    self._client.log_artifacts(run_id, content["folder"], entry.path)
+                    client.log_artifacts(run_id, content["folder"], entry.path)
 
-    def _waits(self, timeout: int = REQUEST_SECONDS) -> AbstractContextManager[None]:
+    def _waits(self, timeout: int | None = None) -> AbstractContextManager[None]:
         """Short waits in the process that a user's notebook may be; ranks have them in their environment."""
-        return short_waits(timeout) if self._thread is None else nullcontext()
+        if self._thread is not None:
+            return nullcontext()
+        if timeout is None:  # one request: it may wait for a server that takes connections and never answers
+            return short_waits(self._answer_seconds, retries=0)
+        return short_waits(timeout)
 
 
 def _is_refusal(error: Exception) -> bool:

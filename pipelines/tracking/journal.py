@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import shutil
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
+
+from pipelines.whole_files import copy_folder, fetch_folder, takes_whole_files_only
 
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
@@ -55,6 +58,10 @@ class Journal:
     An entry is delivered only when a checkpoint holds the steps that it tells of: training that falls back to an older
     checkpoint repeats those steps, and would write them twice. Opening a journal again continues it; a line that was
     cut short when its process died is left out. Several threads may use one journal, but not several processes.
+
+    On storage that takes whole files only, the journal is a local folder, which is copied there before and after each
+    checkpoint and at the end. A process that dies loses the entries since then, as it loses the steps of which they
+    tell.
     """
 
     def __init__(self, folder: Path, restart_step: int | None = None) -> None:
@@ -65,12 +72,15 @@ class Journal:
             restart_step: Optimizer steps of the checkpoint from which training starts or continues: entries about
                 later steps are dropped. None: nothing is dropped.
         """
-        self.folder = folder
+        self._copy = folder if takes_whole_files_only(folder) else None
+        self.folder = folder if self._copy is None else Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
+        if self._copy is not None:
+            fetch_folder(self._copy, self.folder)
         self._lock = threading.Lock()
         self._pending: deque[Entry] = deque()
         self._next_number = 0
         self._held_step = 0
-        (folder / _FILES).mkdir(parents=True, exist_ok=True)
+        (self.folder / _FILES).mkdir(parents=True, exist_ok=True)
         lines = self._read_lines()
         if restart_step is not None:
             self._held_step = restart_step
@@ -78,7 +88,7 @@ class Journal:
         self._file = self._rewrite(lines)
 
     def append(self, kind: Kind, content: Mapping[str, Any], *, after_step: int, path: str = "") -> None:
-        """Add an entry; it is on the disk when this returns.
+        """Add an entry, which the death of this process cannot lose, and after `sync` that of the machine neither.
 
         Raises:
             OSError: The disk is full or cannot be written; names the journal.
@@ -102,17 +112,35 @@ class Journal:
                 raise OSError(error.errno, error.strerror, str(self.folder)) from error
             self._append("file", {"file": name}, after_step, path)
 
+    def sync(self) -> None:
+        """Wait until all entries so far are on the disk, as they must be before the checkpoint of their steps is.
+
+        Raises:
+            OSError: The disk cannot be written.
+        """
+        os.fsync(self._file.fileno())
+        with self._lock:
+            if self._copy is not None:
+                copy_folder(self.folder, self._copy)
+
     def hold(self, step: int) -> None:
         """Say that a checkpoint holds this many optimizer steps: entries about them may be delivered."""
         with self._lock:
             self._held_step = max(self._held_step, step)
             self._write({"held": self._held_step})
+            if self._copy is not None:
+                copy_folder(self.folder, self._copy)
 
     def next(self) -> Entry | None:
         """Return the oldest entry that may be delivered; None where there is none."""
         with self._lock:
             first = self._pending[0] if self._pending else None
             return first if first is not None and first.after_step <= self._held_step else None
+
+    def __len__(self) -> int:
+        """Number of entries that were not delivered."""
+        with self._lock:
+            return len(self._pending)
 
     def content(self, entry: Entry) -> dict[str, Any]:
         """Return what an entry writes."""
@@ -154,6 +182,15 @@ class Journal:
                 with suppress(OSError):  # a file that is not ours, or the journal of another process
                     (self.folder / _FILES).rmdir()
                     self.folder.rmdir()
+            if self._copy is not None:
+                self._close_copy(self._copy)
+
+    def _close_copy(self, copy: Path) -> None:
+        copy_folder(self.folder, copy)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._pending:
+            with suppress(OSError):  # as above
+                copy.rmdir()
 
     def _append(self, kind: Kind, content: Mapping[str, Any], after_step: int, path: str) -> None:
         line = {
@@ -164,7 +201,6 @@ class Journal:
             "content": dict(content),
         }
         offset, size = self._write(line)
-        os.fsync(self._file.fileno())
         self._pending.append(Entry(self._next_number, kind, after_step, path, offset, size))
         self._next_number += 1
 

@@ -1,17 +1,21 @@
 """The names of all metrics that a run can have, each with what it means; a writer takes no other name."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 VALIDATION_GROUP = "val"
 """Group of the scores of the model on the validation split."""
 AVERAGED_GROUP = "val_ema"
 """Group of the scores of its averaged weights."""
 
+SYSTEM_GROUP = "system"
+"""Group of what MLflow samples of every rank's machine, under the names that MLflow has for it."""
+
 _STEP = {
     "train/step_loss": "loss of rank 0's batch",
     "train/learning_rate": "learning rate of the optimizer",
-    "exchange/payload_bytes": "bytes of an allreduce with the same cost as the exchange of the gradients",
-    "exchange/compression_ratio": "bytes of the gradients in float32, divided by payload_bytes",
+    "exchange/payload_bytes": "bytes of an allreduce with the same cost as the exchange of the gradients, and of the "
+    "sums of batch norm over ranks",
+    "exchange/compression_ratio": "bytes of the gradients in float32, divided by those of their exchange",
     "exchange/residual_norm": "Euclidean norm of what the codec of rank 0 has left to send",
     "time/encode_seconds": "time in which rank 0 encodes gradients, measured on CPUs",
     "time/collective_seconds": "time in which rank 0 sends, receives and waits for other ranks, measured on CPUs",
@@ -27,6 +31,55 @@ _EPOCH = {
     "speed/images_per_second": "training samples per second of all ranks, without the first step, which compiles",
     "time/input_wait_fraction": "part of the training time in which rank 0 waits for its next batch",
 }
+_EPOCH |= {
+    "time/epoch": "number of epochs done",
+    "time/samples_seen": "training samples of all optimizer steps so far",
+    "time/elapsed_seconds": "seconds since training began, without compiling and without lost steps that were repeated",
+    "time/compile_seconds": "seconds so far that the first step of each process took beyond a usual one",
+    "time/step_seconds": "seconds of a step, mean over the ranks, without the first step, which compiles",
+    "time/step_input_seconds": "of these, waiting for the next batch",
+    "time/step_compute_seconds": "of these, forward and backward pass and all that has no other name",
+    "time/step_encode_seconds": "of these, encoding gradients, measured on CPUs",
+    "time/step_wire_seconds": "of these, sending and receiving, measured on CPUs",
+    "time/step_decode_seconds": "of these, decoding what was received, measured on CPUs",
+    "time/step_optimizer_seconds": "of these, the update of the weights, measured on CPUs",
+    "time/step_waiting_seconds": "of these, waiting for the slowest rank, measured on CPUs",
+    "time/slowest_rank": "the rank for which the others wait",
+    "time/workers": "number of workers, which lost executors make smaller",
+    "exchange/payload_bytes_total": "payload_bytes of all steps so far",
+}
+_SUMMARY = {
+    "summary/best_value": "best value of the metric of training.selection, or of val/f1_micro or val/top_1",
+    "summary/best_epoch": "number of its epoch",
+    "summary/seconds": "time/elapsed_seconds of the last epoch: training and validation, without compiling",
+    "summary/seconds_per_step": "global batch divided by images_per_second_steady",
+    "summary/images_per_second": "training samples divided by summary/seconds",
+    "summary/images_per_second_steady": "median of speed/images_per_second over the epochs",
+    "summary/images_per_second_per_rank": "median of speed/images_per_second divided by time/workers of the epoch",
+    "summary/input_wait_fraction": "mean of time/input_wait_fraction over the epochs",
+    "summary/payload_bytes": "payload of all steps of one rank",
+    "summary/wire_bytes": "bytes that all ranks send in all steps, 2 (N - 1) / N of the payload each",
+    "summary/parameters": "trainable numbers of the model",
+    "summary/flops_per_image": "operations of a training step for one image, 3 times those of the forward pass",
+    "summary/matmul_flops_per_second": "operations per second of a matrix product, measured on rank 0",
+    "summary/share_of_matmul": "part of that rate that training reaches on each rank",
+}
+_SOMETIMES_IN_SUMMARY = {
+    "summary/share_of_peak": "part of the nominal peak of the rank's cores or GPU that training reaches, if known",
+    "summary/epochs_to_target": "epochs until the metric reached tracking.target",
+    "summary/samples_to_target": "training samples until then",
+    "summary/seconds_to_target": "seconds until then",
+}
+_HEADLINES = {
+    "epoch/images_per_second": "speed/images_per_second",
+    "epoch/learning_rate": "train/learning_rate",
+    "epoch/payload_bytes": "exchange/payload_bytes_total",
+    "epoch/train_loss": "train/loss",
+    "epoch/val_f1_micro": "val/f1_micro",
+    "epoch/val_loss": "val/loss",
+    "epoch/val_top_1": "val/top_1",
+}
+"""The metrics that matter most, once more. MLflow's page sorts charts by name, and these are the first ones."""
 _OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
@@ -34,6 +87,13 @@ _SCORES = {
     "mean_average_precision": "mean average precision of the classes that have positives",
     "top_1": "fraction of samples whose likeliest class is right (single-label)",
     "top_5": "fraction of samples whose class is among the 5 likeliest (single-label, above 5 classes)",
+}
+_EVALUATION = {
+    "loss": "mean cross-entropy of all samples, whatever training.loss is",
+    **_SCORES,
+    "expected_calibration_error": "mean gap between the probability of a decision and the part that is right (ECE)",
+    "f1_micro_tuned": "F1 of all decisions with the thresholds tuned on validation (multi-label)",
+    "f1_macro_tuned": "mean F1 of all classes with the thresholds tuned on validation (multi-label)",
 }
 _VALIDATION = {"loss": "mean loss over all validation samples", **_SCORES}
 
@@ -44,14 +104,25 @@ def described() -> dict[str, str]:
         **{name: f"each step: {line}" for name, line in _STEP.items()},
         **{name: f"each step of find-rate: {line}" for name, line in _RANGE_TEST.items()},
         **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
+        **{name: f"each epoch: {source} at its end, for the first charts" for name, source in _HEADLINES.items()},
         **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
         **{
             f"{AVERAGED_GROUP}/{name}": f"each epoch, with training.ema: of the averaged weights, {line}"
             for name, line in _VALIDATION.items()
         },
-        **{f"test/{name}": f"evaluate: {line}" for name, line in _SCORES.items()},
+        **{name: f"end: {line}" for name, line in {**_SUMMARY, **_SOMETIMES_IN_SUMMARY}.items()},
+        **{f"test/{name}": f"evaluate: {line}" for name, line in _EVALUATION.items()},
     }
+
+
+def headlines(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics that matter most under the names that MLflow's page shows first.
+
+    Args:
+        metrics: Those of the epoch, and of its last step.
+    """
+    return {name: metrics[source] for name, source in _HEADLINES.items() if source in metrics}
 
 
 def validation_metrics(task: str, classes: int, *, averaged: bool, own: Sequence[str] = ()) -> list[str]:
@@ -76,4 +147,15 @@ def is_listed(name: str, own: Sequence[str] = ()) -> bool:
         name: Group and name, such as "val/f1_micro".
         own: Names of the user's own metrics, which validation and evaluation have beside the others.
     """
-    return name in described() or name.partition("/")[2] in (*_SCORES, *own)
+    return not unlisted([name], own)
+
+
+def unlisted(names: Iterable[str], own: Sequence[str] = ()) -> list[str]:
+    """Return those of the names for which `is_listed` is false."""
+    known, rests = described(), {*_EVALUATION, *own}
+    found = []
+    for name in names:
+        group, _, rest = name.partition("/")
+        if not (name in known or rest in rests or (group == SYSTEM_GROUP and "/" in rest)):
+            found.append(name)
+    return found

@@ -1,28 +1,42 @@
 """Keras models: logged to a run with their signature, and loaded back."""
 
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlflow
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelStatus
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
+from pipelines.tracking.card import model_card
+from pipelines.tracking.registry import Promotion, name_in, promote, registry_client, using_registry
 from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors, reason_of, tracking_uri
+
+if hasattr(MlflowClient, "create_logged_model"):
+    from pipelines.tracking.logged_models import beside, log_once, resolved
+else:  # MLflow 2
+    from pipelines.tracking.run_models import beside, log_once, resolved
 
 if TYPE_CHECKING:
     import keras
+    from numpy.typing import NDArray
 
 MODEL = "model"
-"""Name within its run of the model that training ends with; it is what a registry gets."""
+"""Name within its run of the model that training ends with; it is what a registry gets.
+
+`runs:/<run id>/model` is its address for all functions here and in `served`. MLflow 3 itself knows it under the name of
+its run, which is part of the address that `log_model` returns.
+"""
 AVERAGED_MODEL = "model_ema"
 """Name of the same model with averaged weights."""
+OPTIMIZER_STEPS = "optimizer_steps"
+"""Key of a model's metadata: those that the model has seen."""
 _log = logging.getLogger(__name__)
-_STEP = "optimizer_steps"
 
 
 def log_model(
@@ -33,8 +47,10 @@ def log_model(
     *,
     step: int,
     name: str = MODEL,
+    promotion: Promotion | None = None,
+    example: "Mapping[str, NDArray[Any]] | None" = None,
 ) -> str:
-    """Log a Keras model with its signature, once for each name and step; return the URI to load it by.
+    """Log a Keras model with its signature, once for each name and step; return its URI, which plain MLflow loads too.
 
     Args:
         run: The run that made the model.
@@ -43,74 +59,55 @@ def log_model(
         registered_name: Name in the registry; None: the model is not registered.
         step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
         name: Name of the model within the run.
+        promotion: The rule by which the registered version becomes the champion; None: it gets no alias.
+        example: Image groups of one sample, `(1, height, width, bands)`, kept with the model; None: there is none.
 
     Raises:
         TrackingError: The store did not take the model.
     """
     try:
-        with _using(run.uri):
-            model_id = _logged_before(run, step, name)
-            if model_id is None:
-                _give_up_unfinished(run)
-                model_id = _log_anew(run, model, metadata, step, name)
-            if registered_name is not None:
-                _register(run, model_id, registered_name)
+        with using_store(run.uri, registered_name):
+            import keras
+
+            content = {
+                "flavor": _Flavor,
+                "model": model,
+                "signature": _signature(model),
+                "input_example": None if example is None else dict(example),
+                "metadata": {**metadata, OPTIMIZER_STEPS: step},
+                # Stated, not inferred: inference would load the model in another process.
+                "pip_requirements": [f"keras=={keras.__version__}", "tensorflow"],
+            }
+            parameters = MlflowClient(run.uri).get_run(run.run_id).data.params
+            card = functools.partial(model_card, name, metadata, parameters)
+            found_by, version = log_once(run, content, registered_name, step=step, name=name, card=card)
+            if version is not None and promotion is not None:
+                client = registry_client(run.uri, version.name)
+                promote(client, version, promotion, metadata.get("dataset_fingerprint"))
     except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
         _log.warning("MLflow did not take the model", exc_info=True)
         raise TrackingError(reason_of(error)) from error
-    return f"runs:/{run.run_id}/{name}"
+    return f"runs:/{run.run_id}/{found_by}"
 
 
-def _log_anew(run: TrackedRun, model: "keras.Model", metadata: Mapping[str, Any], step: int, name: str) -> str:
-    import keras
-
-    client = MlflowClient(run.uri)
-    made_by = client.get_run(run.run_id)
-    logged = client.create_logged_model(
-        made_by.info.experiment_id, name=name, source_run_id=run.run_id, params=made_by.data.params
-    )
-    # Not `mlflow.keras.log_model`: it wants an active run, whose end would set the run to finished.
-    Model.log(
-        artifact_path=None,
-        flavor=mlflow.keras,
-        model_id=logged.model_id,
-        run_id=run.run_id,
-        step=step,
-        model=model,
-        signature=_signature(model),
-        metadata={**metadata, _STEP: step},
-        # Stated, not inferred: inference would load the model in another process.
-        pip_requirements=[f"keras=={keras.__version__}", "tensorflow"],
-    )
-    return str(logged.model_id)
+def known_uri(uri: str) -> str:
+    """Return an address that MLflow knows, also of what `runs:/<run id>/model` means: the run's newest model."""
+    return resolved(uri, tracking_uri())
 
 
-def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
-    """Identifier of a complete model of that name that an earlier attempt logged after the same steps."""
-    client = MlflowClient(run.uri)
-    outputs = client.get_run(run.run_id).outputs
-    for output in outputs.model_outputs if outputs else []:
-        if output.step == step:
-            logged = client.get_logged_model(output.model_id)
-            if (logged.name, logged.status) == (name, "READY"):
-                return str(output.model_id)
-    return None
+def averaged_model_uri(uri: str) -> str:
+    """Return the URI of the model with averaged weights, from that of the model that training ended with."""
+    return beside(uri, AVERAGED_MODEL)
 
 
-def _give_up_unfinished(run: TrackedRun) -> None:
-    """Set to failed what an attempt that died while it logged a model has left, which MLflow would show as pending."""
-    client = MlflowClient(run.uri)
-    outputs = client.get_run(run.run_id).outputs
-    for output in outputs.model_outputs if outputs else []:
-        if client.get_logged_model(output.model_id).status == LoggedModelStatus.PENDING:
-            client.finalize_logged_model(output.model_id, LoggedModelStatus.FAILED)
+class _Flavor:
+    """MLflow's flavor for Keras models; its own `save_model` writes an example to a folder that does not exist."""
 
-
-def _register(run: TrackedRun, model_id: str, name: str) -> None:
-    source = f"models:/{model_id}"
-    versions = MlflowClient(run.uri).search_model_versions(f"name = '{name}'")
-    if source not in {version.source for version in versions}:
-        mlflow.register_model(source, name)
+    @staticmethod
+    def save_model(path: str, **settings: Any) -> None:
+        """Save a model to a new folder."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        mlflow.keras.save_model(path=path, **settings)
 
 
 def load_model(uri: str) -> tuple["keras.Model", dict[str, Any]]:
@@ -120,8 +117,9 @@ def load_model(uri: str) -> tuple["keras.Model", dict[str, Any]]:
         ValueError: The store has no such model.
         RuntimeError: The tracking server cannot be reached.
     """
-    with _using(tracking_uri()), readable_errors(uri):
-        return mlflow.keras.load_model(uri), dict(model_metadata(uri))
+    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
+        found = known_uri(uri)
+        return mlflow.keras.load_model(found), dict(model_metadata(found))
 
 
 def model_metadata(uri: str) -> dict[str, Any]:
@@ -131,18 +129,24 @@ def model_metadata(uri: str) -> dict[str, Any]:
         ValueError: The store has no such model.
         RuntimeError: The tracking server cannot be reached.
     """
-    with _using(tracking_uri()), readable_errors(uri):
-        info = mlflow.models.get_model_info(uri)
+    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
+        info = Model.load(known_uri(uri))
         return {**(info.metadata or {}), "run_id": info.run_id}
 
 
 @contextmanager
-def _using(uri: str) -> Iterator[None]:
-    """Set MLflow's own store, which MLflow keeps in the environment too, and leave both as they were."""
+def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
+    """Set MLflow's own store, which MLflow keeps in the environment too, and leave both as they were.
+
+    Args:
+        uri: Address of the store.
+        registered_name: Name of the model that is asked for or written, whose registry is set too; None: it has none.
+    """
     before = os.environ.get("MLFLOW_TRACKING_URI")
     mlflow.set_tracking_uri(uri)
     try:
-        yield
+        with using_registry(uri, registered_name):
+            yield
     finally:
         mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # from now on MLflow asks the environment again
         if before is None:

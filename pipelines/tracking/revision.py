@@ -1,5 +1,6 @@
 """Which code a run was made with."""
 
+import hashlib
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -30,6 +31,14 @@ def git_revision(file: Path) -> str | None:
     if _git(file.parent, "ls-files", "--error-unmatch", "--", file.name) is None:
         return None
     return _git(file.parent, "describe", "--always", "--dirty", "--abbrev=40", "--match=")
+
+
+def locks() -> dict[str, str]:
+    """Return the SHA-256 of each lock file of the checkout from which this package runs; none of an installed one."""
+    root = Path(__file__).parents[2]
+    if git_revision(Path(__file__)) is None:
+        return {}
+    return {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(root.glob("*.lock"))}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

@@ -1,20 +1,41 @@
 """Runs as the driver makes, continues, finds and ends them."""
 
+import getpass
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from pathlib import Path
 from typing import Any, Literal
 
 from mlflow import MlflowClient
-from mlflow.entities import Param
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
 from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
 from pipelines.locations import redacted
-from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors, reason_of, short_waits, tracking_uri
+from pipelines.tracking import databricks
+from pipelines.tracking.experiments import name_in_store
+from pipelines.tracking.guard import guarded
+from pipelines.tracking.local_run import DatasetFacts, LocalRun
+from pipelines.tracking.store import (
+    TrackedRun,
+    TrackingError,
+    check_writable,
+    readable_errors,
+    reason_of,
+    short_waits,
+    show_command,
+    tracking_uri,
+)
 
 _PARAMS_PER_BATCH = 100
+_MADE_OFFLINE_AS = "groundswell.offline_run"
+"""Tag of a run that was made without the store: the identifier that it had then."""
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment by which MLflow's page shows runs and charts of trainings, and asks for no kind."""
 _log = logging.getLogger(__name__)
 
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -37,33 +58,129 @@ def check_store() -> str:
         RuntimeError: The tracking server does not answer, or the store's folder cannot be written.
     """
     uri = tracking_uri()
+    check_writable(uri)
     file = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
     if file is not None and not file.exists():
-        folder = next(parent for parent in file.parents if parent.exists())
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise RuntimeError(f"{redacted(uri)} does not exist, and {folder} cannot be written")
         return f"{redacted(uri)}, which the first run creates"
     with readable_errors(uri), short_waits():
         MlflowClient(uri).search_experiments(max_results=1)
     return f"{redacted(uri)} answers"
 
 
-def start_run(experiment: str, name: str | None, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> TrackedRun:
+def start_run(
+    experiment: str,
+    name: str | None,
+    parameters: Mapping[str, Any],
+    tags: Mapping[str, str],
+    *,
+    dataset: DatasetFacts | None = None,
+    context: str = "training",
+) -> TrackedRun:
     """Create a run, and its experiment where it is new.
 
+    Args:
+        experiment: Name of the experiment.
+        name: Name of the run; None: MLflow invents one.
+        parameters: Settings of the run.
+        tags: Its tags.
+        dataset: What it reads.
+        context: What for.
+
     Raises:
-        RuntimeError: The tracking server cannot be reached.
+        ValueError: The store cannot be used or written.
+        TrackingError: The tracking server cannot be reached.
     """
     uri = tracking_uri()
     _make_folder(uri)
     with readable_errors(uri), short_waits():
         client = MlflowClient(uri)
-        run = client.create_run(_experiment_id(client, uri, experiment), run_name=name, tags=dict(tags))
-        run_id: str = run.info.run_id
-        values = [Param(key, str(value)) for key, value in parameters.items()]
-        for start in range(0, len(values), _PARAMS_PER_BATCH):
-            client.log_batch(run_id, params=values[start : start + _PARAMS_PER_BATCH])
-    return TrackedRun(uri, run_id)
+        run = client.create_run(_experiment_id(client, uri, experiment), run_name=name, tags=_with_user(tags))
+        _describe(client, run.info.run_id, parameters, dataset, context)
+    return TrackedRun(uri, run.info.run_id)
+
+
+def store_run(local: LocalRun) -> TrackedRun:
+    """Give the store a run that was made without it; one that an interrupted call has made already is taken.
+
+    Raises:
+        ValueError, TrackingError: As `start_run`.
+    """
+    uri, made = tracking_uri(), local.description
+    _make_folder(uri)
+    with readable_errors(uri), short_waits():
+        client = MlflowClient(uri)
+        experiment = _experiment_id(client, uri, made.experiment)
+        existing = client.search_runs([experiment], f"tags.`{_MADE_OFFLINE_AS}` = '{local.run_id}'", max_results=1)
+        if existing:
+            run = existing[0]
+        else:
+            tags = {**_with_user(made.tags), _MADE_OFFLINE_AS: local.run_id}
+            run = client.create_run(experiment, start_time=local.started, run_name=made.name, tags=tags)
+        _describe(client, run.info.run_id, made.parameters, made.dataset, "training")
+    return TrackedRun(uri, run.info.run_id)
+
+
+def _describe(
+    client: MlflowClient, run_id: str, parameters: Mapping[str, Any], dataset: DatasetFacts | None, context: str
+) -> None:
+    values = [Param(key, str(value)) for key, value in parameters.items()]
+    for start in range(0, len(values), _PARAMS_PER_BATCH):
+        client.log_batch(run_id, params=values[start : start + _PARAMS_PER_BATCH])
+    if dataset is not None:
+        entity = Dataset(
+            dataset.name, dataset.digest, _source_type(dataset.source), dataset.source, dataset.schema, dataset.profile
+        )
+        client.log_inputs(run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", context)])])
+
+
+def _source_type(source: str) -> str:
+    """What MLflow calls the place of a dataset: the scheme of a URL, or `local`."""
+    return source.partition("://")[0].split('"')[-1] if "://" in source else "local"
+
+
+def _with_user(tags: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return {"mlflow.user": getpass.getuser(), **tags}
+    except (KeyError, OSError):  # a container's user may have no name
+        return dict(tags)
+
+
+def start_child_run(
+    parent: TrackedRun,
+    name: str,
+    parameters: Mapping[str, Any],
+    tags: Mapping[str, str],
+    *,
+    dataset: DatasetFacts | None = None,
+    context: str = "training",
+) -> TrackedRun:
+    """Create a run below another one, in its experiment; arguments as those of `start_run`.
+
+    Raises:
+        ValueError: The store has no such parent.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    with readable_errors(parent.uri), short_waits():
+        client = MlflowClient(parent.uri)
+        experiment = client.get_run(parent.run_id).info.experiment_id
+        tags = {**_with_user(tags), MLFLOW_PARENT_RUN_ID: parent.run_id}
+        run = client.create_run(experiment, run_name=name, tags=tags)
+        _describe(client, run.info.run_id, parameters, dataset, context)
+    return TrackedRun(parent.uri, run.info.run_id)
+
+
+def has_run(run: TrackedRun) -> bool:
+    """Whether the store has a run.
+
+    Raises:
+        RuntimeError: The tracking server cannot be reached.
+    """
+    try:
+        with readable_errors(run.uri), short_waits():
+            MlflowClient(run.uri).get_run(run.run_id)
+    except ValueError:
+        return False
+    return True
 
 
 def continue_run(run_id: str) -> TrackedRun:
@@ -77,6 +194,21 @@ def continue_run(run_id: str) -> TrackedRun:
     with readable_errors(uri), short_waits():
         MlflowClient(uri).update_run(run_id, status="RUNNING")
     return TrackedRun(uri, run_id)
+
+
+def is_known(run_id: str) -> bool:
+    """Whether the store has a run, which is not deleted.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    _make_folder(uri)
+    try:
+        with readable_errors(uri), short_waits():
+            return str(MlflowClient(uri).get_run(run_id).info.lifecycle_stage) == "active"
+    except ValueError:
+        return False
 
 
 def is_finished(run_id: str) -> bool:
@@ -110,7 +242,7 @@ def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
     uri = tracking_uri()
     with readable_errors(uri), short_waits():
         client = MlflowClient(uri)
-        found = client.get_experiment_by_name(experiment)
+        found = client.get_experiment_by_name(name_in_store(uri, experiment))
         if found is None:
             return []
         runs = client.search_runs(
@@ -119,36 +251,115 @@ def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
         return [UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status) for run in runs]
 
 
-def end_run(run: TrackedRun, status: Status) -> None:
+def page_of(run: TrackedRun) -> str | None:
+    """Return the address of a run's page; None where the store has no pages or does not answer."""
+    host = os.environ.get("DATABRICKS_HOST") if databricks.is_databricks(run.uri) else None
+    if host is None and not run.uri.startswith(("http://", "https://")):
+        return None
+    try:
+        with short_waits():
+            experiment = MlflowClient(run.uri).get_run(run.run_id).info.experiment_id
+    except (MlflowException, OSError):
+        return None
+    if host is not None:
+        return f"{host.rstrip('/')}/ml/experiments/{experiment}/runs/{run.run_id}"
+    return f"{redacted(run.uri).rstrip('/')}/#/experiments/{experiment}/runs/{run.run_id}"
+
+
+def link_to(run: TrackedRun) -> str:
+    """Return HTML that names a run: a link to its page, or the command that shows it."""
+    page = page_of(run)
+    if page is None:
+        return f"{run.run_id} <code>{escape(show_command(run))}</code>"
+    return f'<a href="{escape(page)}" target="_blank">{run.run_id}</a>'
+
+
+def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Set tags of a run at once, without a journal.
+
+    Raises:
+        ValueError: The store has no such run.
+        TrackingError: The store does not answer.
+    """
+    with readable_errors(run.uri), short_waits():
+        MlflowClient(run.uri).log_batch(run.run_id, tags=[RunTag(*tag) for tag in tags.items()])
+
+
+def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
     """Close a run.
+
+    Args:
+        run: The run.
+        status: How it ended.
+        ended: Time of the end, in milliseconds since 1970; None: now.
 
     Raises:
         TrackingError: The store does not answer or refuses.
     """
     try:
         with short_waits():
-            MlflowClient(run.uri).set_terminated(run.run_id, status)
+            MlflowClient(run.uri).set_terminated(run.run_id, status, ended)
     except (MlflowException, OSError) as error:  # requests' errors are OSErrors
         raise TrackingError(reason_of(error)) from None
 
 
-def end_failed_run(run: TrackedRun, status: Status) -> None:
-    """Close a run after a failure, which a store that does not answer must not hide: that is a warning."""
+def end_failed_run(run: TrackedRun, status: Status, *, away: str = "") -> bool:
+    """Close a run after a failure, which a store that does not answer must not hide: that is a warning.
+
+    Args:
+        run: The run.
+        status: How it ended.
+        away: Why the store has not answered a moment ago; it is then not asked again.
+
+    Returns:
+        Whether the store has taken it.
+    """
+    try:
+        if away:
+            raise TrackingError(away)
+        end_run(run, status)
+    except TrackingError as error:
+        _log.warning("MLflow still shows run %s as running, until `groundswell sync`: %s", run.run_id, error)
+        return False
+    return True
+
+
+@contextmanager
+def ended(run: TrackedRun) -> Iterator[None]:
+    """End a run as the block ends: finished, failed or killed; where this process is killed, another one ends the run.
+
+    A store that does not answer at the end is a warning: what the block has done counts.
+    """
+    with guarded(run):
+        try:
+            yield
+        except BaseException as error:
+            _end_or_warn(run, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            raise
+        _end_or_warn(run, "FINISHED")
+
+
+def _end_or_warn(run: TrackedRun, status: Status) -> None:
     try:
         end_run(run, status)
     except TrackingError as error:
-        _log.warning("MLflow still shows run %s as running: %s", run.run_id, error)
+        _log.warning("MLflow still shows run %s as running, and it is %s: %s", run.run_id, status.lower(), error)
 
 
 def _make_folder(uri: str) -> None:
+    check_writable(uri)
     if uri.startswith("sqlite:///"):
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
 
 
 def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    name = name_in_store(uri, name)
     experiment = client.get_experiment_by_name(name)
     if experiment is not None:
+        for key, value in _KIND.items():
+            if key not in experiment.tags:
+                client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
     local = Path(uri.removeprefix("sqlite:///")).parent / "artifacts" if uri.startswith("sqlite:///") else None
     # Beside the database: MLflow's own default would follow the working directory of whoever asks.
-    return str(client.create_experiment(name, artifact_location=local.as_uri() if local else None))
+    return str(client.create_experiment(name, artifact_location=local.as_uri() if local else None, tags=_KIND))

@@ -7,13 +7,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import mlflow
 from mlflow.exceptions import MlflowException, RestException
 
 from pipelines.locations import redacted
+from pipelines.tracking import databricks
 
 _DEFAULT_FOLDER = "mlruns"
 # MLflow shows a progress bar for each small file that it loads, between the lines of a job.
 os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+# And the addresses of run and experiment, which a job says itself.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 REQUEST_SECONDS = 5
 """How long a short wait for the answer to one request is."""
 _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
@@ -28,20 +32,50 @@ class TrackedRun:
     """A run and the store that holds it; small, travels to the workers."""
 
     uri: str = field(repr=False)
-    """Address of the store, which may hold a password."""
+    """Address of the store, which may hold a password; empty where training does without one."""
     run_id: str
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing is written to a store for now."""
+        return not self.uri
 
 
 def tracking_uri() -> str:
-    """Return `MLFLOW_TRACKING_URI`, or a sqlite file under `mlruns/` in the working directory.
+    """Return `MLFLOW_TRACKING_URI`, the workspace on Databricks, or a sqlite file under `mlruns/` in this folder.
 
-    A relative sqlite path is made absolute: workers have another working directory.
+    `mlflow.set_tracking_uri` sets that variable too. A relative path, of a sqlite file or of a folder, is made
+    absolute: workers have another working directory.
+
+    Raises:
+        ValueError: It is the address of a registry, such as `databricks-uc`.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or _default_uri()
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or (databricks.URI if databricks.is_in_runtime() else _default_uri())
+    databricks.refuse_registry(uri)
     scheme, separator, path = uri.partition(":///")
     if separator and scheme.startswith("sqlite") and path and not path.startswith(("/", ":memory:")):
         return f"{scheme}:///{Path(path).absolute()}"
+    if ":" not in uri and uri != databricks.URI:
+        return Path(uri).absolute().as_uri()
     return uri
+
+
+def check_writable(uri: str) -> None:
+    """Refuse a store in a file or folder that this process cannot write; of other stores nothing is known yet.
+
+    Raises:
+        RuntimeError: It cannot be written; says which path.
+    """
+    if not is_file_store(uri):
+        return
+    path = Path(uri.partition("://")[2].removeprefix("/") if uri.startswith("sqlite") else uri.removeprefix("file:"))
+    path = Path("/", path)
+    existing = path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    # SQLite makes a journal beside its file.
+    for needed in {existing, existing.parent if existing.is_file() else existing}:
+        if not os.access(needed, os.W_OK | (os.X_OK if needed.is_dir() else 0)):
+            missing = "" if path.exists() else " does not exist, and"
+            raise RuntimeError(f"MLflow's store {redacted(uri)}{missing} cannot be written: see the rights of {needed}")
 
 
 def _default_uri() -> str:
@@ -54,7 +88,10 @@ def worker_environment() -> dict[str, str]:
     A rank repeats a failed request itself, from a thread, and MLflow's own retries only delay the news.
     """
     settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
-    return {_RETRIES: "2", **settings, "MLFLOW_TRACKING_URI": tracking_uri()}
+    uri, registry = tracking_uri(), mlflow.get_registry_uri()
+    if databricks.is_databricks(uri) and registry != uri:  # of the notebook: `databricks-uc` is Unity Catalog's
+        settings["MLFLOW_REGISTRY_URI"] = registry
+    return {_RETRIES: "2", **settings, **databricks.worker_credentials(uri), "MLFLOW_TRACKING_URI": uri}
 
 
 def is_file_store(uri: str) -> bool:
@@ -85,12 +122,17 @@ def show_command(run: TrackedRun) -> str:
 
 
 @contextmanager
-def short_waits(timeout: int = REQUEST_SECONDS) -> Iterator[None]:
-    """Let MLflow's calls give up after `timeout` seconds and one retry, unless the environment says otherwise.
+def short_waits(timeout: int = REQUEST_SECONDS, retries: int = 1) -> Iterator[None]:
+    """Let each of MLflow's calls give up soon, unless the environment says otherwise.
 
     The environment is as before afterwards: it may be that of a user's notebook.
+
+    Args:
+        timeout: Seconds that one request may take.
+        retries: Number of further requests of a call.
     """
-    ours = {name: value for name, value in ((_RETRIES, "1"), (_TIMEOUT, str(timeout))) if name not in os.environ}
+    wanted = {_RETRIES: str(retries), _TIMEOUT: str(timeout)}
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
     retries_log = logging.getLogger("urllib3.connectionpool")
     level = retries_log.level
     os.environ.update(ours)
@@ -113,6 +155,11 @@ def readable_errors(what: str) -> Iterator[None]:
         if not isinstance(error, RestException) and reason.startswith("API request to"):
             raise TrackingError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
         raise ValueError(f"{redacted(what)}: {reason}") from None
+    except Exception as error:
+        # MLflow 2 lets through what its database says, such as that there is no file.
+        if not type(error).__module__.startswith("sqlalchemy."):
+            raise
+        raise ValueError(f"{redacted(what)}: MLflow's store cannot be opened: {reason_of(error)}") from None
 
 
 def reason_of(error: Exception) -> str:

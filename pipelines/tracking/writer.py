@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pipelines.tracking.delivery import PATIENCE_SECONDS, Delivery, OnNews, warn
 from pipelines.tracking.journal import Journal
-from pipelines.tracking.metrics import is_listed
+from pipelines.tracking.metrics import unlisted
+from pipelines.tracking.pictures import Draw, Pictures
 from pipelines.tracking.store import TrackedRun
 
 if TYPE_CHECKING:
@@ -55,12 +56,13 @@ class RunWriter:
             run: The run.
             folder: Folder of the journal; one that an earlier process left is continued.
             restart_step: Optimizer steps of the checkpoint from which training starts; see `Journal`.
-            on_news: Is told when the store does not answer and when it does again, from the thread that delivers.
+            on_news: Called when the store does not answer and when it does again, from the thread that delivers.
             own_metrics: Names of the user's own metrics.
         """
         self._own_metrics = tuple(own_metrics)
         self._journal = Journal(folder, restart_step)
         self._delivery = Delivery(run, self._journal, on_news)
+        self._pictures = Pictures(self._take_picture)
 
     def start(self) -> None:
         """Deliver from a thread from now on."""
@@ -73,8 +75,8 @@ class RunWriter:
 
     def curves(self, points: Mapping[str, Sequence[Point]], *, after_step: int = 0) -> None:
         """Write several values per metric, whose names `pipelines.tracking.metrics` lists."""
-        unlisted = [name for name in points if not is_listed(name, self._own_metrics)]
-        assert not unlisted, f"not listed in pipelines/tracking/metrics.py: {unlisted}"
+        wrong = unlisted(points, self._own_metrics)
+        assert not wrong, f"not listed in pipelines/tracking/metrics.py: {wrong}"
         rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
         for start in range(0, len(rows), _POINTS_PER_ENTRY):
             content = {"points": rows[start : start + _POINTS_PER_ENTRY]}
@@ -99,24 +101,54 @@ class RunWriter:
 
     def figure(self, figure: "Figure", path: str, *, after_step: int = 0) -> None:
         """Write a PNG artifact."""
-        image = io.BytesIO()
-        figure.savefig(image, format="png")
-        self._journal.append_file(image.getvalue(), path, after_step=after_step)
-        self._delivery.wake()
+        self._take_picture(figure, path, after_step)
+
+    def picture(self, draw: Draw, path: str, *, after_step: int = 0) -> None:
+        """Write a PNG artifact that a thread draws, when that costs little, or in `finish_pictures`.
+
+        Args:
+            draw: Makes the picture from what it owns; is called from the thread.
+            path: Path of the artifact; an earlier picture of the same path that was not drawn yet never is.
+            after_step: Optimizer steps that the picture tells of.
+        """
+        self._pictures.order(path, draw, after_step=after_step)
+
+    def hurry_pictures(self) -> None:
+        """Draw the newest version of every picture from now on, whatever it costs."""
+        self._pictures.hurry()
+
+    def finish_pictures(self) -> None:
+        """Draw the newest version of every picture, and wait for it."""
+        self._pictures.finish()
 
     def folder(self, folder: Path, path: str) -> None:
         """Write all files of a folder as artifacts, as they are when they are delivered."""
         self._journal.append("folder", {"folder": str(folder)}, after_step=0, path=path)
         self._delivery.wake()
 
+    def sync(self) -> None:
+        """Wait until what was written is on the disk; see `Journal.sync`."""
+        self._journal.sync()
+
     def hold(self, step: int) -> None:
         """Say that a checkpoint holds so many optimizer steps."""
         self._journal.hold(step)
         self._delivery.wake()
 
-    def drain(self, patience: float = PATIENCE_SECONDS) -> str:
-        """Wait until everything is delivered; why not, where the store does not answer for `patience` seconds."""
-        return self._delivery.drain(patience)
+    def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
+        """Wait until everything is delivered; return why not, where the store takes too long; see `Delivery.drain`."""
+        return self._delivery.drain(patience, answers=answers)
+
+    def _take_picture(self, figure: "Figure", path: str, after_step: int) -> None:
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        self._journal.append_file(image.getvalue(), path, after_step=after_step)
+        self._delivery.wake()
+
+    @property
+    def pending(self) -> int:
+        """Number of entries that the store does not have yet."""
+        return len(self._journal)
 
     def close(self) -> None:
         """End, after a last `drain`; a journal in which something is left stays for the next process."""

@@ -26,7 +26,8 @@ class Accumulation:
 
     So k micro-batches on each of N ranks give what one batch on each of kN ranks gives: batch norm sees one micro-batch
     at a time, every micro-batch starts from the moving statistics before the step, and these move once per step. The
-    sums take the memory of one float32 gradient, for any k.
+    sums take the memory of one float32 gradient, for any k; what a second graph and its buffers take beside them is in
+    RESULTS.md (`make bench NAME=memory`).
 
     Source: the order of the samples is that of `pipelines.dataset.order.rank_parts`.
     """
@@ -75,6 +76,12 @@ class Accumulation:
         for total in self._gradients:
             total.assign(tf.zeros_like(total))
         return mean, means
+
+    def reset(self) -> None:
+        """Begin with zeros, whatever an unfinished step has left; outside a graph."""
+        self._loss.assign(0.0)
+        for total in [*self._gradients, *self._statistics_sums]:
+            total.assign(tf.zeros_like(total))
 
 
 def _zeros_like(variable: tf.Variable | keras.Variable) -> tf.Variable:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pipelines.sample import ImageGroup
 
 Channels = tuple[int | None, ...]
-"""For each band of a group the channel of the network's input that it becomes; None: the network does not see it."""
+"""Channel of the network's input for each band of a group; None: the network does not see the band."""
 
 
 def band_channels(groups: Sequence[ImageGroup], bands: Sequence[str] | None) -> dict[str, Channels]:

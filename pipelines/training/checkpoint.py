@@ -7,22 +7,31 @@ Format versions: this version writes format 2 and reads formats 1 and 2; so will
 `settings`. A checkpoint of a format that this version does not know is an error, and is never passed over.
 """
 
-import errno
 import json
 import logging
-import os
 import re
-import shutil
-import uuid
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from pipelines.remote_path import AnyPath
+from pipelines.training.checkpoint_files import (
+    DAMAGE,
+    NO_DAMAGE,
+    Arrays,
+    DamagedError,
+    checkpoint_path,
+    elsewhere,
+    list_checkpoints,
+    opened,
+    rank_path,
+    refuse_non_finite,
+    remove_leftovers,
+    write_arrays,
+)
 
 if TYPE_CHECKING:
     import keras
@@ -31,21 +40,11 @@ KEPT = 2
 FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
 _STATE = "state.json"
-_NAME = re.compile(r"step-(\d{8})\.npz")
-_PART_NAME = re.compile(r"(?P<checkpoint>\.?step-(?P<step>\d{8}))(\.rank-\d{5})?\.npz(\.\d+)?")
-_DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile)
-_NO_DAMAGE = (PermissionError,)
 _log = logging.getLogger(__name__)
-
-Arrays = dict[str, NDArray[Any]]
 
 
 class UnknownFormatError(ValueError):
     """A checkpoint has a format version that this version of Groundswell does not know."""
-
-
-class DamagedError(RuntimeError):
-    """A file of a checkpoint is missing, cut short, changed, or holds values that are not finite."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +71,8 @@ class TrainingState:
     """What decides the order of samples beside seed and dataset: the reader, and its window if it has one."""
     settings: dict[str, str] = field(default_factory=dict)
     """The settings that the checkpoint was written with, by key, and the versions of Groundswell, Keras, TensorFlow."""
+    thresholds: dict[str, list[float]] = field(default_factory=dict)
+    """Those of `results.thresholds_of` at the end of the epoch; empty within one, and of earlier versions."""
 
     @property
     def is_within_an_epoch(self) -> bool:
@@ -79,23 +80,13 @@ class TrainingState:
         return self.loss_count > 0
 
 
-def checkpoint_path(folder: Path, step: int) -> Path:
-    """Path of the checkpoint after `step` optimizer steps."""
-    return folder / f"step-{step:08d}.npz"
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Checkpoints of a run, oldest first."""
-    return sorted(path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name))
-
-
 def save_checkpoint(
-    folder: Path, state: TrainingState, variables: Sequence["keras.Variable"], *, spared: int | None = None
-) -> Path:
+    folder: AnyPath, state: TrainingState, variables: Sequence["keras.Variable"], *, spared: int | None = None
+) -> AnyPath:
     """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
 
     Args:
-        folder: Folder of the run's checkpoints.
+        folder: Folder of the run's checkpoints, on this machine or behind a URL.
         state: Where the run stands.
         variables: What the checkpoint holds.
         spared: Optimizer steps of a checkpoint that is not removed, however old it is.
@@ -108,16 +99,16 @@ def save_checkpoint(
     refuse_non_finite(arrays)
     header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state)}).encode()
     path = checkpoint_path(folder, state.step)
-    _write(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
+    write_arrays(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
     # Never the one just written: damaged checkpoints with higher numbers may exist.
     for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
         if spared is None or old != checkpoint_path(folder, spared):
             old.unlink()
-    _remove_leftovers(folder, state.step)
+    remove_leftovers(folder, state.step)
     return path
 
 
-def save_rank_state(folder: Path, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+def save_rank_state(folder: AnyPath, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write the exchange state of one rank, before the checkpoint of that step is written.
 
     Raises:
@@ -125,35 +116,32 @@ def save_rank_state(folder: Path, step: int, rank: int, arrays: Mapping[str, NDA
         OSError: The file cannot be written; no part of it remains.
     """
     refuse_non_finite(arrays)
-    _write(_rank_path(checkpoint_path(folder, step), rank), arrays)
+    write_arrays(rank_path(checkpoint_path(folder, step), rank), arrays)
 
 
-def remove_rank_states(folder: Path, step: int) -> None:
+def remove_rank_states(folder: AnyPath, step: int) -> None:
     """Remove the exchange states of a checkpoint that could not be written."""
     for part in folder.glob(f"step-{step:08d}.rank-*.npz"):
         part.unlink(missing_ok=True)
 
 
-def check_rank_states(folder: Path, step: int, ranks: int) -> None:
+def check_rank_states(folder: AnyPath, step: int, ranks: int) -> None:
     """Check that the file of every rank has arrived in the folder.
 
     Raises:
         RuntimeError: Ranks write to different disks.
     """
-    missing = [rank for rank in range(ranks) if not _rank_path(checkpoint_path(folder, step), rank).is_file()]
+    checkpoint = checkpoint_path(folder, step)
+    there = {path.name for path in folder.glob(f"{checkpoint.stem}.rank-*.npz")}
+    missing = [rank for rank in range(ranks) if rank_path(checkpoint, rank).name not in there]
     if missing:
         raise RuntimeError(elsewhere(missing[0], folder))
-
-
-def elsewhere(rank: int, folder: Path) -> str:
-    """The error text for a rank whose file is not where rank 0 looks for it."""
-    return f"rank {rank} wrote elsewhere than {folder}: set training.output to storage that all hosts mount"
 
 
 class RankStates(Sequence[Arrays]):
     """The exchange states beside a checkpoint, in rank order; each access reads one rank's file."""
 
-    def __init__(self, checkpoint: Path, ranks: int) -> None:
+    def __init__(self, checkpoint: AnyPath, ranks: int) -> None:
         """Open nothing yet."""
         self._checkpoint, self._ranks = checkpoint, ranks
 
@@ -170,19 +158,25 @@ class RankStates(Sequence[Arrays]):
         """
         if not 0 <= rank < self._ranks:
             raise IndexError(rank)
-        path = _rank_path(self._checkpoint, rank)
+        path = rank_path(self._checkpoint, rank)
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with opened(path) as file:
                 arrays = {name: file[name] for name in file.files}
             refuse_non_finite(arrays)
-        except _NO_DAMAGE:
+        except NO_DAMAGE:
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise DamagedError(f"{path.name}: {error}") from error
         return arrays
 
 
-def newest_state(folder: Path) -> tuple[Path, TrainingState]:
+def newest_step(folder: AnyPath) -> int:
+    """Optimizer steps of the newest checkpoint by its name; 0 where there is none."""
+    written = list_checkpoints(folder)
+    return int(written[-1].stem.removeprefix("step-")) if written else 0
+
+
+def newest_state(folder: AnyPath) -> tuple[AnyPath, TrainingState]:
     """The newest checkpoint whose state can be read, and that state; its arrays are not read.
 
     Raises:
@@ -194,16 +188,16 @@ def newest_state(folder: Path) -> tuple[Path, TrainingState]:
         raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
     for path in reversed(paths):
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with opened(path) as file:
                 return path, _read_state(path, file)
-        except (UnknownFormatError, *_NO_DAMAGE):
+        except (UnknownFormatError, *NO_DAMAGE):
             raise
-        except _DAMAGE as error:
+        except DAMAGE as error:
             _warn_of_damage(path, error)
     raise all_damaged(folder)
 
 
-def readable_checkpoints(folder: Path) -> Iterator[tuple[Path, TrainingState, Arrays]]:
+def readable_checkpoints(folder: AnyPath) -> Iterator[tuple[AnyPath, TrainingState, Arrays]]:
     """Yield the checkpoints that are whole and finite, the newest first, with their arrays.
 
     Raises:
@@ -216,7 +210,7 @@ def readable_checkpoints(folder: Path) -> Iterator[tuple[Path, TrainingState, Ar
             _warn_of_damage(path, error)
 
 
-def read_checkpoint(path: Path) -> tuple[TrainingState, Arrays]:
+def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
     """Read one checkpoint.
 
     Raises:
@@ -224,39 +218,54 @@ def read_checkpoint(path: Path) -> tuple[TrainingState, Arrays]:
         ValueError: It has an unknown format.
     """
     try:
-        # Each member's CRC is verified as it is read; pickled objects are refused.
-        with np.load(path, allow_pickle=False) as file:
+        with opened(path) as file:
             state = _read_state(path, file)
             arrays = {name: file[name] for name in file.files if name != _STATE}
         refuse_non_finite(arrays)
-    except (UnknownFormatError, *_NO_DAMAGE):
+    except (UnknownFormatError, *NO_DAMAGE):
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise DamagedError(str(error)) from error
     return state, arrays
 
 
-def read_arrays(path: Path) -> tuple[TrainingState, Arrays]:
+def read_state(path: AnyPath) -> TrainingState:
+    """Read the state of one checkpoint, without its arrays.
+
+    Raises:
+        DamagedError: It is missing or damaged.
+        ValueError: It has an unknown format.
+    """
+    try:
+        with opened(path) as file:
+            return _read_state(path, file)
+    except (UnknownFormatError, *NO_DAMAGE):
+        raise
+    except DAMAGE as error:
+        raise DamagedError(str(error)) from error
+
+
+def read_arrays(path: AnyPath) -> tuple[TrainingState, Arrays]:
     """Read one checkpoint.
 
     Raises:
         ValueError: It is damaged, or has an unknown format.
     """
     try:
-        with np.load(path, allow_pickle=False) as file:
+        with opened(path) as file:
             return _read_state(path, file), {name: file[name] for name in file.files if name != _STATE}
-    except (UnknownFormatError, *_NO_DAMAGE):
+    except (UnknownFormatError, *NO_DAMAGE):
         raise
-    except _DAMAGE as error:
+    except DAMAGE as error:
         raise ValueError(f"{path} is damaged, or no checkpoint ({error})") from error
 
 
-def all_damaged(folder: Path) -> ValueError:
+def all_damaged(folder: AnyPath) -> ValueError:
     """The error for a folder whose checkpoints cannot be used."""
     return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
 
 
-def assign_arrays(path: Path, arrays: Arrays, variables: Sequence["keras.Variable"]) -> None:
+def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Variable"]) -> None:
     """Set `variables` to the arrays of the checkpoint at `path`.
 
     Raises:
@@ -274,100 +283,11 @@ def assign_arrays(path: Path, arrays: Arrays, variables: Sequence["keras.Variabl
         variable.assign(arrays[_name(i, variable)])
 
 
-def refuse_non_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Check that every value is finite.
-
-    Raises:
-        FloatingPointError: Names the first array with a value that is not finite.
-    """
-    for name, array in arrays.items():
-        if array.dtype.kind == "f" and not np.isfinite(array).all():
-            raise FloatingPointError(f"{name.partition(':')[2] or name} is not finite")
-
-
-def check_writable(folder: Path, needed_bytes: int = 0) -> None:
-    """Create the folder, write a file there and remove it, and compare the free space.
-
-    Args:
-        folder: Folder of `training.output`, or of one run in it.
-        needed_bytes: Space that checkpoints will take, as far as it is known.
-
-    Raises:
-        RuntimeError: The folder cannot be written, or its disk has less free space.
-    """
-    probe = folder / f".probe.{uuid.uuid4().hex}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with probe.open("wb") as file:
-            file.write(bytes(4096))
-            file.flush()
-            os.fsync(file.fileno())
-        probe.unlink()
-        space = shutil.disk_usage(folder)
-    except OSError as error:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
-        raise RuntimeError(
-            f"cannot write to {folder} ({error.strerror}): set training.output to a folder with write access"
-        ) from None
-    # Some network storage reports no size at all.
-    if space.total > 0 and space.free < needed_bytes:
-        raise RuntimeError(
-            f"{folder} has {_mib(space.free)} of free space, and the checkpoints take {_mib(needed_bytes)}: free some, "
-            "or set training.output to a larger disk"
-        )
-
-
-def write_failure(folder: Path, error: OSError) -> str:
-    """The error text for a checkpoint that could not be written; its caller adds how to continue."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    remedy = "free some space" if full else "make the folder writable"
-    return f"cannot write a checkpoint to {folder} ({error.strerror}): {remedy}"
-
-
-def _mib(size: int) -> str:
-    return f"{size / 2**20:,.0f} MiB"
-
-
-def _rank_path(checkpoint: Path, rank: int) -> Path:
-    return checkpoint.with_name(f"{checkpoint.stem}.rank-{rank:05d}.npz")
-
-
-def _write(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("wb") as file:
-            _write_arrays(file, arrays)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def _write_arrays(file: BinaryIO, arrays: Mapping[str, NDArray[Any]]) -> None:
-    # `np.savez` leaves its ZIP file open when the disk is full, and that fails once more when it is collected.
-    with zipfile.ZipFile(file, "w") as archive:
-        for name, array in arrays.items():
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
-
-
-def _remove_leftovers(folder: Path, step: int) -> None:
-    """Remove what killed processes left up to a step: half-written files, and rank states without a checkpoint."""
-    complete = {path.stem for path in list_checkpoints(folder)}
-    for path in [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]:
-        match = _PART_NAME.fullmatch(path.name)
-        if match is not None and int(match["step"]) <= step and match["checkpoint"] not in complete:
-            path.unlink(missing_ok=True)
-
-
-def _warn_of_damage(path: Path, error: Exception) -> None:
+def _warn_of_damage(path: AnyPath, error: Exception) -> None:
     _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
 
 
-def _read_state(path: Path, file: Mapping[str, NDArray[Any]]) -> TrainingState:
+def _read_state(path: AnyPath, file: Mapping[str, NDArray[Any]]) -> TrainingState:
     header = json.loads(file[_STATE].tobytes())
     version = header.pop("format_version")
     if version not in _READABLE_VERSIONS:

@@ -2,21 +2,26 @@
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 
 from conf.augmentations import PadCropConfig
+from conf.modes import LocalConfig
 from conf.schema import RunConfig
 from models.layers.grids import shift_units
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import check_readable
+from pipelines.packages import check_backend, require
+from pipelines.remote_path import AnyPath, RemotePath, any_path
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 from pipelines.tracking import runs
+from pipelines.tracking.local_run import read_local_run
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_listed, validation_metrics
 from pipelines.training.bands import used_groups
-from pipelines.training.checkpoint import KEPT, TrainingState, check_writable, checkpoint_path, newest_state
+from pipelines.training.checkpoint import KEPT, TrainingState, newest_state
+from pipelines.training.checkpoint_files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.class_weights import class_weights
 from pipelines.training.input import reader_settings
+from pipelines.training.output import CHECKPOINTS, checkpoints_of, records_folder, run_place
 from pipelines.training.rates import make_schedule
 from pipelines.training.selection import best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
@@ -31,13 +36,17 @@ def check_dataset(config: RunConfig) -> Manifest:
         FileNotFoundError: There is no dataset.
         ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
             is too small, the schedule does not fit the number of steps, the model cannot use the images, validation has
-            no such metric, the dataset no such classes, or a part by import path does not fit.
-        RuntimeError: The process that tries such a part died.
+            no such metric, the dataset no such classes, a part by import path does not fit, a setting has no effect on
+            this dataset, or Keras's backend is not TensorFlow.
+        RuntimeError: The process that tries such a part died, or the reader's package is not installed.
     """
+    check_backend("training")
     manifest = read_manifest(config.dataset.path)
     if TRAINING_SPLIT not in manifest.splits:
-        raise ValueError(f"{config.dataset.path} has no training split, only {', '.join(sorted(manifest.splits))}")
+        raise ValueError(f"{config.dataset.path} has no training split, only {manifest.split_names()}")
     _check_steps(config, manifest)
+    _check_trace(config, manifest)
+    _check_mode(config, manifest)
     make_schedule(config, steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size))
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
@@ -50,7 +59,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     # Petastorm's reader reads the training split without our cache.
     splits = [VALIDATION_SPLIT] if config.reader.name == "petastorm" else [TRAINING_SPLIT, VALIDATION_SPLIT]
     present = [split for split in splits if split in manifest.splits]
-    check_readable(config.dataset.path, manifest, present, reader_settings(config.reader))
+    if not check_readable(config.dataset.path, manifest, present, reader_settings(config.reader)):
+        _check_cache_is_default(config)
     return manifest
 
 
@@ -67,14 +77,14 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
     run_id = config.training.resume_run
     if run_id is None:
         return
-    path, state = newest_state(run_folder(config, run_id) / "checkpoints")
+    path, state = newest_state(checkpoints_of(config, run_id))
     check_same_training(path, state, config, manifest)
     if state.epochs_done > config.training.epochs:
         raise ValueError(
             f"{path} has done {state.epochs_done} epochs, more than training.epochs={config.training.epochs}: raise "
             "training.epochs to continue"
         )
-    if state.epochs_done == config.training.epochs and runs.is_finished(run_id):
+    if state.epochs_done == config.training.epochs and _is_finished(config, run_id):
         raise ValueError(
             f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
         )
@@ -91,19 +101,25 @@ def check_output(config: RunConfig) -> None:
     """
     run_id = config.training.resume_run
     if run_id is None:
-        check_writable(Path(config.training.output))
+        check_writable(any_path(config.training.output))
         return
-    folder = run_folder(config, run_id)
-    path, _ = newest_state(folder / "checkpoints")
-    size = sum(part.stat().st_size for part in path.parent.glob(f"{path.stem}*.npz"))
-    written = len(list(path.parent.glob("step-????????.npz")))
+    place = run_place(config, run_id)
+    if isinstance(place, RemotePath):
+        check_writable(place)
+        return
+    path, _ = newest_state(place / CHECKPOINTS)
+    size = sum(part.stat().st_size for part in (place / CHECKPOINTS).glob(f"{path.stem}*.npz"))
+    written = len(list_checkpoints(place / CHECKPOINTS))
     kept = KEPT + (config.training.selection.metric is not None)
-    check_writable(folder, size * (kept + 1 - min(kept, written)))
+    check_writable(place, size * (kept + 1 - min(kept, written)))
 
 
-def run_folder(config: RunConfig, run_id: str) -> Path:
-    """Folder of a run's checkpoints and logs."""
-    return Path(config.training.output) / run_id
+def _is_finished(config: RunConfig, run_id: str) -> bool:
+    """Whether nothing but more epochs is left to do; without the store, `groundswell sync` does the rest."""
+    if not config.tracking.offline:
+        return runs.is_finished(run_id)
+    local = read_local_run(records_folder(config.training.output) / run_id)
+    return local is not None and local.status in ("TRAINED", "FINISHED")
 
 
 def batch_text(config: RunConfig) -> str:
@@ -113,10 +129,10 @@ def batch_text(config: RunConfig) -> str:
     return f"{config.launch.num_workers} workers{micro_batches} x {config.training.batch_size_per_worker}"
 
 
-def _check_best(path: Path, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
     """Check that training can continue by the same rule, and that the checkpoint of the best epoch is there."""
     selection = config.training.selection
-    if is_over(state.history, selection) and runs.is_finished(config.training.resume_run or ""):
+    if is_over(state.history, selection) and _is_finished(config, config.training.resume_run or ""):
         why = why_ended(state.history, selection, config.training.epochs)
         raise ValueError(f"{path} ended {why}, and the model is logged: raise training.selection.patience to continue")
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
@@ -141,13 +157,20 @@ def check_own_metrics(config: RunConfig) -> None:
 
 
 def _check_selection(config: RunConfig, manifest: Manifest) -> None:
-    metric = config.training.selection.metric
-    if metric is None:
-        return
+    tracking = config.tracking
+    chosen = [("training.selection.metric", config.training.selection.metric)]
+    if tracking.registered_model is not None and tracking.promote_metric != tracking.default("promote_metric"):
+        chosen.append(("tracking.promote_metric", tracking.promote_metric))
+    for setting, metric in chosen:
+        if metric is not None:
+            _check_validation_metric(setting, metric, config, manifest)
+
+
+def _check_validation_metric(setting: str, metric: str, config: RunConfig, manifest: Manifest) -> None:
     if VALIDATION_SPLIT not in manifest.splits:
         raise ValueError(
-            f"training.selection.metric={metric} needs a validation split, and {config.dataset.path} has only "
-            f"{', '.join(sorted(manifest.splits))}: set training.selection.metric=null"
+            f"{setting}={metric} needs a validation split, and {config.dataset.path} has only "
+            f"{', '.join(sorted(manifest.splits))}: leave out {setting}"
         )
     own = list(config.training.metrics)
     known = validation_metrics(
@@ -156,7 +179,7 @@ def _check_selection(config: RunConfig, manifest: Manifest) -> None:
     if metric not in known:
         averaged = metric.startswith(f"{AVERAGED_GROUP}/") and config.training.ema is None
         remedy = ", and training.ema is null" if averaged else ""
-        raise ValueError(f"training.selection.metric={metric} should be one of {', '.join(known)}{remedy}")
+        raise ValueError(f"{setting}={metric} should be one of {', '.join(known)}{remedy}")
 
 
 def _check_steps(config: RunConfig, manifest: Manifest) -> None:
@@ -176,9 +199,47 @@ def _check_steps(config: RunConfig, manifest: Manifest) -> None:
         )
 
 
+def _check_trace(config: RunConfig, manifest: Manifest) -> None:
+    traced, epochs = config.training.trace_steps, config.training.epochs
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    if traced is not None and traced[1] > epochs * steps:
+        raise ValueError(
+            f"training.trace_steps={traced} is beyond the end of the run, which has {epochs * steps} steps ({epochs} "
+            f"epochs of {steps}): choose lower ones"
+        )
+    if config.training.tensorflow_profiler and isinstance(any_path(config.training.output), RemotePath):
+        raise ValueError(
+            f"training.tensorflow_profiler=true writes files, and training.output={config.training.output} is a URL: "
+            "set a folder that all hosts mount, or training.tensorflow_profiler=false"
+        )
+
+
+def _check_mode(config: RunConfig, manifest: Manifest) -> None:
+    mode, epochs = config.training.mode, config.training.epochs
+    steps = epochs * steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    if isinstance(mode, LocalConfig) and mode.local_after_steps >= steps:
+        raise ValueError(
+            f"training.mode.local_after_steps={mode.local_after_steps} is not before the end of the run, which has "
+            f"{steps} steps, so that workers never train alone: lower it, or set training.mode=synchronous"
+        )
+
+
+def _check_cache_is_default(config: RunConfig) -> None:
+    for key in ("cache_folder", "cache_limit_gib"):
+        value = getattr(config.reader, key)
+        if value != config.reader.default(key):
+            raise ValueError(
+                f"reader.{key}={value} has no effect: {config.dataset.path} is local and not compressed, and is read "
+                "without a cache"
+            )
+
+
 def _check_reader(config: RunConfig, manifest: Manifest) -> None:
+    if config.reader.name != "petastorm":
+        return
+    require("reader.name=petastorm", ["petastorm"])
     row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
-    if config.reader.name == "petastorm" and row_groups < config.launch.num_workers:
+    if row_groups < config.launch.num_workers:
         raise ValueError(
             f"Petastorm's reader gives each worker whole row groups, and {config.dataset.path} has {row_groups} for "
             f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "
@@ -190,6 +251,13 @@ def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
     """Check what the model's first layers need, in the words of the configuration."""
     groups = used_groups(manifest.groups, config.input.bands)
     _check_augmentation(config, groups)
+    upsampling, sizes = config.input.upsampling, {group.shape[:2] for group in groups}
+    if upsampling != config.input.default("upsampling") and len(sizes) == 1:
+        ((height, width),) = sizes
+        raise ValueError(
+            f"input.upsampling={upsampling} has no effect: all images of {config.dataset.path} that the network sees "
+            f"have {height} x {width} pixels"
+        )
     for group in groups:
         bands = group.shape[2]
         statistics = manifest.statistics.get(group.name)

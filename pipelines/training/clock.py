@@ -10,7 +10,7 @@ class Clock:
         """Start with the wait for the first batch."""
         self._started = self._waits_since = time.perf_counter()
         self._waited = 0.0
-        self._images = self._images_arrived = 0
+        self._images = self._images_arrived = self._steps = 0
         self._first_step_done = False
         self.measures = False
         """Whether a step after the first is done."""
@@ -23,26 +23,40 @@ class Clock:
     def step_done(self) -> None:
         """Count the images of one step, which may have come in several batches."""
         if self._first_step_done and not self.measures:
-            self._images, self.measures = 0, True
+            self._images, self._steps, self.measures = 0, 0, True
         elif not self._first_step_done:
             self._first_ended, self._first_waited = time.perf_counter(), self._waited
         self._first_step_done = True
         self._images += self._images_arrived
         self._images_arrived = 0
+        self._steps += 1
 
     def begin_waiting(self) -> None:
         """Begin the wait for the next batch."""
         self._waits_since = time.perf_counter()
 
     @property
+    def steps(self) -> int:
+        """Number of steps that are measured."""
+        return self._steps
+
+    @property
+    def seconds(self) -> float:
+        """Time of the steps that are measured."""
+        return max(time.perf_counter() - (self._first_ended if self.measures else self._started), 1e-9)
+
+    @property
+    def first_step_seconds(self) -> float:
+        """Time until the first step was done, where it is not measured; else 0."""
+        return self._first_ended - self._started if self.measures else 0.0
+
+    @property
     def images_per_second(self) -> float:
         """Rate of this rank so far."""
-        since = self._first_ended if self.measures else self._started
-        return self._images / max(time.perf_counter() - since, 1e-9)
+        return self._images / self.seconds
 
     @property
     def wait_fraction(self) -> float:
         """Part of the time that was spent waiting for input."""
-        if not self.measures:
-            return self._waited / max(time.perf_counter() - self._started, 1e-9)
-        return (self._waited - self._first_waited) / max(time.perf_counter() - self._first_ended, 1e-9)
+        waited = self._waited - (self._first_waited if self.measures else 0.0)
+        return waited / self.seconds

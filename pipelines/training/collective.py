@@ -8,12 +8,14 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from pipelines.launch import membership
+
 
 class HorovodCollective:
     """All ranks of this Horovod job; every rank must call the same operations in the same order."""
 
     def __init__(self, group_size: int = 1) -> None:
-        """Join the job.
+        """Join the job; a spare process joins it later, by `join`.
 
         Args:
             group_size: Number of consecutive ranks of a `group`, which divides the number of ranks; the same on every
@@ -24,21 +26,34 @@ class HorovodCollective:
         os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
         # In every cycle the ranks tell each other what is ready, also where nothing is. With Horovod's default, a cycle
         # of one millisecond, that is 0.4 MB/s and takes 6 % of a rank's only core. A GPU computes meanwhile: there the
-        # default stays. It stays too where every layer waits for a sum over its group, which takes a cycle or two.
-        if not tf.config.get_visible_devices("GPU") and group_size == 1:
+        # default stays. It stays too where every layer waits for a sum over its group, which takes a cycle or two; and
+        # with spares: where a cycle was set and ranks join again, Horovod 0.28 takes another size for its fusion buffer
+        # than in a spare that joins first, and the ranks would exchange different tensors.
+        if not (tf.config.get_visible_devices("GPU") or group_size > 1 or membership.kept_memory()):
             os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
-        self.group = _join(group_size)
+        self.rank, self.size = rank_of_job(), ranks_of_job()
+        assert self.size % group_size == 0, "the driver checks that groups divide the ranks"
+        self.group = HorovodGroup(group_size)
         """The group of ranks that this one is in."""
+        if not membership.is_spare():
+            self.join()
 
-    @property
-    def rank(self) -> int:
-        """Number of this process, from 0."""
-        return int(hvd.rank())
+    def join(self, progress: int = 0) -> None:
+        """Join the job, at the start or after a rank has died.
 
-    @property
-    def size(self) -> int:
-        """Number of processes in the job."""
-        return int(hvd.size())
+        Args:
+            progress: How far this rank is; see `pipelines.launch.membership.join`.
+        """
+        membership.join(progress)
+        size = self.group.size
+        if size in (1, self.size):
+            hvd.init()
+            self.group.ranks = None if size == 1 else hvd.global_process_set
+            return
+        # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
+        groups = [hvd.ProcessSet(list(range(start, start + size))) for start in range(0, self.size, size)]
+        hvd.init(process_sets=groups)
+        self.group.ranks = groups[self.rank // size]
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         """Sum each tensor over the ranks, all of them in one grouped operation.
@@ -90,20 +105,22 @@ class HorovodCollective:
 class HorovodGroup:
     """Some consecutive ranks of the job; all of them must call the same operations."""
 
-    def __init__(self, ranks: hvd.ProcessSet | None) -> None:
-        """Take a process set that Horovod has initialised, or None for a group of this rank alone."""
-        self._ranks = ranks
-
-    @property
-    def size(self) -> int:
-        """Number of ranks of the group."""
-        return 1 if self._ranks is None else int(self._ranks.size())
+    def __init__(self, size: int) -> None:
+        """A group of so many ranks, which have not joined yet."""
+        self.size = size
+        self.ranks: hvd.ProcessSet | None = None
+        """Horovod's own, once the ranks have joined; None for a group of this rank alone."""
 
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
         """Return the sum over the group; its ranks match their calls by the name."""
-        if self._ranks is None:
+        if self.size == 1:
             return values
-        return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self._ranks)
+        return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self.ranks)
+
+
+def rank_of_job() -> int:
+    """Number of this process in the job, known before it has joined."""
+    return int(os.environ.get("HOROVOD_RANK", "0"))
 
 
 def ranks_of_job() -> int:
@@ -114,18 +131,6 @@ def ranks_of_job() -> int:
 def ranks_on_host() -> int:
     """Number of processes of the job on this host."""
     return int(os.environ.get("HOROVOD_LOCAL_SIZE", "1"))
-
-
-def _join(group_size: int) -> HorovodGroup:
-    size = ranks_of_job()
-    assert size % group_size == 0, "the driver checks that groups divide the ranks"
-    if group_size in (1, size):
-        hvd.init()
-        return HorovodGroup(None if group_size == 1 else hvd.global_process_set)
-    # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
-    groups = [hvd.ProcessSet(list(range(start, start + group_size))) for start in range(0, size, group_size)]
-    hvd.init(process_sets=groups)
-    return HorovodGroup(groups[hvd.rank() // group_size])
 
 
 def use_assigned_devices() -> None:

@@ -4,28 +4,21 @@ The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from conf.schema import RunConfig
+from pipelines.remote_path import AnyPath
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.finders.batches import BatchSearch
 from pipelines.training.finders.rates import RangeTest
-from pipelines.training.results import Evaluation, TrainingSummary
+from pipelines.training.results import TrainingSummary
 from pipelines.training.site import Site
 
 
-def train(config: RunConfig, run: TrackedRun, checkpoints: Path) -> TrainingSummary:
+def train(config: RunConfig, run: TrackedRun, checkpoints: AnyPath) -> TrainingSummary:
     """See `pipelines.training.worker.train_worker`."""
     from pipelines.training.worker import train_worker
 
     return train_worker(config, run, checkpoints)
-
-
-def evaluate(config: RunConfig, model_uri: str, split: str) -> Evaluation:
-    """See `pipelines.training.worker.evaluate_worker`."""
-    from pipelines.training.worker import evaluate_worker
-
-    return evaluate_worker(config, model_uri, split)
 
 
 def run_range_test(config: RunConfig, rates: Sequence[float]) -> RangeTest:

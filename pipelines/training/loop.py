@@ -51,6 +51,8 @@ class Trainer:
     """Takes all micro-batches of a step but the last; None if a step has one batch."""
     micro_batches: int = 1
     """Number of batches of this rank per step."""
+    reset: Callable[[], None] = lambda: None
+    """Forgets what the micro-batches of an unfinished step have left."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class LossTotal:
 
 @dataclass(frozen=True)
 class EpochResult:
-    """What one epoch's training gave, the same on every rank."""
+    """What one epoch's training gave; the loss is the same on every rank."""
 
     loss: float
     """Mean over all samples of the epoch."""
@@ -76,6 +78,18 @@ class EpochResult:
     """Rate over all ranks; the first step, which compiles, is left out if there are others."""
     input_wait_fraction: float
     """Part of that time in which this rank waited for its next batch."""
+    measured_steps: int = 0
+    """Number of steps of that time."""
+    measured_seconds: float = 0.0
+    """The same time on this rank."""
+    first_step_seconds: float = 0.0
+    """Seconds of the first step on this rank, with the wait for its batch; 0 where it is among the measured ones."""
+
+    @property
+    def compile_seconds(self) -> float:
+        """What the first step took beyond a usual one: in the first epoch of a process, it compiles."""
+        usual = self.measured_seconds / max(self.measured_steps, 1)
+        return max(0.0, self.first_step_seconds - usual)
 
 
 @dataclass(frozen=True)
@@ -122,6 +136,7 @@ def train_epoch(
     seeds_of: SeedsOf | None = None,
     mixing: Mixing | None = None,
     saver: StepSaver | None = None,
+    keeper: StepSaver | None = None,
     observer: StepObserver | None = None,
     report: Callable[[Progress], None] = lambda progress: None,
 ) -> EpochResult:
@@ -135,6 +150,7 @@ def train_epoch(
         seeds_of: Returns the seeds of a batch's augmentation from its rows; None if the model does not augment.
         mixing: Mixes the samples of each batch; None if they stay as they are.
         saver: Writes checkpoints within the epoch; None if there are none.
+        keeper: Keeps the state in memory; None if nothing does.
         observer: Receives the values of every step.
         report: Called about once a second.
 
@@ -143,14 +159,13 @@ def train_epoch(
         StoppedOnRequest: A rank was asked to stop; the checkpoint is written if there is a saver.
     """
     losses = _Losses(trainer, first_step, earlier, observer)
-    clock, reported = Clock(), time.perf_counter()
+    clock, pace = Clock(), _Pace()
     step = first_step
     for number, batch in enumerate(batches, start=1):
         clock.batch_arrived(len(batch.rows))
         if number % trainer.micro_batches:
             _take_micro_batch(trainer, inputs_of_step(batch, seeds_of, mixing))
-            if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
-                reported = time.perf_counter()
+            if clock.measures and pace.is_due():
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
             del batch
             clock.begin_waiting()
@@ -162,11 +177,8 @@ def train_epoch(
         step += 1
         if losses.stop_is_agreed:
             break
-        if saver is not None and saver.is_due(step):
-            losses.settle()  # a checkpoint includes no step whose loss is unknown
-            saver.save(step, losses.total)
-        if clock.measures and time.perf_counter() - reported >= _SECONDS_BETWEEN_REPORTS:
-            reported = time.perf_counter()
+        _save_where_due((saver, keeper), step, losses)  # a checkpoint averages what the kept state must include
+        if clock.measures and pace.is_due():
             report(Progress(step - first_step, losses.latest, trainer.collective.size * clock.images_per_second))
         del batch  # the reader may reuse its memory once the step has used it
         clock.begin_waiting()
@@ -175,9 +187,33 @@ def train_epoch(
         if saver is not None:
             saver.save(step, losses.total)
         raise StoppedOnRequest(f"stopped after step {step}")
-    rate, wait_fraction = clock.images_per_second, clock.wait_fraction
-    total = losses.total.over_ranks(trainer.collective)
-    return EpochResult(total.sum / total.count, trainer.collective.size * rate, wait_fraction)
+    rate, wait_fraction, steps, seconds = clock.images_per_second, clock.wait_fraction, clock.steps, clock.seconds
+    first_step_seconds, total = clock.first_step_seconds, losses.total.over_ranks(trainer.collective)
+    rate *= trainer.collective.size
+    return EpochResult(total.sum / total.count, rate, wait_fraction, steps, seconds, first_step_seconds)
+
+
+class _Pace:
+    """Says when something is due again that is done about once a second."""
+
+    def __init__(self) -> None:
+        self._last = time.perf_counter()
+
+    def is_due(self) -> bool:
+        """Whether a second has passed since this was last true, or since the beginning."""
+        now = time.perf_counter()
+        if now - self._last < _SECONDS_BETWEEN_REPORTS:
+            return False
+        self._last = now
+        return True
+
+
+def _save_where_due(savers: Sequence[StepSaver | None], step: int, losses: "_Losses") -> None:
+    """Let each saver write its state after so many optimizer steps, if it is due."""
+    for saver in savers:
+        if saver is not None and saver.is_due(step):
+            losses.settle()  # a state includes no step whose loss is unknown
+            saver.save(step, losses.total)
 
 
 def _take_micro_batch(trainer: Trainer, inputs: Inputs) -> None:

@@ -23,7 +23,7 @@ class Mixing:
         """Return mixed images and targets.
 
         Args:
-            images: By image group, `(batch, height, width, bands)` in the stored dtype.
+            images: Images by group, `(batch, height, width, bands)` in the stored dtype.
             targets: Float32 `(batch, classes)`.
             rows: Row of each sample, `(batch,)`.
         """

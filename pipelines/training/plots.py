@@ -6,15 +6,17 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from pipelines.cell_figure import CellFigure
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
 from pipelines.training.finders.rates import RatePoint, Suggestion
+from pipelines.training.phases import PHASES, StepPhases
 
 _WIDTH_INCHES = 9.0
 
 
-def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
+def learning_curves(history: Sequence[Mapping[str, float]]) -> CellFigure:
     """Plot loss and scores by epoch, from one mapping of metrics per epoch."""
-    figure = Figure(figsize=(_WIDTH_INCHES, 3.6), layout="constrained")
+    figure = CellFigure(figsize=(_WIDTH_INCHES, 3.6), layout="constrained")
     loss, score = figure.subplots(1, 2)
     epochs = range(1, len(history) + 1)
     for axis, names in (
@@ -46,6 +48,43 @@ def learning_curves(history: Sequence[Mapping[str, float]]) -> Figure:
     score.set_title("validation")
     score.set_ylim(0, 1)
     return figure
+
+
+def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases) -> Figure:
+    """Plot the seconds of a step by phase: over the epochs as a mean of the ranks, and by rank in the last epoch.
+
+    Args:
+        history: Metrics of each epoch; those of earlier versions have no phases and are left out.
+        last: The phases of the last epoch.
+    """
+    figure = Figure(figsize=(_WIDTH_INCHES, 3.9), layout="constrained")
+    by_epoch, by_rank = figure.subplots(1, 2, sharey=True)
+    known = [(epoch, row) for epoch, row in enumerate(history, 1) if "time/step_compute_seconds" in row]
+    ranks = len(last.seconds)
+    for axis, places, columns in (
+        (by_epoch, [epoch for epoch, _ in known], [_phases_of(row) for _, row in known]),
+        (by_rank, list(range(ranks)), list(last.seconds)),
+    ):
+        bottom = [0.0] * len(places)
+        for name in PHASES:
+            heights = [1000 * column[name] for column in columns]
+            axis.bar(places, heights, bottom=bottom, width=0.9, label=name)
+            bottom = [low + height for low, height in zip(bottom, heights, strict=True)]
+        axis.xaxis.get_major_locator().set_params(integer=True)
+        axis.grid(axis="y", alpha=0.3)
+    by_epoch.set_ylabel("milliseconds of a step")
+    by_epoch.set_xlabel("epoch")
+    by_epoch.set_title("mean of the ranks")
+    by_rank.set_xlabel("rank")
+    slowest = f" (slowest: rank {last.slowest_rank})" if ranks > 1 else ""
+    by_rank.set_title(f"last epoch{slowest}")
+    handles, labels = by_epoch.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(PHASES), fontsize=8)
+    return figure
+
+
+def _phases_of(row: Mapping[str, float]) -> dict[str, float]:
+    return {name: row[f"time/step_{name}_seconds"] for name in PHASES}
 
 
 def learning_rate_curve(rates: Sequence[float]) -> Figure:

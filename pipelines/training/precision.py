@@ -1,13 +1,21 @@
 """What the numbers of forward and backward pass mean on this machine."""
 
+import logging
 from pathlib import Path
 
+import tensorflow as tf
+
+from pipelines.launch import membership
+from pipelines.launch.report import log_to_driver
+from pipelines.training.collective import HorovodCollective
+
+_log = logging.getLogger(__name__)
 _CPUINFO = Path("/proc/cpuinfo")
 _ISAS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
 
 
 def bfloat16_isa(cpuinfo: Path = _CPUINFO) -> str | None:
-    """Which instructions for brain floats the processor has, the faster first: "amx_bf16", "avx512_bf16" or None."""
+    """Return the processor's instructions for brain floats, the faster first: "amx_bf16", "avx512_bf16" or None."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:  # no Linux
@@ -33,3 +41,17 @@ def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
     if precision == "bfloat16":
         return f"{text}; the processor has {_ISAS[isa]} for it"
     return f"{text}; the processor has {_ISAS[isa]}, with which training.precision=bfloat16 is faster"
+
+
+def tell_precision(precision: str, collective: HorovodCollective) -> None:
+    """Write to the rank's log what it computes with; rank 0 also tells the driver.
+
+    Args:
+        precision: The setting `training.precision`.
+        collective: The ranks.
+    """
+    gpu = bool(tf.config.list_physical_devices("GPU"))
+    text = describe_precision(precision, gpu=gpu, isa=bfloat16_isa())
+    _log.info("rank %d: %s", collective.rank, text)
+    if collective.rank == 0 and not membership.is_spare():
+        log_to_driver(text)

@@ -42,7 +42,7 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
 
     Raises:
         ValueError: A place of the schedule is beyond the end of the run, or before the one that must precede it; or
-            the end rate is above the peak.
+            the rate at the start of the warm-up, or that at the end, is above the peak.
     """
     peak = peak_learning_rate(config)
     steps = boundary_steps(config, steps_per_epoch)
@@ -53,7 +53,7 @@ def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
     if isinstance(warmup, ConstantWarmupConfig):
         return constant_warmup(schedule, warmup_steps, warmup.factor)
     if isinstance(warmup, GradualWarmupConfig):
-        return gradual_warmup(schedule, warmup_steps, _start_rate(config))
+        return gradual_warmup(schedule, warmup_steps, _start_rate(config, peak))
     return schedule
 
 
@@ -95,9 +95,14 @@ def _decay(config: DecayConfig, peak: float, warmup_steps: int, steps: list[int]
     return constant(peak)
 
 
-def _start_rate(config: RunConfig) -> float:
-    warmup = config.schedule.warmup
-    if isinstance(warmup, GradualWarmupConfig) and warmup.start == "base":
-        assert config.optimizer.learning_rate_per_256 is not None  # the configuration has checked it
-        return config.optimizer.learning_rate_per_256
-    return 0.0
+def _start_rate(config: RunConfig, peak: float) -> float:
+    warmup, base = config.schedule.warmup, config.optimizer.learning_rate_per_256
+    if not isinstance(warmup, GradualWarmupConfig) or warmup.start != "base":
+        return 0.0
+    assert base is not None, "the configuration has checked it"
+    if base > peak:
+        raise ValueError(
+            f"schedule.warmup.start=base begins with {base:g}, the rate for a global batch of 256, which is above the "
+            f"peak for {config.global_batch_size}, {peak:g}: set schedule.warmup.start=zero, or a larger global batch"
+        )
+    return base

@@ -1,31 +1,51 @@
 """What rank 0 writes to the tracked run while it trains."""
 
+import json
 import math
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import keras
-import tensorflow as tf
+import numpy as np
+from numpy.typing import NDArray
 
 from conf.schema import RunConfig
-from models.compression.exchange.exchange import METRICS, GradientExchange
-from models.networks.model import with_probabilities
+from models.compression.exchange.exchange import METRICS
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.report import report
+from pipelines.remote_path import AnyPath
 from pipelines.tracking.delivery import News
-from pipelines.tracking.metrics import VALIDATION_GROUP
-from pipelines.tracking.models import AVERAGED_MODEL, MODEL, log_model
+from pipelines.tracking.metrics import VALIDATION_GROUP, headlines
+from pipelines.tracking.pictures import Draw
 from pipelines.tracking.store import TrackedRun, TrackingError
+from pipelines.tracking.system import Sample, curves_of
 from pipelines.tracking.writer import Point, RunWriter, now
-from pipelines.training.bands import seen_bands
+from pipelines.training.export import log_trained
+from pipelines.training.kept_state import KeptRows, StepRow
 from pipelines.training.loop import EpochResult
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
-from pipelines.training.results import Evaluation
+from pipelines.training.output import RankJournal
+from pipelines.training.phase_table import PhaseTable
+from pipelines.training.phases import StepPhases
+from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
+from pipelines.training.prediction_plots import (
+    MOST_CLASSES,
+    Pixels,
+    confusion_picture,
+    contact_sheet,
+    precision_recall_curves,
+)
+from pipelines.training.predictions import Predictions
+from pipelines.training.results import Evaluation, Thresholds
+from pipelines.training.tracing.spans import TRACE_FILE
 from pipelines.training.weight_average import WeightAverage
+
+_STEP_METRICS = [f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}" for name in METRICS]
+"""Names in MLflow of what the exchange measures in each step."""
 
 
 class Record:
@@ -34,75 +54,239 @@ class Record:
     def __init__(
         self,
         run: TrackedRun,
-        journal: Path,
+        checkpoints: AnyPath,
         schedule: Schedule,
-        exchange: GradientExchange,
         *,
         start_step: int,
         own_metrics: Sequence[str] = (),
+        image_of: Callable[[int], Pixels] | None = None,
+        rows: KeptRows | None = None,
     ) -> None:
         """Begin to write beside training.
 
         Args:
             run: The run.
-            journal: Folder where everything waits until MLflow has taken it.
+            checkpoints: Folder or URL of the run's checkpoints. Beside it, everything waits until MLflow has taken it.
             schedule: Learning rate by optimizer step.
-            exchange: The exchange that is measured.
             start_step: Optimizer steps of the checkpoint from which training continues; 0 at its start.
             own_metrics: Names of the user's own metrics.
+            image_of: Returns the pixels of a row of the validation split; called from a thread.
+            rows: Where steps that are not written yet outlive this process; those that are there already are taken.
         """
-        self._run = run
-        self._writer = RunWriter(run, journal, restart_step=start_step, on_news=_tell_driver, own_metrics=own_metrics)
+        self._run, self._journal = run, RankJournal(checkpoints)
+        self._writer = RunWriter(
+            run, self._journal.folder, restart_step=start_step, on_news=_tell_driver, own_metrics=own_metrics
+        )
         self._writer.start()
         self._schedule = schedule
-        self._exchange = exchange
-        self._points: dict[str, list[Point]] = {}
+        self._image_of = image_of
+        self._phases = PhaseTable(checkpoints, start_step)
+        self._rows = rows
+        self._steps: list[StepRow] = [] if rows is None else rows.read()
+        """Step, loss, milliseconds since 1970 and what was measured, of the steps that are not written yet."""
+        self._written = self._epochs_written = 0
+        """Optimizer steps and those at the end of the latest epoch of which everything is written: where training goes
+        on in place after a rank has died, some are taken again, and give the same."""
 
-    def measure(self) -> tf.Tensor:
-        """See `StepObserver`."""
-        return self._exchange.measure()
+    def write_step(self, step: int, loss: float, measured: NDArray[np.float64]) -> None:
+        """Keep one step until `write_steps`.
 
-    def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
-        """Keep one step until `write_steps`; see `StepObserver`."""
-        values = dict(zip(map(_grouped, METRICS), measured.numpy().tolist(), strict=True))
-        values |= {"train/learning_rate": self._schedule(step), "train/step_loss": loss}
-        measured_at = now()
-        for name, value in values.items():
-            if math.isfinite(value):
-                self._points.setdefault(name, []).append(Point(step, value, measured_at))
+        Args:
+            step: Optimizer steps done before it.
+            loss: Its loss on this rank.
+            measured: What the exchange measured, in the order of `METRICS`.
+        """
+        if step < self._written:
+            return
+        row = (step, loss, now(), measured)
+        self._steps.append(row)
+        if self._rows is not None:
+            self._rows.append(row)
+
+    def go_on_after(self, step: int, replaced: Sequence[int]) -> None:
+        """Forget later steps, which are trained again, and write which processes have died.
+
+        Args:
+            step: Optimizer steps after which training goes on in place.
+            replaced: The ranks whose processes were replaced by their spares.
+        """
+        self._writer.tags({f"recovered_after_step_{step}": " and ".join(f"rank {rank}" for rank in replaced)})
+        self._steps = [row for row in self._steps if row[0] < step]
+        if self._rows is not None:
+            self._rows.keep(0, step)
 
     def write_steps(self, step: int) -> None:
         """Write what is known of the steps so far, before the checkpoint that holds `step` optimizer steps."""
-        self._writer.curves(self._points, after_step=step)
-        self._points = {}
+        self._write_steps(step)
+        self._writer.sync()
+        self._journal.publish()
 
-    def write_last_steps(self) -> None:
-        """Write the steps that led to a failure, which no checkpoint will hold; the driver delivers them."""
+    def _write_steps(self, after_step: int) -> None:
+        taken, self._steps = self._steps, []
+        curves: dict[str, list[Point]] = {}
+        for step, loss, measured_at, measured in taken:
+            values = {"train/step_loss": loss, "train/learning_rate": self._schedule(step)}
+            values |= zip(_STEP_METRICS, measured.tolist(), strict=True)
+            for name, value in values.items():
+                if math.isfinite(value):
+                    curves.setdefault(name, []).append(Point(step, value, measured_at))
+        self._writer.curves(curves, after_step=after_step)
+        self._written = max(self._written, after_step)
+
+    def write_last_steps(self, samples: list[Sample]) -> None:
+        """Write the steps that led to a failure, which no checkpoint will hold; the driver delivers them.
+
+        Args:
+            samples: Those of rank 0's machine since the last epoch; the other ranks' cannot be gathered any more.
+        """
+        self._writer.curves(curves_of([samples]))
         self.write_steps(0)
+        self._writer.finish_pictures()
         self._writer.hold(sys.maxsize)
+        self._journal.publish()
 
     def write_epoch(
-        self, history: Sequence[dict[str, float]], evaluations: Mapping[str, Evaluation], *, step: int
+        self,
+        history: Sequence[dict[str, float]],
+        evaluations: Mapping[str, Evaluation],
+        phases: StepPhases,
+        *,
+        step: int,
+        samples: list[list[Sample]] | None = None,
     ) -> None:
         """Write everything about the epoch that ended last, before its checkpoint.
 
         Args:
             history: Metrics of each epoch so far.
             evaluations: What `Validate` returned after the epoch.
+            phases: Times of the parts of its steps.
             step: Optimizer steps at the end of the epoch.
+            samples: Those of every rank's machine, in rank order.
         """
-        self.write_steps(step)
-        self._writer.metrics(history[-1], step=step, after_step=step)
-        self._writer.figure(learning_curves(history), "learning_curves.png", after_step=step)
+        if step <= self._epochs_written:
+            return
+        self._epochs_written = step
+        self._write_steps(step)
+        first_shown = headlines({**history[-1], "train/learning_rate": self._schedule(step - 1)})
+        self._writer.metrics({**history[-1], **first_shown}, step=step, after_step=step)
+        self._writer.curves(curves_of(samples or []), after_step=step)
+        rows_of_phases = self._phases.add(phases, epoch=len(history), step=step)
+        self._writer.table(rows_of_phases, "where_the_step_goes.json", after_step=step)
+        self._draw(history, evaluations, phases, step)
+        self._writer.sync()
+        self._journal.publish()
+
+    def draw_again(
+        self, history: Sequence[dict[str, float]], evaluations: Mapping[str, Evaluation], *, step: int
+    ) -> None:
+        """Draw the pictures of the last epoch, which the process that trained it may have ended without.
+
+        Args:
+            history: Metrics of each epoch.
+            evaluations: What `Validate` returns for the last one.
+            step: Optimizer steps at its end.
+        """
+        self._draw(history, evaluations, self._phases.latest, step)
+
+    def _draw(
+        self,
+        history: Sequence[dict[str, float]],
+        evaluations: Mapping[str, Evaluation],
+        phases: StepPhases | None,
+        step: int,
+    ) -> None:
+        so_far = list(history)
+        if phases is not None:
+            self._writer.picture(
+                lambda: where_the_step_goes(so_far, phases), "where_the_step_goes.png", after_step=step
+            )
+        self._writer.picture(lambda: learning_curves(so_far), "learning_curves.png", after_step=step)
         evaluation = evaluations.get(VALIDATION_GROUP)
         if evaluation is not None:
             self._writer.table(evaluation.per_class, "per_class_validation.json", after_step=step)
-            bars = per_class_bars(evaluation.per_class, "validation")
-            self._writer.figure(bars, "per_class_validation.png", after_step=step)
+            rows = evaluation.per_class
+            self._writer.picture(
+                lambda: per_class_bars(rows, "validation"), "per_class_validation.png", after_step=step
+            )
+            if evaluation.predictions is not None:
+                self._draw_predictions(evaluation.predictions, rows, step)
+
+    def _draw_predictions(self, predictions: Predictions, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        names = [row["class"] for row in rows]
+        drawings: dict[str, Draw] = {
+            "precision_recall_validation.png": lambda: precision_recall_curves(predictions, rows, "validation")
+        }
+        if len(names) <= MOST_CLASSES:
+            drawings["confusion_validation.png"] = lambda: confusion_picture(predictions, names, "validation")
+        image_of = self._image_of
+        if image_of is not None:
+            drawings["predictions_validation.png"] = lambda: contact_sheet(predictions, names, image_of, "validation")
+        for path, draw in drawings.items():
+            self._writer.picture(draw, path, after_step=step)
+
+    def write_ranks(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Write what every rank runs on, in rank order."""
+        self._writer.text(json.dumps(list(facts), indent=1), "environment/ranks.json")
+
+    def write_trace(self, trace: str, profiles: Path | None, step: int) -> None:
+        """Write the trace of some steps, and what TensorFlow's profiler has recorded of them.
+
+        Args:
+            trace: JSON in Chrome's format.
+            profiles: Folder of the profiles; None: there are none.
+            step: Optimizer steps that they tell of.
+        """
+        self._writer.text(trace, TRACE_FILE, after_step=step)
+        if profiles is not None:
+            self._writer.folder(profiles, profiles.name)
 
     def hold(self, step: int) -> None:
         """Say that a checkpoint holds so many optimizer steps: what was written about them goes to MLflow."""
         self._writer.hold(step)
+        self._journal.publish()
+        if self._rows is not None:
+            self._rows.keep(step)
+
+    def write_end(
+        self,
+        tags: Mapping[str, str],
+        summary: Mapping[str, float],
+        *,
+        steps: int,
+        log_model: Callable[[], str] = lambda: "",
+    ) -> tuple[str, str]:
+        """Write what is known at the end, the model last, and stop writing.
+
+        The last pictures are drawn meanwhile: both take seconds, and only what was measured must be there before.
+
+        Args:
+            tags: Tags of the run about its end.
+            summary: Metrics of the whole run.
+            steps: Optimizer steps in all.
+            log_model: Logs the model and returns its URI; is not called where the store is away.
+
+        Returns:
+            The URI of the model, empty where there is none; and why MLflow has not taken everything, else empty.
+        """
+        report(event="saving")
+        rates = [self._schedule(step) for step in range(steps)]
+        if tags:
+            self._writer.tags(tags)
+        self._writer.metrics(summary, step=steps)
+        self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
+        self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
+        self._writer.hurry_pictures()
+        uri, reason = "", self._writer.drain()
+        if not reason:
+            try:
+                uri = log_model()
+            except TrackingError as error:
+                reason = str(error)
+        self._writer.finish_pictures()
+        reason = reason or self._writer.drain()
+        self._writer.close()
+        self._journal.publish()
+        return uri, reason
 
     def write_result(
         self,
@@ -113,9 +297,11 @@ class Record:
         steps: int,
         model_steps: int,
         tags: Mapping[str, str],
+        summary: Mapping[str, float],
         average: WeightAverage | None = None,
+        thresholds: Thresholds = MappingProxyType({}),
     ) -> tuple[str, str]:
-        """Write what is known at the end, the model last.
+        """Write what is known at the end with the model, and stop writing; see `write_end`.
 
         Args:
             model: The trained model.
@@ -124,42 +310,47 @@ class Record:
             steps: Optimizer steps in all.
             model_steps: Those that the model has seen.
             tags: Tags of the run about its end.
+            summary: Metrics of the whole run.
             average: The average of its weights, which is logged as a model of its own, before the other one.
+            thresholds: Tuned on validation after these steps.
 
         Returns:
-            The URI of the model and an empty text; or an empty URI, and why MLflow has not taken everything.
+            The same as `write_end`.
         """
-        self._writer.tags(tags)
-        self._writer.figure(learning_rate_curve([self._schedule(step) for step in range(steps)]), "learning_rate.png")
-        report(event="saving")
-        reason = self._writer.drain()
-        if reason:
-            return "", reason
-        self._writer.close()
-        description, task = _model_description(manifest, config), manifest.task
-        try:
-            if average is not None:
-                with average.in_model():
-                    averaged = with_probabilities(model, task)
-                described = {**description, "ema": average.decay}
-                log_model(self._run, averaged, described, None, step=model_steps, name=AVERAGED_MODEL)
-            registered = config.tracking.registered_model
-            uri = log_model(
-                self._run, with_probabilities(model, task), description, registered, step=model_steps, name=MODEL
+
+        def log_model() -> str:
+            return log_trained(
+                self._run, model, manifest, config, step=model_steps, average=average, thresholds=thresholds
             )
-        except TrackingError as error:
-            return "", str(error)
-        return uri, ""
+
+        return self.write_end(tags, summary, steps=steps, log_model=log_model)
 
 
 def epoch_metrics(
-    trained: EpochResult, evaluations: Mapping[str, Evaluation], loss_scale: LossScale | None
+    trained: EpochResult,
+    phases: StepPhases,
+    evaluations: Mapping[str, Evaluation],
+    loss_scale: LossScale | None,
+    totals: Mapping[str, float],
 ) -> dict[str, float]:
-    """One epoch's entry of the history; `evaluations` have the groups of their metrics as keys."""
+    """One epoch's entry of the history.
+
+    Args:
+        trained: The epoch.
+        phases: Times of the parts of its steps.
+        evaluations: Evaluations by the groups of their metrics.
+        loss_scale: Scale of the loss; None where there is none.
+        totals: Metrics that count from the beginning of training.
+    """
     metrics = {
         "train/loss": trained.loss,
         "speed/images_per_second": trained.images_per_second,
         "time/input_wait_fraction": trained.input_wait_fraction,
+        "time/step_seconds": trained.measured_seconds / max(trained.measured_steps, 1),
+        **{f"time/step_{name}_seconds": seconds for name, seconds in phases.mean.items()},
+        "time/slowest_rank": float(phases.slowest_rank),
+        "time/workers": float(len(phases.seconds)),
+        **totals,
     }
     if loss_scale is not None:
         metrics["train/skipped_steps"] = float(loss_scale.skipped)
@@ -168,22 +359,35 @@ def epoch_metrics(
     return metrics
 
 
+def totals_after(
+    history: Sequence[Mapping[str, float]],
+    config: RunConfig,
+    *,
+    steps: int,
+    payload_bytes: float,
+    seconds: float,
+    compile_seconds: float,
+) -> dict[str, float]:
+    """Metrics of an epoch that count from the beginning of training, over all attempts.
+
+    Args:
+        history: Metrics of the epochs before it.
+        config: The whole configuration.
+        steps: Steps of an epoch.
+        payload_bytes: Mean payload of its steps.
+        seconds: Time since the end of the epoch before it.
+        compile_seconds: Part of that time in which the training step was compiled.
+    """
+    before = history[-1] if history else {}
+    epochs = len(history) + 1
+    return {
+        "time/epoch": float(epochs),
+        "time/samples_seen": float(epochs * steps * config.global_batch_size),
+        "time/elapsed_seconds": before.get("time/elapsed_seconds", 0.0) + seconds - compile_seconds,
+        "time/compile_seconds": before.get("time/compile_seconds", 0.0) + compile_seconds,
+        "exchange/payload_bytes_total": before.get("exchange/payload_bytes_total", 0.0) + steps * payload_bytes,
+    }
+
+
 def _tell_driver(news: News, reason: str) -> None:
     report(event="tracking", news=news, reason=reason)
-
-
-def _grouped(name: str) -> str:
-    """Name in MLflow of one measurement of the exchange."""
-    return f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}"
-
-
-def _model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
-    """What whoever loads the model must know: the meaning of its outputs, and the data that it saw."""
-    return {
-        "task": manifest.task,
-        "class_names": list(manifest.class_names),
-        "dataset_fingerprint": manifest.fingerprint,
-        "archive": manifest.archive,
-        "network": config.model.model_dump(),
-        "bands": seen_bands(manifest.groups, config.input.bands),
-    }

@@ -1,45 +1,52 @@
 """The checkpoints of a run, which all ranks write and restore together."""
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from models.compression.exchange.exchange import GradientExchange
-from models.compression.exchange.resize import load_state, save_state
 from pipelines.launch.report import attempt
+from pipelines.remote_path import AnyPath
+from pipelines.storage import StorageError
 from pipelines.training.checkpoint import (
     KEPT,
-    Arrays,
-    DamagedError,
     RankStates,
     TrainingState,
     all_damaged,
     assign_arrays,
     check_rank_states,
-    check_writable,
-    checkpoint_path,
-    elsewhere,
-    list_checkpoints,
     read_checkpoint,
+    read_state,
     readable_checkpoints,
     remove_rank_states,
     save_checkpoint,
     save_rank_state,
+)
+from pipelines.training.checkpoint_files import (
+    Arrays,
+    DamagedError,
+    check_writable,
+    checkpoint_path,
+    elsewhere,
+    list_checkpoints,
     write_failure,
 )
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.rank_state import load_rank_state, rank_state
+from pipelines.training.results import Evaluation, Thresholds, thresholds_of
 from pipelines.training.selection import History
 
 if TYPE_CHECKING:
     import keras
 
 REMEDY = (
-    "lower optimizer.learning_rate_per_256, raise schedule.warmup.epochs, or choose an exchange.codec of a wider range"
+    "lower the learning rate (optimizer.learning_rate or learning_rate_per_256), lengthen schedule.warmup, or choose "
+    "an exchange.codec of a wider range"
 )
 """What to do when training diverges."""
 _NONE = -1
@@ -50,7 +57,7 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """The checkpoints of one run; every rank makes the same calls."""
 
-    folder: Path
+    folder: AnyPath
     initial: TrainingState
     """State of a run that has not started."""
     variables: Sequence["keras.Variable"]
@@ -60,6 +67,8 @@ class Checkpoints:
     collective: HorovodCollective
     best_step: Callable[[History], int | None] | None = None
     """Returns, from the history, the optimizer steps of the checkpoint that is kept whatever its age; None: no such."""
+    own: Sequence["keras.Variable"] = ()
+    """Variables that differ between ranks, as the training mode has it."""
     newest: str = ""
     """Path of the newest checkpoint; only rank 0 knows it."""
 
@@ -69,7 +78,7 @@ class Checkpoints:
         Raises:
             RuntimeError: The folder cannot be written, is too small, or is another folder on another rank.
         """
-        rank, size = self.collective.rank, self.collective.size if self._has_exchange_state else 1
+        rank, size = self.collective.rank, self.collective.size if self._has_rank_state else 1
         if rank < size:
             kept = KEPT + (self.best_step is not None)
             needed = kept + 1 - min(kept, len(list_checkpoints(self.folder))) if rank == 0 else 0
@@ -107,20 +116,23 @@ class Checkpoints:
         history: list[dict[str, float]],
         loss_sum: float = 0.0,
         loss_count: int = 0,
+        evaluations: Mapping[str, Evaluation] = MappingProxyType({}),
     ) -> None:
         """Write a checkpoint; it counts once the part of the last rank is written.
+
+        At the end of an epoch it holds the thresholds that `evaluations` of the validation split give.
 
         Raises:
             FloatingPointError: A value is not finite; nothing is written. Names rank and step.
             RuntimeError: The files cannot be written, or ranks write to different disks.
         """
         with self._failures_explained(step):
-            if self._has_exchange_state:
-                save_rank_state(self.folder, step, self.collective.rank, save_state(self.exchange))
+            if self._has_rank_state:
+                save_rank_state(self.folder, step, self.collective.rank, rank_state(self.exchange, self.own))
                 self.collective.sum(np.zeros(1))  # every part is written before the checkpoint that relies on it
             if self.collective.rank != 0:
                 return
-            ranks = self.collective.size if self._has_exchange_state else 0
+            ranks = self.collective.size if self._has_rank_state else 0
             check_rank_states(self.folder, step, ranks)
             state = replace(
                 self.initial,
@@ -130,9 +142,19 @@ class Checkpoints:
                 loss_sum=loss_sum,
                 loss_count=loss_count,
                 exchange_ranks=ranks,
+                thresholds=thresholds_of(evaluations),
             )
             spared = None if self.best_step is None else self.best_step(history)
             self.newest = str(save_checkpoint(self.folder, state, self.variables, spared=spared))
+
+    def thresholds(self, step: int) -> Thresholds:
+        """Return those of the checkpoint at the end of an epoch; none where it cannot be read."""
+        path = checkpoint_path(self.folder, step)
+        try:
+            return read_state(path).thresholds
+        except (DamagedError, OSError, StorageError) as error:
+            _log.warning("the model gets no thresholds, as checkpoint %s cannot be read: %s", path, error)
+            return {}
 
     def take_best(self, step: int) -> None:
         """Set the variables of this rank to those of the best epoch; what the exchange keeps stays as it is.
@@ -158,17 +180,18 @@ class Checkpoints:
         return f"continue from {written[-1]} with training.resume_run={self.initial.run_id}"
 
     @property
-    def _has_exchange_state(self) -> bool:
-        return bool(self.exchange.codec.collectives)
+    def _has_rank_state(self) -> bool:
+        return bool(self.exchange.codec.collectives) or bool(self.own)
 
     def _checkpoint_bytes(self) -> int:
         """Size of one checkpoint with the exchange states of all ranks, of which each is as large as this one."""
         shared = sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.variables)
         own = sum(variable.shape.num_elements() * variable.dtype.size for variable in self.exchange.variables)
-        return int(shared) + (own * self.collective.size if self._has_exchange_state else 0)
+        own += sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.own)
+        return int(shared) + (own * self.collective.size if self._has_rank_state else 0)
 
     def _check_that_ranks_share_the_folder(self) -> None:
-        def mark(rank: int) -> Path:
+        def mark(rank: int) -> AnyPath:
             return self.folder / f".mark.rank-{rank:05d}"
 
         own = mark(self.collective.rank)
@@ -214,20 +237,20 @@ class Checkpoints:
         if not ranks:
             return True
         path = checkpoint_path(self.folder, step)
-        if not self._has_exchange_state:
+        if not self._has_rank_state:
             raise ValueError(
                 f"{path} holds what exchange.codec left to send, and exchange.codec=none would lose it: set "
                 "exchange.codec as it was"
             )
         failed = 0
         try:
-            load_state(self.exchange, RankStates(path, ranks))
+            load_rank_state(self.exchange, self.own, RankStates(path, ranks))
         except DamagedError as error:
             failed = 1
             _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
         return int(self.collective.sum(np.array([failed]))[0]) == 0
 
-    def _assign(self, path: Path, state: TrainingState, arrays: Arrays) -> TrainingState:
+    def _assign(self, path: AnyPath, state: TrainingState, arrays: Arrays) -> TrainingState:
         if state.is_within_an_epoch and state.order != self.initial.order:
             raise ValueError(
                 f"{path} was written within an epoch of {state.order}, now it is {self.initial.order}: set reader.name "
@@ -249,3 +272,7 @@ class Checkpoints:
         except OSError as error:
             remove_rank_states(self.folder, step)
             raise RuntimeError(f"{write_failure(self.folder, error)}, then {self.how_to_continue()}") from error
+        except StorageError as error:
+            newest = f"continue from {self.newest} with" if self.newest else "continue with"
+            text = f"cannot write a checkpoint: {error}; then {newest} training.resume_run={self.initial.run_id}"
+            raise RuntimeError(text) from error

@@ -2,11 +2,12 @@
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 from typing import Any
 
+from conf.modes import SynchronousConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
+from pipelines.remote_path import AnyPath
 from pipelines.training.checkpoint import TrainingState
 
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
@@ -14,7 +15,8 @@ _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
 _RENAMED = {"model.upsampling": "input.upsampling"}
 """Keys by which earlier versions recorded what has another key now."""
-_ALL_BANDS = "None"
+_BEFORE_THEY_WERE_RECORDED = {"input.bands": "None", "training.mode.name": SynchronousConfig().name}
+_FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name")
 _MAY_CHANGE = ("input.augmentation.", "model.dropout", "model.batch_norm_ranks")
 
 
@@ -26,12 +28,12 @@ def recorded_settings(config: RunConfig) -> dict[str, str]:
     return {name: value for name, value in values.items() if name not in _NO_SETTINGS} | versions
 
 
-def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
     """Check that a checkpoint's state fits the training that is to continue from it.
 
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
-    step; other bands, another network, optimizer or loss scale, whose variables are others or mean something else;
-    another codec where the old one left something to send. Every other setting may change from here on: rates,
+    step; other bands, another network, optimizer, loss scale or mode, whose variables are others or mean something
+    else; another codec where the old one left something to send. Every other setting may change from here on: rates,
     schedule, epochs, a codec's parameters, augmentation, dropout.
 
     Raises:
@@ -43,11 +45,11 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
         ("the global batch size", str(state.global_batch_size), str(config.global_batch_size)),
     ]
     now = recorded_settings(config)
-    then = {"input.bands": _ALL_BANDS, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
+    then = {**_BEFORE_THEY_WERE_RECORDED, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
     for name in sorted(then.keys() & now.keys()):
         network = name.startswith(("model.", "input.")) and not name.startswith(_MAY_CHANGE)
         codec = name == "exchange.codec.name" and state.exchange_ranks > 0
-        if network or codec or name in ("optimizer.name", "optimizer.variant"):
+        if network or codec or name in _FIXED:
             fixed.append((name, then[name], now[name]))
     # A checkpoint holds the averages or none; their decay may change.
     before, after = state.settings.get("training.ema", "None"), now["training.ema"]
@@ -56,6 +58,9 @@ def check_same_training(checkpoint: Path, state: TrainingState, config: RunConfi
     before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
+    before, after = (values.get("training.mode.outer.momentum", "0.0") for values in (then, now))
+    if "0.0" in (before, after):  # without momentum there is no variable for it
+        fixed.append(("training.mode.outer.momentum", before, after))
     differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
     if differences:
         raise ValueError(

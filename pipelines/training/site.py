@@ -4,10 +4,11 @@ import importlib.util
 import os
 import socket
 from dataclasses import dataclass
-from pathlib import Path
 
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import read_manifest
+from pipelines.remote_path import RemotePath, any_path
+from pipelines.training.checkpoint_files import check_writable
 
 _PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
 
@@ -27,8 +28,13 @@ def look(config: RunConfig) -> Site:
         read_manifest(config.dataset.path)
     except (OSError, ValueError, RuntimeError) as error:
         problems.append(f"dataset.path: {error}")
-    output = Path(config.training.output)
-    if not output.is_dir():
+    output = any_path(config.training.output)
+    if isinstance(output, RemotePath):
+        try:
+            check_writable(output)
+        except (RuntimeError, OSError) as error:
+            problems.append(f"training.output: {error}")
+    elif not output.is_dir():
         problems.append(f"training.output={output} does not exist here: it must be on storage that all hosts mount")
     elif not os.access(output, os.W_OK | os.X_OK):
         problems.append(f"training.output={output} cannot be written here")

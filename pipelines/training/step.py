@@ -6,17 +6,42 @@ from typing import Protocol
 import keras
 import tensorflow as tf
 
+from models.compression.arithmetic.graph import now
+from models.compression.arithmetic.marks import Marks
 from models.compression.exchange.compatibility import check_optimizer
-from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.exchange import METRICS, GradientExchange
 from models.networks.model import inputs_of
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.stop import StopAgreement
+from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.weight_average import WeightAverage
 
 Images = dict[str, tf.Tensor]
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, list[tf.Tensor]]]
+
+
+class StepClocks:
+    """Figures of the latest step on this rank; its seconds are meaningful on a CPU.
+
+    The step's own graph computes them, so that reading them starts no computation.
+    """
+
+    def __init__(self) -> None:
+        """Create the variables."""
+        self.update = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="update_seconds")
+        """Seconds from the last mean to the end of the optimizer's update; a skipped step leaves it as it is."""
+        zeros = tf.zeros(len(METRICS) + 2, tf.float64)
+        self.figures = tf.Variable(zeros, trainable=False, name="step_figures")
+        """Those of the exchange in the order of `METRICS`; then `update`; then the seconds from the last gradient to
+        the end of the step: the update, and the communication that no computing hides."""
+
+    def keep(self, exchange: GradientExchange, after_gradients: tf.Tensor) -> None:
+        """Set the figures at the end of a step; part of its graph."""
+        # The clock of the last gradient is read by whichever thread is free: it may be the later one in a small model.
+        after_gradients = tf.maximum(after_gradients, 0.0)
+        self.figures.assign(tf.concat([exchange.measure(), [self.update, after_gradients]], 0))
 
 
 class Step(Protocol):
@@ -42,27 +67,33 @@ def make_train_step(
     exchange: GradientExchange,
     *,
     jit_compile: bool,
-    stop: StopAgreement | None = None,
+    mode: Mode | None = None,
     accumulation: Accumulation | None = None,
     loss_scale: LossScale | None = None,
     average: WeightAverage | None = None,
     rate_factors: Sequence[tuple[keras.Variable, float]] = (),
+    clocks: StepClocks | None = None,
 ) -> Step:
-    """Return the step: gradients of this rank's batch, their mean over the ranks, the optimizer's update.
+    """Return the step: gradients of this rank's batch, and the update as the mode has it.
+
+    The times of its parts go to the marks of the exchange, where it has some: those of forward and backward pass as the
+    phase `compute` (one part where XLA compiles them), those of the update as `optimizer`.
 
     Args:
         model: Maps a dict of image groups to logits `(batch, classes)`.
         loss: Per-sample losses `(batch,)` from targets and logits.
         optimizer: The optimizer, already built for the model's trainable variables.
-        exchange: Averages gradients over the ranks; its state is created here.
+        exchange: What the mode exchanges with; its state is created here.
         jit_compile: Whether XLA compiles forward and backward pass; Horovod's operations stay outside.
-        stop: The agreement on when to stop; each step includes it.
+        mode: What is done with the gradients; None: every step applies their mean over the ranks.
         accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
             none. There is one exchange and one update per step.
-        loss_scale: For half floats; a step with an overflow on any rank is skipped on all of them.
+        loss_scale: Scale of the loss for half floats; a step with an overflow on any rank is skipped on all of them.
         average: Takes the weights after every update.
         rate_factors: Variables whose learning rate has a factor, each with it. What the optimizer does to them is
-            multiplied: the same for every optimizer whose update is linear in the rate (all but LARS as `larc`).
+            multiplied: the same for every optimizer whose update is linear in the rate (all but LARS as `larc`, which
+            the configuration refuses).
+        clocks: Get the figures of each step; None: nobody asks.
 
     Raises:
         ValueError: Codec and optimizer do not fit each other.
@@ -70,32 +101,63 @@ def make_train_step(
     variables = model.trainable_variables
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
     exchange.build(variables)
+    rule = Synchronous(optimizer, exchange) if mode is None else mode
     gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
+    marks = exchange.marks
 
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
-        if stop is not None:
-            stop.exchange()
+        rule.begin_step()
+        begun = None
+        if marks is not None:
+            begun = now([images, targets])
+            with tf.control_dependencies([begun]):
+                images = tf.nest.map_structure(tf.identity, images)
         value, computed = gradients(images, targets, seeds)
+        if marks is not None:
+            _mark_passes(marks, begun, value, computed, together=jit_compile)
         if accumulation is not None:
             value, computed = accumulation.finish(value, computed)
 
-        def update() -> None:
+        def apply(means: Sequence[tf.Tensor]) -> None:
             before = [tf.identity(variable.value) for variable, _ in rate_factors]
-            optimizer.apply(exchange.exchange(computed, optimizer.learning_rate), variables)
+            optimizer.apply(means, variables)
             for (variable, factor), start in zip(rate_factors, before, strict=True):
                 variable.assign(start + factor * (variable.value - start))
             if average is not None:
                 average.update(optimizer.iterations)
+            if clocks is not None:
+                clocks.update.assign(_updated(variables) - now(means))
+            if marks is not None:
+                marks.add("optimizer", "update", now(means), _updated(variables))
 
         if loss_scale is None:
-            update()
+            rule.update(computed, apply)
         else:
-            loss_scale.update(computed, exchange.collective, update)
+            loss_scale.update(computed, exchange.collective, lambda: rule.update(computed, apply))
+        if clocks is not None:
+            clocks.keep(exchange, _updated(variables) - now(computed))
         return value
 
     compiled: Step = step
     return compiled
+
+
+def _mark_passes(
+    marks: Marks, begun: tf.Tensor | None, loss: tf.Tensor, gradients: Sequence[tf.Tensor], *, together: bool
+) -> None:
+    """Note forward and backward pass; XLA gives loss and gradients at the same time."""
+    if together:
+        marks.add("compute", "forward and backward pass", begun, now(gradients))
+    else:
+        forward = tf.minimum(now([loss]), now(gradients))
+        marks.add("compute", "forward pass", begun, forward)
+        marks.add("compute", "backward pass", forward, now(gradients))
+
+
+def _updated(variables: Sequence[keras.Variable]) -> tf.Tensor:
+    """Return the time at which all changes so far to these variables are done."""
+    return now([tf.convert_to_tensor(variable.value) for variable in variables])
 
 
 def make_accumulate(
@@ -125,7 +187,9 @@ def _gradients(model: keras.Model, loss: Loss, loss_scale: LossScale | None, *, 
 
     def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
         with tf.GradientTape() as tape:
-            value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, seeds=seeds)))
+            # A model that draws nothing from seeds does not know the argument.
+            drawn = {} if seeds is None else {"seeds": seeds}
+            value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, **drawn)))
             scaled = value if loss_scale is None else loss_scale.multiply(value)
         computed = tape.gradient(scaled, [variable.value for variable in variables])
         return value, computed if loss_scale is None else loss_scale.divide(computed)

@@ -75,7 +75,11 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
     if config.model.batch_norm_ranks != 1:
-        batch_norms_over_ranks(model)
+        try:
+            batch_norms_over_ranks(model)
+        except ValueError as error:
+            setting = f"model.batch_norm_ranks={config.model.batch_norm_ranks}"
+            raise ValueError(f"{setting}: {error}, or set model.batch_norm_ranks=1") from None
     try:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments

@@ -3,12 +3,15 @@
 from collections.abc import Callable, Mapping
 
 import keras
+import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from conf.schema import RunConfig
 from models.losses import classification_loss
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.report.figures import visible
 from pipelines.sample import VALIDATION_SPLIT
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
 from pipelines.training.collective import HorovodCollective
@@ -50,6 +53,7 @@ def make_validation(
             class_names=manifest.class_names,
             task=manifest.task,
             own_metrics=own_metrics,
+            keeps_predictions=True,
         )
 
     def validate() -> Mapping[str, Evaluation]:
@@ -60,3 +64,16 @@ def make_validation(
         return scores
 
     return validate
+
+
+def validation_images(config: RunConfig, manifest: Manifest) -> Callable[[int], NDArray[np.uint8]] | None:
+    """Return the function from a row of the validation split to its pixels as people see them; None without one."""
+    if VALIDATION_SPLIT not in manifest.splits:
+        return None
+    reader = SplitReader(config.dataset.path, VALIDATION_SPLIT, reader_settings(config.reader))
+
+    def image_of(row: int) -> NDArray[np.uint8]:
+        images = reader.gather(np.array([row])).images
+        return visible({name: values[0] for name, values in images.items()}, manifest.groups)
+
+    return image_of

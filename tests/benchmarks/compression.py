@@ -85,23 +85,12 @@ def measure_method(name, shapes):
     """Milliseconds and bytes of one method, for gradients of these shapes."""
     import numpy as np
     import tensorflow as tf
+    from links.alone import Alone
 
     from conf.exchange import ExchangeConfig
     from conf.optimizers import LARSConfig, OneBitAdamConfig
     from models.compression.exchange.exchange import GradientExchange
     from pipelines.training.recipe import make_codec
-
-    class Alone:
-        rank, size = 0, 1
-
-        def allreduce(self, tensors, name=None):
-            return tensors
-
-        def alltoall(self, tensor, splits=None, name=None):
-            return tensor
-
-        def allgather(self, tensor, name=None):
-            return tensor
 
     settings = ExchangeConfig(codec={"name": name.split()[0], **METHODS[name]}, bucket_mib=None)
     codec = make_codec(settings.codec, OneBitAdamConfig() if name == "onebit_adam" else LARSConfig())

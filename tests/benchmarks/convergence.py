@@ -179,6 +179,8 @@ def settings_text(method):
     }
     if method.precision != "float32":
         settings["precision"] = method.precision
+    if method.mode is not None:
+        settings |= {key: value for key, value in method.mode.items() if key != "name"}
     if method.meprop is not None:
         settings["channels kept"] = method.meprop
     return ", ".join(f"{key} {value}" for key, value in settings.items())

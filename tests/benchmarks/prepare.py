@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import psutil
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
@@ -32,7 +33,7 @@ from pipelines.archives.bigearthnet_patch import GROUPS
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic import generate_bigearthnet_v2
-from pipelines.dataset.rows import petastorm_schema
+from pipelines.dataset.rows import fixed_fields
 from pipelines.dataset.writer import prepare_dataset
 
 SMOKE = "--smoke" in sys.argv
@@ -70,14 +71,19 @@ class PeakMemory:
 
 def rate_of_rows(spark: SparkSession, root: Path, folder: Path) -> float:
     """Measure the usual way, in patches per second: rasterio, a Row per patch, `createDataFrame`, `write.parquet`."""
+    from petastorm.codecs import NdarrayCodec, ScalarCodec
     from petastorm.etl.dataset_metadata import materialize_dataset
+    from petastorm.unischema import Unischema, UnischemaField
+    from pyspark.sql.types import StringType
 
-    schema = petastorm_schema(GROUPS, len(BIGEARTHNET_19))
+    fields = [UnischemaField("id", np.str_, (), ScalarCodec(StringType()), False)]
+    for name, (shape, dtype) in fixed_fields(GROUPS, len(BIGEARTHNET_19)).items():
+        fields.append(UnischemaField(name, dtype.type, shape, NdarrayCodec(), False))
+    schema = Unischema("Sample", fields)
     table = pq.read_table(root / "metadata.parquet").slice(0, ROWS_PATCHES)
     records = [(row["patch_id"], row["labels"]) for row in table.to_pylist()]
 
     def to_row(record: tuple[str, list[str]]) -> Any:
-        import numpy as np
         import rasterio
         from petastorm.unischema import dict_to_spark_row
 

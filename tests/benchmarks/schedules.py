@@ -1,7 +1,7 @@
 """Draws the learning rates of all published recipes in conf/ into one picture, `results/schedules.png`.
 
-Nothing is trained: the number of training images of each archive is the published one. `--smoke` draws into a
-temporary folder.
+Nothing is trained: the number of training images of each archive is the published one. `schedules.json` beside the
+picture has some rates of each curve, which a test compares with the recipes. `--smoke` draws into a temporary folder.
 """
 
 import argparse
@@ -19,6 +19,8 @@ IMAGES = {"image_folder": 1_281_167, "bigearthnet_v1": 269_695, "bigearthnet_v2"
 """Training images of ImageNet and of the official splits of BigEarthNet."""
 NOT_PUBLISHED = ("demo", "smoke")
 POINTS = 600
+RECORDED = 10
+"""Equal parts of a run at whose ends the rates are recorded."""
 
 
 def curve(config: RunConfig) -> list[tuple[float, float]]:
@@ -32,13 +34,27 @@ def curve(config: RunConfig) -> list[tuple[float, float]]:
     return [(step / steps, rate(step)) for step in sorted(shown)]
 
 
+def recipes() -> dict[str, RunConfig]:
+    """All recipes by name."""
+    return {name: load(name) for name in shipped_names() if name not in NOT_PUBLISHED}
+
+
+def recorded(config: RunConfig) -> list[float]:
+    """Rates at equal distances over the run, the first and the last step included, to five digits."""
+    assert config.archive is not None
+    steps = IMAGES[config.archive.kind] // config.global_batch_size
+    rate, last = make_schedule(config, steps), steps * config.training.epochs - 1
+    return [float(f"{rate(part * last // RECORDED):.5g}") for part in range(RECORDED + 1)]
+
+
 def draw(folder: Path) -> Path:
     """Draw all recipes, and return the picture's path."""
-    recipes = {name: load(name) for name in shipped_names() if name not in NOT_PUBLISHED}
-    named = sorted(recipes.items(), key=lambda item: (item[0].rpartition("_")[0], item[1].global_batch_size))
+    named = sorted(recipes().items(), key=lambda item: (item[0].rpartition("_")[0], item[1].global_batch_size))
     figure = schedule_curve({f"{name}, batch {config.global_batch_size:,}": curve(config) for name, config in named})
     path = folder / "schedules.png"
     figure.savefig(path, format="png", dpi=120)
+    lines = (f"  {json.dumps(name)}: {json.dumps(recorded(config))}" for name, config in named)
+    (folder / "schedules.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(json.dumps({"peaks": {name: round(peak_learning_rate(config), 6) for name, config in named}}))
     return path
 

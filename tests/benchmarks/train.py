@@ -3,23 +3,25 @@
 All are run in turn, several rounds, each in a fresh worker process with the launcher's environment: one rank on all
 cores, two ranks with half of them each, and Keras alone on all cores with ready float32 images; each of them in float32
 and in bfloat16 (`training.precision`, Keras's `mixed_bfloat16`). Ours also upsamples and normalises uint16 groups,
-exchanges, and applies LARS. `--smoke` runs one round of small steps.
+exchanges, and applies LARS. `--smoke` runs one round of small steps of small networks, both precisions in one process.
 
 Goals of the ratios in bfloat16 exist only where the processor has instructions for it, which `bf16_isa` names: 0.95 of
 Keras's own `mixed_bfloat16`, and of Keras's float32 1.6 times (AVX-512 BF16) or 1.8 times (AMX).
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
 import statistics
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import cloudpickle
 
+from conf.networks import ResNetCifarConfig, ResNetConfig
 from jobs.session import spark_session
 from pipelines.launch.runner import BarrierRunner
 from pipelines.training.precision import bfloat16_isa
@@ -35,9 +37,24 @@ class Size:
     rounds: int = 5
     side: int = 120
     """Pixels of the finest images on each side; divisible by 6."""
+    network: ResNetConfig | ResNetCifarConfig = field(default_factory=ResNetConfig)
+    """Ours."""
+    rival: str = "ResNet50"
+    """Network of `keras.applications`."""
+    processes: tuple[tuple[str, ...], ...] = (("float32",), ("bfloat16",))
+    """The precisions that each worker process measures."""
 
 
-SMOKE = Size(batch_size=2, warmup_steps=1, measured_steps=1, rounds=1, side=36)
+SMOKE = Size(
+    batch_size=2,
+    warmup_steps=1,
+    measured_steps=1,
+    rounds=1,
+    side=36,
+    network=ResNetCifarConfig(depth=8),
+    rival="MobileNet",
+    processes=(("float32", "bfloat16"),),
+)
 CORES = os.cpu_count() or 1
 
 
@@ -49,7 +66,6 @@ def groundswell_steps(size: Size, precision: str) -> float:
     import tensorflow as tf
 
     from conf.exchange import ExchangeConfig
-    from conf.networks import ResNetConfig
     from conf.optimizers import LARSConfig
     from models.compression.exchange.exchange import GradientExchange
     from models.layers.preprocessing import InputGroup
@@ -64,12 +80,14 @@ def groundswell_steps(size: Size, precision: str) -> float:
         InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
         for metres, side, bands in ((10, size.side, 4), (20, size.side // 2, 6), (60, size.side // 6, 2))
     ]
-    network = {**ResNetConfig().arguments(), "upsampling": "nearest", "augmentation": None}
-    model = build_model(groups, network="resnet", classes=19, precision=precision, **network)
+    settings = {**size.network.arguments(), "upsampling": "nearest", "augmentation": None}
+    model = build_model(groups, network=size.network.name, classes=19, precision=precision, **settings)
     optimizer = make_optimizer(LARSConfig(), model)
     optimizer.learning_rate = 0.01
-    settings = ExchangeConfig(bucket_mib=None)
-    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), collective, seed=0, **settings.arguments())
+    unbucketed = ExchangeConfig(bucket_mib=None)
+    exchange = GradientExchange(
+        make_codec(unbucketed.codec, LARSConfig()), collective, seed=0, **unbucketed.arguments()
+    )
     step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
     random = np.random.default_rng(collective.rank)
     images = {
@@ -94,9 +112,8 @@ def keras_steps(size: Size, precision: str) -> float:
     import tensorflow as tf
 
     keras.config.set_dtype_policy({"float32": "float32", "bfloat16": "mixed_bfloat16"}[precision])
-    model = keras.applications.ResNet50(
-        weights=None, input_shape=(size.side, size.side, 12), classes=19, classifier_activation=None
-    )
+    network = getattr(keras.applications, size.rival)
+    model = network(weights=None, input_shape=(size.side, size.side, 12), classes=19, classifier_activation=None)
     model.compile(
         keras.optimizers.SGD(0.01, momentum=0.9, nesterov=True), keras.losses.BinaryCrossentropy(from_logits=True)
     )
@@ -121,16 +138,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one round of two small steps, in less than a minute")
     size = SMOKE if parser.parse_args().smoke else Size()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    runs = {
-        f"{name}{suffix}": (ranks, function, precision)
-        for precision, suffix in (("float32", ""), ("bfloat16", " bf16"))
-        for name, ranks, function in (
-            ("keras fit", 1, keras_steps),
-            ("one rank", 1, groundswell_steps),
-            ("two ranks", 2, groundswell_steps),
-        )
-    }
-    rates: dict[str, list[float]] = {name: [] for name in runs}
+    runs = (("keras fit", 1, keras_steps), ("one rank", 1, groundswell_steps), ("two ranks", 2, groundswell_steps))
+    suffixes = {"float32": "", "bfloat16": " bf16"}
+    rates: dict[str, list[float]] = {f"{name}{suffix}": [] for suffix in suffixes.values() for name, _, _ in runs}
 
     def threads(count: int) -> dict[str, str]:
         names = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
@@ -138,14 +148,17 @@ def main() -> None:
 
     with spark_session("benchmark", "local[2]") as spark:
 
-        def run(ranks: int, function: Any, precision: str) -> float:
+        def run(ranks: int, function: Any, precisions: tuple[str, ...]) -> list[float]:
+            """Images/s in each of some precisions."""
             environment = threads(CORES // ranks)
             runner = BarrierRunner(spark, ranks, env=environment, log_to_driver="none")
-            return float(ranks * size.batch_size / max(runner.run_all(function, size, precision)))
+            seconds = runner.run_all(lambda: [function(size, precision) for precision in precisions])
+            return [ranks * size.batch_size / max(each) for each in zip(*seconds, strict=True)]
 
         for number in range(size.rounds):
-            for name, settings in runs.items():
-                rates[name].append(run(*settings))
+            for precisions, (name, ranks, function) in itertools.product(size.processes, runs):
+                for precision, rate in zip(precisions, run(ranks, function, precisions), strict=True):
+                    rates[f"{name}{suffixes[precision]}"].append(rate)
             print(f"round {number + 1}: " + ", ".join(f"{name} {values[-1]:.2f}" for name, values in rates.items()))
     median = {name: round(statistics.median(values), 2) for name, values in rates.items()}
 

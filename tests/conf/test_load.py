@@ -145,7 +145,7 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("warm_start.frozen_layers=[stem_*]", r"would keep weights that nobody trained: set warm_start\.source$"),
         ("model=vgg", r"model\.name='vgg': should be one of resnet, resnet_cifar, import$"),
         ("model.preactivation=true", r"model is resnet, which has no such key; resnet_cifar has: choose with model="),
-        ("model={name: resnet_cifar, depth: 18}", r"model\.depth=18: should be 20, 32, 44, 56 or 110"),
+        ("model={name: resnet_cifar, depth: 18}", r"model\.depth=18: should be 8, 20, 32, 44, 56 or 110"),
         ("model=import", r"model\.path is missing: What to import, `package\.module:object`"),
         ("model={name: import, path: mynet}", r"model\.path='mynet': should be package\.module:object$"),
         ("model={name: import, path: 'a b:c'}", r"model\.path='a b:c': should be package\.module:object$"),
@@ -194,6 +194,9 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         (".epochs=3", r"not of the form section\.key=value"),
         ("training.epochs.x=1", r"^training\.epochs\.x: training\.epochs is a value, not a section"),
         ("training.epochs=[1", r"--set training\.epochs=\[1: not YAML at line 1, column 3: expected"),
+        ("training.trace_steps=[4, 4]", r"training\.trace_steps=\[4, 4\]: the first step must be before the last one"),
+        ("training.trace_steps=[0, 4]", r"training\.trace_steps\[0\]=0: should be greater than 0$"),
+        ("training.trace_steps=[4]", r"training\.trace_steps=\[4\]: should have at least 2 items"),
         ("exchange.codec=null", r"exchange\.codec\.name: should be one of none, fp16, bf16"),
         ("exchange.codec=gzip", r"exchange\.codec\.name='gzip': should be one of none, fp16, bf16, onebit, "),
         ("exchange.codec.name=gzip", r"exchange\.codec\.name='gzip': should be one of none"),
@@ -228,6 +231,15 @@ def test_a_bad_setting_is_one_readable_line(setting: str, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_factors_of_the_rate_need_an_update_in_proportion_to_it() -> None:
+    factors = "warm_start.rate_factors={'stage*': 0.1}"
+    load("smoke", [factors, "optimizer.variant=outside"])
+    with pytest.raises(
+        ValueError, match=r"warm_start\.rate_factors multiplies .*: choose another optimizer\.variant, or"
+    ):
+        load("smoke", [factors, "optimizer.variant=larc"])
+
+
 def test_batch_norm_over_ranks_is_not_compiled() -> None:
     with pytest.raises(ValueError, match=r"batch_norm_ranks=all sums over ranks .* set training\.jit_compile=false"):
         load("smoke", ["model.batch_norm_ranks=all", "training.jit_compile=true"])
@@ -242,9 +254,14 @@ def test_every_problem_is_a_line() -> None:
 
 def test_a_missing_key_is_named_with_its_meaning(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("archive: {kind: bigearthnet_v2, root: x}\n")
-    with pytest.raises(ValueError, match=r"dataset\.path is missing: Folder of the dataset: a path, or a URL"):
+    path.write_text("archive: {kind: bigearthnet_v2}\n")
+    with pytest.raises(ValueError, match=r"archive\.root is missing: Folder of the archive"):
         load(str(path))
+
+
+def test_every_section_has_defaults_and_the_dataset_may_be_named_later() -> None:
+    assert load(None).dataset.path == ""
+    assert load(None).override("dataset.path=/data/x").dataset.path == "/data/x"
 
 
 @pytest.mark.parametrize(

@@ -164,6 +164,26 @@ def test_cpu_and_gpu_images_have_the_same_base_and_environment() -> None:
     assert environment("gpu") - gpu_only == environment("cpu")
 
 
+@pytest.mark.parametrize("variant", ["cpu", "gpu", "mlflow"])
+def test_labels_are_the_versions_that_are_installed(variant: str) -> None:
+    lock = {"cpu": "../requirements.lock", "gpu": "horovod/requirements-gpu.lock", "mlflow": "mlflow/requirements.lock"}
+    locked = locked_versions(DOCKER / lock[variant])
+    locked["tensorflow"] = locked.get("tensorflow") or locked.get("tensorflow-cpu", "")
+    *_, last = stages(DOCKER / f"{variant}.Dockerfile")
+    text = " ".join(value for name, value in last if name == "LABEL")
+    labels = dict(re.findall(r'([\w.]+)="([^"]*)"', text))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert labels.pop("org.opencontainers.image.title") == f"groundswell-{variant}"
+    assert labels.pop("org.opencontainers.image.version") == project["version"]
+    assert labels.pop("org.opencontainers.image.licenses") == project["license"]
+    assert f"python:{labels.pop('groundswell.python')}-slim" in last[0][1]
+    if variant != "mlflow":
+        run = " ".join(value for name, value in last if name == "RUN")
+        assert f"openjdk-{labels.pop('groundswell.java')}-jre-headless" in run
+        assert {"groundswell.tensorflow", "groundswell.horovod", "groundswell.pyspark"} < labels.keys()
+    assert labels == {name: locked[name.removeprefix("groundswell.")] for name in labels}
+
+
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(DOCKER)))
 def test_scripts_parse_and_are_strict(script: Path) -> None:
     subprocess.run(["bash", "-n", str(script)], check=True)
@@ -236,9 +256,23 @@ def test_compose_waits_only_for_services_with_a_health_check(compose: dict[str, 
             assert "healthcheck" in services[name] or in_image
 
 
+def test_every_container_has_a_limit_of_memory(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert re.search(r"\d+g\b", str(service.get("mem_limit", ""))), f"service {name}"
+
+
+def test_event_logs_are_written_where_the_history_server_reads(compose: dict[str, Any]) -> None:
+    services = compose["services"]
+    folder = "file:/data/artifacts/spark-events"
+    assert f"spark.history.fs.logDirectory={folder} " in services["history"]["environment"]["SPARK_HISTORY_OPTS"]
+    assert f"--conf=spark.eventLog.dir={folder}" in services["submit"]["entrypoint"]
+    assert folder.removeprefix("file:") in services["history"]["command"][-1], "it is made before a job needs it"
+    assert "history" in services["submit"]["depends_on"]
+
+
 def test_spark_containers_have_one_address(compose: dict[str, Any]) -> None:
     """Gloo binds to what the host name resolves to: a second network would make that a matter of luck."""
-    for name in ("master", "worker-1", "worker-2", "submit"):
+    for name in ("master", "worker-1", "worker-2", "submit", "history"):
         assert compose["services"][name]["networks"] == ["cluster"]
 
 

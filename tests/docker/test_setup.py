@@ -1,10 +1,17 @@
 """What the set-up says on a machine that lacks something."""
 
+import ast
+import importlib.util
 import os
+import re
 import subprocess
+import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 
 @pytest.fixture
@@ -72,3 +79,79 @@ def test_no_compiler_is_one_sentence_with_the_package(project: Path, bare_path: 
     assert code == 1
     assert error.endswith("is missing. On Debian or Ubuntu: sudo apt-get install g++")
     assert not (tmp_path / "environment").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((), "usage: build_wheel.sh PYTHON TENSORFLOW [FOLDER] [cpu|gpu]"),
+        (("3.12",), "usage: build_wheel.sh PYTHON TENSORFLOW [FOLDER] [cpu|gpu]"),
+        (("3.12", "2.15.0"), "TensorFlow '2.15.0': expected a full version from 2.16.1 to 2.21, such as 2.19.0"),
+        (("3.12", "2.19"), "TensorFlow '2.19': expected a full version from 2.16.1 to 2.21, such as 2.19.0"),
+        (("3.12", "2.19.0", "folder", "tpu"), "variant 'tpu' is neither cpu nor gpu"),
+    ],
+)
+def test_a_wheel_of_horovod_is_for_a_known_tensorflow(
+    project: Path, bare_path: Path, arguments: tuple[str, ...], reason: str
+) -> None:
+    code, error = run(project / "docker/horovod/build_wheel.sh", bare_path, *arguments)
+    assert code != 0
+    assert error.endswith(reason)
+
+
+def test_every_runtime_has_a_wheel_of_horovod_and_fits_the_wheels_ranges(project: Path) -> None:
+    columns = tomllib.loads((project / "tests" / "runtimes" / "columns.toml").read_text())
+    metadata = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+    extras = metadata["optional-dependencies"]
+    ranges = {
+        Requirement(line).name: Requirement(line).specifier
+        for line in [*metadata["dependencies"], *extras["local"], *extras["cpu"]]
+    }
+    recipe = (project / "docker" / "horovod" / "build_wheel.sh").read_text()
+    supported = re.search(r"\^2\\\.\(([\d|]+)\)", recipe)
+    assert supported is not None
+    for column in columns.values():
+        pinned = {Requirement(line).name: Requirement(line) for line in column["packages"]}
+        for name, requirement in pinned.items():
+            (version,) = (each.version for each in requirement.specifier)
+            assert name not in ranges or ranges[name].contains(version), f"{name}=={version}"
+        assert SpecifierSet(metadata["requires-python"]).contains(column["python"])
+        (tensorflow,) = (each.version for each in pinned["tensorflow-cpu"].specifier)
+        assert tensorflow.split(".")[1] in supported[1].split("|")
+
+
+@pytest.fixture(scope="module")
+def runtimes(project: Path) -> ModuleType:
+    """The script of `make test-runtimes`."""
+    spec = importlib.util.spec_from_file_location("runtimes", project / "tests" / "runtimes" / "run.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_step_in_a_runtime_names_tests_that_exist(project: Path, runtimes: ModuleType) -> None:
+    for step in runtimes.STEPS.values():
+        for name in (each for each in step if each.startswith("tests/")):
+            path, _, test = name.partition("::")
+            assert (project / path).exists(), path
+            if test:
+                written = ast.parse((project / path).read_text())
+                assert test in {each.name for each in written.body if isinstance(each, ast.FunctionDef)}, name
+
+
+@pytest.mark.parametrize(
+    ("code", "lines", "cell"),
+    [
+        (0, ["...", "== 10 passed in 95.1s (0:01:35) ==", "a thread's last words"], "10 passed in 95.1s (0:01:35)"),
+        (1, ["1 failed, 9 passed in 95.1s"], "code 1: 1 failed, 9 passed in 95.1s"),
+        (4, ["ERROR: not found", "no tests ran in 0.0s"], "code 4: no tests ran in 0.0s"),
+        (-9, ["..."], "code -9: no last line"),
+    ],
+)  # fmt: skip
+def test_a_step_in_a_runtime_has_failed_where_pytest_says_so(
+    runtimes: ModuleType, code: int, lines: list[str], cell: str
+) -> None:
+    assert runtimes.cell_of(code, lines) == cell
+    assert bool(runtimes.FAILED.match(cell)) is (code != 0)

@@ -66,6 +66,7 @@ def prepared(archive: dict[str, object], folder: Path, *settings: str) -> tuple[
 def test_training_and_evaluation_follow_the_dataset(
     spark: SparkSession,
     shared_data: Path,
+    small_network: str,
     tmp_path: Path,
     mlflow_store: str,
     kind: str,
@@ -77,7 +78,7 @@ def test_training_and_evaluation_follow_the_dataset(
     if kind == "image_folder":
         cifar(tmp_path, shared_data / "cifar10.zip")
         archive = {"kind": kind, "root": str(tmp_path / "cifar10")}
-    config, manifest = prepared(archive, tmp_path, f"training.batch_size_per_worker={batch_size}")
+    config, manifest = prepared(archive, tmp_path, small_network, f"training.batch_size_per_worker={batch_size}")
     assert len(manifest.class_names) == classes
     trained = train(config)
     (metrics,) = trained.summary.history
@@ -102,7 +103,7 @@ def test_training_and_evaluation_follow_the_dataset(
     ],
 )
 def test_a_step_on_every_other_archive(
-    spark: SparkSession, tmp_path: Path, kind: str, shapes: list[tuple[int, int, int]]
+    spark: SparkSession, small_network: str, tmp_path: Path, kind: str, shapes: list[tuple[int, int, int]]
 ) -> None:
     """The model's inputs and the loss follow the dataset."""
     archive: dict[str, object] = {"kind": kind, "root": str(tmp_path / "archive")}
@@ -117,7 +118,7 @@ def test_a_step_on_every_other_archive(
                     image.save(tmp_path / "archive" / name / f"{name}_{patch}.jpg")
         case _:
             archive = {"kind": kind, "train": 8, "validation": 4, "test": 4}
-    config, manifest = prepared(archive, tmp_path)
+    config, manifest = prepared(archive, tmp_path, small_network)
     assert [group.shape for group in manifest.groups] == shapes
     model = make_model(config, manifest)
     optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, HorovodCollective())

@@ -99,7 +99,7 @@ def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported(
             "train --config smoke --set exchange.codec={name: powersgd, rank: 2}",
             "quote a value that has spaces, as in --set 'exchange.codec={name: topk, density: 0.01}'",
         ),
-        ("evaluate --config smoke", "--model URI is missing: runs:/<run id>/model or models:/<name>/<version>"),
+        ("evaluate --config smoke", "--model URI is missing: runs:/<run id>/model, models:/<name>/<version>, "),
         ("benchmark-reader --dataset x --batch-size 0", "--batch-size: should be a whole number above 0, got '0'"),
         ("benchmark-reader --dataset x --batch-size 2.5", "should be a whole number above 0, got '2.5'"),
         ("benchmark-reader --dataset x --cache-limit-gib nan", "should be a number above 0, got 'nan'"),

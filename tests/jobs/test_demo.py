@@ -3,10 +3,14 @@
 import shutil
 import subprocess
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from conf.load import load
+from jobs import demo
 from jobs.demo import demo_folder
+from jobs.result import Result
 
 
 def test_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -14,6 +18,8 @@ def test_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert demo_folder(None) == Path("demo")
     assert demo_folder("/data/BigEarthNet/") == Path("demo-BigEarthNet")
     assert demo_folder("s3://bucket/BigEarthNet") == Path("demo-BigEarthNet")
+    monkeypatch.setenv("HOME", "/home/somebody")
+    assert demo_folder("$HOME") == demo_folder("~") == Path("demo-somebody")
     assert demo_folder(".") == Path(f"demo-{tmp_path.name}")
     assert demo_folder("..") == Path(f"demo-{tmp_path.parent.name}")
 
@@ -34,3 +40,9 @@ def test_clean_removes_only_what_the_generated_demo_made(project: Path, tmp_path
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {*kept, "Makefile"}
+
+
+def test_an_archive_without_a_test_split_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(demo, "prepare", lambda config: SimpleNamespace(splits={"train": 1, "validation": 1}))
+    with pytest.raises(ValueError, match="the demo needs train, validation and test; the archive lacks test"):
+        demo.demo(load("demo"), None, Result("demo"))

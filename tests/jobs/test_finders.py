@@ -1,18 +1,27 @@
 """`groundswell find-rate` and `find-batch` as a user meets them."""
 
+import functools
 import json
+import sys
 from pathlib import Path
+from typing import Any
 
+import cloudpickle
 import pytest
 from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
-from conf.load import load
+from conf.load import load, shipped_names
 from jobs import cli
+from jobs.find_batch import _with_smallest_batch, find_batch
 from jobs.find_rate import conclusion, table
-from jobs.train import _say_what_memory_needs
+from jobs.result import Result
+from jobs.shortage import ShortageHint
 from pipelines.launch.failure import Outcome, RankLostError
+from pipelines.training import entry
+from pipelines.training.finders.batches import FRACTION
 from pipelines.training.finders.rates import RangeTest, RatePoint, Suggestion
+from pipelines.training.rates import make_schedule
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(300)]
 
@@ -37,14 +46,44 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: pytes
     assert message in line
 
 
+MIB = 1 << 20
+NEEDS = {"weights": 100 * MIB, "gradients": 90 * MIB, "optimizer": 80 * MIB, "exchange": 0, "sample": 10 * MIB}
+
+
 @pytest.mark.parametrize(("exit_code", "lines"), [(-9, 1), (-11, 0), (None, 0)])
 def test_a_killed_rank_has_a_hint_at_memory(
     exit_code: int | None, lines: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    error = RankLostError([Outcome(0, "here", "died", "killed", exit_code)])
-    _say_what_memory_needs(error, load("smoke"))
-    found = [line for line in capsys.readouterr().out.splitlines() if "lower training.batch_size_per_worker=4" in line]
-    assert len(found) == lines
+    error = RankLostError([Outcome(1, "here", "died", "killed", exit_code)])
+    hint = ShortageHint(load("smoke", ["training.batch_size_per_worker=64"]))
+    hint.say(error)
+    before = (
+        "rank 1 was killed; if memory was short, it was so before there was a model: choose a smaller model or more"
+    )
+    assert [line for line in capsys.readouterr().out.splitlines() if line.startswith(before)] == [
+        f"{before} memory"
+    ] * lines
+    # 80 % of 500 MiB leave 130 for the batch.
+    hint.take({"event": "needs", "needs": NEEDS, "limit": {"bytes": 500 * MIB, "source": "the host's memory, 500 MiB"}})
+    hint.say(error)
+    text = (
+        "rank 1 was killed; if memory was short (the host's memory, 500 MiB): training.batch_size_per_worker=64 "
+        "(weights 100.0 MiB, gradients 90.0 MiB, optimizer 80.0 MiB, 10.00 MiB for each sample): lower it to 13, with "
+        "training.accumulation_steps or training.global_batch_size for the same global batch, or let `groundswell "
+        "find-batch` find the largest that fits"
+    )
+    assert capsys.readouterr().out.splitlines() == [text] * lines
+    hint.take({"event": "needs", "needs": NEEDS, "limit": {"bytes": 100 * MIB, "source": "x"}})
+    hint.say(error)
+    assert capsys.readouterr().out.count("no smaller batch is estimated to fit: choose a smaller model") == lines
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_the_smallest_batch_is_refused_by_nothing(name: str) -> None:
+    for settings, size in (([], 1), (["training.mixup=0.2"], 2)):
+        config = _with_smallest_batch(load(name, settings))
+        assert config.training.batch_size_per_worker == size
+        assert make_schedule(config, 10)(0) == make_schedule(config, 10)(9)
 
 
 def test_the_table_marks_what_the_suggestion_follows_from() -> None:
@@ -64,6 +103,7 @@ def test_the_table_marks_what_the_suggestion_follows_from() -> None:
 def test_a_rate_is_found_and_recorded(
     spark: SparkSession,
     small_dataset: Path,
+    small_network: str,
     mlflow_store: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -71,6 +111,7 @@ def test_a_rate_is_found_and_recorded(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     command = ["find-rate", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--steps", "24"]
+    command += ["--set", small_network]
     command += ["--set", "training.accumulation_steps=2", "--set", "training.batch_size_per_worker=2"]
     command += ["--set", "optimizer={name: sgd, learning_rate: 1.0, momentum: 0.9}", "--low", "0.001", "--high", "1e7"]
     assert cli.execute([*command, "--plot", "rates.png", "--result", "result.json"]) == 0
@@ -90,11 +131,48 @@ def test_a_rate_is_found_and_recorded(
 
 @pytest.mark.long
 def test_a_batch_is_found(
-    spark: SparkSession, small_dataset: Path, mlflow_store: str, capsys: pytest.CaptureFixture[str]
+    spark: SparkSession,
+    small_dataset: Path,
+    small_network: str,
+    mlflow_store: str,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     command = ["find-batch", "--config", "smoke", "--set", f"dataset.path={small_dataset}", "--at-most", "6"]
+    command += ["--set", small_network]
     assert cli.execute(command) == 0
     output = capsys.readouterr().out.splitlines()
     assert output[-1] == "largest batch that fits: --set training.batch_size_per_worker=6"
     assert [line.split()[1:3] for line in output if line.startswith("trial ")] == [["6", "samples:"]]
     assert any(line.startswith("estimate  weights ") for line in output)
+
+
+def search_below(config: Any, largest_allowed: int, *, room_mib: int) -> Any:
+    """`entry.search_batch` for rows without end, on a worker that may grow by so much memory."""
+    from pipelines.training.finders import batch_search
+    from pipelines.training.finders.batches import FRACTION
+    from pipelines.training.finders.memory import MemoryLimit, resident_peak
+
+    def limit(ranks_on_host: int) -> MemoryLimit:
+        return MemoryLimit(int((resident_peak() + (room_mib << 20)) / FRACTION), "a test's limit")
+
+    batch_search.memory_limit = limit  # type: ignore[attr-defined]
+    return batch_search.batch_search_worker(config, 4096)
+
+
+@pytest.mark.long
+def test_the_search_ends_below_the_limit(
+    spark: SparkSession,
+    small_dataset: Path,
+    small_network: str,
+    mlflow_store: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    monkeypatch.setattr(entry, "search_batch", functools.partial(search_below, room_mib=400))
+    search = find_batch(load("smoke", [f"dataset.path={small_dataset}", small_network]), None, Result("find-batch"))
+    assert search.found is not None
+    assert search.found < 4096
+    assert len(search.trials) > 1
+    assert max(trial.peak for trial in search.trials if trial.fits(search.limit)) <= FRACTION * search.limit.bytes
+    # It tried what the limit allows, and not only the smallest batches.
+    assert max(trial.peak for trial in search.trials) > FRACTION * search.limit.bytes - (300 << 20)

@@ -1,10 +1,94 @@
+import argparse
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conf.load import load
+from jobs.command import run
+from jobs.compare import compare
 from jobs.paths import with_absolute_paths
-from jobs.prepare import configured_archive
+from jobs.prepare import configured_archive, prepare
+from jobs.result import Result, model_uri_of
+from jobs.verbs import VERBS, parser_of
+from pipelines.launch.runner import BarrierRunner
+
+SPELLINGS = {
+    "~/x.{0}": "/home/somebody/x.{0}",
+    "$HOME/x.{0}": "/home/somebody/x.{0}",
+    "file:/data/x.{0}": "/data/x.{0}",
+    "dbfs:/x.{0}": "this machine has no /dbfs",
+    "s3:/bucket/x.{0}": "expected s3://bucket/x.{0}",
+}
+"""What a user writes, and what it means or why it is refused."""
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory, and a home folder that does not exist."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/somebody")
+    return tmp_path
+
+
+def of_this_machine() -> list[tuple[str, argparse.Action]]:
+    """The arguments of all verbs that are files or folders, with their verbs."""
+    found = [(verb, action) for verb in VERBS for action in parser_of(verb)._actions]
+    return [(verb, action) for verb, action in found if action.metavar in ("FILE", "FOLDER")]
+
+
+@pytest.mark.parametrize("spelling", SPELLINGS)
+def test_no_argument_becomes_a_folder_of_its_spelling(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, spelling: str
+) -> None:
+    assert {"--save", "--saved", "--output", "--grid", "--results", "--map", "--plot", "--folder", "--result"} <= {
+        action.option_strings[0] for _, action in of_this_machine()
+    }
+    monkeypatch.setattr(Path, "is_dir", lambda self: self == Path("/home/somebody") or self == Path("/data"))
+    for verb, action in of_this_machine():
+        suffix = "png" if action.option_strings[0] == "--plot" else "json"
+        text, meaning = spelling.format(suffix), SPELLINGS[spelling].format(suffix)
+        parser = parser_of(verb)
+        for other in parser._actions:
+            other.required = False
+        command = [action.option_strings[0], text]
+        if meaning.startswith("/"):
+            value: Any = getattr(parser.parse(command), action.dest)
+            assert [str(each) for each in (value if isinstance(value, list) else [value])] == [meaning], (verb, text)
+        else:
+            with pytest.raises(ValueError, match=rf"^argument {command[0]}: .*{meaning}"):
+                parser.parse(command)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_ordinary_paths_stay_as_they_were_typed(elsewhere: Path) -> None:
+    parsed = parser_of("compare").parse(["--output", "a/b", "--save", str(elsewhere / "runs.json")])
+    assert (str(parsed.output), str(parsed.save)) == ("a/b", str(elsewhere / "runs.json"))
+    assert str(parser_of("compare").parse(["--output", "./s3:/x"]).output) == str(elsewhere / "s3:/x")
+    assert parser_of("config").parse(["--config", "./mine.yaml"]).config == "./mine.yaml"
+    assert parser_of("config").parse(["--config", "~/mine.yaml"]).config == "/home/somebody/mine.yaml"
+
+
+@pytest.mark.parametrize("spelling", ["s3:/bucket/x", "dbfs:/x", "s3://bucket/x"])
+def test_names_of_files_in_a_notebook(elsewhere: Path, spelling: str) -> None:
+    with pytest.raises(ValueError, match=rf"^log_folder {spelling}: "):
+        BarrierRunner(None, 2, log_folder=spelling)
+    with pytest.raises(ValueError, match=rf"^saved {spelling}: "):
+        compare(saved=[spelling])
+    with pytest.raises(ValueError, match=rf"^--model {spelling}\.json: "):
+        model_uri_of(f"{spelling}.json")
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_the_result_of_a_job_is_where_its_name_says(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(elsewhere))
+    assert run("list", ["--result", "~/r.json"], lambda result: None) == 0
+    assert [each.name for each in elsewhere.iterdir()] == ["r.json"]
+    Result("train", model_uri="runs:/1/model").write(elsewhere / "train.json")
+    assert model_uri_of("$HOME/train.json") == model_uri_of(f"file:{elsewhere}/train.json") == "runs:/1/model"
+    assert model_uri_of("~/exported") == str(elsewhere / "exported")
+    for uri in ("runs:/1/model", "models:/name@champion", "s3://bucket/model"):
+        assert model_uri_of(uri) == uri
 
 
 def test_every_path_of_the_configuration_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,6 +108,14 @@ def test_every_path_of_the_configuration_is_absolute(tmp_path: Path, monkeypatch
 def test_a_misspelt_path_names_its_setting(setting: str) -> None:
     with pytest.raises(ValueError, match=rf"{setting}: s3:/b/x: .*expected s3://b/x"):
         with_absolute_paths(load("smoke", [f"{setting}=s3:/b/x"]))
+
+
+def test_a_dataset_that_is_not_named_is_refused_where_it_is_needed() -> None:
+    config = load(None, ["archive.kind=synthetic", "archive.train=8", "archive.validation=4", "archive.test=4"])
+    for job in (with_absolute_paths, prepare):
+        with pytest.raises(ValueError, match=r"^dataset\.path is not set: name the folder or URL of the prepared"):
+            job(config)
+    assert with_absolute_paths(config, reads_dataset=False).dataset.path == ""
 
 
 @pytest.mark.parametrize("setting", ["root", "splits"])

@@ -92,3 +92,8 @@ def test_the_command_that_continues_does_not_discard_again(
     with pytest.raises(KeyboardInterrupt):
         prepare.main(argparse.Namespace(), result)
     assert result.continue_with == more
+
+
+def test_an_archive_is_needed() -> None:
+    with pytest.raises(ValueError, match=r"archive is missing: set archive=bigearthnet_v2 and archive\.root, or see"):
+        prepare.configured_archive(load("smoke").model_copy(update={"archive": None}))

@@ -1,5 +1,6 @@
 """Networks, losses, LARS and LAMB compute the same under Keras's JAX backend, in an environment of its own."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).parent / "backend_step.py"
+REFUSALS = Path(__file__).parent / "backend_refusals.py"
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +40,7 @@ def jax_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return python
 
 
-def run(python: Path, backend: str, folder: Path, project: Path) -> dict[str, np.ndarray]:
-    result = folder / f"{backend}.npz"
+def output_of(command: list[str], backend: str, folder: Path, project: Path) -> str:
     environment = {
         "PATH": os.environ["PATH"],
         "KERAS_BACKEND": backend,
@@ -49,7 +50,7 @@ def run(python: Path, backend: str, folder: Path, project: Path) -> dict[str, np
         "TF_ENABLE_ONEDNN_OPTS": "0",
     }
     done = subprocess.run(
-        [str(python), str(SCRIPT), str(folder / "weights.npz"), str(result)],
+        command,
         env=environment,
         capture_output=True,
         text=True,
@@ -57,7 +58,13 @@ def run(python: Path, backend: str, folder: Path, project: Path) -> dict[str, np
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.split()[-1] == backend
+    return done.stdout
+
+
+def run(python: Path, backend: str, folder: Path, project: Path) -> dict[str, np.ndarray]:
+    result = folder / f"{backend}.npz"
+    output = output_of([str(python), str(SCRIPT), str(folder / "weights.npz"), str(result)], backend, folder, project)
+    assert output.split()[-1] == backend
     with np.load(result) as file:
         return dict(file)
 
@@ -78,3 +85,23 @@ def test_a_step_under_jax_is_that_under_tensorflow(jax_python: Path, tmp_path: P
         assert np.isfinite(expected[f"{name}/loss"])
         moved = [np.abs(values).max() > 0 for key, values in expected.items() if key.startswith(f"{name}/moved/")]
         assert np.mean(moved) > 0.9
+
+
+def test_what_tensorflow_alone_computes_says_so_under_jax(jax_python: Path, tmp_path: Path, project: Path) -> None:
+    said = json.loads(output_of([str(jax_python), str(REFUSALS)], "jax", tmp_path, project))
+    assert sorted(said) == [
+        "a model that augments",
+        "a model with dropout",
+        "a model with stochastic depth",
+        "batch norm over ranks",
+        "dihedral",
+        "import",
+        "meprop",
+        "mixup",
+        "pad_crop",
+    ]
+    for name, text in said.items():
+        message = (
+            "computes by operations of TensorFlow, and Keras's backend is jax: do without it, or set KERAS_BACKEND"
+        )
+        assert message in text, name

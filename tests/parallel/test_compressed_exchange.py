@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,18 +31,42 @@ STEPS = 3
 HOST = "127.0.0.1"
 
 
-RINGS = [
-    # XLA takes seconds for each codec: see `test_codecs` on which three.
-    pytest.param((2, ("qsgd", "randomk", "threshold")), id="2"),
-    pytest.param((3, ()), id="3", marks=pytest.mark.long),
-    pytest.param((2, tuple(CODECS)), id="2 compiled", marks=pytest.mark.long),
-]
+@dataclass(frozen=True)
+class Ring:
+    """So many ranks, and what they exchange with."""
+
+    size: int
+    codecs: tuple[str, ...]
+    compiled: tuple[str, ...]
+    """By XLA, which takes seconds for each: see `test_codecs` on which three."""
+    timeout: int
+    marks: tuple[pytest.MarkDecorator, ...] = field(default=(), compare=False)
 
 
-@pytest.fixture(scope="module", params=RINGS)
-def ring(request, tmp_path_factory):
-    """What every rank of a ring saved; XLA compiles some of the codecs."""
-    (size, compiled), folder = request.param, tmp_path_factory.mktemp("ring")
+COMPILED = ("qsgd", "randomk", "threshold")
+# The usual tests have a codec of each form that messages have: summed or not, of a fixed length or of any.
+USUAL = Ring(2, ("none", "fp16", "onebit", "powersgd", *COMPILED), COMPILED, timeout=270)
+EVERYTHING = Ring(3, tuple(CODECS), tuple(CODECS), timeout=570, marks=(pytest.mark.long, pytest.mark.timeout(600)))
+
+
+def on_rings(names: Iterable[str] | None = None) -> Any:
+    """Run a test on both rings, and there with each of some codecs that the ring has."""
+    rings = {"2": USUAL, "3": EVERYTHING}
+    if names is None:
+        cases = [pytest.param(ring, id=name, marks=ring.marks) for name, ring in rings.items()]
+        return pytest.mark.parametrize("ring", cases, indirect=True)
+    cases = [
+        pytest.param(ring, codec, id=f"{name}-{codec}", marks=ring.marks)
+        for name, ring in rings.items()
+        for codec in names
+        if codec in ring.codecs
+    ]
+    return pytest.mark.parametrize(("ring", "name"), cases, indirect=["ring"])
+
+
+def start(ring: Ring, folder: Path) -> list[Any]:
+    """What every rank of a ring saved."""
+    size = ring.size
     server = RendezvousHTTPServer((HOST, 0), RendezvousHandler, False)
     server.init(get_host_assignments(parse_hosts(f"{HOST}:{size}"), size))
     threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -53,14 +81,14 @@ def ring(request, tmp_path_factory):
         "TF_NUM_INTEROP_THREADS": "2",
         "TF_CPP_MIN_LOG_LEVEL": "2",
     }
-    command = [sys.executable, str(WORKER), str(folder), *compiled]
+    command = [sys.executable, str(WORKER), str(folder), ",".join(ring.codecs), *ring.compiled]
     logs = [(folder / f"log-{rank}").open("w+") for rank in range(size)]
     ranks = [
         subprocess.Popen(command, env={**common, **placement.environment()}, stdout=log, stderr=subprocess.STDOUT)
         for placement, log in zip(place([HOST] * size), logs, strict=True)
     ]
     try:
-        codes = [rank.wait(timeout=250) for rank in ranks]
+        codes = [rank.wait(timeout=ring.timeout) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()
@@ -72,12 +100,24 @@ def ring(request, tmp_path_factory):
     return [np.load(folder / f"rank-{rank}.npz") for rank in range(size)]
 
 
+@pytest.fixture(scope="module")
+def started(tmp_path_factory):
+    """Starts a ring once."""
+    return cache(lambda ring: start(ring, tmp_path_factory.mktemp("ring")))
+
+
+@pytest.fixture
+def ring(request, started):
+    """What every rank of a ring saved."""
+    return started(request.param)
+
+
 def gradients(rank, step):
     generator = np.random.default_rng((rank, step))
     return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
-@pytest.mark.parametrize("name", sorted(CODECS))
+@on_rings(sorted(CODECS))
 def test_all_ranks_have_the_same(ring, name):
     for step in range(STEPS):
         for index in range(len(SHAPES)):
@@ -92,6 +132,7 @@ def test_all_ranks_have_the_same(ring, name):
     )
 
 
+@on_rings()
 def test_no_codec_is_horovods_own_allreduce_bit_for_bit(ring):
     for step in range(STEPS):
         for index in range(len(SHAPES)):
@@ -99,12 +140,14 @@ def test_no_codec_is_horovods_own_allreduce_bit_for_bit(ring):
             np.testing.assert_array_equal(ring[0][f"none/{key}"], ring[0][f"horovod/{key}"])
 
 
+@on_rings()
 @pytest.mark.parametrize("index", range(len(SHAPES)))
 def test_buckets_that_travel_at_the_same_time_give_the_same_digits_each_time(ring, index):
     first, *others = ring[0][f"repeated/{index}"]
     assert [each.tobytes() for each in others] == [first.tobytes()] * len(others)
 
 
+@on_rings()
 def test_training_without_a_codec_is_plain_horovod(ring):
     for index in range(4):
         ours, theirs = ring[0][f"ours/{index}"], ring[0][f"theirs/{index}"]
@@ -116,9 +159,7 @@ def test_training_without_a_codec_is_plain_horovod(ring):
         np.testing.assert_array_equal(ring[0][f"ours/{index}"], ring[-1][f"ours/{index}"])
 
 
-@pytest.mark.parametrize(
-    "name", ["onebit", "scaled_sign", "threshold", "adaptive", "topk", "dgc", "randomk", "powersgd"]
-)
+@on_rings(["onebit", "scaled_sign", "threshold", "adaptive", "topk", "dgc", "randomk", "powersgd"])
 def test_what_came_out_and_the_residuals_sum_to_all_gradients(ring, name):
     for index in COMPRESSED:
         expected = np.mean(
@@ -135,8 +176,9 @@ def test_what_came_out_and_the_residuals_sum_to_all_gradients(ring, name):
         np.testing.assert_allclose(total, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "relative"), [("fp16", 2**-9), ("bf16", 2**-7)])
-def test_roundings_give_the_mean(ring, name, relative):
+@on_rings(["fp16", "bf16"])
+def test_roundings_give_the_mean(ring, name):
+    relative = {"fp16": 2**-9, "bf16": 2**-7}[name]
     for index in range(len(SHAPES)):
         values = [gradients(rank, 0)[index] for rank in range(len(ring))]
         error = np.abs(ring[0][f"{name}/result/0/{index}"] - np.mean(values, axis=0))

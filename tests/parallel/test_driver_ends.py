@@ -1,5 +1,6 @@
 """The driver of `groundswell train` is killed or interrupted at several places; resuming the run finishes it."""
 
+import json
 import os
 import signal
 import subprocess
@@ -95,9 +96,9 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
-    held: Hold, small_dataset: Path, tmp_path: Path, mlflow_store: str
+    held: Hold, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
-    arguments = ["--config", "smoke", "--set", f"dataset.path={small_dataset}"]
+    arguments = ["--config", "smoke", "--set", f"dataset.path={small_dataset}", "--set", small_network]
     arguments += ["--set", f"training.output={tmp_path / 'out'}"]
     resuming = [*arguments, "--set", "training.resume_run=latest"]
     client = MlflowClient(mlflow_store)
@@ -107,22 +108,26 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     assert driver.returncode == -signal.SIGKILL
     (folder,) = (path for path in (tmp_path / "out").iterdir() if (path / "checkpoints").is_dir())
     run_id = folder.name
-    assert client.get_run(run_id).info.status == "RUNNING"
+    wait_until(lambda: client.get_run(run_id).info.status == "FAILED")  # its driver's guard says so
 
     with held("second epoch", resuming) as driver:
         os.killpg(driver.pid, signal.SIGINT)
         output, _ = driver.communicate(timeout=100)
     assert driver.returncode == 130
     assert f"resuming the newest unfinished run, {run_id}" in output
-    assert "MLflow shows it as running: its job has died" in output
     assert "Traceback" not in output
     assert output.endswith(f"--set training.resume_run={run_id}\n")
     assert client.get_run(run_id).info.status == "KILLED"
 
     with held("the model", resuming) as driver:
         driver.kill()
-    assert client.get_run(run_id).info.status == "RUNNING"
+    wait_until(lambda: client.get_run(run_id).info.status == "FAILED")
     assert [metric.step for metric in client.get_metric_history(run_id, "train/loss")] == EPOCHS
+
+    # As where it had died before it could draw.
+    pictures = Path(client.get_run(run_id).info.artifact_uri.removeprefix("file://"))
+    for picture in pictures.glob("*.png"):
+        picture.unlink()
 
     done = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -134,6 +139,17 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     for name, steps in (("train/loss", EPOCHS), ("val/loss", EPOCHS), ("train/step_loss", list(range(8)))):
         assert [metric.step for metric in client.get_metric_history(run_id, name)] == steps, name
     assert not (folder / "journal").exists(), "everything is delivered"
+    assert {path.name for path in pictures.glob("*.png")} == {
+        "confusion_validation.png",
+        "learning_curves.png",
+        "learning_rate.png",
+        "per_class_validation.png",
+        "precision_recall_validation.png",
+        "predictions_validation.png",
+        "where_the_step_goes.png",
+    }
+    table = json.loads((pictures / "where_the_step_goes.json").read_text())
+    assert [row[:2] for row in table["data"]] == [[1, 0], [1, 1], [2, 0], [2, 1]]
     again = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=100)
     assert again.returncode == 2
     assert "0 runs of experiment 'smoke' are not finished" in again.stderr

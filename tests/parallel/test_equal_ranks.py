@@ -1,7 +1,10 @@
 """N ranks with batch b are one rank with batch N * b."""
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
+import cloudpickle
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +14,8 @@ from pipelines.launch.runner import BarrierRunner
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(240)]
 
 GLOBAL_BATCH, STEPS = 8, 3
+CODECS = {"none": 1e-4, "fp16": 2e-2}
+"""By how much, of its way, a weight may differ with each."""
 
 
 def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
@@ -58,28 +63,32 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     return {"weights": weights, "start": start}
 
 
+def with_each_codec(codecs: Sequence[str], *settings: int) -> dict[str, dict[str, Any]]:
+    """What some trainings give, one after the other."""
+    return {codec: three_steps(codec, *settings) for codec in codecs}
+
+
 @pytest.fixture(scope="module")
 def alone() -> dict[str, Any]:
     """What one rank gives: this process, which needs no launcher for it."""
     return three_steps("none", GLOBAL_BATCH, STEPS)
 
 
-def _by_value() -> Any:
-    # This module cannot be imported in a worker process: its function travels as code.
-    import sys
-
-    import cloudpickle
-
+@pytest.fixture(scope="module")
+def together(spark: SparkSession) -> list[dict[str, dict[str, Any]]]:
+    """What each of two ranks gives, by codec."""
+    # This module cannot be imported in a worker process: its functions travel as code.
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    return three_steps
-
-
-@pytest.mark.parametrize(("codec", "relative"), [("none", 1e-4), ("fp16", 2e-2)])
-def test_two_ranks_give_the_weights_of_one(
-    spark: SparkSession, alone: dict[str, Any], codec: str, relative: float
-) -> None:
     runner = BarrierRunner(spark, 2, on_log=lambda rank, line: None)
-    first, second = runner.run_all(_by_value(), codec, GLOBAL_BATCH, STEPS)
+    found: list[dict[str, dict[str, Any]]] = runner.run_all(with_each_codec, tuple(CODECS), GLOBAL_BATCH, STEPS)
+    return found
+
+
+@pytest.mark.parametrize(("codec", "relative"), CODECS.items())
+def test_two_ranks_give_the_weights_of_one(
+    together: list[dict[str, dict[str, Any]]], alone: dict[str, Any], codec: str, relative: float
+) -> None:
+    first, second = (each[codec] for each in together)
     for own, other in zip(first["weights"], second["weights"], strict=True):
         np.testing.assert_array_equal(own, other)
     for weights, expected, start in zip(first["weights"], alone["weights"], first["start"], strict=True):

@@ -17,7 +17,7 @@ def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: 
 
     from pipelines.launch.report import attempt, report
     from pipelines.training import worker
-    from pipelines.training.checkpoint import list_checkpoints
+    from pipelines.training.checkpoint_files import list_checkpoints
 
     if attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
         epoch_batches = worker.train_epoch  # type: ignore[attr-defined]
@@ -34,7 +34,7 @@ def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: 
     return worker.train_worker(config, run, checkpoints)
 
 
-def train_while_an_executor_goes(dataset: str, output: str) -> tuple[str, str, int]:
+def train_while_an_executor_goes(dataset: str, output: str, network: str) -> tuple[str, str, int]:
     """The run, its folder and the number of its epochs."""
     from pyspark.sql import SparkSession
 
@@ -54,7 +54,7 @@ def train_while_an_executor_goes(dataset: str, output: str) -> tuple[str, str, i
     entry.train = training_that_waits_in_its_second_epoch
     preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
     # Nine samples a step: three ranks share them, and one can; the two that are left cannot.
-    settings = ["launch.num_workers=3", "training.batch_size_per_worker=3", "launch.retries=1"]
+    settings = [network, "launch.num_workers=3", "training.batch_size_per_worker=3", "launch.retries=1"]
     settings += ["launch.allow_fewer_workers=true", f"dataset.path={dataset}", f"training.output={output}"]
     spark = SparkSession.builder.master("local-cluster[3,1,1024]").config("spark.ui.enabled", "false").getOrCreate()
     try:
@@ -65,12 +65,17 @@ def train_while_an_executor_goes(dataset: str, output: str) -> tuple[str, str, i
 
 
 def test_training_goes_on_where_the_global_batch_can_be_shared(
-    in_fresh_process: Callable[..., Any], small_dataset: Path, tmp_path: Path, mlflow_store: str
+    in_fresh_process: Callable[..., Any], small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
-    run_id, folder, epochs = in_fresh_process(train_while_an_executor_goes, str(small_dataset), str(tmp_path / "out"))
+    arguments = (str(small_dataset), str(tmp_path / "out"), small_network)
+    run_id, folder, epochs = in_fresh_process(train_while_an_executor_goes, *arguments)
     tags = MlflowClient(mlflow_store).get_run(run_id).data.tags
     assert tags["attempt"] == "2"
     assert "lost: " in tags["attempt_2_after"]
+    assert (tags["attempt_1_workers"], tags["attempt_2_workers"], tags["workers"]) == ("3", "1", "1")
+    assert tags["changed.launch.num_workers"] == "1 from step 3"
+    workers = MlflowClient(mlflow_store).get_metric_history(run_id, "time/workers")
+    assert [(point.step, point.value) for point in workers] == [(3, 3), (6, 1)]
     log = Path(folder, "logs", "rank-0.log").read_text()
     first, second = log.split("--- attempt 2, after: ")
     assert "rank 0 of 3: 32 training samples, 3 steps per epoch" in first

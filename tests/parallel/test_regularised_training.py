@@ -1,10 +1,8 @@
 """A training with every regularisation and a best epoch is killed, and ends as one that was never disturbed."""
 
-import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -13,9 +11,8 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from conf.schema import RunConfig
 from jobs.train import TrainedRun, train
-from pipelines.tracking.models import load_model
-from pipelines.training import entry
-from pipelines.training.checkpoint import list_checkpoints
+from pipelines.tracking.models import averaged_model_uri, load_model
+from pipelines.training.checkpoint_files import list_checkpoints
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -34,53 +31,23 @@ SETTINGS = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _by_value() -> None:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
-def config(dataset: Path, output: Path) -> RunConfig:
-    return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", *SETTINGS])
-
-
-def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
-    with np.load(trained.summary.checkpoint) as file:
-        return {name: file[name] for name in file.files if name != "state.json"}
-
-
-def training_that_dies(config: RunConfig, run: Any, checkpoints: Path) -> Any:
-    """`entry.train`, but in the first attempt the process of rank 1 is killed at the second step of the third epoch."""
-    import os
-    import signal
-
-    from pipelines.launch.report import attempt
-    from pipelines.training import worker
-    from pipelines.training.step import make_train_step
-
-    def make_dying(*args: Any, **settings: Any) -> Any:
-        step, count = make_train_step(*args, **settings), 0
-
-        def dying(*batch: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == 10:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return step(*batch)
-
-        return dying
-
-    if attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
-        setattr(worker, "make_train_step", make_dying)  # noqa: B010
-    return worker.train_worker(config, run, checkpoints)
+def config(dataset: Path, output: Path, network: str) -> RunConfig:
+    return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", network, *SETTINGS])
 
 
 def test_a_regularised_training_with_a_best_epoch_goes_on_as_it_was(
-    spark: SparkSession, small_dataset: Path, tmp_path: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    small_dataset: Path,
+    small_network: str,
+    tmp_path: Path,
+    mlflow_store: str,
+    let_ranks_die: Callable[..., None],
+    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
-    expected = train(config(small_dataset, tmp_path / "undisturbed"))
+    expected = train(config(small_dataset, tmp_path / "undisturbed", small_network))
 
-    monkeypatch.setattr(entry, "train", training_that_dies)
-    trained = train(config(small_dataset, tmp_path / "killed"))
+    let_ranks_die((1, 10))  # the second step of the third epoch
+    trained = train(config(small_dataset, tmp_path / "killed", small_network))
     client = MlflowClient(mlflow_store)
     tags = client.get_run(trained.run.run_id).data.tags
     assert tags["attempt"] == "2"
@@ -100,7 +67,7 @@ def test_a_regularised_training_with_a_best_epoch_goes_on_as_it_was(
     assert trained.summary.model_epoch == 1
     with np.load(folder / "step-00000004.npz") as file:
         saved = {name.partition(":")[2]: file[name] for name in file.files}
-    assert trained.summary.averaged_model_uri == f"runs:/{trained.run.run_id}/model_ema"
+    assert trained.summary.averaged_model_uri == averaged_model_uri(trained.summary.model_uri)
     for uri, ending in ((trained.summary.model_uri, ""), (trained.summary.averaged_model_uri, "_average")):
         model = load_model(uri)[0]
         for layer, names in (("logits", ("kernel", "bias")), ("stem_bn", ("gamma", "moving_mean"))):

@@ -1,5 +1,6 @@
 """One rank of a run is asked to stop: all ranks stop after the same step, with a checkpoint."""
 
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +30,7 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once
     import os
 
     from pipelines.launch.report import attempt
-    from pipelines.training import worker
+    from pipelines.training import parts, worker
     from pipelines.training.step import make_train_step
 
     make, asked = make_train_step, attempt() > 1 or os.environ["HOROVOD_RANK"] != "1"
@@ -46,7 +47,7 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once
 
         return step_with_signal
 
-    setattr(worker, "make_train_step", make_asked)  # noqa: B010
+    setattr(parts, "make_train_step", make_asked)  # noqa: B010
     return worker.train_worker(config, run, checkpoints)
 
 
@@ -59,9 +60,14 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> 
 
 
 def test_all_ranks_stop_after_the_same_step(
-    spark: SparkSession, small_dataset: Path, tmp_path: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    small_dataset: Path,
+    small_network: str,
+    tmp_path: Path,
+    mlflow_store: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1"]
+    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1", small_network]
     monkeypatch.setattr(entry, "train", training_that_is_asked_to_stop)
     # The second step announces it, its sum is read in the third: all ranks stop after that one.
     with pytest.raises(
@@ -71,6 +77,34 @@ def test_all_ranks_stop_after_the_same_step(
     (folder,) = (path for path in tmp_path.iterdir() if (path / "checkpoints").is_dir())
     assert MlflowClient(mlflow_store).get_run(folder.name).info.status == "KILLED"
     assert newest_state(folder / "checkpoints")[1].is_within_an_epoch
+
+
+def training_that_is_killed(config: Any, run: Any, checkpoints: Path) -> Any:
+    """The process of rank 1 is killed, as the kernel does where memory is short."""
+    import os
+    import signal
+
+    return training_with_a_signal(config, run, checkpoints, lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+@pytest.mark.long
+def test_what_memory_a_killed_rank_needs_is_said(
+    spark: SparkSession,
+    small_dataset: Path,
+    small_network: str,
+    tmp_path: Path,
+    mlflow_store: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1", small_network]
+    monkeypatch.setattr(entry, "train", training_that_is_killed)
+    with pytest.raises(RankLostError):
+        train(load("smoke", settings))
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "was killed" in line]
+    assert line.startswith("rank 1 was killed; if memory was short (")
+    assert re.search(r"training\.batch_size_per_worker=4 \(weights .* MiB, gradients .* MiB, optimizer .* MiB, ", line)
+    assert line.endswith("or let `groundswell find-batch` find the largest that fits")
 
 
 def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints: Path) -> Any:
@@ -92,7 +126,7 @@ def training_whose_executor_is_decommissioned(config: Any, run: Any, checkpoints
     return training_with_a_signal(config, run, checkpoints, decommission)
 
 
-def train_while_an_executor_is_decommissioned(dataset: str, output: str) -> tuple[str, str]:
+def train_while_an_executor_is_decommissioned(dataset: str, output: str, network: str) -> tuple[str, str]:
     """The run and its folder."""
     from pyspark.sql import SparkSession
 
@@ -101,7 +135,7 @@ def train_while_an_executor_is_decommissioned(dataset: str, output: str) -> tupl
     from pipelines.training import entry
 
     entry.train = training_whose_executor_is_decommissioned
-    settings = [f"dataset.path={dataset}", f"training.output={output}", "launch.retries=1"]
+    settings = [f"dataset.path={dataset}", f"training.output={output}", "launch.retries=1", network]
     builder = SparkSession.builder.master("local-cluster[3,1,1024]").config("spark.ui.enabled", "false")
     spark = builder.config("spark.decommission.enabled", "true").getOrCreate()
     try:
@@ -112,9 +146,10 @@ def train_while_an_executor_is_decommissioned(dataset: str, output: str) -> tupl
 
 
 def test_a_decommissioned_executor_costs_no_step(
-    in_fresh_process: Callable[..., Any], small_dataset: Path, tmp_path: Path, mlflow_store: str
+    in_fresh_process: Callable[..., Any], small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
-    run_id, folder = in_fresh_process(train_while_an_executor_is_decommissioned, str(small_dataset), str(tmp_path))
+    arguments = (str(small_dataset), str(tmp_path), small_network)
+    run_id, folder = in_fresh_process(train_while_an_executor_is_decommissioned, *arguments)
     run = MlflowClient(mlflow_store).get_run(run_id)
     assert run.info.status == "FINISHED"
     assert "stopped on request: stopped after step 3" in run.data.tags["attempt_2_after"]

@@ -28,7 +28,7 @@ def dgc(
         density: Part of all elements that is sent, in (0, 1].
         density_schedule: Pairs `(before_step, density)` for the first steps. Published: one epoch each of 0.25,
             0.0625, 0.015625 and 0.004.
-        owner_factor: As for `topk`.
+        owner_factor: The same as in `topk`.
         momentum: Decay of the velocities, in [0, 1).
         nesterov: Whether to look one momentum step ahead.
         masking: Whether the momentum of an element stops when the element is sent.

@@ -17,7 +17,7 @@ def onebit_adam(*, beta_1: float, scale: Literal["mean", "norm"]) -> Codec:
 
     Args:
         beta_1: The same as the optimizer's, in [0, 1).
-        scale: As for `ScaledSignQuantiser`; "norm" is that of DeepSpeed's implementation.
+        scale: The same as in `ScaledSignQuantiser`; "norm" is that of DeepSpeed's implementation.
 
     Raises:
         ValueError: a beta out of range.

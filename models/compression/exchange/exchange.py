@@ -2,19 +2,21 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite, check_means, now
+from models.compression.arithmetic.marks import Marks
 from models.compression.arithmetic.randomness import make_key
-from models.compression.codec import Codec, Context, Memory, Message, Shape, StateSpec
+from models.compression.codec import Codec, Context, Memory, Message, Shape
 from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.payload import traced_payload
+from models.compression.exchange.state import StateVariable
 from models.compression.exchange.wire import Collective, transfer
 
 _MIB = 1 << 20
+_PARTS = ("encode", "wire", "decode")
 METRICS = (
     "payload_bytes",
     "compression_ratio",
@@ -24,17 +26,6 @@ METRICS = (
     "decode_seconds",
 )
 """Names of the figures of one exchange; see `GradientExchange.metrics`."""
-
-
-@dataclass(frozen=True)
-class StateVariable:
-    """One entry of `GradientExchange.state`."""
-
-    name: str
-    """`<state>/<tensor>`; unique."""
-    spec: StateSpec
-    tensor_shape: Shape
-    variable: tf.Variable
 
 
 class GradientExchange:
@@ -87,6 +78,9 @@ class GradientExchange:
         self.jit_compile = jit_compile and codec.compiled
         self._all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
         self.state: list[StateVariable] = []
+        self.marks: Marks | None = None
+        """Where the times of each bucket are noted, as the phases `encode`, `wire` and `decode`; None: nowhere. It is
+        set before the graph of a step is made."""
         self._built_for: list[Shape] | None = None
         self._measure: Callable[[], tf.Tensor] | None = None
 
@@ -158,6 +152,12 @@ class GradientExchange:
         means = check_means(means, self._names, self.codec.name, self._step.read_value())
         self._step.assign_add(1)
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
+
+    def take_figures(self, other: "GradientExchange | None") -> None:
+        """Let `metrics` say what another exchange of the same tensors did in this step; None: nothing travelled."""
+        payload, seconds = (0, tf.zeros(3, tf.float64)) if other is None else (other._payload_bytes, other._seconds)
+        self._payload_bytes.assign(payload)
+        self._seconds.assign(seconds)
 
     def metrics(self) -> dict[str, float]:
         """Return figures of the last exchange on this rank.
@@ -288,7 +288,7 @@ class GradientExchange:
             started = now(values)
             with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
                 sums = self._sum(values, f"gradients_dense{number}", joined=joined)
-            self._count(1, started, now(sums))
+            self._count(1, started, now(sums), f"dense bucket {number}", indexes)
             for index, total in zip(indexes, sums, strict=True):
                 mean = total * factor if self.collective.size > 1 else total
                 means[index], memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
@@ -317,7 +317,7 @@ class GradientExchange:
                 values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
             encoded = now(values)
-            self._count(0 if number == 0 else 2, ready, encoded)
+            self._count(0 if number == 0 else 2, ready, encoded, f"bucket {bucket}, part {number}", indexes)
             if number == len(self.codec.collectives):
                 break
             checked = [self._check_finite(finite, indexes)] if number == 0 else []
@@ -331,7 +331,7 @@ class GradientExchange:
             )
             payload += tf.cast(sent, tf.int64)
             ready = now(values)
-            self._count(1, encoded, ready)
+            self._count(1, encoded, ready, f"bucket {bucket}, {self.codec.collectives[number]} {number}", indexes)
         for index, memory, before in zip(indexes, memories, stored, strict=True):
             self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
         return list(values), payload
@@ -389,5 +389,7 @@ class GradientExchange:
         text = f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
         return check_finite(finite, names, text, self._step.read_value())
 
-    def _count(self, part: int, start: tf.Tensor, end: tf.Tensor) -> None:
+    def _count(self, part: int, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
         self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
+        if self.marks is not None:
+            self.marks.add(_PARTS[part], name, start, end, [self._names[index] for index in indexes])

@@ -11,7 +11,7 @@ class ExactFloats:
     """Sends every element in float32.
 
     Args:
-        layout: That of the ranks' compressor.
+        layout: Layout of the ranks' compressor.
     """
 
     compiled = True
@@ -34,7 +34,7 @@ class ExactNonzeros:
     """Sends the elements that are not 0: for the mean of sparse messages.
 
     Args:
-        layout: That of the ranks' compressor, with one axis.
+        layout: Layout of the ranks' compressor, with one axis.
     """
 
     compiled = False

@@ -25,9 +25,9 @@ class WorkerMemory(Protocol):
         """Store the remainder: what was encoded minus what the message decodes to.
 
         Args:
-            remainder: Has the shape of the gradient.
+            remainder: A tensor with the shape of the gradient.
             clear: Returns a tensor of that shape with zeros where elements were sent exactly.
-            memory: As `advance` left it.
+            memory: The memory that `advance` has returned.
         """
         ...
 

@@ -53,7 +53,7 @@ class NativeCompressor(Protocol):
 
         Args:
             term: Float32 of any shape; the remainder has the same.
-            residual: Of the same shape, or None for zeros.
+            residual: A tensor of the same shape, or None for zeros.
             scale: Float32 scalar.
             parts: Number of parts to cut it into.
             step: Number of exchanges before this one.

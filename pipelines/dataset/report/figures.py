@@ -26,14 +26,16 @@ _SHOWN_PART = 0.999  # of the pixels; a few very bright ones would squeeze all o
 
 
 @dataclass(frozen=True)
-class _Colors:
+class Colors:
+    """Colours of one scheme."""
+
     text: str
     fill: str
     mark: str
 
 
-_LIGHT = _Colors(text="#5b6472", fill="#3b74c4", mark="#b3410e")
-_DARK = _Colors(text="#a3acba", fill="#6ea3ea", mark="#f0a070")
+_LIGHT = Colors(text="#5b6472", fill="#3b74c4", mark="#b3410e")
+_DARK = Colors(text="#a3acba", fill="#6ea3ea", mark="#f0a070")
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ def band_histogram(histogram: Sequence[int], mean: float, right: int, dtype: str
         dtype: Numpy name of the pixels' dtype.
     """
 
-    def draw(axis: Axes, colors: _Colors) -> None:
+    def draw(axis: Axes, colors: Colors) -> None:
         edges = np.arange(right + 1) * _BIN_WIDTHS[dtype]
         axis.stairs(np.asarray(histogram[:right], np.float64), edges, fill=True, color=colors.fill)
         if mean <= edges[-1]:
@@ -68,7 +70,7 @@ def band_histogram(histogram: Sequence[int], mean: float, right: int, dtype: str
         axis.set_yticks([])
         axis.spines["left"].set_visible(False)
 
-    return _plot(draw, width=232, height=120, margins=(8, 8, 22, 4))
+    return plot(draw, width=232, height=120, margins=(8, 8, 22, 4))
 
 
 def shown_bins(histograms: Sequence[Sequence[int]], dtype: str) -> int:
@@ -84,7 +86,7 @@ def class_balance(counts: Sequence[int]) -> Plot:
     ordered = np.sort(np.asarray(counts, np.float64))[::-1]
     present = ordered[ordered > 0]
 
-    def draw(axis: Axes, colors: _Colors) -> None:
+    def draw(axis: Axes, colors: Colors) -> None:
         axis.stairs(ordered, np.arange(len(ordered) + 1) + 0.5, fill=True, color=colors.fill)
         axis.set_xlim(0.5, len(ordered) + 0.5)
         if len(present) and present[0] > 100 * present[-1]:
@@ -96,11 +98,18 @@ def class_balance(counts: Sequence[int]) -> Plot:
         axis.set_xlabel("class, by frequency", color=colors.text, fontsize=8)
         axis.set_ylabel("samples", color=colors.text, fontsize=8)
 
-    return _plot(draw, width=680, height=240, margins=(64, 12, 40, 8))
+    return plot(draw, width=680, height=240, margins=(64, 12, 40, 8))
 
 
 def preview(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> str:
-    """One sample as people see it.
+    """One sample as people see it, see `visible`, as the address of a PNG."""
+    file = io.BytesIO()
+    Image.fromarray(visible(images, groups)).save(file, "PNG", compress_level=1)
+    return _data_uri(file)
+
+
+def visible(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> NDArray[np.uint8]:
+    """Return the pixels of one sample as people see it, `(height, width, 3)`.
 
     Red, green and blue where the bands are known: B04, B03, B02 of Sentinel-2, or three 8-bit bands as they are;
     otherwise the first band in grey. What is not 8-bit is stretched from its 2nd to its 98th percentile.
@@ -116,11 +125,7 @@ def preview(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGro
         values = np.nan_to_num(pixels.astype(np.float64), posinf=0.0, neginf=0.0)
         low, high = np.percentile(values, (2, 98))
         pixels = np.clip((values - low) / ((high - low) or 1.0) * 255, 0, 255).astype(np.uint8)
-    file = io.BytesIO()
-    Image.fromarray(np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))).save(
-        file, "PNG", compress_level=1
-    )
-    return _data_uri(file)
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:2], 3)))
 
 
 def _visible_bands(images: Mapping[str, NDArray[np.generic]], groups: Sequence[ImageGroup]) -> NDArray[np.generic]:
@@ -133,7 +138,7 @@ def _visible_bands(images: Mapping[str, NDArray[np.generic]], groups: Sequence[I
     return images[groups[0].name][..., :1]
 
 
-def _plot(draw: Callable[[Axes, _Colors], None], width: int, height: int, margins: tuple[int, int, int, int]) -> Plot:
+def plot(draw: Callable[[Axes, Colors], None], width: int, height: int, margins: tuple[int, int, int, int]) -> Plot:
     """Draw in both colour schemes; sizes and margins (left, right, bottom, top) in CSS pixels."""
     left, right, bottom, top = margins
     uris = []

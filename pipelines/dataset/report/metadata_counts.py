@@ -27,7 +27,7 @@ def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> l
         splits: Names of the splits, in the order of the tables' columns.
 
     Returns:
-        By table its `title` and `rows`, each with a `name` and, by split, `cells` of `count` and `share`. Rows are
+        Tables with a `title` and `rows`; each row has a `name` and, by split, `cells` of `count` and `share`. Rows are
         sorted by frequency, seasons by the calendar; a sample may have several flags.
     """
     if manifest.format_version < 2:

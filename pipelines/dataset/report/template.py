@@ -1,24 +1,11 @@
 """The page of the dataset report: one file, no script, nothing fetched."""
 
 TEMPLATE = """\
-{%- macro picture(plot, text) -%}
-<picture><source media="(prefers-color-scheme: dark)" srcset="{{ plot.dark }}">
-<img src="{{ plot.light }}" width="{{ plot.width }}" height="{{ plot.height }}" alt="{{ text }}"></picture>
-{%- endmacro -%}
+{% extends "base" %}
+{% from "parts" import picture, number %}
 {%- macro percent(share) -%}{{ "{:.1f}".format(100 * share) }} %{%- endmacro -%}
-{%- macro number(value) -%}{{ "{:,}".format(value) }}{%- endmacro -%}
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{{ manifest.archive }} · {{ manifest.fingerprint[:12] }}</title>
-<style>
-{{ style|safe }}</style>
-</head>
-<body>
+{% block title %}{{ manifest.archive }} · {{ manifest.fingerprint[:12] }}{% endblock %}
+{% block body %}
 <header>
 <h1>{{ manifest.archive }}</h1>
 <div class="soft">Dataset report</div>
@@ -213,6 +200,5 @@ of very many bands, only the first are shown.{% endif %}</p>
 </tbody></table></div>
 {% endif %}
 </section>
-</body>
-</html>
+{% endblock %}
 """

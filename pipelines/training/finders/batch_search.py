@@ -9,15 +9,15 @@ from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective, ranks_on_host
-from pipelines.training.finders.batches import BatchSearch, Trial, next_batch_size
+from pipelines.training.finders.batches import BatchSearch, Trial, batch_multiple, next_batch_size
 from pipelines.training.finders.memory import MemoryLimit, memory_limit, resident_peak
 from pipelines.training.finders.needs import estimate
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.objective import make_loss
+from pipelines.training.parts import Parts, agree_on_kernels, join_ranks, make_trainer
 from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer
 from pipelines.training.weight_average import WeightAverage
-from pipelines.training.worker import agree_on_kernels, join_ranks, make_trainer
 
 
 def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
@@ -42,22 +42,19 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     # On a GPU memory ends with an error, of which all ranks learn before the exchange, so that none waits for ever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
     needs = estimate(model, optimizer, exchange, manifest, accumulates=accumulates)
+    loss, micro_batches = make_loss(config, manifest), 2 if accumulates else 1
+    parts = Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange)
     trainer = make_trainer(
         config,
-        model,
-        make_loss(config, manifest),
-        optimizer,
+        parts,
         lambda step: 0.0,
-        exchange,
-        collective,
-        2 if accumulates else 1,
-        LossScale() if config.training.precision == "float16" else None,
-        WeightAverage(model, config.training.ema) if config.training.ema is not None else None,
+        loss_scale=LossScale() if config.training.precision == "float16" else None,
+        average=WeightAverage(model, config.training.ema) if config.training.ema is not None else None,
     )
     optimizer.learning_rate = 0.0
     limit = _least(collective, memory_limit(ranks_on_host()))
     trials: list[Trial] = []
-    while size := next_batch_size(needs, limit, largest_allowed, trials):
+    while size := next_batch_size(needs, limit, largest_allowed, trials, batch_multiple(config.training)):
         if collective.rank == 0:
             report(event="trial", batch_size=size)
         trials.append(_try(size, trainer, manifest, augments=isinstance(model, AugmentedModel)))

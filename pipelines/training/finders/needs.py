@@ -25,7 +25,7 @@ def estimate(
     *,
     accumulates: bool,
 ) -> Needs:
-    """Estimate what a rank needs.
+    """Estimate what a rank needs; a side of images that a network leaves open counts as 1.
 
     Args:
         model: The model that is trained.
@@ -37,7 +37,7 @@ def estimate(
     gradients = _FLOAT_BYTES * sum(math.prod(variable.shape) for variable in model.trainable_variables)
     images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
     network = model.network if isinstance(model, AugmentedModel) else model
-    outputs = sum(math.prod(tensor.shape[1:]) * _size_of(tensor.dtype) for tensor in _outputs(network))
+    outputs = sum(math.prod(side or 1 for side in each.shape[1:]) * _size_of(each.dtype) for each in _outputs(network))
     return Needs(
         weights=_bytes(model.variables),
         gradients=gradients * (2 if accumulates else 1),

@@ -9,26 +9,16 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
-from models.layers.normalisation import normalise_over
-from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest, report, step_done, stop_requested
-from pipelines.training.collective import HorovodCollective, ranks_of_job
+from pipelines.training.collective import HorovodCollective
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
-from pipelines.training.input import TrainingInput, make_input
+from pipelines.training.finders.shortage import Shortage, shortage_explained
+from pipelines.training.input import TrainingInput
 from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
-from pipelines.training.objective import make_loss
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer
-from pipelines.training.worker import (
-    agree_on_kernels,
-    begin_warm,
-    join_ranks,
-    make_seeds,
-    make_trainer,
-    micro_batches_of,
-)
+from pipelines.training.parts import make_data, make_mixing, make_parts, make_seeds, make_trainer
 
 _NEVER = 2**31 - 1
 _Batches = Iterator[tuple[Batch, SeedsOf | None, Mixing | None]]
@@ -46,29 +36,23 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
 
     Raises:
         StoppedOnRequest: A rank was asked to stop.
+        MemoryError: This rank ran out of memory; names what would fit.
     """
-    collective = join_ranks(config.model.batch_norm_span(ranks_of_job()))
-    keras.utils.set_random_seed(config.training.seed)
-    manifest = read_manifest(config.dataset.path)
-    micro_batches = micro_batches_of(config, collective)
-    data = make_input(config, manifest, rank=collective.rank, size=collective.size, micro_batches=micro_batches)
-    model = make_model(config, manifest)
-    if collective.group.size > 1:
-        normalise_over(model, collective.group)
-    begin_warm(config, manifest, model, collective)
-    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
-    loss = make_loss(config, manifest)
-    agree_on_kernels(config, collective)
-    exchange = make_exchange(config, collective)
+    with shortage_explained(config) as shortage:
+        return _test(config, rates, shortage)
+
+
+def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> RangeTest:
+    parts = make_parts(config)
+    collective, model, optimizer = parts.collective, parts.model, parts.optimizer
     # A scale of 1 changes no gradient, and lets all ranks stop together where one has gradients that are not finite.
     scale = LossScale() if config.training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
-    trainer = make_trainer(
-        config, model, loss, optimizer, lambda step: rates[step], exchange, collective, micro_batches, scale, None
-    )
+    trainer = make_trainer(config, parts, lambda step: rates[step], loss_scale=scale)
+    shortage.know(parts)
     collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
     if collective.rank == 0:
         report(event="compiling")
-    return _run(_batches(config, data, model), trainer, rates)
+    return _run(_batches(config, make_data(config, parts), model), trainer, rates)
 
 
 def _run(batches: _Batches, trainer: Trainer, rates: Sequence[float]) -> RangeTest:
@@ -89,7 +73,7 @@ def _batches(config: RunConfig, data: TrainingInput, model: keras.Model) -> _Bat
     epoch = 0
     while True:
         seeds_of = make_seeds(config, model, epoch)
-        mixing = Mixing(config.training.mixup, config.training.seed, epoch) if config.training.mixup else None
+        mixing = make_mixing(config, epoch)
         for batch in data.batches_of(epoch, 0):
             yield batch, seeds_of, mixing
         epoch += 1

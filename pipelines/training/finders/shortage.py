@@ -1,54 +1,71 @@
-"""What to say when a rank's accelerator runs out of memory."""
+"""What to say when a rank runs out of memory, in the rank and on the driver."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
+from dataclasses import asdict
 
-import keras
 import tensorflow as tf
 
 from conf.schema import RunConfig
-from models.compression.exchange.exchange import GradientExchange
-from pipelines.dataset.manifest import Manifest
-from pipelines.training.collective import ranks_on_host
-from pipelines.training.finders.batches import FRACTION
-from pipelines.training.finders.memory import memory_limit
+from pipelines.launch import membership
+from pipelines.launch.report import report
+from pipelines.training.collective import rank_of_job, ranks_on_host
+from pipelines.training.finders.batches import smaller_batch
+from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit
 from pipelines.training.finders.needs import estimate
+from pipelines.training.parts import Parts
+
+
+class Shortage:
+    """What is known of a rank's needs, should its memory end."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Nothing is known before there is a model."""
+        self._config = config
+        self._needs: Needs | None = None
+        self._limit: MemoryLimit | None = None
+
+    def know(self, parts: Parts) -> None:
+        """Estimate what the model needs; rank 0 tells the driver, which learns nothing of a rank that was killed.
+
+        Args:
+            parts: What the rank trains with; its exchange is built.
+        """
+        accumulates = parts.micro_batches > 1
+        self._needs = estimate(parts.model, parts.optimizer, parts.exchange, parts.manifest, accumulates=accumulates)
+        self._limit = _limit()
+        if parts.collective.rank == 0 and not membership.is_spare():
+            limit = None if self._limit is None else asdict(self._limit)
+            report(event="needs", needs=asdict(self._needs), limit=limit)
+
+    def text(self) -> str:
+        """What to say where the memory has ended."""
+        begin = f"rank {rank_of_job()} ran out of memory"
+        if self._needs is None:
+            return f"{begin} before it had a model, whatever the batch is: choose a smaller model or more memory"
+        return f"{begin} with {smaller_batch(self._config.training, self._needs, self._limit)}"
 
 
 @contextmanager
-def shortage_explained(
-    config: RunConfig,
-    manifest: Manifest,
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    exchange: GradientExchange,
-) -> Iterator[None]:
-    """Say of TensorFlow's error which rank, batch and model were too large, and a batch that would fit.
+def shortage_explained(config: RunConfig) -> Iterator[Shortage]:
+    """Say of an error which rank, batch and model were too large for the memory, and a batch that would fit.
 
     Raises:
-        MemoryError: In place of TensorFlow's error.
+        MemoryError: In place of TensorFlow's error, or of one that says less.
     """
+    shortage = Shortage(config)
     try:
-        yield
-    except tf.errors.ResourceExhaustedError:
-        micro_batches = config.accumulation_steps(exchange.collective.size) or 1
-        needs = estimate(model, optimizer, exchange, manifest, accumulates=micro_batches > 1)
-        batch_size = config.training.batch_size_per_worker
-        # This batch did not fit, whatever the estimate says.
-        fitting = batch_size // 2
-        with suppress(RuntimeError):
-            fitting = min(fitting, needs.fitting(FRACTION * memory_limit(ranks_on_host()).bytes))
-        advice = (
-            f"lower it to {fitting}, with training.accumulation_steps or training.global_batch_size for the same "
-            "global batch, or let `groundswell find-batch` find the largest that fits"
-            if fitting > 0
-            else "not even a batch of 1 is estimated to fit: choose a smaller model or more memory"
-        )
-        text = (
-            f"rank {exchange.collective.rank} ran out of memory with training.batch_size_per_worker={batch_size} "
-            f"({needs.describe()}): {advice}"
-        )
+        yield shortage
+    except (tf.errors.ResourceExhaustedError, MemoryError):
+        text = shortage.text()
     else:
         return
     # Outside the handler, so that TensorFlow's trace of the graph does not follow.
     raise MemoryError(text)
+
+
+def _limit() -> MemoryLimit | None:
+    try:
+        return memory_limit(ranks_on_host())
+    except RuntimeError:  # nvidia-smi does not answer
+        return None

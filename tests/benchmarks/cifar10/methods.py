@@ -17,6 +17,8 @@ TRAIN_IMAGES, TEST_IMAGES = (60, 20) if IS_SMOKE else (10_000, 10_000)
 BATCH_SIZE, EPOCHS, EPOCHS_PER_EVALUATION = (10, 5, 1) if IS_SMOKE else (64, 20, 2)
 STEPS_PER_EPOCH = TRAIN_IMAGES // (RANKS * BATCH_SIZE)
 CROP_MARGIN = 0
+EVERY_STEPS = (6, 26, 78)
+"""Steps between two exchanges of local training."""
 # One block per stage, 300,000 parameters in 12 convolutions and the head.
 DEPTH, WIDTH_FACTOR = 10, 0.25
 # Tuned on `none`.
@@ -45,6 +47,8 @@ class Method:
     optimizer: dict = field(default_factory=dict)
     precision: str = "float32"
     """Numbers in forward and backward pass."""
+    mode: dict | None = None
+    """Training mode; None: synchronous."""
     meprop: float | None = None
     """Part of a convolution's channels whose gradient goes on, at each pixel."""
     baseline: str = "none"
@@ -63,6 +67,7 @@ DENSITY_WARMUP = [
 ]
 ADAM = {"name": "onebit_adam", "learning_rate_per_256": 2e-3, "weight_decay": 5e-4}
 LARS = {"name": "lars", "trust_coefficient": 0.001, "weight_decay": 5e-4}
+MOMENTUM_HALF, DILOCO = {"momentum": 0.5}, {"rate": 0.7, "momentum": 0.9}
 FROZEN_FROM = EPOCHS * STEPS_PER_EPOCH // 5
 METHODS = {
     "none": Method({"name": "none"}),
@@ -108,6 +113,32 @@ METHODS = {
     "lars at SGD's rate": Method(
         {"name": "none"}, optimizer={**LARS, "learning_rate_per_256": 0.1, "scaling": "linear"}, worse_than="lars"
     ),
+    # Divisors of the steps of an epoch: an epoch's last step exchanges nothing more.
+    **{
+        f"local, every {steps} steps": Method({"name": "none"}, mode={"name": "local", "every_steps": steps})
+        for steps in EVERY_STEPS
+    },
+    # Its first fifth is dense, as that of every codec: so many exchanges.
+    "local, every 6 steps, onebit": Method(
+        {"name": "onebit"},
+        exchange={"warmup_steps": EPOCHS // 5 * STEPS_PER_EPOCH // EVERY_STEPS[0]},
+        mode={"name": "local", "every_steps": EVERY_STEPS[0]},
+    ),
+    "post-local, every 26 steps": Method(
+        {"name": "none"},
+        mode={
+            "name": "local",
+            "every_steps": EVERY_STEPS[1],
+            "local_after_steps": EPOCHS * STEPS_PER_EPOCH // 2,
+        },
+    ),
+    "bmuf, every 26 steps": Method(
+        {"name": "none"}, mode={"name": "local", "every_steps": EVERY_STEPS[1], "outer": MOMENTUM_HALF}
+    ),
+    "diloco, every 26 steps": Method(
+        {"name": "none"}, mode={"name": "local", "every_steps": EVERY_STEPS[1], "outer": DILOCO}
+    ),
+    "delayed": Method({"name": "none"}, mode={"name": "delayed"}),
     # Adam until the end: the exchange stays dense, and nothing is frozen.
     "adam": Method(
         {"name": "onebit_adam"},
@@ -131,6 +162,8 @@ def overrides(method, seed):
     sections["optimizer"] = {**({} if "name" in method.optimizer else sections["optimizer"]), **method.optimizer}
     sections["exchange"] |= {"codec": method.codec, **method.exchange}
     sections["training"]["seed"] = seed
+    if method.mode is not None:
+        sections["training"]["mode"] = method.mode
     if method.precision != "float32":
         sections["training"]["precision"] = method.precision
     optimizer = sections.pop("optimizer")

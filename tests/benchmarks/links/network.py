@@ -81,6 +81,17 @@ class Hosts:
         self.start(0, sys.executable, "-c", _SEND, self.address(1), str(seconds)).wait(timeout=60)
         return json.loads(receiver.stdout.readline())
 
+    def round_trip(self, rounds=200):
+        """Seconds in which a byte comes back from the second host, the median, over a plain TCP connection."""
+        mirror = self.start(1, sys.executable, "-c", _MIRROR, self.address(1), stdout=subprocess.PIPE, text=True)
+        mirror.stdout.readline()
+        asking = self.start(
+            0, sys.executable, "-c", _ASK, self.address(1), str(rounds), stdout=subprocess.PIPE, text=True
+        )
+        seconds = json.loads(asking.stdout.readline())
+        mirror.wait(timeout=60)
+        return seconds
+
     def _add(self, host, bridge):
         namespace, link = self.namespace(host), f"{self._token}v{host}"
         folder = Path("/etc/netns", namespace)
@@ -126,4 +137,26 @@ block, end = bytes(1 << 18), time.perf_counter() + float(sys.argv[2])
 while time.perf_counter() < end:
     connection.sendall(block)
 connection.close()
+"""
+_MIRROR = """
+import socket, sys
+server = socket.create_server((sys.argv[1], 4001))
+print("listening", flush=True)
+connection, _ = server.accept()
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+while data := connection.recv(1):
+    connection.sendall(data)
+"""
+_ASK = """
+import socket, statistics, sys, time
+connection = socket.create_connection((sys.argv[1], 4001))
+connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+seconds = []
+for _ in range(int(sys.argv[2])):
+    started = time.perf_counter()
+    connection.sendall(b"x")
+    connection.recv(1)
+    seconds.append(time.perf_counter() - started)
+connection.close()
+print(statistics.median(seconds), flush=True)
 """

@@ -1,4 +1,4 @@
-"""The crossover plot: seconds of a step over the speed of the link."""
+"""Plots: seconds of a step over the speed of the link, and over the number of ranks."""
 
 from typing import Any
 
@@ -71,6 +71,37 @@ def plot(steps, file):
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def plot_scaling(rows, file):
+    """Draw seconds of a step over ranks, a panel for each link: measured as points, predicted as lines.
+
+    Args:
+        rows: `ranks`, `link`, `codec`, `measured` and `predicted`; the model is fitted to those of 2 ranks.
+        file: PNG.
+    """
+    links = list(dict.fromkeys(row["link"] for row in rows))
+    codecs = list(dict.fromkeys(row["codec"] for row in rows))
+    figure, panels = plt.subplots(1, len(links), figsize=(6 * len(links), 5), squeeze=False)
+    for link, axes in zip(links, panels[0], strict=True):
+        for codec, colour in zip(codecs, plt.get_cmap("Dark2").colors, strict=False):  # type: ignore[attr-defined]
+            chosen = [row for row in rows if row["link"] == link and row["codec"] == codec]
+            ranks = [row["ranks"] for row in chosen]
+            axes.plot(ranks, [row["predicted"] for row in chosen], "--", color=colour, label=f"{codec}, predicted")
+            measured = [row["measured"] for row in chosen]
+            axes.plot(ranks, measured, "o", color=colour, label=f"{codec}, measured")
+        axes.axvspan(1.7, 2.3, color="grey", alpha=0.15, linewidth=0)
+        axes.annotate("fitted here", (2, 0.97), xycoords=("data", "axes fraction"), ha="center", va="top", fontsize=8)
+        axes.set(xlabel="ranks", ylabel="seconds per step", title=f"{link.removeprefix('mbit_')} Mbit/s")
+        axes.set_xticks(sorted({row["ranks"] for row in rows}))
+        axes.set_ylim(0, 1.12 * max(max(row["measured"], row["predicted"]) for row in rows if row["link"] == link))
+        axes.grid(alpha=0.3)
+    panels[0][0].legend(fontsize=8, ncols=2)
+    figure.suptitle("Step time: measured (points) and predicted from 2 ranks (lines); computing is a sleep")
+    figure.tight_layout()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(file, dpi=120)
     plt.close(figure)
 
 

@@ -151,7 +151,8 @@ def full_step(method, bucket_mib, collective):
         metrics = lambda: {"payload_bytes": size}  # noqa: E731
     else:
         exchange = make_exchange(method, bucket_mib, collective)
-        train_step = make_train_step(model, loss, optimizer, exchange, jit_compile=False)
+        mode = training_mode(method, model, optimizer, exchange, collective)
+        train_step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
         metrics = exchange.metrics
     counter = iter(range(1 << 30))
 
@@ -161,6 +162,23 @@ def full_step(method, bucket_mib, collective):
             raise RuntimeError(f"the loss became {value}")
 
     return step, metrics
+
+
+def training_mode(method, model, optimizer, exchange, collective):
+    """The mode that the method names; None: synchronous."""
+    if "mode" not in method:
+        return None
+    from pydantic import TypeAdapter
+
+    from conf.modes import ModeConfig
+    from pipelines.training.modes.table import make_mode
+    from pipelines.training.stop import StopAgreement
+
+    config = TypeAdapter(ModeConfig).validate_python(method["mode"])
+    exchange.build(model.trainable_variables)
+    mode = make_mode(config, model, optimizer, exchange, StopAgreement(collective), steps_per_epoch=1 << 30)
+    mode.begin()
+    return mode
 
 
 def exchange_alone(method, bucket_mib, collective):

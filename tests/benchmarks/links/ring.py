@@ -66,6 +66,11 @@ class Ring:
             rank.wait()
         self._log.close()
 
+    @property
+    def processes(self):
+        """Those of the ranks, in their order."""
+        return list(self._ranks)
+
     def wait_until_ready(self):
         self._answers()
 

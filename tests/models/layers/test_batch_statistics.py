@@ -118,6 +118,8 @@ def test_the_payload_is_what_is_summed() -> None:
     on_ranks(lambda rank: gradients(models[rank], of_rank(IMAGES, rank), of_rank(TARGETS, rank)), group)
     # Two layers of 6 channels and one of 5; each has 2 C + 1 floats forward and 2 C backward.
     assert sum(group.bytes.values()) == statistics_bytes(models[0]) == 4 * (2 * (13 + 12) + 11 + 10)
+    models[0].trainable = False
+    assert statistics_bytes(models[0]) == 0
 
 
 def test_evaluation_frozen_layers_and_the_plain_copy_need_no_other_rank() -> None:
@@ -132,7 +134,7 @@ def test_evaluation_frozen_layers_and_the_plain_copy_need_no_other_rank() -> Non
 
 def test_models_that_cannot_are_refused() -> None:
     inputs = keras.Input((4,))
-    with pytest.raises(ValueError, match="its layer foreign is Keras's own: set model"):
+    with pytest.raises(ValueError, match="its layer foreign is Keras's own: use models"):
         normalise_over(keras.Model(inputs, keras.layers.BatchNormalization(name="foreign")(inputs)), ThreadGroup())
-    with pytest.raises(ValueError, match="it has no such layer: set model"):
+    with pytest.raises(ValueError, match="it has no such layer: use models"):
         normalise_over(keras.Model(inputs, keras.layers.Dense(2)(inputs)), ThreadGroup())

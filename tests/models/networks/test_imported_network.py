@@ -33,11 +33,11 @@ def module(tmp_path, monkeypatch):
     (tmp_path / "somebodys_network.py").write_text(MODULE)
 
 
-def build(function, *, module="somebodys_network", precision="float32", **settings):
+def build(function, *, module="somebodys_network", precision="float32", groups=GROUPS, **settings):
     keras.utils.set_random_seed(0)
     chosen = {"path": f"{module}:{function}", "settings": settings}
     rest = {"upsampling": "nearest", "augmentation": None, "precision": precision}
-    return build_model(GROUPS, network="import", classes=5, **rest, **chosen)
+    return build_model(groups, network="import", classes=5, **rest, **chosen)
 
 
 def images():
@@ -72,6 +72,27 @@ def test_a_network_of_keras_applications_gives_logits_and_is_served():
     assert "bfloat16" not in served.to_json()
     for own, other in zip(served.get_weights(), model.get_weights(), strict=True):
         np.testing.assert_array_equal(own, other)
+
+
+@pytest.mark.filterwarnings("ignore:This model usually expects 1 or 3 input channels")
+def test_a_network_of_keras_trains_on_twelve_bands_of_three_resolutions():
+    sizes = {"bands_10m": (36, 4), "bands_20m": (18, 6), "bands_60m": (6, 2)}
+    groups = [
+        InputGroup(name, (side, side, bands), "uint16", (500.0,) * bands, (300.0,) * bands)
+        for name, (side, bands) in sizes.items()
+    ]
+    model = build("MobileNet", module="keras.applications", groups=groups, alpha=0.25, dropout=0.0)
+    inner = next(layer for layer in model.layers if isinstance(layer, keras.Model))
+    assert inner.get_layer("conv1").kernel.shape[2] == 12
+    before = np.array(inner.get_layer("conv1").kernel)
+    random = np.random.default_rng(0)
+    batch = {group.name: random.integers(0, 2000, (8, *group.shape)).astype(np.uint16) for group in groups}
+    model.compile("sgd", keras.losses.BinaryCrossentropy(from_logits=True))
+    targets = random.integers(0, 2, (8, 5))
+    losses = [float(model.train_on_batch(batch, targets)) for _ in range(12)]
+    assert losses[-1] < losses[0]
+    moved = np.abs(np.array(inner.get_layer("conv1").kernel) - before).max(axis=(0, 1, 3))
+    assert (moved > 0).all(), "every band is used"
 
 
 @pytest.mark.parametrize(

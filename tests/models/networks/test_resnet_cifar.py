@@ -21,7 +21,7 @@ def images_of(samples=2):
     return {"rgb": np.random.default_rng(0).normal(size=(samples, 32, 32, 3)).astype(np.float32)}
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+@pytest.mark.parametrize(("depth", "millions"), [(8, 0.08), (20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
 def test_parameters_are_those_of_the_papers_table_6(depth, millions):
     model = network(depth)
     blocks = (depth - 2) // 6
@@ -95,7 +95,7 @@ def test_half_precision_is_served_in_float32_by_keras_own_layers():
 
 
 def test_other_depths_and_empty_networks_are_refused():
-    with pytest.raises(ValueError, match=r"depth must be one of \[20, 32, 44, 56, 110\], got 50"):
+    with pytest.raises(ValueError, match=r"depth must be one of \[8, 20, 32, 44, 56, 110\], got 50"):
         network(50)
     with pytest.raises(ValueError, match="width_factor must be positive, got 0"):
         network(20, width_factor=0)

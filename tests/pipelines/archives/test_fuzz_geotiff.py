@@ -17,7 +17,7 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.archives.geotiff import read_band
+from pipelines.archives.geotiff import read_band_into
 from pipelines.archives.tiff_strips import is_plain
 
 VARIANTS = int(os.environ.get("GROUNDSWELL_FUZZ_VARIANTS", "600"))
@@ -28,6 +28,12 @@ EXTREMES = (0, 1, 2, 3, 7, 8, 16, 120, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFF
 TAGS = (254, 256, 257, 258, 259, 262, 266, 273, 277, 278, 279, 284, 317, 322, 323, 324, 325, 330, 338, 339, 347, 33922)
 
 Sample = tuple[bytes, tuple[int, int], str]
+
+
+def read_band(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    out: NDArray[Any] = np.empty(shape, dtype)
+    read_band_into(str(path), out)
+    return out
 
 
 def generated_samples(folder: Path) -> list[Sample]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipelines.archives.archive import BadRecordError, Georeference
-from pipelines.archives.geotiff import read_band, read_band_into
+from pipelines.archives.geotiff import read_band_into
 
 TRANSFORM = rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000)
 
@@ -24,6 +24,12 @@ def write(path: Path, pixels: NDArray[Any], **options: Any) -> Path:
 
 def pixels(height: int, width: int) -> NDArray[np.uint16]:
     return np.random.default_rng(0).integers(1, 10_000, (1, height, width), np.uint16)
+
+
+def read_band(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    out: NDArray[Any] = np.empty(shape, dtype)
+    read_band_into(str(path), out)
+    return out
 
 
 @pytest.mark.parametrize(

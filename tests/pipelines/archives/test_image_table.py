@@ -16,10 +16,13 @@ import pytest
 from PIL import Image
 from pyspark.sql import SparkSession
 
+from conf.load import load
+from conf.schema import RunConfig
+from jobs.prepare import prepare
 from pipelines.archives import parquet_files
 from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
 from pipelines.archives.image_table import ImageTable
-from pipelines.archives.parquet_files import ParquetRows
+from pipelines.archives.parquet_files import INCOMPLETE, ParquetRows
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
 
@@ -195,3 +198,63 @@ def test_a_table_is_prepared_and_read_like_every_archive(spark: SparkSession, tm
     expected = {pixels(number).tobytes(): number % 3 for number in range(30)}
     found = [expected[image.tobytes()] for image in samples.images["rgb"]]
     assert found == samples.targets.argmax(axis=1).tolist()
+
+
+def test_files_without_rows_are_refused(tmp_path: Path) -> None:
+    file = hugging_face(tmp_path / "train.parquet", [0, 1])
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    with pytest.raises(ValueError, match=r"its Parquet files have no rows$"):
+        ImageTable(str(tmp_path)).index()
+
+
+@pytest.mark.spark
+def test_a_dataframe_gives_the_dataset_of_the_same_files(spark: SparkSession, tmp_path: Path) -> None:
+    splits = ["train"] * 24 + ["val"] * 6 + ["test"] * 3
+    file = hugging_face(
+        tmp_path / "in" / "part-00000.parquet", [row % 3 for row in range(33)], part=splits, other=splits
+    )
+    frame = spark.read.parquet(str(file)).coalesce(1)
+
+    def config(name: str, root: Path) -> RunConfig:
+        archive = {"kind": "table", "root": str(root), "split": "part"}
+        return load(None, archive=archive, dataset={"path": str(tmp_path / name)}, prepare={"row_group_mib": 1})
+
+    expected = prepare(config("of files", tmp_path / "in"))
+    found = prepare(config("of a frame", tmp_path / "written"), table=frame)
+    assert (found.class_names, found.task) == (expected.class_names, expected.task)
+    assert {name: split.rows for name, split in found.splits.items()} == {"train": 24, "validation": 6, "test": 3}
+    for split, info in expected.splits.items():
+        for shard in info.shards:
+            read = [pq.read_table(tmp_path / name / shard.file) for name in ("of files", "of a frame")]
+            assert read[0].equals(read[1]), f"{split}: {shard.file}"
+    (written,) = (tmp_path / "written").glob("*.parquet")
+    assert pq.read_schema(written).names == ["image", "label", "part"]
+    # What is written stays: preparation continues from it, and another DataFrame needs another folder.
+    assert prepare(config("of a frame", tmp_path / "written")).fingerprint == found.fingerprint
+    with pytest.raises(ValueError, match=r"archive\.root=.*/written is not empty, .* by `prepare` without `table`$"):
+        prepare(config("of a frame", tmp_path / "written"), table=frame)
+
+
+@pytest.mark.spark
+def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(b"x", 1)], "image binary, tag int").repartition(3)
+    config = load(
+        None, archive={"kind": "table", "root": str(tmp_path / "in")}, dataset={"path": str(tmp_path / "out")}
+    )
+    with pytest.raises(ValueError, match=r"^the DataFrame has no column 'label'; its columns are image, tag$"):
+        prepare(config, table=frame)
+    renamed = config.override("archive.label=tag")
+    with pytest.raises(ValueError, match=r"^the DataFrame has no rows$"):
+        prepare(renamed, table=frame.limit(0))
+    assert list((tmp_path / "in").iterdir()) == []
+    with pytest.raises(ValueError, match=r"^table is for archive\.kind=table, and archive\.kind is synthetic$"):
+        prepare(renamed.override(archive={"kind": "synthetic", "train": 4, "validation": 0, "test": 0}), table=frame)
+    with pytest.raises(
+        ValueError, match=r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside"
+    ):
+        prepare(renamed.override(f"archive.root={tmp_path}/out/in"), table=frame)
+    (tmp_path / "in" / INCOMPLETE).touch()
+    with pytest.raises(
+        ValueError, match=r"/in: a DataFrame was not written into it to its end: remove the folder, and prepare it"
+    ):
+        prepare(renamed)

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pyspark.sql import SparkSession
 
 from conf.load import load
-from jobs.prepare import configured_archive
+from jobs.prepare import configured_archive, prepare
 from pipelines.archives.archive import read_sample
+from pipelines.dataset.reader import SplitReader
 
 MODULE = """
 from dataclasses import dataclass
@@ -64,3 +66,12 @@ def test_what_is_no_archive_is_one_line(name: str, settings: str, message: str) 
     with pytest.raises(ValueError, match=rf"^archive\.path=somebodys_archive:{name}: {message}") as caught:
         configured_archive(load("smoke", [setting(name, settings)]))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.spark
+def test_an_archive_of_somebody_else_is_prepared_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
+    spark.sparkContext.addPyFile(str(tmp_path / "somebodys_archive.py"))  # as --py-files does
+    manifest = prepare(load("smoke", [setting("Greys", "{number: 5}"), f"dataset.path={tmp_path}/out"]))
+    assert (manifest.archive, manifest.class_names, manifest.splits["train"].rows) == ("greys", ("a", "b"), 5)
+    samples = SplitReader(tmp_path / "out", "train").gather(np.arange(5))
+    assert sorted(int(image.max()) for image in samples.images["grey"]) == [0, 1, 2, 3, 4]

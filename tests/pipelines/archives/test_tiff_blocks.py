@@ -6,10 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
+from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.archives.geotiff import open_with_gdal, read_band
+from pipelines.archives.geotiff import open_with_gdal, read_band_into
 from pipelines.archives.tiff_blocks import check_blocks
+
+
+def read_band(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    out: NDArray[Any] = np.empty(shape, dtype)
+    read_band_into(str(path), out)
+    return out
 
 
 def deflated(path: Path, bands: int = 1, **options: Any) -> Path:

@@ -37,6 +37,12 @@ def test_round_trip(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["dataset.json"]
 
 
+def test_a_notebook_shows_classes_groups_and_splits() -> None:
+    shown = MANIFEST._repr_html_()
+    assert "bigearthnet_v2: 2 classes (multi_label), bands_10m (2, 2, 1) uint16" in shown
+    assert "<th>train</th><td>5 rows</td><td>1 shards</td>" in shown
+
+
 def test_rows_and_fingerprint() -> None:
     assert MANIFEST.splits["train"].rows == 5
     assert MANIFEST.fingerprint != MANIFEST.model_copy(update={"source_fingerprint": "abd"}).fingerprint

@@ -88,7 +88,7 @@ def test_a_second_run_redoes_only_what_is_missing(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("after_shards", [0, 2, 5])
+@pytest.mark.parametrize("after_shards", [0, 2])
 def test_a_killed_driver_loses_nothing(
     spark: SparkSession, small_archive: Path, uninterrupted: Path, tmp_path: Path, after_shards: int
 ) -> None:

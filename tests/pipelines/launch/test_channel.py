@@ -40,7 +40,7 @@ pytestmark = pytest.mark.timeout(120)
 
 
 def hello(task: int = 0) -> Hello:
-    return Hello(task, "127.0.0.1", None, "-1", "", "node", "127.0.0.1", {})
+    return Hello(task, "127.0.0.1", None, "-1", "", "node", "127.0.0.1", 0, {})
 
 
 HELLO = hello()

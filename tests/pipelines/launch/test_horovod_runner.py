@@ -18,17 +18,38 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 def test_ranks(spark: SparkSession, np: int, size: int, capfd: pytest.CaptureFixture[str]) -> None:
     def main(base: int) -> tuple[str, int]:
         log_to_driver(f"rank {os.environ['HOROVOD_RANK']} is here")
-        print("this is not shown")
+        print("this is shown where the processes are the driver's own")
         return os.environ["HOROVOD_SIZE"], base
 
     assert HorovodRunner(np=np).run(main, base=5) == (str(size), 5)
-    shown = capfd.readouterr().out
-    assert sorted(shown.split("\n")) == ["", *(f"[{rank}] rank {rank} is here" for rank in range(size))]
+    lines = [f"[{rank}] rank {rank} is here" for rank in range(size)]
+    if np < 0:
+        lines += [f"[{rank}] this is shown where the processes are the driver's own" for rank in range(size)]
+    assert sorted(capfd.readouterr().out.split("\n")) == sorted(["", *lines])
 
 
 def test_all_output_is_shown_where_asked(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
-    HorovodRunner(np=-2, driver_log_verbosity="all").run(lambda: print("this is shown"))
+    HorovodRunner(np=2, driver_log_verbosity="all").run(lambda: print("this is shown"))
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "[0] this is shown", "[1] this is shown"]
+
+
+def test_arguments_may_have_any_name() -> None:
+    assert HorovodRunner(np=-1).run(lambda **names: sorted(names), self=1, main=2, function=3, args=4) == [
+        "args",
+        "function",
+        "main",
+        "self",
+    ]
+
+
+@pytest.mark.parametrize("code", [0, None])
+def test_a_script_that_ends_itself_with_success_has_succeeded(code: int | None) -> None:
+    assert HorovodRunner(np=-2).run(lambda: sys.exit(code)) is None
+
+
+def test_a_script_that_ends_itself_otherwise_has_failed() -> None:
+    with pytest.raises(WorkerError, match=r"failed: SystemExit: 3"):
+        HorovodRunner(np=-1).run(lambda: sys.exit(3))
 
 
 def test_a_failure_of_local_processes_is_the_same_error() -> None:
@@ -56,6 +77,7 @@ def test_a_driver_that_imports_it_has_no_keras(project: Path) -> None:
     assert subprocess.run([sys.executable, "-c", code], cwd=project).returncode == 0
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_a_ring_of_local_processes_trains_with_the_callback(capfd: pytest.CaptureFixture[str]) -> None:
     def main(epochs: int) -> float:
@@ -74,7 +96,7 @@ def test_a_ring_of_local_processes_trains_with_the_callback(capfd: pytest.Captur
         return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
 
     assert HorovodRunner(np=-2).run(main, epochs=2) == 3.0
-    shown = capfd.readouterr().out.splitlines()
+    shown = [line for line in capfd.readouterr().out.splitlines() if "] epoch " in line]
     assert [line.split(":")[0].split(" after")[0] for line in shown] == [
         line
         for epoch in (1, 2)
@@ -86,3 +108,13 @@ def test_a_ring_of_local_processes_trains_with_the_callback(capfd: pytest.Captur
         )
     ]
     assert "loss" in shown[-1]
+
+
+def test_variables_of_the_driver_reach_the_ranks(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The executors' own environment was fixed when Spark started."""
+    names = ("NCCL_DEBUG", "HOROVOD_CYCLE_TIME", "TF_USE_LEGACY_KERAS", "MLFLOW_TRACKING_URI", "DATABRICKS_TOKEN")
+    for name in names:
+        monkeypatch.setenv(name, f"the driver's {name}")
+    monkeypatch.setenv("HOROVOD_RANK", "77")
+    found = HorovodRunner(np=2).run(lambda: [os.environ[name] for name in (*names, "HOROVOD_RANK")])
+    assert found == [*(f"the driver's {name}" for name in names), "0"]

@@ -1,12 +1,15 @@
 """What each task says about itself, judged; the checks before that are in test_runner and test_gpus."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from pipelines.launch import preflight
 from pipelines.launch.messages import Hello
-from pipelines.launch.preflight import check_tasks
+from pipelines.launch.preflight import check_cluster, check_tasks, gpus_per_task
+from pipelines.launch.runner import BarrierRunner
 
 
 def hello(task: int = 0, **changes: Any) -> Hello:
@@ -18,6 +21,7 @@ def hello(task: int = 0, **changes: Any) -> Hello:
         complaint="",
         hostname="node",
         resolves_to="10.0.0.1",
+        shared_memory_mib=8000,
         versions={"python": "3.11.7", "horovod": "0.28.1"},
     )
     return replace(plain, **changes)
@@ -61,3 +65,43 @@ def test_a_gpu_given_twice() -> None:
 def test_a_tasks_own_complaint() -> None:
     with pytest.raises(RuntimeError, match=r"host 10\.0\.0\.1: Spark gave a task 0 GPUs"):
         check_tasks([hello(0, complaint="Spark gave a task 0 GPUs")])
+
+
+def test_a_containers_shared_memory_is_said_where_nccl_may_need_it(caplog: pytest.LogCaptureFixture) -> None:
+    check_tasks([hello(0, shared_memory_mib=64), hello(1, shared_memory_mib=64)])
+    check_tasks([hello(0, devices="0", shared_memory_mib=64)])
+    check_tasks([hello(0, devices="0"), hello(1, devices="1")])
+    assert caplog.messages == []
+    check_tasks([hello(0, devices="0", shared_memory_mib=64), hello(1, devices="1", shared_memory_mib=64)])
+    (message,) = caplog.messages
+    assert message.startswith("host 10.0.0.1 has 64 MiB in /dev/shm, through which NCCL connects GPUs")
+    assert "--shm-size 1g" in message
+
+
+def session(**settings: str) -> Any:
+    return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: settings))
+
+
+def test_gpus_of_a_task() -> None:
+    amount = "spark.task.resource.gpu.amount"
+    assert [gpus_per_task(session(**given)) for given in ({}, {amount: "1"}, {amount: "2"})] == [0, 1, 2]
+    with pytest.raises(RuntimeError, match=r"gpu\.amount=0\.25 gives one GPU to 4 tasks, and NCCL .*amount=1"):
+        gpus_per_task(session(**{amount: "0.25"}))
+
+
+def test_settings_that_leave_cores_unused_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "count_slots", lambda spark, wanted: 1)
+    spark = session(**{"spark.executor.cores": "7", "spark.task.cpus": "4"})
+    spark.sparkContext.master = "spark://host:7077"
+    with pytest.raises(
+        RuntimeError,
+        match=r"2 workers do not fit 1 slots of spark://host:7077: .* \(spark\.executor\.cores=7 and "
+        r"spark\.task\.cpus=4 make 1 slots an executor and leave 3 cores unused\)",
+    ):
+        check_cluster(spark, 2, 0)
+
+
+@pytest.mark.parametrize("setting", ["retries", "stop_grace"])
+def test_numbers_below_zero_are_refused(setting: str) -> None:
+    with pytest.raises(ValueError, match=rf"^{setting}=-1 is negative$"):
+        BarrierRunner(None, 2, **{setting: -1})

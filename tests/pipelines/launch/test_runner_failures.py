@@ -271,7 +271,7 @@ def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.Mo
     def broken(*args: object, **kwargs: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("pipelines.launch.task.RankProcess", broken)
+    monkeypatch.setattr("pipelines.launch.processes.RankProcess", broken)
     words = r"2 of 2 tasks have not reached the driver: task [01]: OSError: \[Errno 12\] Cannot allocate memory"
     with pytest.raises(StartError, match=words):
         BarrierRunner(None, 2, start_timeout=3600).run(len, "")

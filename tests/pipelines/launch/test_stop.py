@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from pipelines.launch.failure import RankLostError
 from pipelines.launch.policy import Attempt
 from pipelines.launch.runner import BarrierRunner
+from pipelines.launch.termination import Termination
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -85,3 +86,13 @@ def test_outside_a_rank_nobody_asks() -> None:
     from pipelines.launch.report import stop_requested
 
     assert not stop_requested()
+
+
+def test_a_second_sigterm_takes_effect_at_once() -> None:
+    reasons: list[str] = []
+    termination = Termination()
+    termination.request = reasons.append
+    termination.handle(signal.SIGTERM, None)
+    assert (termination.received, reasons) == (True, ["the driver received SIGTERM"])
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM came twice"):
+        termination.handle(signal.SIGTERM, None)

@@ -11,7 +11,9 @@ import pytest
 from pipelines.launch import supervisor as module
 from pipelines.launch.channel import DriverChannel
 from pipelines.launch.failure import RankLostError
+from pipelines.launch.joining import Joining
 from pipelines.launch.listener import Listener
+from pipelines.launch.members import Limits
 from pipelines.launch.messages import (
     Begun,
     Event,
@@ -28,7 +30,7 @@ from pipelines.launch.messages import (
     StopAsked,
     StopSoon,
 )
-from pipelines.launch.supervisor import Limits, Supervisor
+from pipelines.launch.supervisor import Supervisor
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -46,7 +48,7 @@ class FakeChannel:
         self.answer: Callable[[int, Order], None] = lambda task, order: None
         self._silent = silent
         for task in range(size):
-            self.events.put((task, Hello(task, f"h{task}", 1, "-1", "", "node", f"h{task}", {})))
+            self.events.put((task, Hello(task, f"h{task}", 1, "-1", "", "node", f"h{task}", 0, {})))
 
     def send(self, task: int, order: Order) -> None:
         self.sent.append((task, order))
@@ -79,7 +81,8 @@ def supervise(
 ) -> Supervisor:
     """A supervisor whose ranks have begun."""
     listener = Listener("none", lambda rank, line: None, on_report, None)
-    supervisor = Supervisor(cast(DriverChannel, channel), tasks or FakeTasks(), size, listener, limits)
+    joining = Joining(size, lambda: {"RENDEZVOUS": "new"})
+    supervisor = Supervisor(cast(DriverChannel, channel), tasks or FakeTasks(), size, listener, limits, joining)
     supervisor.gather()
     supervisor.go([Go(task, {}, wants_result=True) for task in range(size)])
     for task in range(size):

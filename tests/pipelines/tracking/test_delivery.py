@@ -1,6 +1,7 @@
 """A real MLflow server, which is killed and started again once."""
 
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,7 +20,7 @@ from pipelines.tracking.store import TrackedRun, TrackingError, worker_environme
 from pipelines.tracking.writer import Point, RunWriter, now
 
 if TYPE_CHECKING:
-    from tests.pipelines.tracking.conftest import Server
+    from outages.server import Server
 
 pytestmark = pytest.mark.timeout(280)
 
@@ -55,6 +56,23 @@ def test_a_write_that_the_server_took_before_it_died_is_not_doubled(server: "Ser
     writer.curves({"train/loss": points})
     assert writer.drain() == ""
     assert curve(client, run, "train/loss") == [(0, 0.5), (1, 0.5), (2, 0.5)]
+
+
+def test_every_number_arrives_as_it_is(server: "Server", tmp_path: Path) -> None:
+    run = start_run("tests", None, {}, {})
+    values = [0.1, -3.0, 1e300, 5e-324, 2**53 - 1.0, float("inf"), float("-inf")]
+    points = [Point(step, value, now() + step) for step, value in enumerate([*values, float("nan")])]
+    writer = RunWriter(run, tmp_path / "journal")
+    writer.curves({"train/loss": points})
+    assert writer.drain() == ""
+    stored = MlflowClient(server.uri).get_metric_history(run.run_id, "train/loss")
+    # MLflow's databases have no infinity: they keep the largest float in its place.
+    largest = sys.float_info.max
+    expected = [min(max(value, -largest), largest) for value in values]
+    assert [metric.value for metric in stored][: len(values)] == expected
+    assert [(metric.step, metric.timestamp) for metric in stored] == [
+        (point.step, point.milliseconds) for point in points
+    ]
 
 
 def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others(

@@ -1,16 +1,32 @@
 import os
 from pathlib import Path
+from typing import Any
 
 import keras
 import mlflow
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import LoggedModelOutput
 
-from pipelines.tracking.models import AVERAGED_MODEL, MODEL, load_model, log_model, model_metadata
-from pipelines.tracking.store import TrackedRun
+from pipelines.tracking import served
+from pipelines.tracking.models import (
+    AVERAGED_MODEL,
+    MODEL,
+    averaged_model_uri,
+    load_model,
+    log_model,
+    model_metadata,
+    using_store,
+)
+from pipelines.tracking.models import _Flavor as Flavor
+from pipelines.tracking.registry import Promotion, registry_uri
+from pipelines.tracking.runs import start_run
+from pipelines.tracking.served import find_model, read_model_file
+from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.writer import RunWriter
+
+mlflow_3 = pytest.mark.skipif(not hasattr(MlflowClient, "create_logged_model"), reason="of MLflow 3")
+mlflow_2 = pytest.mark.skipif(hasattr(MlflowClient, "create_logged_model"), reason="of MLflow 2")
 
 
 @pytest.fixture
@@ -37,6 +53,7 @@ def test_a_model_comes_back_with_signature_metadata_and_equal_outputs(run: Track
     np.testing.assert_allclose(outputs, model(images), rtol=1e-5, atol=1e-12)
 
 
+@mlflow_3
 def test_a_model_is_logged_once_for_each_step(
     run: TrackedRun, model: keras.Model, mlflow_store: str, tmp_path: Path
 ) -> None:
@@ -64,23 +81,73 @@ def test_a_model_is_logged_once_for_each_step(
     assert sorted(output.step for output in client.get_run(run.run_id).outputs.model_outputs) == [8, 16]
 
 
+@mlflow_2
+def test_a_model_is_an_artifact_of_its_run_and_logged_once_for_each_step(
+    run: TrackedRun, model: keras.Model, mlflow_store: str
+) -> None:
+    client = MlflowClient(mlflow_store)
+    for step, versions in ((8, 1), (8, 1), (16, 2)):
+        uri = log_model(run, model, {"seen": step}, "once", step=step)
+        assert model_metadata(uri)["seen"] == step
+        registered = client.search_model_versions("name = 'once'")
+        assert [version.run_id for version in registered] == [run.run_id] * versions
+    assert {version.tags["optimizer_steps"] for version in registered} == {"8", "16"}
+    assert client.get_run(run.run_id).info.status == "RUNNING"
+    client.set_tag(run.run_id, "groundswell.logged.model", "8")  # as after an attempt that died while it logged
+    log_model(run, model, {"seen": 17}, None, step=16)
+    assert model_metadata(uri)["seen"] == 17
+
+
 def test_a_run_has_models_of_several_names(run: TrackedRun, model: keras.Model) -> None:
     averaged = keras.models.clone_model(model)
     uris = [
         log_model(run, chosen, {"ema": ema}, None, step=8, name=name)
         for chosen, ema, name in ((averaged, 0.9, AVERAGED_MODEL), (model, None, MODEL))
     ]
-    assert uris == [f"runs:/{run.run_id}/model_ema", f"runs:/{run.run_id}/model"]
+    assert uris[0] == averaged_model_uri(uris[1])
+    uris += [f"runs:/{run.run_id}/model_ema", f"runs:/{run.run_id}/model"]  # as they are named within the run
     images = {"a": np.arange(64, dtype=np.uint16).reshape(2, 4, 4, 2)}
-    for uri, expected, ema in zip(uris, (averaged, model), (0.9, None), strict=True):
+    for uri, expected, ema in zip(uris, (averaged, model) * 2, (0.9, None) * 2, strict=True):
         loaded, metadata = load_model(uri)
         assert metadata["ema"] == ema
         np.testing.assert_array_equal(loaded(images), expected(images))
 
 
+@mlflow_3
+def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str) -> None:
+    client = MlflowClient(mlflow_store)
+    run = start_run("tests", "r50: 0.5/g8", {}, {})
+    experiment = client.get_run(run.run_id).info.experiment_id
+    uri = log_model(run, model, {"class_names": ["x"], "seen": 8}, None, step=8)
+    assert uri == f"runs:/{run.run_id}/r50- 0-5-g8"
+    with using_store(mlflow_store):
+        assert mlflow.keras.load_model(uri).count_params() == model.count_params(), "plain MLflow loads it"
+    # By its name within the run, it is the newest one that is complete.
+    alias = f"runs:/{run.run_id}/model"
+    assert log_model(run, model, {"class_names": ["x"], "seen": 16}, None, step=16) == uri
+    for address in (alias, uri):
+        assert model_metadata(address)["seen"] == 16
+    served = find_model(alias)
+    assert served.uri == f"models:/{served.model_id}"
+    assert served.run_id == run.run_id
+    assert read_model_file(served).startswith(b"PK")
+    assert {logged.name for logged in client.search_logged_models([experiment])} == {"r50- 0-5-g8"}
+    # An earlier version has named its models themselves so.
+    old = start_run("tests", "old", {}, {})
+    logged = client.create_logged_model(experiment, name="model", source_run_id=old.run_id)
+    mlflow.models.Model.log(
+        artifact_path=None, model_id=logged.model_id, run_id=old.run_id, flavor=Flavor, model=model, step=8
+    )
+    assert log_model(old, model, {}, None, step=8) == f"runs:/{old.run_id}/model"
+    assert load_model(f"runs:/{old.run_id}/model")[0].count_params() == model.count_params()
+
+
+@mlflow_3
 def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
     run: TrackedRun, model: keras.Model, mlflow_store: str
 ) -> None:
+    from mlflow.entities import LoggedModelOutput
+
     client = MlflowClient(mlflow_store)
     experiment = client.get_run(run.run_id).info.experiment_id
     left = client.create_logged_model(experiment, name="model", source_run_id=run.run_id)
@@ -96,8 +163,163 @@ def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
     assert load_model(uri)[1]["class_names"] == ["x"]
 
 
+@pytest.mark.parametrize("has_tags_of_models", [pytest.param(True, marks=mlflow_3), False])
+def test_thresholds_are_those_that_were_kept_last_or_logged(
+    has_tags_of_models: bool,
+    run: TrackedRun,
+    model: keras.Model,
+    mlflow_store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(served, "_HAS_TAGS_OF_MODELS", has_tags_of_models)
+    described = {"class_names": ["x", "y", "z"], "thresholds": [0.1, 0.2, 0.3]}
+    uri = log_model(run, model, described, None, step=8)
+    other = log_model(run, model, {"class_names": ["x"]}, None, step=8, name="other")
+    assert served.find_model(uri).thresholds == (0.1, 0.2, 0.3)
+    assert served.find_model(other).thresholds is None
+    folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "model"), tracking_uri=mlflow_store)
+    for _ in range(2):
+        served.keep_thresholds(served.find_model(uri), [0.4, 0.5, 0.6])
+        assert served.find_model(uri).thresholds == (0.4, 0.5, 0.6)
+        assert served.find_model(other).thresholds is None
+    exported = served.find_model(folder)
+    assert exported.thresholds == (0.4, 0.5, 0.6), "the store knows it"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    exported = served.find_model(folder)
+    assert exported.thresholds == (0.1, 0.2, 0.3)
+    served.keep_thresholds(exported, [0.4, 0.5, 0.6])
+    assert served.find_model(folder).thresholds == (0.1, 0.2, 0.3), "that store does not"
+
+
+@pytest.mark.timeout(60)
+def test_files_of_a_store_that_is_away_are_not_waited_for(
+    run: TrackedRun, model: keras.Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = served.find_model(log_model(run, model, {"class_names": ["x"]}, None, step=8))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(TrackingError, match=r"^no answer from MLflow, see MLFLOW_TRACKING_URI: API request to"):
+        served.read_model_file(found)
+
+
 @pytest.mark.parametrize("uri", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/absent/1", "models:/x/y/z"])
 def test_an_unknown_model_is_one_line(mlflow_store: str, uri: str) -> None:
     with pytest.raises(ValueError, match=uri.split("/")[1]) as caught:
         model_metadata(uri)
     assert "\n" not in str(caught.value)
+
+
+def test_the_champion_changes_only_by_the_margin(mlflow_store: str, model: keras.Model) -> None:
+    client, rule = MlflowClient(mlflow_store), Promotion("val/f1_macro", 0.01)
+    values = [0.50, 0.505, 0.52, 0.515, 0.7, 0.71]
+    expected = ["champion", "challenger", "champion", "challenger", "challenger", "challenger"]
+    champions = ["1", "1", "3", "3", "3", "3"]
+    for number, (value, status, champion) in enumerate(zip(values, expected, champions, strict=True), start=1):
+        # The last two are of another dataset, whose figures say nothing about the champion.
+        described = {"dataset_fingerprint": "f" if number < 5 else "other"}
+        run = start_run("tests", None, {}, {})
+        client.log_metric(run.run_id, "val/f1_macro", value, step=8)
+        for _ in range(2):  # as after a training that ended while it registered the model
+            log_model(run, model, described, "main.land.cover", step=8, promotion=rule)
+        version = client.get_model_version("main.land.cover", str(number))
+        assert version.tags["validation_status"] == status, number
+        assert str(client.get_registered_model("main.land.cover").aliases["champion"]) == champion
+        assert version.run_id == run.run_id
+    assert client.get_model_version("main.land.cover", "2").tags["validation_reason"] == (
+        "val/f1_macro 0.5050, version 1 has 0.5000, and the margin is 0.01"
+    )
+    assert str(client.get_registered_model("main.land.cover").aliases["challenger"]) == "6"
+    assert len(client.search_model_versions("name = 'main.land.cover'")) == len(values)
+
+
+def test_a_champion_that_was_deleted_has_a_successor(mlflow_store: str, model: keras.Model) -> None:
+    client, rule = MlflowClient(mlflow_store), Promotion("val/f1_macro", 0.01)
+    for number, value in enumerate((0.9, 0.1), start=1):
+        run = start_run("tests", None, {}, {})
+        client.log_metric(run.run_id, "val/f1_macro", value, step=8)
+        log_model(run, model, {}, "bereft", step=8, promotion=rule)
+        if number == 1:
+            client.delete_model_version("bereft", "1")
+    assert client.get_model_version("bereft", "2").tags["validation_status"] == "champion"
+    assert client.get_model_version_by_alias("bereft", "champion").version in (2, "2")
+
+
+def test_a_model_has_an_example_and_a_card(
+    run: TrackedRun, model: keras.Model, mlflow_store: str, tmp_path: Path
+) -> None:
+    client = MlflowClient(mlflow_store)
+    client.log_metric(run.run_id, "val/f1_macro", 0.4321, step=8)
+    described = {
+        "class_names": ["Arable land", "Sea"],
+        "task": "multi_label",
+        "groups": [{"name": "a", "bands": ["B02", "B03"]}],
+        "dataset_fingerprint": "0123abcd",
+        "archive": "bigearthnet_v2",
+        "thresholds": [0.25, 0.75],
+        "source_fingerprint": "4567cdef",
+        "samples": {"train": {"rows": 1200, "of_class": [1100, 300]}, "test": {"rows": 70, "of_class": [60, 20]}},
+    }
+    example = {"a": np.arange(32, dtype=np.uint16).reshape(1, 4, 4, 2)}
+    uri = log_model(run, model, described, None, step=8, example=example)
+    folder = Path(
+        mlflow.artifacts.download_artifacts(artifact_uri=uri, dst_path=str(tmp_path), tracking_uri=mlflow_store)
+    )
+    card = (folder / "model_card.md").read_text()
+    for text in (
+        "2 classes",
+        "`a`: bands B02, B03",
+        "Arable land, Sea",
+        "`0123abcd`",
+        "val/f1_macro: 0.4321",
+        "* Arable land: 0.2500\n* Sea: 0.7500",
+        "`4567cdef`",
+        "| samples | test | train |\n|---|---|---|\n| all | 70 | 1,200 |\n",
+        "| Arable land | 60 | 1,100 |\n| Sea | 20 | 300 |\n",
+        "## Limits",
+    ):
+        assert text in card
+    saved: Any = mlflow.models.Model.load(folder).load_input_example(str(folder))
+    np.testing.assert_array_equal(saved["a"], example["a"])
+    # As after a training that ended between model and card.
+    assert log_model(run, model, described, None, step=8, example=example) == uri
+
+
+@mlflow_3
+def test_the_page_of_a_model_says_what_it_is_and_who_made_it(
+    run: TrackedRun, model: keras.Model, mlflow_store: str
+) -> None:
+    client = MlflowClient(mlflow_store)
+    client.log_param(run.run_id, "optimizer.name", "lars")
+    log_model(run, model, {"class_names": [f"class {n}" for n in range(1000)], "task": "single_label"}, None, step=8)
+    made_by = client.get_run(run.run_id)
+    (output,) = made_by.outputs.model_outputs
+    tags = client.get_logged_model(output.model_id).tags
+    assert tags["mlflow.user"] == made_by.data.tags["mlflow.user"]
+    text = tags["mlflow.note.content"]
+    assert text.startswith("A single-label classifier of 1000 classes.")
+    assert text.endswith("(The whole card is the artifact model_card.md.)")
+    assert "lars" not in text, "the recipe is among the parameters"
+    assert len(text) < 5000
+
+
+def test_a_lower_loss_is_better_and_no_metric_is_no_champion(mlflow_store: str, model: keras.Model) -> None:
+    client, rule = MlflowClient(mlflow_store), Promotion("val/loss", 0.0)
+    for value in (0.5, 0.6, 0.4, None):
+        run = start_run("tests", None, {}, {})
+        if value is not None:
+            client.log_metric(run.run_id, "val/loss", value, step=8)
+        log_model(run, model, {}, "by_loss", step=8, promotion=rule)
+    statuses = {each.version: each.tags["validation_status"] for each in client.search_model_versions("name='by_loss'")}
+    assert {int(version): status for version, status in statuses.items()} == {
+        1: "champion",
+        2: "challenger",
+        3: "champion",
+        4: "challenger",
+    }
+
+
+def test_unity_catalogs_names_go_to_its_registry() -> None:
+    assert registry_uri("databricks", "main.land.cover") == "databricks-uc"
+    assert registry_uri("databricks://prod", "main.land.cover") == "databricks-uc://prod"
+    assert registry_uri("databricks", "cover") is None
+    assert registry_uri("http://localhost:5000", "main.land.cover") is None

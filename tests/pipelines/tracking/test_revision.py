@@ -1,3 +1,4 @@
+import hashlib
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -35,6 +36,13 @@ def test_a_package_installed_inside_somebodys_checkout_has_no_commit(repository:
 def test_outside_a_repository_there_is_no_commit(tmp_path: Path) -> None:
     (tmp_path / "package.py").write_text("1")
     assert revision.git_revision(tmp_path / "package.py") is None
+
+
+def test_the_locks_of_a_checkout_have_digests(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = hashlib.sha256((project / "requirements.lock").read_bytes()).hexdigest()
+    assert revision.locks()["requirements.lock"] == expected
+    monkeypatch.setattr(revision, "git_revision", lambda file: None)
+    assert revision.locks() == {}, "an installed package is from no lock"
 
 
 def test_tags_name_the_package_and_leave_out_an_unknown_commit(monkeypatch: pytest.MonkeyPatch) -> None:

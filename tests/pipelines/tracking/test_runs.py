@@ -1,9 +1,14 @@
+import mlflow
 import pytest
+from mlflow import MlflowClient
+from mlflow.tracking import fluent
 
 from pipelines.tracking import runs
+from pipelines.tracking.experiments import chosen_experiment
 
 
 def test_an_unknown_run_cannot_be_continued(mlflow_store: str) -> None:
+    runs.start_run("tests", None, {}, {})
     with pytest.raises(ValueError, match="0123456789abcdef"):
         runs.continue_run("0123456789abcdef")
 
@@ -12,3 +17,27 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(RuntimeError, match="MLFLOW_TRACKING_URI"):
         runs.start_run("tests", None, {}, {})
+
+
+def test_a_run_belongs_to_the_active_experiment(mlflow_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
+        monkeypatch.setenv(name, "")  # MLflow sets one, and both are restored afterwards
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(fluent, "_active_experiment_id", None)
+    assert chosen_experiment(None) == "groundswell"
+    mlflow.set_experiment("of the notebook")
+    assert chosen_experiment(None) == "of the notebook"
+    assert chosen_experiment("configured") == "configured"
+    assert chosen_experiment(None, offline=True) == "groundswell"
+    run = runs.start_run(chosen_experiment(None), None, {}, {})
+    client = MlflowClient(mlflow_store)
+    made_in = client.get_experiment(client.get_run(run.run_id).info.experiment_id)
+    assert made_in.name == "of the notebook"
+    monkeypatch.setattr(fluent, "_active_experiment_id", None)
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "77")
+    with pytest.raises(ValueError, match=r"^MLflow's active experiment: .*77"):
+        chosen_experiment(None)
+    monkeypatch.delenv("MLFLOW_EXPERIMENT_ID")
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of the environment")
+    assert chosen_experiment(None) == "of the environment"
+    assert client.get_experiment_by_name("of the environment") is None

@@ -83,3 +83,33 @@ def test_short_waits_leave_the_environment_as_it_was(monkeypatch: pytest.MonkeyP
         assert os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] == "1"
         assert os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] == "77"
     assert dict(os.environ) == before
+
+
+def test_a_notebooks_store_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import mlflow
+
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # restored afterwards
+    monkeypatch.chdir(tmp_path)
+    try:
+        for uri, expected in (
+            ("https://user:p@ss/word@host", "https://user:p@ss/word@host"),
+            ("sqlite:///relative.db", f"sqlite:///{tmp_path}/relative.db"),
+            ("folder", f"file://{tmp_path}/folder"),
+            ("databricks", "databricks"),
+        ):
+            mlflow.set_tracking_uri(uri)
+            assert store.tracking_uri() == expected
+    finally:
+        mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.parametrize("scheme", ["sqlite:///", "file://"])
+def test_a_store_without_permission_is_one_line(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.check_writable(f"{scheme}{tmp_path}/not/there/yet")
+    store.check_writable("https://host")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)  # root may write everywhere
+    with pytest.raises(RuntimeError, match=rf"^MLflow's store {scheme}.* does not exist, and cannot be written: see"):
+        store.check_writable(f"{scheme}{tmp_path}/not/there/yet")
+    (tmp_path / "here").touch()
+    with pytest.raises(RuntimeError, match=rf"/here cannot be written: see the rights of {tmp_path}"):
+        store.check_writable(f"{scheme}{tmp_path}/here")

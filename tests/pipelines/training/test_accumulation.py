@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.load import load
+from conf.load import resolve
 from models.losses import classification_loss
 from pipelines.training.accumulation import Accumulation, moving_statistics
 from pipelines.training.checkpoint import TrainingState
@@ -27,7 +27,7 @@ class Training:
         self.model = model
         self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9, name="sgd")
         self.optimizer.build(model.trainable_variables)
-        self.exchange = make_exchange(load("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"]), one_rank)
+        self.exchange = make_exchange(resolve("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"]), one_rank)
         accumulation = Accumulation(model, 2)
         self.update = make_train_step(
             model, LOSS, self.optimizer, self.exchange, jit_compile=False, accumulation=accumulation

@@ -12,18 +12,16 @@ import pytest
 from conf.optimizers import LARSConfig
 from pipelines.training.checkpoint import (
     KEPT,
-    DamagedError,
     RankStates,
     TrainingState,
     assign_arrays,
     check_rank_states,
-    check_writable,
-    list_checkpoints,
     newest_state,
     readable_checkpoints,
     save_checkpoint,
     save_rank_state,
 )
+from pipelines.training.checkpoint_files import DamagedError, check_writable, list_checkpoints
 from pipelines.training.recipe import make_optimizer
 
 

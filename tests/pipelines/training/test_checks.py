@@ -1,5 +1,7 @@
 """What the driver finds before any rank starts."""
 
+import errno
+import os
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -7,10 +9,19 @@ from typing import Any
 import pytest
 
 from conf.load import load
-from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
 from pipelines.sample import ImageGroup
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
-from pipelines.training.checks import _check_model_input, _check_steps, check_output, check_resume
+from pipelines.training.checks import (
+    _check_cache_is_default,
+    _check_mode,
+    _check_model_input,
+    _check_steps,
+    _check_trace,
+    check_dataset,
+    check_output,
+    check_resume,
+)
 
 
 def manifest(shape: tuple[int, int, int] = (32, 32, 3), statistics: Any = None) -> Manifest:
@@ -48,6 +59,27 @@ def test_an_output_that_cannot_be_written_is_found_by_the_driver(tmp_path: Path)
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.EROFS, "set training.output to a folder with write access"),
+        (errno.ENOSPC, "free some space, or set training.output to a larger disk"),
+    ],
+)
+def test_a_read_only_or_full_output_is_found_by_the_driver(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, remedy: str
+) -> None:
+    chosen = load("smoke", [f"training.output={tmp_path}"])
+
+    def refuse(self: Path, *_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number), str(self))
+
+    monkeypatch.setattr(Path, "open", refuse)  # root may write to any folder, and a disk is not filled here
+    with pytest.raises(RuntimeError) as refused:
+        check_output(chosen)
+    assert str(refused.value) == f"cannot write to {tmp_path} ({os.strerror(number)}): {remedy}"
+
+
 def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
     dataset = manifest()
     state = TrainingState(3, 12, 0, 8, "run", dataset.fingerprint, [])
@@ -56,6 +88,54 @@ def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has done 3 epochs, more than training\.epochs=2: raise training\.epochs"):
         check_resume(config, dataset)
     check_output(config)
+
+
+def test_steps_beyond_the_end_are_not_traced() -> None:
+    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=80)})
+    _check_trace(load("smoke", ["training.trace_steps=[19, 20]"]), dataset)
+    with pytest.raises(
+        ValueError,
+        match=r"trace_steps=\[19, 21\] is beyond the end of the run, which has 20 steps \(2 epochs of 10\)",
+    ):
+        _check_trace(load("smoke", ["training.trace_steps=[19, 21]"]), dataset)
+    profiled = ["training.tensorflow_profiler=true", "training.trace_steps=[19, 20]"]
+    with pytest.raises(
+        ValueError, match=r"tensorflow_profiler=true writes files, and training\.output=s3://a/b is a URL"
+    ):
+        _check_trace(load("smoke", [*profiled, "training.output=s3://a/b"]), dataset)
+
+
+def test_workers_train_alone_before_the_end() -> None:
+    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=80)})
+    local = "training.mode={name: local, every_steps: 2, local_after_steps: %d}"
+    _check_mode(load("smoke", [local % 19]), dataset)
+    message = (
+        r"local_after_steps=20 is not before the end of the run, which has 20 steps, .* training\.mode=synchronous$"
+    )
+    with pytest.raises(ValueError, match=message):
+        _check_mode(load("smoke", [local % 20]), dataset)
+
+
+def test_upsampling_needs_images_of_several_sizes() -> None:
+    config = load("smoke", ["input.upsampling=bilinear"])
+    fine, coarse = (
+        ImageGroup("fine", (32, 32, 3), "uint8", ("a", "b", "c")),
+        ImageGroup("z", (16, 16, 1), "uint8", ("d",)),
+    )
+    statistics = {"fine": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3), "z": BandStatistics(mean=(1.0,), std=(1.0,))}
+    both = manifest().model_copy(update={"groups": (fine, coarse), "statistics": statistics})
+    _check_model_input(config, both)
+    message = r"^input\.upsampling=bilinear has no effect: all images of .* have 32 x 32 pixels$"
+    for one_size in (manifest(), both):
+        with pytest.raises(ValueError, match=message):
+            _check_model_input(config.override("input.bands=[a, b]") if one_size is both else config, one_size)
+
+
+@pytest.mark.parametrize("setting", ["cache_folder=/tmp/cache", "cache_limit_gib=50.0"])
+def test_a_dataset_that_needs_no_cache(setting: str) -> None:
+    _check_cache_is_default(load("smoke"))
+    with pytest.raises(ValueError, match=rf"^reader\.{setting} has no effect: .* is local and not compressed"):
+        _check_cache_is_default(load("smoke", [f"reader.{setting}"]))
 
 
 def test_a_global_batch_that_does_not_divide_is_refused() -> None:
@@ -70,3 +150,14 @@ def test_a_global_batch_that_does_not_divide_is_refused() -> None:
         ValueError, match=r"fewer than one global batch of 1600 \(2 workers x 200 micro-batches x 4\): lower training"
     ):
         _check_steps(load("smoke", ["training.accumulation_steps=200"]), dataset)
+
+
+def test_a_training_split_is_needed(tmp_path: Path) -> None:
+    shard = Shard(file="test/part-00000.parquet", row_groups=(3,), size=99)
+    only_test = {"test": Split(shards=(shard,), class_counts=(2, 1))}
+    write_manifest(manifest().model_copy(update={"splits": only_test}), tmp_path)
+    with pytest.raises(ValueError, match=r"has no training split, only test$"):
+        check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))
+    write_manifest(manifest().model_copy(update={"splits": {}}), tmp_path)
+    with pytest.raises(ValueError, match=r"has no training split, only no split at all$"):
+        check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))

@@ -10,14 +10,19 @@ from mlflow import MlflowClient
 from conf.load import load
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
+from pipelines.launch.failure import Outcome, WorkerError
 from pipelines.launch.runner import Attempt
 from pipelines.sample import ImageGroup
-from pipelines.tracking import runs
+from pipelines.tracking import revision, runs
 from pipelines.tracking.journal import rank_journal
 from pipelines.tracking.store import TrackedRun, TrackingError
+from pipelines.tracking.sync import sync, unsynced
 from pipelines.tracking.writer import RunWriter
-from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, settings_of
+from pipelines.training.description import settings_of
+from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
 from pipelines.training.results import TrainingSummary
+
+pytestmark = pytest.mark.usefixtures("module_mlflow_store")
 
 MANIFEST = Manifest(
     archive="eurosat_rgb",
@@ -34,18 +39,6 @@ SUMMARY = TrainingSummary("runs:/1/model", [{"train/loss": 0.5}], "step-00000008
 
 def config(output: Path, *settings: str) -> RunConfig:
     return load("smoke", ["archive.kind=bigearthnet_v2", f"training.output={output}", *settings])
-
-
-@pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
-
-
-@pytest.fixture(autouse=True)
-def mlflow_store(store: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """One store for all tests of this module: making one takes seconds."""
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-    return store
 
 
 def ignore(news: str, reason: str) -> None:
@@ -65,10 +58,10 @@ def write_checkpoint(folder: Path, step: int) -> None:
 
 
 def test_what_ran_is_recorded_and_not_the_configured_archive(
-    mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+    module_mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
 ) -> None:
     run = record(config(tmp_path))
-    stored = MlflowClient(mlflow_store).get_run(run.run_id)
+    stored = MlflowClient(module_mlflow_store).get_run(run.run_id)
     parameters = stored.data.params
     assert {name: value for name, value in parameters.items() if name.startswith(("archive.", "prepare."))} == {
         "archive.kind": "eurosat_rgb",
@@ -76,7 +69,7 @@ def test_what_ran_is_recorded_and_not_the_configured_archive(
         "prepare.seed": "7",
     }
     assert (stored.info.status, stored.data.tags["attempt"]) == ("FINISHED", "1")
-    text = artifact_text(mlflow_store, run.run_id, "config.yaml")
+    text = artifact_text(module_mlflow_store, run.run_id, "config.yaml")
     assert "bigearthnet_v2" not in text
     assert text.startswith("# dataset of archive eurosat_rgb, source fingerprint abc\n")
     file = tmp_path / "again.yaml"
@@ -85,7 +78,7 @@ def test_what_ran_is_recorded_and_not_the_configured_archive(
 
 
 def test_what_a_resumed_run_changes_is_recorded_with_its_step(
-    mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+    module_mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
 ) -> None:
     run = record(config(tmp_path))
     resumed = ("exchange.codec=fp16", f"training.resume_run={run.run_id}")
@@ -95,7 +88,7 @@ def test_what_a_resumed_run_changes_is_recorded_with_its_step(
     record(config(tmp_path, *resumed, "optimizer.learning_rate_per_256=0.5"))
     record(config(tmp_path, *resumed, "optimizer.learning_rate_per_256=0.5"))
     before = settings_of(config(tmp_path), MANIFEST)
-    table = json.loads(artifact_text(mlflow_store, run.run_id, "settings_history.json"))
+    table = json.loads(artifact_text(module_mlflow_store, run.run_id, "settings_history.json"))
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     changed = {(row["step"], row["setting"], row["before"], row["after"]) for row in rows}
     rate = "optimizer.learning_rate_per_256"
@@ -104,25 +97,84 @@ def test_what_a_resumed_run_changes_is_recorded_with_its_step(
         (16, rate, before[rate], "0.5"),
     } <= changed
     assert len(rows) == len(changed)
-    stored = MlflowClient(mlflow_store).get_run(run.run_id)
+    stored = MlflowClient(module_mlflow_store).get_run(run.run_id)
     assert stored.data.tags[f"changed.{rate}"] == "0.5 from step 16"
+    assert stored.data.tags["codec"] == "fp16", "what is found by the tag is what holds now"
     assert stored.data.params[rate] == before[rate]
-    assert "learning_rate_per_256: 0.5" in artifact_text(mlflow_store, run.run_id, "config.yaml")
+    assert "learning_rate_per_256: 0.5" in artifact_text(module_mlflow_store, run.run_id, "config.yaml")
+    # A codec brings settings of its own, and takes them away; a value that was changed back is told too.
+    write_checkpoint(tmp_path / run.run_id, 24)
+    record(config(tmp_path, "exchange.codec=powersgd", "exchange.codec.rank=2", resumed[1]))
+    write_checkpoint(tmp_path / run.run_id, 32)
+    record(config(tmp_path, *resumed))
+    tags = MlflowClient(module_mlflow_store).get_run(run.run_id).data.tags
+    assert tags["changed.exchange.codec.rank"] == "2 from step 24, not set from step 32"
+    assert tags["changed.exchange.codec.name"] == "fp16 from step 8, powersgd from step 24, fp16 from step 32"
+    assert tags[f"changed.{rate}"] == f"0.5 from step 16, {before[rate]} from step 24"
 
 
-def test_a_run_of_an_earlier_version_is_compared_with_its_parameters(mlflow_store: str, tmp_path: Path) -> None:
+def test_an_attempt_on_fewer_workers_is_recorded_with_its_step(
+    module_mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
+    chosen = config(tmp_path, "training.global_batch_size=8", "training.batch_size_per_worker=4")
+    with recorded_run(chosen, MANIFEST, ignore) as driver:
+        driver.attempt(Attempt(1, 2))
+        write_checkpoint(driver.folder, 8)
+        driver.attempt(Attempt(2, 1, "lost: executor 1"))
+        write_checkpoint(driver.folder, 16)
+        driver.attempt(Attempt(3, 2, "slots are back", grown=1))
+        driver.attempt(Attempt(4, 1, "lost: executor 2", grown=1))
+        driver.finish(SUMMARY)
+    stored = MlflowClient(module_mlflow_store).get_run(driver.run.run_id)
+    tags = {name: value for name, value in stored.data.tags.items() if "workers" in name or "changed" in name}
+    assert tags == {
+        "workers": "1",
+        "attempt_1_workers": "2",
+        "attempt_2_workers": "1",
+        "attempt_3_workers": "2",
+        "attempt_4_workers": "1",
+        "changed.launch.num_workers": "1 from step 8",  # again on one worker after step 16, with no step on two
+        "changed.micro_batches_per_step": "2 from step 8",
+    }
+    table = json.loads(artifact_text(module_mlflow_store, driver.run.run_id, "settings_history.json"))
+    rows = [row for row in table["data"] if "launch.num_workers" in row]
+    assert rows == [
+        [8, "launch.num_workers", "2", "1"],
+        [16, "launch.num_workers", "1", "2"],
+        [16, "launch.num_workers", "2", "1"],
+    ]
+
+
+def test_a_value_that_no_step_was_taken_with_is_not_told(module_mlflow_store: str, tmp_path: Path) -> None:
+    run = record(config(tmp_path))
+    write_checkpoint(tmp_path / run.run_id, 8)
+    for smoothing in ("0.1", "0.2"):
+        record(config(tmp_path, f"training.label_smoothing={smoothing}", f"training.resume_run={run.run_id}"))
+    tags = MlflowClient(module_mlflow_store).get_run(run.run_id).data.tags
+    assert tags["changed.training.label_smoothing"] == "0.2 from step 8"
+    # What only another version of the package has is no change.
+    file = tmp_path / run.run_id / "settings.json"
+    known = json.loads(file.read_text())
+    del known["now"]["training.seed"]
+    file.write_text(json.dumps({**known, "version": "0.0.1"}))
+    record(config(tmp_path, "training.label_smoothing=0.2", f"training.resume_run={run.run_id}"))
+    tags = MlflowClient(module_mlflow_store).get_run(run.run_id).data.tags
+    assert "changed.training.seed" not in tags
+
+
+def test_a_run_of_an_earlier_version_is_compared_with_its_parameters(module_mlflow_store: str, tmp_path: Path) -> None:
     run = record(config(tmp_path))
     (tmp_path / run.run_id / "settings.json").unlink()
-    record(config(tmp_path, "training.checkpoint_every_steps=3", f"training.resume_run={run.run_id}"))
-    tags = MlflowClient(mlflow_store).get_run(run.run_id).data.tags
-    assert tags["changed.training.checkpoint_every_steps"] == "3 from step 0"
+    record(config(tmp_path, "training.label_smoothing=0.1", f"training.resume_run={run.run_id}"))
+    tags = MlflowClient(module_mlflow_store).get_run(run.run_id).data.tags
+    assert tags["changed.training.label_smoothing"] == "0.1 from step 0"
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("lost"), "FAILED")])
 def test_a_run_ends_as_its_training_does_and_a_resumed_one_finishes(
-    mlflow_store: str, tmp_path: Path, error: BaseException, status: str
+    module_mlflow_store: str, tmp_path: Path, error: BaseException, status: str
 ) -> None:
-    client = MlflowClient(mlflow_store)
+    client = MlflowClient(module_mlflow_store)
 
     def dies_in_rank_0(driver: DriverRecord) -> None:
         # Rank 0 leaves a journal; the steps after its checkpoint are to be repeated.
@@ -142,21 +194,82 @@ def test_a_run_ends_as_its_training_does_and_a_resumed_one_finishes(
     assert [metric.step for metric in client.get_metric_history(run_id, "train/loss")] == [8]
     with recorded_run(config(tmp_path, f"training.resume_run={run_id}"), MANIFEST, ignore) as driver:
         assert client.get_run(run_id).info.status == "RUNNING"
+        assert driver.name == client.get_run(run_id).info.run_name != run_id
         driver.finish(SUMMARY)
     assert client.get_run(run_id).info.status == "FINISHED"
 
 
-def test_a_training_that_could_not_be_recorded_says_how_to_finish_it(mlflow_store: str, tmp_path: Path) -> None:
+def test_a_diverged_run_says_so_and_a_new_run_takes_tags(module_mlflow_store: str, tmp_path: Path) -> None:
+    outcomes = [
+        Outcome(0, "here", "exception", "FloatingPointError: the loss is nan at step 7\nthe rest", 1),
+        Outcome(1, "here", "stopped", "stopped"),
+    ]
+    with (
+        pytest.raises(WorkerError),
+        recorded_run(config(tmp_path), MANIFEST, ignore, {"mlflow.parentRunId": "parent"}) as driver,
+    ):
+        raise WorkerError(outcomes)
+    stored = MlflowClient(module_mlflow_store).get_run(driver.run.run_id)
+    assert stored.data.tags["diverged"] == "FloatingPointError: the loss is nan at step 7"
+    assert stored.data.tags["mlflow.parentRunId"] == "parent"
+    assert stored.info.status == "FAILED"
+    other = WorkerError([Outcome(0, "here", "exception", "ValueError: no", 1)])
+    with pytest.raises(WorkerError), recorded_run(config(tmp_path), MANIFEST, ignore) as driver:
+        raise other
+    assert "diverged" not in MlflowClient(module_mlflow_store).get_run(driver.run.run_id).data.tags
+
+
+def test_a_training_that_could_not_be_recorded_says_how_to_finish_it(module_mlflow_store: str, tmp_path: Path) -> None:
     unrecorded = TrainingSummary("", [{}], "step-00000008.npz", 1, "no answer within 5 s")
     with pytest.raises(
         TrackingError,
         match=r"(?s)has not taken all of it \(no answer within 5 s\).*step-00000008.*--set training\.resume_run=\w{32}",
     ):
         record(config(tmp_path, "tracking.experiment=unrecorded"), unrecorded)
-    assert runs.unfinished_runs("unrecorded")[0].status == "FAILED"
+    failed = runs.unfinished_runs("unrecorded")[0]
+    assert failed.status == "FAILED"
+    synced = sync(tmp_path / failed.run_id, lambda folder, run: "runs:/1/model")
+    assert (synced.status, synced.model_uri) == ("FINISHED", "runs:/1/model")
 
 
-def test_latest_is_the_newest_unfinished_run_with_checkpoints(mlflow_store: str, tmp_path: Path) -> None:
+def test_a_run_without_mlflow_is_kept_resumed_and_written_later(
+    module_mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
+    offline = config(tmp_path, "tracking.offline=true", "tracking.experiment=offline")
+    unrecorded = TrainingSummary("", [{}], "step-00000008.npz", 1, "tracking.offline=true")
+
+    def train(chosen: RunConfig, summary: TrainingSummary | None = unrecorded) -> TrackedRun:
+        with recorded_run(chosen, MANIFEST, ignore) as driver:
+            assert driver.run.is_offline
+            driver.attempt(Attempt(1, 2))
+            if summary is None:
+                raise RuntimeError("lost")
+            driver.finish(summary)
+        return driver.run
+
+    with pytest.raises(RuntimeError, match="lost"):
+        train(offline, None)
+    (folder,) = tmp_path.iterdir()
+    write_checkpoint(folder, 8)
+    assert newest_resumable(offline).run_id == folder.name
+    resuming = f"training.resume_run={folder.name}"
+    assert train(config(tmp_path, "tracking.offline=true", resuming, "training.seed=5")).run_id == folder.name
+    assert MlflowClient(module_mlflow_store).get_experiment_by_name("offline") is None
+
+    # Continued with MLflow: it gets the run first.
+    online = with_stored_run(config(tmp_path, resuming))
+    run_id = str(online.training.resume_run)
+    assert run_id != folder.name
+    assert (tmp_path / run_id / "checkpoints").is_dir()
+    assert record(online).run_id == run_id
+    stored = MlflowClient(module_mlflow_store).get_run(run_id)
+    assert (stored.info.status, stored.data.tags["changed.training.seed"]) == ("FINISHED", "0 from step 8")
+    assert "seed: 0" in artifact_text(module_mlflow_store, run_id, "config.yaml")
+    assert with_stored_run(config(tmp_path)) == config(tmp_path)
+    assert unsynced(tmp_path) == []
+
+
+def test_latest_is_the_newest_unfinished_run_with_checkpoints(module_mlflow_store: str, tmp_path: Path) -> None:
     chosen = config(tmp_path, "tracking.experiment=latest")
     with pytest.raises(ValueError, match="resume_run=latest: 0 runs of experiment 'latest'"):
         newest_resumable(chosen)
@@ -174,8 +287,12 @@ def test_latest_is_the_newest_unfinished_run_with_checkpoints(mlflow_store: str,
     assert newest_resumable(chosen).run_id == made[1].run_id
 
 
-def test_the_settings_of_a_run_are_kept_beside_its_checkpoints(mlflow_store: str, tmp_path: Path) -> None:
+def test_the_settings_of_a_run_are_kept_beside_its_checkpoints(module_mlflow_store: str, tmp_path: Path) -> None:
     run = record(config(tmp_path))
     kept = json.loads((tmp_path / run.run_id / "settings.json").read_text())
-    assert kept == {"now": settings_of(config(tmp_path), MANIFEST), "changes": []}
+    assert kept == {
+        "version": revision.package_version(),
+        "now": settings_of(config(tmp_path), MANIFEST),
+        "changes": [],
+    }
     assert not (tmp_path / run.run_id / "journal").exists()

@@ -1,8 +1,11 @@
 """Rates and batch sizes that are found, as numbers; and what is said where memory is short."""
 
 import itertools
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import pytest
@@ -12,7 +15,14 @@ from conf.load import load
 from models.compression.exchange.exchange import GradientExchange
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.finders import memory
-from pipelines.training.finders.batches import FRACTION, MAXIMUM_TRIALS, BatchSearch, Trial, next_batch_size
+from pipelines.training.finders.batches import (
+    FRACTION,
+    MAXIMUM_TRIALS,
+    BatchSearch,
+    Trial,
+    batch_multiple,
+    next_batch_size,
+)
 from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, resident_peak
 from pipelines.training.finders.needs import estimate
 from pipelines.training.finders.rates import SmoothedLosses, rising_rates, suggest
@@ -92,6 +102,18 @@ def test_the_search_ends_within_a_tenth_of_what_fits(fixed: float, sample: float
     assert len(sizes) <= MAXIMUM_TRIALS
 
 
+@pytest.mark.parametrize("sample", [300.0, 470.0, 900.0])
+def test_batches_that_mixup_takes_are_even(sample: float) -> None:
+    settings = [load("smoke", settings).training for settings in ([], ["training.mixup=0.2"])]
+    assert [batch_multiple(training) for training in settings] == [1, 2]
+    trials: list[Trial] = []
+    limit = MemoryLimit(8000 * MIB, "a test")
+    while size := next_batch_size(NEEDS, limit, 10, trials, multiple=2):
+        trials.append(Trial(size, int((500 + sample * size) * MIB)))
+    assert trials
+    assert all(trial.batch_size % 2 == 0 for trial in trials)
+
+
 def test_the_search_has_bounds() -> None:
     assert search(500, 2.0, largest_allowed=100).found == 100
     assert search(500, 2.0, limit_mib=400).found is None
@@ -140,19 +162,38 @@ def test_the_estimate_counts_variables_and_outputs(manifest: Manifest) -> None:
     assert estimate(half, optimizer, exchange, manifest, accumulates=False).sample < 0.7 * needs.sample
 
 
-def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest) -> None:
+def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     keras.utils.set_random_seed(0)
     config = load("smoke", ["model.width_factor=0.125", "training.batch_size_per_worker=64", "launch.num_workers=1"])
     model = make_model(config, manifest)
-    parts = (config, manifest, model, make_optimizer(config.optimizer, model), make_exchange(config, OneRank()))
-    with (
-        pytest.raises(
-            MemoryError,
-            match=r"^rank 0 ran out of memory with training\.batch_size_per_worker=64 \(weights .* MiB, gradients .* "
-            r"MiB, optimizer .* MiB, .* MiB for each sample\): lower it to 32, .*find-batch",
-        ),
-        shortage_explained(*parts),
-    ):
-        raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-    with shortage_explained(*parts):
+    optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, OneRank())
+    parts: Any = SimpleNamespace(
+        micro_batches=1, model=model, optimizer=optimizer, exchange=exchange, manifest=manifest, collective=OneRank()
+    )
+    told: list[dict[str, Any]] = []
+    monkeypatch.setattr("pipelines.training.finders.shortage.report", lambda **fields: told.append(fields))
+
+    def run_out(error: Exception, known: Any = None) -> None:
+        with shortage_explained(config) as shortage:
+            if known is not None:
+                shortage.know(known)
+            raise error
+
+    text = (
+        r"^rank 0 ran out of memory with training\.batch_size_per_worker=64 \(weights .* MiB, gradients .* MiB, "
+        r"optimizer .* MiB, .* MiB for each sample\): lower it to 32, .*find-batch"
+    )
+    exhausted = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+    with pytest.raises(MemoryError, match=text):
+        run_out(exhausted, parts)
+    (message,) = told
+    assert json.loads(json.dumps(message)) == message, "it travels to the driver"
+    assert Needs(**message["needs"]).weights == 4 * sum(math.prod(variable.shape) for variable in model.variables)
+    assert message["limit"]["bytes"] == memory_limit(1).bytes
+    for error in (exhausted, MemoryError("Unable to allocate 9 TiB")):
+        with pytest.raises(
+            MemoryError, match=r"^rank 0 ran out of memory before it had a model, whatever the batch is"
+        ):
+            run_out(error)
+    with shortage_explained(config):
         pass

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from models.compression import kernels
-from pipelines.training.worker import agree_on_kernels
+from pipelines.training.parts import agree_on_kernels
 
 
 class Ranks:

@@ -89,7 +89,7 @@ def test_a_gradient_that_is_not_finite_is_told_alike(one_epoch: Callable[..., Ep
         raise tf.errors.InvalidArgumentError(None, None, "assertion failed: [rank 0: these gradients are not finite]")
 
     with pytest.raises(
-        FloatingPointError, match=r"gradients are not finite on rank 0 at step 7: lower optimizer"
+        FloatingPointError, match=r"gradients are not finite on rank 0 at step 7: lower the learning rate"
     ) as raised:
         one_epoch(1, step, 7)
     # TensorFlow's trace of the graph is no part of what is shown.

@@ -1,14 +1,22 @@
 import io
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 
-from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars
+from pipelines.training.phases import StepPhases, divide
+from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
 
 ROWS = [
     {"class": "Arable land", "support": 50, "precision": 0.5, "recall": 0.5, "f1": 0.5, "average_precision": 0.6},
     {"class": "A" * 80, "support": 0, "precision": 0.0, "recall": 0.0, "f1": 0.0, "average_precision": float("nan")},
 ]
+PHASES = divide(np.array([[0.5, 0.02, 0.05, 0.1, 0.05, 0.02, 0.27], [0.5, 0.02, 0.05, 0.15, 0.05, 0.02, 0.27]]))
+
+
+def epochs(phases: StepPhases, count: int) -> list[dict[str, float]]:
+    return [{f"time/step_{name}_seconds": seconds for name, seconds in phases.mean.items()}] * count
 
 
 @pytest.mark.parametrize(
@@ -19,6 +27,8 @@ ROWS = [
         learning_curves([{"train/loss": 1.0, "val/loss": 0.9, "val_ema/loss": 0.8}] * 3),
         learning_rate_curve([0.1, 0.2, 0.1]),
         per_class_bars(ROWS, "validation"),
+        where_the_step_goes(epochs(PHASES, 3), PHASES),
+        where_the_step_goes([{"train/loss": 1.0}], PHASES),  # epochs of an earlier version
     ],
 )
 def test_figures_render(figure: Figure) -> None:
@@ -31,3 +41,11 @@ def test_the_most_frequent_class_is_on_top() -> None:
     labels = [label.get_text() for label in per_class_bars(ROWS, "x").axes[0].get_yticklabels()]
     assert labels[-1] == "Arable land (50)"
     assert labels[0].endswith("… (0)")
+
+
+def test_the_phases_of_a_step_are_stacked_by_epoch_and_by_rank() -> None:
+    by_epoch, by_rank = where_the_step_goes(epochs(PHASES, 3), PHASES).axes
+    tops = {round(bar.get_y() + bar.get_height(), 6) for bar in by_rank.patches[-2:] if isinstance(bar, Rectangle)}
+    assert tops == {500.0}, "all phases of a rank make up its step, in milliseconds"
+    assert len(by_epoch.patches) == 3 * 7
+    assert by_rank.get_title() == "last epoch (slowest: rank 0)"

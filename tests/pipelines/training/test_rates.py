@@ -103,6 +103,14 @@ def test_a_warm_up_from_the_base_rate_is_goyals() -> None:
     assert schedule(49) == schedule(50) == pytest.approx(3.2)
 
 
+def test_a_base_rate_above_the_peak_is_refused() -> None:
+    base = "schedule.warmup={name: gradual, epochs: 5, start: base}"
+    assert make_schedule(recipe([base, "launch.num_workers=8"]), steps_per_epoch=10)(0) == pytest.approx(0.1)
+    message = r"start=base begins with 0\.1, .* above the peak for 32, 0\.0125: set schedule\.warmup\.start=zero, or a"
+    with pytest.raises(ValueError, match=message):
+        make_schedule(recipe([base, "launch.num_workers=1"]), steps_per_epoch=10)
+
+
 def test_an_absolute_rate_has_no_base() -> None:
     with pytest.raises(ValueError, match=r"^config smoke: schedule\.warmup\.start=base is the rate for .* of 256"):
         load("smoke", ["optimizer={learning_rate: 7.4}", "schedule.warmup.start=base"])

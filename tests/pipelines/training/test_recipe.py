@@ -13,6 +13,7 @@ from conf.augmentations import AUGMENTATION_NAMES
 from conf.codecs import CODEC_NAMES
 from conf.exchange import ExchangeConfig
 from conf.load import load
+from conf.modes import MODE_NAMES
 from conf.networks import MODEL_NAMES
 from conf.optimizers import OPTIMIZER_NAMES, OptimizerBase
 from conf.schema import RunConfig
@@ -27,6 +28,7 @@ from models.networks.table import NETWORKS
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
+from pipelines.training.modes.table import MODES
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.step import make_train_step
 
@@ -45,6 +47,7 @@ TABLES: dict[str, dict[str, Callable[..., Any]]] = {
     "optimizers": OPTIMIZERS,
     "networks": NETWORKS,
     "augmentations": AUGMENTATIONS,
+    "modes": MODES,
 }
 
 
@@ -166,6 +169,7 @@ def test_momentum_of_the_pair_is_stated_once(one_rank: Any) -> None:
         ("optimizers", OPTIMIZER_NAMES),
         ("networks", MODEL_NAMES),
         ("augmentations", AUGMENTATION_NAMES),
+        ("modes", MODE_NAMES),
     ],
 )
 def test_every_entry_of_a_table_has_a_class_of_settings(table: str, names: tuple[str, ...]) -> None:
@@ -278,9 +282,10 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
         "optimizers": "models/optimizers",
         "networks": "models/networks",
         "augmentations": "models/layers",
+        "modes": "pipelines/training/modes",
     }
     # What two halves of a method, or a method with its own momentum, must be told about each other.
-    pairs = {"conf/schema.py", "models/compression/exchange/compatibility.py"}
+    pairs = {"conf/schema.py", "conf/combinations.py", "models/compression/exchange/compatibility.py"}
     # The C++ kernels say which codecs have some.
     pairs |= {"models/compression/kernels/__init__.py"}
     shipped = [path for folder in ("jobs", "pipelines", "models", "conf") for path in (project / folder).rglob("*.py")]
@@ -292,8 +297,9 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
         }
         for path in shipped
     }
-    # "none" is also no augmentation; the pair has both; "import" is in several tables.
-    for name in set(TABLES[table]) - {"none", "onebit_adam", "import"}:
+    # "none" is also no augmentation; the pair has both; "import" is in several tables; "local" is a Spark master too,
+    # "bf16" a runtime of scoring, and "threshold" a column of evaluation.
+    for name in set(TABLES[table]) - {"none", "onebit_adam", "import", "local", "bf16", "threshold"}:
         found = {path for path, strings in mentions.items() if name in strings}
         own = {path for path in found if path.startswith(places[table])} | {f"conf/{table}.py"}
         assert found - own - pairs == set(), name

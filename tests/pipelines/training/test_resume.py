@@ -1,5 +1,6 @@
 """From where a run continues, and when it refuses to; ranks that really die are in `tests/parallel`."""
 
+import errno
 import os
 import re
 import threading
@@ -13,8 +14,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.load import load
-from pipelines.training.checkpoint import TrainingState, list_checkpoints
+from conf.load import load, resolve
+from pipelines.training.checkpoint import TrainingState
+from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
 
@@ -139,7 +141,7 @@ def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path, tiny_model: ke
 
 def with_exchange(folder: Path, ranks: Ranks, codec: str = "onebit", **state: Any) -> Checkpoints:
     """Checkpoints of a run without variables, whose exchange keeps a residual of one tensor."""
-    config = load("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"])
+    config = resolve("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"])
     exchange = make_exchange(config, ranks)  # type: ignore[arg-type]
     exchange.build([tf.zeros((4, 6))])
     initial = TrainingState(0, 0, 0, 16, "run", "data", [], **state)
@@ -177,7 +179,9 @@ def test_each_rank_reads_its_own_state_only(tmp_path: Path, monkeypatch: pytest.
     save_on(4, tmp_path, 1)
     opened = []
     original = np.load
-    monkeypatch.setattr(np, "load", lambda path, **rest: (opened.append(Path(path).name), original(path, **rest))[1])
+    monkeypatch.setattr(
+        np, "load", lambda file, **rest: (opened.append(Path(file.name).name), original(file, **rest))[1]
+    )
     assert restored_on(4, tmp_path) == [(1, 10.0 + rank) for rank in range(4)]
     # Rank 0 reads the checkpoint too.
     assert sorted(opened) == ["step-00000001.npz", *[f"step-00000001.rank-{rank:05d}.npz" for rank in range(4)]]
@@ -187,7 +191,9 @@ def test_other_numbers_of_ranks_read_every_state_once(tmp_path: Path, monkeypatc
     save_on(4, tmp_path, 1)
     opened = []
     original = np.load
-    monkeypatch.setattr(np, "load", lambda path, **rest: (opened.append(Path(path).name), original(path, **rest))[1])
+    monkeypatch.setattr(
+        np, "load", lambda file, **rest: (opened.append(Path(file.name).name), original(file, **rest))[1]
+    )
     assert restored_on(2, tmp_path) == [(1, 11.5)] * 2  # the mean of 10, 11, 12, 13
     assert len(opened) == 2 * 4 + 1
 
@@ -219,7 +225,7 @@ def test_a_residual_that_is_not_finite_stops_with_rank_and_step(tmp_path: Path) 
     save_on(2, tmp_path, 4)
     with pytest.raises(
         FloatingPointError,
-        match=r"residual/gradient_0 is not finite on rank 1 after step 8: lower optimizer",
+        match=r"residual/gradient_0 is not finite on rank 1 after step 8: lower the learning rate",
     ):
         on_each_rank(2, run)
     assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000004.npz"]
@@ -261,6 +267,19 @@ def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path
     (tmp_path / "file").write_text("")
     with pytest.raises(RuntimeError, match=r"cannot write to .*/file/checkpoints \(Not a directory\)"):
         with_exchange(tmp_path / "file" / "checkpoints", Ranks()).check_folder()
+
+
+def test_a_disk_that_became_read_only_is_found_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = with_exchange(tmp_path / "checkpoints", Ranks())
+
+    def read_only(self: Path, *_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system", str(self))
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(RuntimeError, match=r"cannot write to .*/checkpoints \(Read-only file system\): set training"):
+        checkpoints.check_folder()
 
 
 def test_what_a_codec_left_to_send_is_not_dropped(tmp_path: Path) -> None:

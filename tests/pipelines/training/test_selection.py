@@ -18,9 +18,12 @@ from pipelines.sample import Task
 from pipelines.tracking.metrics import described as described_metrics
 from pipelines.tracking.metrics import validation_metrics
 from pipelines.training import evaluation
-from pipelines.training.checkpoint import TrainingState, checkpoint_path, list_checkpoints, newest_state
+from pipelines.training.checkpoint import TrainingState, newest_state
+from pipelines.training.checkpoint_files import checkpoint_path, list_checkpoints
 from pipelines.training.checks import _check_best, _check_selection
+from pipelines.training.predictions import Predictions
 from pipelines.training.recipe import make_exchange
+from pipelines.training.results import Evaluation
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import Best, best_of, best_step, described, is_over, why_ended
 
@@ -98,10 +101,14 @@ def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(c
     for epoch in range(1, 8):
         for variable in checkpoints.variables:
             variable.assign(tf.fill(variable.shape, tf.cast(epoch, variable.dtype)))
-        checkpoints.save(epochs_done=epoch, step=4 * epoch, history=history_of(values[:epoch]))
+        answers = Predictions(np.array([[epoch / 10]]), np.ones((1, 1), np.uint8), np.zeros(1, int), "multi_label")
+        evaluations = {"val": Evaluation({}, [], answers)}
+        checkpoints.save(epochs_done=epoch, step=4 * epoch, history=history_of(values[:epoch]), evaluations=evaluations)
         found = [int(path.stem.removeprefix("step-")) // 4 for path in list_checkpoints(checkpoints.folder)]
         assert found == kept[epoch], epoch
     checkpoints.take_best(20)
+    assert checkpoints.thresholds(20) == {"val": [pytest.approx(0.25)]}, "half of what the only sample has"
+    assert checkpoints.thresholds(4) == {}, "that checkpoint is gone"
     assert all((np.array(variable) == 5).all() for variable in checkpoints.variables)
     # The count goes on where it was: it is in the newest checkpoint's history.
     state = newest_state(checkpoints.folder)[1]
@@ -146,7 +153,7 @@ def test_a_metric_that_validation_does_not_have_is_refused_with_those_that_it_ha
 
 def test_a_dataset_without_validation_has_no_best_epoch() -> None:
     config = load("smoke", ["training.selection.metric=val/loss"])
-    with pytest.raises(ValueError, match=r"metric=val/loss needs a validation split, and .* has only train: set "):
+    with pytest.raises(ValueError, match=r"metric=val/loss needs a validation split, and .* has only train: leave out"):
         _check_selection(config, manifest("multi_label", 3, validated=False))
 
 

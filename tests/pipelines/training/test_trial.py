@@ -59,8 +59,8 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "somebodys_trial.py").write_text(MODULE)
 
 
-def config_of(function: str, settings: str = "{}") -> Any:
-    return load("smoke", [f"model={{name: import, path: 'somebodys_trial:{function}', settings: {settings}}}"])
+def config_of(function: str, settings: str = "{}", *more: str) -> Any:
+    return load("smoke", [f"model={{name: import, path: 'somebodys_trial:{function}', settings: {settings}}}", *more])
 
 
 def test_a_network_that_is_not_ours_trains_through_the_recipe(one_rank: Any) -> None:
@@ -85,6 +85,13 @@ def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
     build_parts(config_of("network", "{width: 8}"), MANIFEST)
     with pytest.raises(ValueError, match=r"^model\.path=somebodys_trial:unsaved: the trained model could not be saved"):
         build_parts(config_of("unsaved"), MANIFEST)
+
+
+def test_a_network_whose_batch_norm_knows_no_ranks_is_named_with_the_setting() -> None:
+    with pytest.raises(
+        ValueError, match=r"^model\.batch_norm_ranks=2: .* is Keras's own: .*, or set model\.batch_norm_ranks=1$"
+    ):
+        build_parts(config_of("network", "{width: 8}", "model.batch_norm_ranks=2"), MANIFEST)
 
 
 def test_an_augmentation_is_tried_on_two_samples() -> None:

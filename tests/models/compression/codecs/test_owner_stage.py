@@ -31,20 +31,21 @@ def expected_of_ranks(name, size):
 @pytest.mark.parametrize("size", [1, 2, pytest.param(8, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("name", "settings"), EXACT, ids=["qsgd", "norm_sparsifier"])
 def test_an_exact_mean_has_the_error_of_the_ranks(name, settings, size, make_ring):
-    measured = squared_error(make_ring(size, name, settings), 60)
+    # One exchange of 4,096 elements has this error to within 5 %.
+    measured = squared_error(make_ring(size, name, settings), 10)
     assert measured == pytest.approx(expected_of_ranks(name, size), rel=0.15)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize(("name", "settings"), TWICE, ids=["qsgd", "norm_sparsifier"])
 def test_a_second_compression_has_an_error_that_stays(name, settings, make_ring):
-    assert squared_error(make_ring(8, name, settings), 40) > 3 * expected_of_ranks(name, 8)
+    assert squared_error(make_ring(8, name, settings), 5) > 3 * expected_of_ranks(name, 8)
 
 
 @pytest.mark.long
 def test_more_bits_for_the_mean_are_nearly_exact(make_ring):
     # 127 levels in place of 7: the owner's error is about 330 times smaller than a rank's.
-    measured = squared_error(make_ring(8, "qsgd", {"owner_bits": 8}), 30)
+    measured = squared_error(make_ring(8, "qsgd", {"owner_bits": 8}), 10)
     assert measured == pytest.approx(expected_of_ranks("qsgd", 8), rel=0.15)
 
 

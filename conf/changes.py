@@ -1,0 +1,177 @@
+"""Changes to the values of a configuration, as texts (`section.key=value`) or as sections of values."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import yaml
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from conf.keys import choice_of, find, section_of
+from conf.problems import describe, unknown_key
+from conf.schema import RunConfig
+from conf.section import Section
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as PyYAML reads it, but `1e-4` is a number, as in YAML 1.2."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
+    list("-+0123456789."),
+)
+
+
+def changed(
+    values: Mapping[str, Any], settings: Sequence[str] = (), sections: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Apply changes to the values of a configuration, and return them; nothing is validated but the keys.
+
+    A change that chooses a codec, archive, optimizer or network replaces its section, unless that is of the same kind.
+
+    Args:
+        values: Values by section, as in a YAML file; they may be changed.
+        settings: `section.key=value` each, the value in YAML; the last one of a key counts.
+        sections: New values by name of the section: a mapping of the keys that change, a whole section, or a value.
+
+    Raises:
+        ValueError: A setting is of another form, or no such key exists.
+    """
+    found = _with_tags(values, RunConfig)
+    chosen = [_split(setting, found) for setting in settings]
+    # What chooses the keys of a section comes before them.
+    for path, text in sorted(chosen, key=lambda setting: len(setting[0])):
+        field = _field(list(path), found)
+        _set(found, list(path), _value(text, field, f"--set {'.'.join(path)}={text}"))
+        found = _with_tags(found, RunConfig)
+    for name, value in (sections or {}).items():
+        _merge(found, [name], value)
+        found = _with_tags(found, RunConfig)
+    return found
+
+
+def validated(values: Mapping[str, Any], where: str) -> RunConfig:
+    """Make the configuration.
+
+    Args:
+        values: Values by section.
+        where: What an error begins with.
+
+    Raises:
+        ValueError: A key is unknown, missing, of the wrong type or out of range; each problem is a line.
+    """
+    try:
+        return RunConfig.model_validate(values)
+    except ValidationError as error:
+        problems = [describe(problem, values) for problem in error.errors()]
+        lines = "\n  ".join([f"{len(problems)} problems", *problems] if len(problems) > 1 else problems)
+        raise ValueError(f"{where}{lines}") from None
+
+
+def keys_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    """The keys that sections of values name, as `section.key`."""
+    for name, value in sections.items():
+        if isinstance(value, Mapping) and value:
+            yield from keys_in(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}"
+
+
+def parse(text: str, where: str) -> Any:
+    """Parse YAML.
+
+    Raises:
+        ValueError: It is none; says where.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ValueError(f"{where}: not YAML{place}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _with_tags(values: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:
+    """The values, where a name alone stands for a section of that name, and a section without name has the default."""
+    full = dict(values)
+    for key, value in values.items():
+        field = section.model_fields.get(key)
+        if field is None:
+            continue
+        choice = choice_of(field)
+        if choice is not None and isinstance(value, str):
+            full[key] = value = {choice.tag: value}
+        inner = section_of(field, value)
+        if inner is not None and isinstance(value, Mapping):
+            full[key] = _with_tags(value, inner)
+            if choice is not None and choice.default is not None:
+                full[key] = {choice.tag: choice.default, **full[key]}
+    return full
+
+
+def _split(setting: str, values: Mapping[str, Any]) -> tuple[tuple[str, ...], str]:
+    """Path and value of a setting; the tag of a choice as the choice itself."""
+    name, separator, text = setting.partition("=")
+    path = tuple(name.strip().split("."))
+    if not separator or not all(path):
+        raise ValueError(f"--set {setting!r} is not of the form section.key=value")
+    field = find(list(path[:-1]), values)
+    choice = choice_of(field) if field is not None else None
+    return (path[:-1] if choice is not None and path[-1] == choice.tag else path), text
+
+
+def _field(path: list[str], values: Mapping[str, Any]) -> FieldInfo:
+    field = find(path, values)
+    if field is None:
+        raise ValueError(unknown_key(path, values))
+    return field
+
+
+def _merge(values: dict[str, Any], path: list[str], value: Any) -> None:
+    """Set a key; a mapping for a section changes the keys that it names."""
+    field = _field(path, values)
+    choice = choice_of(field)
+    if not isinstance(value, Mapping) or (choice is None and section_of(field, None) is None):
+        _set(values, path, value.model_dump() if isinstance(value, Section) else value)
+        return
+    if choice is not None and choice.tag in value:  # it says of which kind the other keys are
+        _set(values, path, value[choice.tag])
+    for key, inner in value.items():
+        if choice is None or key != choice.tag:
+            _merge(values, [*path, key], inner)
+
+
+def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
+    choice = choice_of(_field(path, values))
+    for key in path[:-1]:
+        values = values.setdefault(key, {})
+        if not isinstance(values, dict):
+            raise ValueError(f"{'.'.join(path)}: {key} is a section of keys, and its value is {values!r}")
+    key = path[-1]
+    if choice is not None and isinstance(value, str):
+        current = values.get(key, {})
+        same = isinstance(current, Mapping) and current.get(choice.tag, choice.default) == value
+        value = {**current, choice.tag: value} if same else {choice.tag: value}
+    values[key] = value
+
+
+def _value(text: str, field: FieldInfo, where: str) -> Any:
+    """The value of a setting: YAML, but what is neither a text nor null in YAML is a text where the key takes texts."""
+    kinds = list(_plain_types(field.annotation))
+    value = parse(text, where)
+    if not isinstance(value, str) and kinds and set(kinds) <= {str, type(None)}:
+        return None if value is None and text and type(None) in kinds else text
+    return value
+
+
+def _plain_types(annotation: Any) -> list[type]:
+    if get_origin(annotation) is Literal:
+        return [type(value) for value in get_args(annotation)]
+    if get_origin(annotation) in (list, dict) or not get_args(annotation):
+        return [annotation]
+    return [kind for argument in get_args(annotation) for kind in _plain_types(argument)]

@@ -1,0 +1,90 @@
+"""Training modes and the settings of other sections that go together."""
+
+from typing import TYPE_CHECKING
+
+from conf.modes import DelayedConfig, LocalConfig
+
+if TYPE_CHECKING:
+    from conf.schema import RunConfig
+
+
+def check_mode(config: "RunConfig") -> None:
+    """Check that everything else fits the training mode.
+
+    Raises:
+        ValueError: Names both settings, and says why they do not go together and what to do.
+    """
+    if isinstance(config.training.mode, LocalConfig):
+        _check_local(config, config.training.mode)
+    if isinstance(config.training.mode, DelayedConfig):
+        _check_delayed(config)
+
+
+def check_recovery(config: "RunConfig") -> None:
+    """Check that training can continue in place where a worker's process dies.
+
+    Raises:
+        ValueError: It cannot; says why and what to do.
+    """
+    if config.launch.recover != "in_place":
+        return
+    if config.launch.num_workers == 1:
+        raise ValueError(
+            "launch.recover=in_place continues with the other workers, and launch.num_workers=1 has none: set "
+            "launch.recover=restart, and launch.retries"
+        )
+    if config.training.trace_steps is not None:
+        raise ValueError(
+            "training.trace_steps brings the clocks of processes together, and launch.recover=in_place may replace one "
+            "of them: set launch.recover=restart"
+        )
+    if config.reader.name == "petastorm":
+        raise ValueError(
+            "launch.recover=in_place continues within an epoch, and reader.name=petastorm begins epochs only at their "
+            "start: set reader.name=groundswell"
+        )
+
+
+def _check_local(config: "RunConfig", mode: LocalConfig) -> None:
+    training, codec = config.training, config.exchange.codec.name
+    if codec in ("dgc", "onebit_adam"):
+        raise ValueError(
+            f"exchange.codec={codec} keeps the momentum of the gradients of every step, and training.mode=local "
+            "exchanges no gradients: choose another exchange.codec, or training.mode=synchronous"
+        )
+    if training.precision == "float16":
+        raise ValueError(
+            "training.precision=float16 has a loss scale on which all workers agree in every step, and "
+            "training.mode=local exchanges nothing in most steps: set training.precision=bfloat16 or float32"
+        )
+    if training.ema is not None:
+        raise ValueError(
+            f"training.ema={training.ema} averages the weights after every step, and with training.mode=local they "
+            "differ between workers: set training.ema=null"
+        )
+    if config.model.batch_norm_ranks != 1:
+        raise ValueError(
+            f"model.batch_norm_ranks={config.model.batch_norm_ranks} exchanges statistics in every step, and "
+            "training.mode=local exchanges nothing in most steps: set model.batch_norm_ranks=1"
+        )
+    every = training.checkpoint_every_steps
+    if every is not None and every % mode.every_steps:
+        raise ValueError(
+            f"training.checkpoint_every_steps={every} is no multiple of training.mode.every_steps={mode.every_steps}, "
+            "and between two exchanges every worker has other weights: set a multiple"
+        )
+
+
+def _check_delayed(config: "RunConfig") -> None:
+    codec = config.exchange.codec.name
+    if codec in ("dgc", "onebit_adam"):
+        raise ValueError(
+            f"exchange.codec={codec} has a momentum of its own for the weights that gave the gradient, and "
+            "training.mode=delayed applies it one step later: choose another exchange.codec, or "
+            "training.mode=synchronous"
+        )
+    if config.training.precision == "float16":
+        raise ValueError(
+            "training.precision=float16 skips the step whose gradients overflow, and with training.mode=delayed these "
+            "have travelled before the step is taken: set training.precision=bfloat16 or float32"
+        )

@@ -1,0 +1,15 @@
+"""The settings of measuring a model on a labelled split."""
+
+from pydantic import Field
+
+from conf.section import Section
+
+
+class EvaluateConfig(Section):
+    """What `evaluate` does beside the usual scores."""
+
+    tune_thresholds: bool = True
+    """Whether to choose for each class the threshold with the largest F1 on the validation split, where samples have
+    several labels, and to report the scores with these thresholds too."""
+    report: str | None = Field(default=None, min_length=1)
+    """File that gets the report (HTML) as well; null: it is only among the run's artifacts."""

@@ -1,0 +1,115 @@
+"""A grid file: which settings of a configuration are varied, and how."""
+
+import itertools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.changes import parse
+
+_KEYS = ("set", "product", "cells")
+_EXAMPLE = "product: {optimizer: [sgd, lars], training.seed: [0, 1, 2]}"
+_OF_THE_WHOLE_GRID = (
+    "launch.master",
+    "tracking.experiment",
+    "tracking.run_name",
+    "training.output",
+    "training.resume_run",
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One combination of settings."""
+
+    number: int
+    """Place in the file, from 1."""
+    values: dict[str, Any]
+    """Value by key, such as `optimizer.learning_rate`."""
+
+    @property
+    def settings(self) -> list[str]:
+        """The same overrides as texts for `--set`; JSON is YAML."""
+        return [f"{key}={json.dumps(value)}" for key, value in self.values.items()]
+
+    @property
+    def text(self) -> str:
+        """The cell in one line, for people."""
+        return ", ".join(f"{key}={_plain(value)}" for key, value in self.values.items()) or "no settings"
+
+
+def read_grid(path: Path) -> list[Cell]:
+    """Return the cells of a grid file, in its order.
+
+    The file holds one block or a list of blocks. Each has any of `set` (settings of all its cells), `product` (a list
+    of values for each key: every combination is a cell) and `cells` (a list of settings: each is a cell, or with a
+    product each is combined with every combination).
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is not YAML or not of this form; names the file and the place.
+    """
+    try:
+        text = path.read_text()
+    except UnicodeDecodeError:
+        raise ValueError(f"grid {path}: not a text file") from None
+    except OSError as error:
+        raise FileNotFoundError(f"grid {path} cannot be read: {error.strerror}") from None
+    content = parse(text, f"grid {path}")
+    blocks = content if isinstance(content, list) else [content]
+    found: list[dict[str, Any]] = []
+    for place, block in enumerate(blocks, 1):
+        where = f"grid {path}" + (f", block {place}" if isinstance(content, list) else "")
+        found += _cells(block, where)
+    if not found:
+        raise ValueError(f"grid {path} has no cells, expected for example {_EXAMPLE}")
+    return [Cell(number, values) for number, values in enumerate(found, 1)]
+
+
+def _cells(block: Any, where: str) -> Iterator[dict[str, Any]]:
+    if not isinstance(block, Mapping) or not block:
+        raise ValueError(f"{where}: expected keys of {', '.join(_KEYS)}, for example {_EXAMPLE}")
+    for key in block:
+        if key not in _KEYS:
+            raise ValueError(f"{where}: {key!r} is not one of {', '.join(_KEYS)}; settings belong under one of them")
+    common = _settings(block.get("set", {}), f"{where}, set")
+    product = _settings(block.get("product", {}), f"{where}, product")
+    for key, values in product.items():
+        if not isinstance(values, list) or not values:
+            raise ValueError(f"{where}, product: {key}={_plain(values)} should be a list of values, such as [1, 2]")
+    listed = block.get("cells", [{}])
+    if not isinstance(listed, list) or not listed:
+        raise ValueError(f"{where}: cells should be a list of settings, such as [{{optimizer: sgd}}]")
+    for place, cell in enumerate(listed, 1):
+        own = _settings(cell, f"{where}, cell {place}")
+        _refuse_repetition(where, common, own, product)
+        for combination in itertools.product(*product.values()):
+            yield {**common, **own, **dict(zip(product, combination, strict=True))}
+
+
+def _settings(values: Any, where: str) -> dict[str, Any]:
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{where}: expected section.key: value, got {_plain(values)}")
+    for key, value in values.items():
+        if not isinstance(key, str):
+            raise ValueError(f"{where}: {key!r} is not a key such as training.seed")
+        if key in _OF_THE_WHOLE_GRID:
+            raise ValueError(f"{where}: {key} is the same for the whole grid: give it by --config or --set")
+        try:
+            json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError):
+            raise ValueError(f"{where}: {key}={value!r} is not a value of YAML's plain kinds: quote it") from None
+    return dict(values)
+
+
+def _refuse_repetition(where: str, *parts: Mapping[str, Any]) -> None:
+    keys = [key for part in parts for key in part]
+    twice = next((key for key in keys if keys.count(key) > 1), None)
+    if twice is not None:
+        raise ValueError(f"{where}: {twice} is given twice, of which one would have no effect")
+
+
+def _plain(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str).replace('"', "")

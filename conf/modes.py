@@ -1,0 +1,50 @@
+"""The settings of every training mode, by name; their defaults are stated here only."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from conf.section import Member, Section, member_names
+
+
+class SynchronousConfig(Member):
+    """Every step averages the gradients of all workers."""
+
+    name: Literal["synchronous"] = "synchronous"
+
+
+class OuterConfig(Section):
+    """The update of the common weights by the mean of the ways that the workers went; 1 and 0 average their weights."""
+
+    rate: float = Field(default=1.0, gt=0)
+    """Learning rate of the common weights: the block learning rate of BMUF, 0.7 in DiLoCo."""
+    momentum: float = Field(default=0.0, ge=0, lt=1)
+    """Momentum of the common weights: the block momentum of BMUF, 0.9 in DiLoCo."""
+    nesterov: bool = True
+    """Whether to look one momentum step ahead."""
+
+
+class LocalConfig(Member):
+    """Workers train alone and average their weights every few steps: local SGD, post-local SGD, BMUF, DiLoCo."""
+
+    name: Literal["local"] = "local"
+    every_steps: int = Field(default=8, gt=0)
+    """Optimizer steps from one exchange to the next; the last step of an epoch exchanges too."""
+    local_after_steps: int = Field(default=0, ge=0)
+    """Number of first optimizer steps that average gradients in float32, as synchronous training does."""
+    outer: OuterConfig = OuterConfig()
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor of that name."""
+        return {**self.model_dump(exclude={"name", "outer"}), **self.outer.model_dump()}
+
+
+class DelayedConfig(Member):
+    """Every step applies the mean gradient of the step before it, which travels while the step computes."""
+
+    name: Literal["delayed"] = "delayed"
+
+
+ModeConfig = Annotated[SynchronousConfig | LocalConfig | DelayedConfig, Field(discriminator="name")]
+
+MODE_NAMES = member_names(ModeConfig)

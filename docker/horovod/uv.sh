@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Sourced by the scripts beside it. `bring_uv FOLDER` sets $uv to a new enough uv: the one on the PATH, or one in FOLDER.
+set -euo pipefail
+uv_version=0.13.8 # the version that these scripts were tried with
+
+missing() {
+  echo "groundswell: $1 is missing. On Debian or Ubuntu: sudo apt-get install $2" >&2
+  exit 1
+}
+newer_or_equal() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
+bring_uv() {
+  local python
+  python=$(command -v python3.11 || command -v python3) || missing "Python 3.11" "python3.11 python3.11-venv"
+  uv=$(command -v uv || true)
+  if [ -z "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
+    uv=$1/bin/uv
+    if [ ! -x "$uv" ] || ! newer_or_equal "$uv_version" "$("$uv" --version | cut -d ' ' -f 2)"; then
+      echo "groundswell: bringing uv $uv_version"
+      "$python" -m venv "$1" || missing "Python's venv module" python3.11-venv
+      "$1/bin/pip" install --quiet --disable-pip-version-check "uv==$uv_version"
+    fi
+  fi
+}

@@ -1,0 +1,95 @@
+"""The cells of a grid, each with its own configuration, checked before the first one starts."""
+
+import argparse
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from conf.effect import refuse_idle, refuse_without_effect
+from conf.grid import Cell, read_grid
+from conf.keys import choices
+from conf.load import base_of, keys_of, resolve
+from conf.schema import RunConfig
+from jobs.paths import with_absolute_paths
+from pipelines.dataset.manifest import Manifest
+from pipelines.tracking.experiments import chosen_experiment
+from pipelines.training.checks import check_dataset, check_output
+from pipelines.training.identity import training_digest
+
+_LONGEST_NAME = 120
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One training of a grid."""
+
+    cell: Cell
+    config: RunConfig
+    manifest: Manifest
+    digest: str
+
+    @property
+    def experiment(self) -> str:
+        """Name of the experiment that its run belongs to."""
+        return chosen_experiment(self.config.tracking.experiment)
+
+    @property
+    def name(self) -> str:
+        """Name of its run: what the grid sets, without the sections' names."""
+        chosen = choices()
+        parts = [
+            str(value) if key.removesuffix(".name") in chosen else f"{key.rpartition('.')[2]}={value}"
+            for key, value in _flat(self.cell.values)
+        ]
+        return (" ".join(parts) or "cell")[:_LONGEST_NAME]
+
+
+def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
+    """Return the cells of a grid file; one that is there twice is trained once.
+
+    Args:
+        arguments: Those of the verb: the configuration and its settings, and the grid file.
+
+    Raises:
+        FileNotFoundError: There is no such file or dataset.
+        ValueError: A cell cannot be trained; names the cell.
+    """
+    cells = read_grid(arguments.grid)
+    for key in keys_of(arguments.set):
+        if all(key in cell.values for cell in cells):
+            raise ValueError(f"--set {key} has no effect: every cell of {arguments.grid} sets it")
+    planned: dict[str, PlannedCell] = {}
+    for cell in cells:
+        try:
+            found = _planned(cell, arguments)
+        except (ValueError, FileNotFoundError, RuntimeError) as error:
+            raise named(error, cell) from None
+        planned.setdefault(found.digest, found)
+    return list(planned.values())
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def named(error: Exception, cell: Cell) -> Exception:
+    """The error with the cell's number and settings before it, of a kind that has the same exit code."""
+    text = f"cell {cell.number} ({cell.text}): {error}"
+    return RuntimeError(text) if isinstance(error, RuntimeError) else ValueError(text)
+
+
+def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
+    config = resolve(arguments.config, [*arguments.set, *cell.settings])
+    keys = list(cell.values)
+    refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
+    refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")
+    if config.tracking.offline:
+        raise ValueError("tracking.offline=true: a grid finds the runs of its cells in MLflow, set it to false")
+    config = with_absolute_paths(config)
+    manifest = check_dataset(config)
+    check_output(config)
+    return PlannedCell(cell, config, manifest, training_digest(config, manifest))

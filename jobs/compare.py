@@ -1,0 +1,207 @@
+"""`groundswell compare`: an HTML report and CSV on trainings of MLflow, of grids, and of other machines."""
+
+import argparse
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jobs import cli
+from jobs.command import say
+from jobs.result import Result
+from pipelines.comparison.facts import chosen_metric
+from pipelines.comparison.grid_results import read_lines, runs_of
+from pipelines.comparison.groups import Part, default_target, parts_of
+from pipelines.comparison.notebook import curves_of, html_of, table_of
+from pipelines.comparison.page import comparison_page, notes_of
+from pipelines.comparison.run import CURVE_GROUPS, CURVES, ComparedRun, compared_run
+from pipelines.comparison.saved import read_runs, save_runs, write_text
+from pipelines.comparison.tables import recipe_rows, runs_csv, table_csv
+from pipelines.dataset.report.tables import shorten
+from pipelines.locations import local_path
+from pipelines.tracking.recorded import recorded_trainings
+
+if TYPE_CHECKING:
+    import pandas
+    from matplotlib.figure import Figure
+
+_SHOWN = 30
+_LONGEST_TROUBLE = 80
+
+
+def collect(
+    experiments: Sequence[str],
+    filter_text: str,
+    *,
+    children: bool,
+    saved: Sequence[Path] = (),
+    results: Sequence[Path] = (),
+) -> list[ComparedRun]:
+    """Read trainings from MLflow and from files; one that is in several of them counts once.
+
+    Raises:
+        FileNotFoundError: A file is not there.
+        ValueError: There is no such experiment, no training fits, or a file is none of ours.
+        TrackingError: MLflow does not answer.
+    """
+    runs: dict[str, ComparedRun] = {}
+    for experiment in experiments:
+        found = recorded_trainings(experiment, filter_text, children=children, groups=CURVE_GROUPS, metrics=CURVES)
+        runs.update((run.run_id, compared_run(run, experiment)) for run in found)
+    read = [(path, read_runs(path)) for path in saved]
+    read += [(path, runs_of(read_lines(path), path.name)) for path in results]
+    for path, of_file in read:
+        if not of_file:
+            raise ValueError(f"{path} has no trainings yet")
+        runs.update((run.run_id, run) for run in of_file if run.run_id not in runs)
+    return list(runs.values())
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Compared trainings: a table and curves in a notebook, and files."""
+
+    runs: Sequence[ComparedRun]
+    parts: Sequence[Part]
+    """The groups, by dataset: those of different datasets cannot be compared."""
+    metric: str
+    """What they are compared by."""
+    targets: Sequence[float | None]
+    """Value of the metric to come to, for each part; None: there is none."""
+    title: str
+
+    @property
+    def table(self) -> "pandas.DataFrame":
+        """A row per group of trainings that differ in nothing but their seed."""
+        return table_of(self.parts, self.metric, self.targets)
+
+    def plot(self) -> "Figure":
+        """Plot the metric of every training by samples seen and by time."""
+        return curves_of(self.parts, self.metric)
+
+    @property
+    def page(self) -> str:
+        """The report as HTML, which needs no other file."""
+        return comparison_page(self.parts, self.runs, self.metric, self.targets, self.title)
+
+    def write(self, folder: str | Path) -> None:
+        """Write `report.html`, `table.csv` with a row per group, and `runs.csv` with a row per training.
+
+        Raises:
+            ValueError: The folder, which may be new, cannot be written, or is misspelt (`locations.local_path`).
+        """
+        folder = local_path(folder, "the folder of the report")
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(f"the folder of the report {folder} cannot be made: {error.strerror}") from None
+        write_text(folder / "table.csv", table_csv(self.parts, self.metric, self.targets))
+        write_text(folder / "runs.csv", runs_csv(self.parts, self.metric))
+        write_text(folder / "report.html", self.page)
+
+    def _repr_html_(self) -> str:
+        return html_of(self.parts, self.metric)
+
+
+def comparison_of(
+    runs: Sequence[ComparedRun], title: str, *, metric: str | None = None, target: float | None = None
+) -> Comparison:
+    """Sort trainings into groups, and choose what they are compared by.
+
+    Args:
+        runs: The trainings.
+        title: Names the experiments and files.
+        metric: What to compare by; None: the first one of top-1, micro F1 and loss that is recorded.
+        target: Value of the metric to come to; None: nearly the best one of each dataset.
+
+    Raises:
+        ValueError: No training has the metric.
+    """
+    chosen = chosen_metric(runs, metric)
+    parts = parts_of(runs, chosen)
+    targets = [default_target(part.groups, chosen) if target is None else target for part in parts]
+    return Comparison(runs, parts, chosen, targets, title)
+
+
+def compare(
+    *experiments: str,
+    filter_text: str = "",
+    children: bool = False,
+    saved: Sequence[str | Path] = (),
+    results: Sequence[str | Path] = (),
+    metric: str | None = None,
+    target: float | None = None,
+) -> Comparison:
+    """Compare trainings of MLflow, and of files that `groundswell grid` or `compare --save` wrote.
+
+    Args:
+        experiments: Names of MLflow experiments.
+        filter_text: MLflow's filter of their runs; empty: all.
+        children: Whether runs with a parent, such as the cells of a grid, are among them.
+        saved: Files of `compare --save`.
+        results: Files of `groundswell grid`.
+        metric: The same as in `comparison_of`.
+        target: The same as in `comparison_of`.
+
+    Raises:
+        FileNotFoundError, ValueError, TrackingError: As `collect`; or nothing is named, or no training has the metric.
+    """
+    if not (experiments or saved or results):
+        raise ValueError("nothing to compare: name an experiment, or files by results or saved")
+    files = [
+        [local_path(name, argument) for name in names] for argument, names in (("saved", saved), ("results", results))
+    ]
+    runs = collect(experiments, filter_text, children=children, saved=files[0], results=files[1])
+    title = ", ".join([*experiments, *(path.name for paths in files for path in paths)])
+    return comparison_of(runs, title, metric=metric, target=target)
+
+
+def lines_of(parts: Sequence[Part]) -> list[str]:
+    """Return what the terminal shows: score, time and bytes of each group."""
+    lines = list(notes_of(parts))
+    for part in parts:
+        lines += ["", f"dataset {part.archive} {part.dataset[:12]}".rstrip()] if len(parts) > 1 else []
+        lines.append(f"{'':>4}{'score':>17} {'time':>8} {'bytes':>8}  group")
+        rows = recipe_rows(part)
+        for row in rows[:_SHOWN]:
+            marks = f"  ({shorten(row['troubles'][0], _LONGEST_TROUBLE)})" if row["troubles"] else ""
+            lines.append(
+                f"{row['number']:>3} {row['score']:>17} {row['time']:>8} {row['bytes']:>8}  {row['label']}{marks}"
+            )
+        if len(rows) > _SHOWN:
+            lines.append(f"    and {len(rows) - _SHOWN} more groups, see the report")
+    return lines
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Compare as the command line says."""
+    if not (arguments.experiment or arguments.saved or arguments.results):
+        raise ValueError("nothing to compare: name trainings with --experiment, --results or --saved")
+    for option in ("filter", "children"):
+        if getattr(arguments, option) and not arguments.experiment:
+            raise ValueError(f"--{option} has no effect without --experiment: files are read as a whole")
+    if arguments.target is not None and not math.isfinite(arguments.target):
+        raise ValueError(f"--target {arguments.target} should be a number")
+    compared = compare(
+        *arguments.experiment,
+        filter_text=arguments.filter or "",
+        children=arguments.children,
+        saved=arguments.saved,
+        results=arguments.results,
+        metric=arguments.metric,
+        target=arguments.target,
+    )
+    folder: Path = arguments.output
+    compared.write(folder)
+    for line in lines_of(compared.parts):
+        say(line)
+    if arguments.save is not None:
+        save_runs(compared.runs, arguments.save)
+        say(f"saved   {arguments.save}")
+    say(f"report  {folder / 'report.html'}")
+    say(f"tables  {folder / 'table.csv'}, {folder / 'runs.csv'}")
+
+
+if __name__ == "__main__":
+    cli.main("compare")

@@ -1,0 +1,185 @@
+"""`groundswell estimate`: step time, efficiency, time and cost on more workers, predicted from measurements."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from jobs import cli
+from jobs.command import say
+from jobs.result import Result
+from pipelines.scaling.achieved import wires_on
+from pipelines.scaling.collectives import Topology
+from pipelines.scaling.estimate import STRONG, WEAK, Job, Network, Row, fastest, predict
+from pipelines.scaling.fit import Parameters, fit, resampled
+from pipelines.scaling.measurements import Measurements, read_measurements
+from pipelines.scaling.named_link import Link
+from pipelines.scaling.plots import figure_of
+from pipelines.scaling.recorded import PHASES, RECORDED_LINK, combined, measurements_of
+from pipelines.scaling.tables import csv_of, lines_of
+
+_DRAWS = 200
+_DENSE = "none"
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """Where the workers are, as the command line says."""
+
+    link: Link | None
+    """Between hosts; None: the one on which the recorded trainings ran."""
+    local_link: Link | None
+    workers_per_host: int
+
+    def network(self, parameters: Parameters) -> Topology:
+        """Return the topology of one fit."""
+        if self.link is None:
+            return Topology(parameters.links[RECORDED_LINK].wires)
+        measured = {name: link for name, link in parameters.links.items() if name != RECORDED_LINK}
+        inside = None if self.local_link is None else wires_on(self.local_link, measured)
+        return Topology(wires_on(self.link, measured), inside, self.workers_per_host)
+
+
+def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
+    """Read a file of measurements, recorded trainings, or both.
+
+    Raises:
+        FileNotFoundError, ValueError: As `read_measurements` and `measurements_of`, or the store has no such run.
+        TrackingError: MLflow does not answer.
+    """
+    if file is None and not run_ids:
+        raise ValueError("nothing to predict from: name --measurements FILE (make bench NAME=network) or --run ID")
+    measured = None if file is None else read_measurements(file)
+    if not run_ids:
+        assert measured is not None
+        return measured
+    # MLflow takes seconds to import, and a file needs none of it.
+    from pipelines.tracking.recorded import recorded_training
+
+    recorded = measurements_of([recorded_training(run, groups=(), metrics=PHASES) for run in run_ids])
+    return recorded if measured is None else combined(measured, recorded)
+
+
+def notes_of(measurements: Measurements, rows: Sequence[Row], *, intervals: bool) -> list[str]:
+    """Return what a reader of the predictions has to know."""
+    low, high = (f(point.batch_size for point in measurements.compute) for f in (min, max))
+    outside = sorted({row.batch_size for row in rows if not low <= row.batch_size <= high})
+    notes = ["predicted by a model, not measured; the model's own errors: tests/benchmarks/RESULTS.md"]
+    notes.append(f"measured: {measurements.model}, {measurements.machine}, {measurements.measured}")
+    if intervals:
+        notes.append(
+            "interval: 95 % of the predictions from repeats drawn again (bootstrap), not the model's own error"
+        )
+    else:
+        notes.append("no intervals: everything was measured once")
+    if len(measurements.compute) == 1:
+        notes.append(f"one batch was measured ({low}): all of a step's computing is taken as proportional to the batch")
+    if outside:
+        told = f"{outside[0]:,}" if len(outside) == 1 else f"{outside[0]:,} to {outside[-1]:,}"
+        notes.append(f"batches of {told} per worker lie outside of those measured, {low:,} to {high:,}")
+    return notes
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Predict as the command line says."""
+    measurements = collect(arguments.measurements, arguments.run)
+    hosts, job, batches = _hosts(arguments, measurements), _job(arguments), _batches(arguments)
+    parameters, draws = fit(measurements), resampled(measurements, _DRAWS)
+    codecs = _codecs(arguments.codec, list(parameters.codecs))
+    bucket = None if arguments.bucket_mib == "none" else float(arguments.bucket_mib)
+    folder: Path = arguments.output
+    _make_folder(folder)
+    found = {
+        kind: predict(parameters, draws, hosts.network, kind, batch, arguments.workers, codecs, bucket, job)
+        for kind, batch in batches.items()
+    }
+    rows = [row for each in found.values() for row in each]
+    if not rows:
+        raise ValueError(
+            f"--workers {min(arguments.workers)} are more than the images of --global-batch-size "
+            f"{arguments.global_batch_size}: nothing to predict"
+        )
+    title = f"{measurements.model}, {hosts.link.label if hosts.link else 'link of the recorded trainings'}"
+    for line in notes_of(measurements, rows, intervals=draws is not None):
+        say(line)
+    for kind, each in found.items():
+        say("")
+        say(f"{kind} scaling, predicted: {title}, buckets of {arguments.bucket_mib} MiB")
+        for line in lines_of(each, _DENSE):
+            say(line)
+        most = max((row.workers for row in each), default=None)
+        if most is not None:
+            say(_fastest_line(parameters, hosts.network, kind, batches[kind], most, codecs))
+    _write(rows, title, folder)
+    last = min((row for row in rows if row.workers == max(row.workers for row in rows)), key=lambda row: row.seconds)
+    result.metrics = {"predicted/step_seconds": last.seconds, "predicted/images_per_second": last.images_per_second}
+
+
+def _fastest_line(
+    parameters: Parameters, network: Network, scaling: str, batch: int, workers: int, codecs: Sequence[str]
+) -> str:
+    chosen = {name: parameters.codecs[name] for name in codecs}
+    best = fastest(parameters, network, scaling, batch, workers, chosen)
+    assert best is not None, "there is a row of as many workers"
+    size = "null" if best.bucket_mib is None else f"{best.bucket_mib:g}"
+    return (
+        f"fastest at {workers:,} workers, predicted: exchange.codec={best.codec} exchange.bucket_mib={size}, "
+        f"{best.seconds:.4g} s a step"
+    )
+
+
+def _write(rows: Sequence[Row], title: str, folder: Path) -> None:
+    table, picture = folder / "estimate.csv", folder / "estimate.png"
+    try:
+        table.write_text(csv_of(rows))
+        figure_of(rows, title).savefig(picture, format="png", dpi=120)
+    except OSError as error:
+        raise ValueError(f"--output {folder} cannot be written: {error.strerror}") from None
+    say("")
+    say(f"table   {table}")
+    say(f"picture {picture}")
+
+
+def _batches(arguments: argparse.Namespace) -> dict[str, int]:
+    batches = {STRONG: arguments.global_batch_size, WEAK: arguments.batch_size_per_worker}
+    given = {kind: batch for kind, batch in batches.items() if batch is not None}
+    if not given:
+        raise ValueError("no batch: name --global-batch-size (strong scaling), --batch-size-per-worker (weak), or both")
+    return given
+
+
+def _hosts(arguments: argparse.Namespace, measurements: Measurements) -> Hosts:
+    recorded = any(link.name == RECORDED_LINK for link in measurements.links)
+    if arguments.link is None and not recorded:
+        raise ValueError("--link is missing: say what is between the hosts, such as 1Gbit/s or 1Gbit/s,50us")
+    if (arguments.local_link is None) != (arguments.workers_per_host == 1):
+        raise ValueError("--workers-per-host above 1 and --local-link belong together: name both or neither")
+    if arguments.local_link is not None and arguments.link is None:
+        raise ValueError("--local-link has no effect without --link, the one between the hosts")
+    return Hosts(arguments.link, arguments.local_link, arguments.workers_per_host)
+
+
+def _job(arguments: argparse.Namespace) -> Job:
+    if (arguments.images is None) != (arguments.epochs is None):
+        raise ValueError("--images and --epochs belong together: the time of a training needs both")
+    if arguments.price is not None and arguments.images is None:
+        raise ValueError("--price has no effect without --images and --epochs: the cost is that of a training")
+    return Job(arguments.images, arguments.epochs, arguments.price)
+
+
+def _codecs(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
+    for name in wanted:
+        if name not in known:
+            raise ValueError(f"--codec {name} was not measured: expected one of {', '.join(known)}")
+    return list(dict.fromkeys(wanted)) or list(known)
+
+
+def _make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--output {folder} cannot be made: {error.strerror}") from None
+
+
+if __name__ == "__main__":
+    cli.main("estimate")

@@ -1,0 +1,71 @@
+"""`groundswell export`: logs the model of a checkpoint to its run, without training."""
+
+import argparse
+import os
+from pathlib import Path
+
+from conf.training import TrainingConfig
+from jobs import cli
+from jobs.command import say
+from jobs.result import Result
+from pipelines.locations import absolute_location
+from pipelines.packages import MODEL, require
+from pipelines.remote_path import AnyPath, any_path
+from pipelines.tracking.local_run import read_local_run
+from pipelines.tracking.store import TrackedRun, tracking_uri
+from pipelines.training.held_run import held_run
+from pipelines.training.output import CHECKPOINTS, local_records
+
+
+def log_model_of(
+    folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
+) -> str:
+    """See `pipelines.training.export.log_model_of`, which imports TensorFlow; it computes on the CPU here."""
+    os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the driver's machine may train on its GPU
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    require("the model of a checkpoint", MODEL)
+    from pipelines.training import export
+
+    return export.log_model_of(folder, run, checkpoint, checkpoints)
+
+
+def export_model(place: AnyPath, checkpoint: AnyPath | None = None) -> str:
+    """Log the model of a run's checkpoint; return its URI.
+
+    Args:
+        place: The run's folder, or its URL.
+        checkpoint: None: that of the best epoch where `training.selection` asks for it, else the newest.
+
+    Raises:
+        ValueError, FileNotFoundError: There is no such run or checkpoint, or the store does not have the run.
+        TrackingError: The store did not take the model.
+    """
+    if not place.is_dir():
+        raise ValueError(
+            f"there is no run {place.name} under {place.parent}: give the training.output of the run by --output"
+        )
+    with held_run(place):
+        return _export(local_records(place), place / CHECKPOINTS, checkpoint)
+
+
+def _export(folder: Path, checkpoints: AnyPath, checkpoint: AnyPath | None) -> str:
+    local = read_local_run(folder)
+    if local is not None and not local.is_stored:
+        raise ValueError(
+            f"MLflow does not have run {folder.name} yet: `groundswell sync --output {folder.parent}` writes it, with "
+            "its model"
+        )
+    return log_model_of(folder, TrackedRun(tracking_uri(), folder.resolve().name), checkpoint, checkpoints)
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Export as the command line says."""
+    output = any_path(absolute_location(arguments.output or TrainingConfig.default("output")))
+    checkpoint = None if arguments.checkpoint is None else any_path(absolute_location(arguments.checkpoint))
+    result.run_id = arguments.run
+    result.model_uri = export_model(output / arguments.run, checkpoint)
+    say(f"model {result.model_uri}")
+
+
+if __name__ == "__main__":
+    cli.main("export")

@@ -1,0 +1,279 @@
+"""`groundswell grid`: trains a configuration at every cell of a grid, and continues where it was ended."""
+
+import argparse
+import math
+import shlex
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+from pyspark.sql import SparkSession
+
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.cells import PlannedCell, named, plan_cells
+from jobs.command import message_of, say
+from jobs.result import Result
+from jobs.session import spark_session
+from jobs.train import train_on
+from pipelines.comparison.grid_results import CellLine, GridLine, ResultsFile, cells_of, estimated_seconds, read_lines
+from pipelines.comparison.run import CURVE_GROUPS, CURVES, compared_run
+from pipelines.comparison.tables import duration
+from pipelines.launch.preflight import check_cluster
+from pipelines.locations import redacted
+from pipelines.tracking import revision, runs, store
+from pipelines.tracking.local_run import DESCRIPTION_TAG
+from pipelines.tracking.recorded import PARENT_TAG, TaggedRun, recorded_training, runs_with_tag
+from pipelines.tracking.store import TrackedRun, TrackingError
+from pipelines.tracking.writer import RunWriter
+from pipelines.training.checkpoint_files import list_checkpoints
+from pipelines.training.driver_record import is_divergence
+from pipelines.training.output import checkpoints_of
+
+CELL_TAG = "grid_cell"
+"""Tag of a cell's run: the digest by which the same command finds it again."""
+_EPOCHS_KEPT = 50
+_LONGEST_ERROR = 300
+
+
+class Grid:
+    """The cells of a grid, which are trained one after the other in one Spark session."""
+
+    def __init__(self, cells: Sequence[PlannedCell], results: ResultsFile, parent: TrackedRun) -> None:
+        """Take the cells, the file that knows which are done, and the run of which theirs are children."""
+        self._cells, self._results, self._parent = cells, results, parent
+
+    def train(self, spark: SparkSession) -> None:
+        """Train every cell that is not done. One that fails is recorded, and the next one begins.
+
+        Raises:
+            RuntimeError: Spark's JVM has died.
+        """
+        waiting = open_cells(self._cells, self._results.cells)
+        for place, planned in enumerate(waiting, 1):
+            say("")
+            say(f"cell {planned.cell.number}: {planned.cell.text}")
+            line = self._result_of(spark, planned)
+            self._results.append(line)
+            say(f"cell {planned.cell.number} {line.status} in {duration(line.seconds)}, {self._left(waiting[place:])}")
+
+    def _result_of(self, spark: SparkSession, planned: PlannedCell) -> CellLine:
+        """Train one cell, or take what an earlier process has trained of it and did not write down."""
+        found = runs_with_tag(planned.experiment, CELL_TAG, planned.digest)
+        done = next((run for run in found if run.status == "FINISHED"), None)
+        if done is not None:
+            say(f"MLflow run {done.run_id} is its finished training")
+            return _line(planned, "finished", done.run_id, done.seconds)
+        self._end_dead(found, planned)
+        continued = _resumable(found, planned)
+        config, result, started = _config_of(planned, continued), Result("train"), time.monotonic()
+        tags = {PARENT_TAG: self._parent.run_id, CELL_TAG: planned.digest}
+        status: Literal["finished", "diverged", "failed"] = "finished"
+        problem = ""
+        try:
+            train_on(spark, config, planned.manifest, result, tags)
+        except Exception as error:
+            if not _is_alive(spark):
+                raise RuntimeError(f"Spark's JVM died in cell {planned.cell.number}; its log says why") from error
+            status = "diverged" if is_divergence(error) else "failed"
+            problem = redacted(message_of(error).splitlines()[0])[:_LONGEST_ERROR]
+            say(f"cell {planned.cell.number}: {problem}")
+        seconds, resumed = time.monotonic() - started, continued is not None
+        return _line(planned, status, result.run_id, seconds, result.metrics, error=problem, resumed=resumed)
+
+    def _end_dead(self, found: Sequence[TaggedRun], planned: PlannedCell) -> None:
+        """End the runs of this grid that a killed driver has left as running and that cannot be continued."""
+        for run in found:
+            ours = run.tags.get(PARENT_TAG) == self._parent.run_id
+            if ours and run.status == "RUNNING" and not _has_checkpoints(run, planned):
+                runs.end_failed_run(TrackedRun(self._parent.uri, run.run_id), "KILLED")
+
+    def _left(self, cells: Sequence[PlannedCell]) -> str:
+        if not cells:
+            return "no cell is left"
+        seconds = estimate(cells, list(self._results.cells.values()))
+        about = "" if seconds is None else f", about {duration(seconds)}"
+        return f"{len(cells)} of {len(self._cells)} left{about}"
+
+
+def open_cells(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> list[PlannedCell]:
+    """Return the cells that are not done: new ones, and those that failed."""
+    return [each for each in cells if each.digest not in lines or not lines[each.digest].is_done]
+
+
+def estimate(cells: Sequence[PlannedCell], finished: Sequence[CellLine]) -> float | None:
+    """Estimate the seconds of some cells together; None where no cell is finished."""
+    times = [estimated_seconds(each.cell.values, each.config.training.epochs, finished) for each in cells]
+    known = [time for time in times if time is not None]
+    return sum(known) if known else None
+
+
+def plan_lines(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> list[str]:
+    """Return what `--dry-run` prints: a line per cell, and the estimate."""
+    shown = [f"{'cell':>5} {'state':>9} {'time':>9}  settings"]
+    for each in cells:
+        line = lines.get(each.digest)
+        if line is not None and line.is_done:
+            # What a resumed cell took before it was resumed is not known.
+            state, seconds = str(line.status), f"{'>' if line.resumed else ''}{duration(line.seconds)}"
+        else:
+            guess = estimate([each], list(lines.values()))
+            state, seconds = "failed" if line else "open", "-" if guess is None else f"~{duration(guess)}"
+        shown.append(f"{each.cell.number:>5} {state:>9} {seconds:>9}  {each.cell.text}")
+    waiting = open_cells(cells, lines)
+    total = estimate(waiting, list(lines.values()))
+    about = "no estimate: no cell is finished yet" if total is None else f"about {duration(total)} by the finished ones"
+    return [*shown, f"{len(waiting)} of {len(cells)} cells to train" + (f", {about}" if waiting else "")]
+
+
+def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path, result: Result) -> None:
+    """Train the cells that are not done, as children of one run.
+
+    Args:
+        cells: All cells.
+        results: The file that knows which are done.
+        grid_file: The file of the grid, which is kept with the run.
+        result: Filled in while the grid runs.
+
+    Raises:
+        RuntimeError: A cell failed, the cluster is too small, or Spark or MLflow is away.
+    """
+    waiting = open_cells(cells, results.cells)
+    if not waiting:
+        return
+    first = waiting[0].config
+    with spark_session("groundswell grid", first.launch.master) as spark:
+        for each in waiting:
+            try:
+                check_cluster(spark, each.config.launch.num_workers, each.config.launch.gpus_per_worker)
+            except (ValueError, RuntimeError) as error:
+                raise named(error, each.cell) from None
+        store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
+        parent = _parent(results, waiting[0].experiment, first.tracking.run_name or grid_file.stem)
+        result.run_id, result.continue_with = parent.run_id, []
+        say(f"{len(waiting)} of {len(cells)} cells to train, in MLflow children of run {parent.run_id}")
+        with runs.ended(parent):
+            Grid(cells, results, parent).train(spark)
+            _write_grid_file(parent, grid_file)
+    failed = [line for each in cells if (line := results.cells.get(each.digest)) is not None and not line.is_done]
+    if failed:
+        raise RuntimeError(
+            f"{len(failed)} of {len(cells)} cells failed, the first with: {failed[0].error}. The same command tries "
+            "them again"
+        )
+
+
+def _parent(results: ResultsFile, experiment: str, name: str) -> TrackedRun:
+    """Continue the parent run of an earlier process where this store has it; else make one, and note it."""
+    for line in reversed(results.parents):
+        if line.experiment == experiment and runs.is_known(line.parent):
+            return runs.continue_run(line.parent)
+    about = (
+        "The trainings of this grid are the runs below this one: the + before its name shows them and their charts. "
+        f"`groundswell compare --experiment {experiment} --children` compares them."
+    )
+    tags = {"mlflow.source.name": "groundswell grid", "mlflow.source.type": "JOB", DESCRIPTION_TAG: about}
+    parent = runs.start_run(experiment, name, {}, {**tags, **revision.tags()})
+    results.append(GridLine(parent=parent.run_id, experiment=experiment))
+    return parent
+
+
+def _write_grid_file(parent: TrackedRun, grid_file: Path) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(parent, Path(folder, "journal"))
+        writer.text(grid_file.read_text(), "grid.yaml")
+        reason = writer.drain()
+        writer.close()
+    if reason:
+        say(f"MLflow did not take the grid file: {reason}")
+
+
+def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
+    """The configuration of a cell's training, with a name of its own, and the run that it continues."""
+    config = planned.config
+    tracking = config.tracking.model_copy(update={"run_name": planned.name})
+    training = config.training.model_copy(update={"resume_run": continued})
+    return config.model_copy(update={"tracking": tracking, "training": training})
+
+
+def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:
+    """The newest run of a cell that was interrupted and has checkpoints on this machine."""
+    for run in found:
+        if run.status != "FINISHED" and "diverged" not in run.tags and _has_checkpoints(run, planned):
+            say(f"continuing run {run.run_id}, which is {run.status.lower()}")
+            return run.run_id
+    return None
+
+
+def _has_checkpoints(run: TaggedRun, planned: PlannedCell) -> bool:
+    return bool(list_checkpoints(checkpoints_of(planned.config, run.run_id)))
+
+
+def _line(
+    planned: PlannedCell,
+    status: Literal["finished", "diverged", "failed"],
+    run_id: str | None,
+    seconds: float,
+    metrics: Mapping[str, float] | None = None,
+    *,
+    error: str = "",
+    resumed: bool = False,
+) -> CellLine:
+    """A line of the results file, with the cell's training as MLflow has it."""
+    run = None
+    if run_id is not None:
+        try:
+            recorded = recorded_training(run_id, groups=CURVE_GROUPS, metrics=CURVES)
+            run = compared_run(recorded, planned.experiment, epochs_kept=_EPOCHS_KEPT)
+        except (ValueError, TrackingError) as problem:
+            say(f"the results have no curves of cell {planned.cell.number}: {problem}")
+    of_model = metrics if metrics is not None else (run.metrics if run is not None else {})
+    return CellLine(
+        cell=planned.digest,
+        status=status,
+        settings=planned.cell.values,
+        error=error,
+        seconds=round(seconds, 1),
+        resumed=resumed,
+        epochs=planned.config.training.epochs,
+        metrics={name: value for name, value in of_model.items() if math.isfinite(value)},
+        run=run,
+    )
+
+
+def _is_alive(spark: SparkSession) -> bool:
+    try:
+        return not spark.sparkContext._jsc.sc().isStopped()
+    except Exception:  # of Py4J and of sockets
+        return False
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Train the cells as the command line says."""
+    path: Path = arguments.results
+    cells = plan_cells(arguments)
+    result.dataset = cells[0].config.dataset.path
+    if arguments.dry_run:
+        for text in plan_lines(cells, cells_of(read_lines(path) if path.exists() else [])):
+            say(text)
+        return
+    results = ResultsFile(path)
+    try:
+        run_grid(cells, results, arguments.grid, result)
+    finally:
+        results.close()
+        _say_states(cells, results.cells)
+    say(f"results  {path}")
+    say(f"compare  groundswell compare --results {shlex.quote(str(path))}")
+
+
+def _say_states(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> None:
+    states = Counter(lines[each.digest].status if each.digest in lines else "open" for each in cells)
+    say(f"{len(cells)} cells: {', '.join(f'{number} {state}' for state, number in states.items())}")
+
+
+if __name__ == "__main__":
+    cli.main("grid")

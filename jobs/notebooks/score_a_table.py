@@ -1,0 +1,49 @@
+# Databricks notebook source
+# MAGIC %md
+# MAGIC # Score a table
+# MAGIC
+# MAGIC A logged model predicts the labels of every sample of a dataset, or of a raw archive. The predictions are
+# MAGIC Parquet files, each sample once. A stopped job continues when the notebook runs again.
+# MAGIC
+# MAGIC **Runtime**: an ML runtime, dedicated access mode (Spark Connect: tried on Spark's own server). GPUs are not
+# MAGIC needed. `train_on_workers` logs the model.
+
+# COMMAND ----------
+
+# MAGIC %pip install --quiet /Volumes/main/default/groundswell/groundswell-0.1.0-py3-none-linux_x86_64.whl
+
+# COMMAND ----------
+
+dbutils.library.restartPython()
+
+# COMMAND ----------
+
+dbutils.widgets.text("model", "models:/main.default.groundswell@champion", "Model")
+dbutils.widgets.text("input", "/Volumes/main/default/groundswell/dataset", "Dataset or raw archive")
+dbutils.widgets.text("output", "/Volumes/main/default/groundswell/predictions", "Predictions")
+
+# COMMAND ----------
+
+import groundswell
+
+source, output = dbutils.widgets.get("input"), dbutils.widgets.get("output")
+scored = groundswell.score(groundswell.load(None), dbutils.widgets.get("model"), source, output)
+print(f"{scored.predictions} predictions, {scored.rejected} samples rejected")
+
+# COMMAND ----------
+
+# MAGIC %md
+# MAGIC ## Look
+# MAGIC A row has the sample's id, the probability of each class and the predicted labels.
+
+# COMMAND ----------
+
+predictions = spark.read.option("pathGlobFilter", "*-part-*.parquet").parquet(output)
+display(predictions.limit(20))
+
+# COMMAND ----------
+
+from pyspark.sql.functions import explode
+
+labels = predictions.select(explode("labels").alias("label")).groupBy("label").count()
+display(labels.orderBy("count", ascending=False))

@@ -1,0 +1,207 @@
+"""`groundswell score`: the predictions of a logged model for a dataset or a raw archive."""
+
+import argparse
+import time
+from pathlib import Path
+
+from conf.archives import ROOTED_KINDS
+from conf.load import keys_of
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.display import Bar
+from jobs.paths import with_absolute_paths
+from jobs.prepare import configured_archive
+from jobs.result import Result, model_uri_of
+from jobs.session import spark_session
+from pipelines.locations import absolute_location, local_path
+from pipelines.packages import CONVERSION, DELTA, require
+from pipelines.scoring.convert import Reference, open_reference
+from pipelines.scoring.ground import check_map_file, patch_metres, read_ground, write_map
+from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, check_score, scored_before
+from pipelines.scoring.job import score as score_source
+from pipelines.scoring.model import ModelDescription, describe
+from pipelines.scoring.output import DELTA_LOG_FILE
+from pipelines.scoring.source import DATASET, Source, archive_source, dataset_source, is_dataset
+from pipelines.storage import Folder
+from pipelines.tracking.served import find_model, read_model_file
+from pipelines.training.input import reader_settings
+
+
+def score(config: RunConfig, model_uri: str, location: str, output: str, map_file: Path | None = None) -> Scored:
+    """Write the predictions of a model.
+
+    Args:
+        config: The `score` section, the reader's cache, and the layout of a raw archive.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        location: Path or URL of a prepared dataset or a raw archive.
+        output: Path or URL of a folder, which may be new, or hold unfinished predictions of the same call.
+        map_file: A `.geojson` or `.tif` file that gets the likeliest classes on the ground; None: no map.
+
+    Raises:
+        FileNotFoundError: There is no such input.
+        ValueError: No such model, it does not fit the input, or `output` is something else.
+        RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues.
+    """
+    config = with_absolute_paths(config, reads_dataset=False)
+    source = _source(config, Folder.at(_location("--input", location)))
+    if map_file is not None:
+        map_file = local_path(map_file, "map_file")
+        patch_metres(source.groups)
+    elif config.score.map_tile is not None:
+        raise ValueError(f"score.map_tile={config.score.map_tile} has no effect without --map FILE")
+    served = find_model(model_uri)
+    model, folder = describe(served), Folder.at(_location("--output", output))
+    settings = ScoreSettings(
+        config.score.batch_size,
+        model.thresholds_or(config.score.threshold),
+        config.launch.threads_per_worker,
+        config.score.runtime,
+        _reference(config, model, source),
+        as_delta=_as_delta(config, folder),
+    )
+    if model.task == "single_label" and config.score.threshold is not None:
+        raise ValueError(
+            f"score.threshold={config.score.threshold} has no effect: {model_uri} gives one label, the likeliest"
+        )
+    _, is_complete = check_score(model, source, folder, settings)
+    if is_complete:
+        say(f"{folder} is finished already; left as it is")
+        scored = scored_before(source, folder)
+    else:
+        scored = _score(config, model, read_model_file(served), source, folder, settings)
+    if map_file is not None:
+        _draw(source, folder, map_file, config.score.map_tile)
+    return scored
+
+
+def _score(
+    config: RunConfig,
+    model: ModelDescription,
+    file: bytes,
+    source: Source,
+    folder: Folder,
+    settings: ScoreSettings,
+) -> Scored:
+    with spark_session("groundswell score", config.launch.master, runs_on_connect=True) as spark:
+        display = ScoreDisplay()
+        try:
+            return score_source(spark, model, file, source, folder, settings, say=say, progress=display)
+        finally:
+            display.close()
+
+
+def _location(argument: str, text: str) -> str:
+    try:
+        return absolute_location(text)
+    except ValueError as error:
+        raise ValueError(f"{argument}: {error}") from None
+
+
+def _source(config: RunConfig, folder: Folder) -> Source:
+    folder.check()
+    if is_dataset(folder):
+        return dataset_source(folder, reader_settings(config.reader))
+    if not folder.exists():
+        raise FileNotFoundError(f"--input {folder} does not exist")
+    if config.archive is None:
+        raise ValueError(
+            f"--input {folder} is no prepared dataset: if it is a raw archive, say its layout with --set archive=NAME "
+            f"({', '.join(ROOTED_KINDS)})"
+        )
+    if config.archive.kind not in ROOTED_KINDS:
+        raise ValueError(
+            f"--input {folder} is no prepared dataset, and archive={config.archive.kind} is not read from a folder: "
+            "prepare it, and give the dataset"
+        )
+    archive = config.archive.model_copy(update={"root": folder.url})
+    return archive_source(
+        configured_archive(config.model_copy(update={"archive": archive})),
+        samples_per_file=config.score.samples_per_file,
+    )
+
+
+def _as_delta(config: RunConfig, output: Folder) -> bool:
+    """Whether the predictions are a Delta table: because it is asked for, or because the folder is one already."""
+    found = config.score.format == "delta" or output.exists(DELTA_LOG_FILE)
+    if found:
+        require("score.format=delta", DELTA)
+    return found
+
+
+def _reference(config: RunConfig, model: ModelDescription, source: Source) -> Reference | None:
+    """What calibrates and accepts a converted model; None with Keras."""
+    chosen = config.score
+    if chosen.runtime == "keras":
+        return None
+    require(f"score.runtime={chosen.runtime}", CONVERSION)
+    if chosen.reference_dataset is None and source.kind != DATASET:
+        raise ValueError(
+            f"score.runtime={chosen.runtime} needs labelled samples: set score.reference_dataset to a prepared dataset"
+        )
+    dataset = Folder.at(_location("score.reference_dataset", chosen.reference_dataset or source.where))
+    return open_reference(
+        dataset,
+        model,
+        chosen.runtime,
+        reader_settings(config.reader),
+        calibration_samples=chosen.calibration_samples,
+        acceptance_samples=chosen.acceptance_samples,
+        max_f1_drop=chosen.max_f1_drop,
+        thresholds=model.thresholds_or(chosen.threshold),
+    )
+
+
+class ScoreDisplay:
+    """Shows how far scoring is."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first call."""
+        self._bar = Bar("sample")
+        self._started = time.monotonic()
+
+    def __call__(self, progress: ScoreProgress) -> None:
+        """Take the state of the job."""
+        rate = (progress.done - progress.found) / (time.monotonic() - self._started)
+        self._bar.move("", progress.done, progress.total, "", f"{progress.done}/{progress.total} samples, {rate:.0f}/s")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+def _refuse_unread(arguments: argparse.Namespace) -> None:
+    """Refuse settings of the other kind of input than the one that is there."""
+    location = Folder.at(_location("--input", arguments.input))
+    for key in keys_of(arguments.set):
+        if key.startswith("reader.") and not is_dataset(location):
+            raise ValueError(f"--set {key} has no effect: --input {location} is no prepared dataset")
+        if (key.split(".")[0] == "archive" or key == "score.samples_per_file") and is_dataset(location):
+            raise ValueError(f"--set {key} has no effect: --input {location} is a prepared dataset")
+
+
+def _draw(source: Source, output: Folder, file: Path, tile: str | None) -> None:
+    found = read_ground(output, source.groups, tile)
+    *maps, picture = write_map(found, file)
+    without = f"; {found.unplaced} predictions have no place" if found.unplaced else ""
+    say(f"{', '.join(map(str, maps))} and {picture}: {len(found.table)} patches on the ground{without}")
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Score as the command line says."""
+    config = read_config(arguments)
+    _refuse_unread(arguments)
+    file = None if arguments.map is None else check_map_file(arguments.map)
+    model_uri = model_uri_of(arguments.model)
+    result.model_uri, result.dataset, result.predictions = model_uri, arguments.input, arguments.output
+    result.continue_with = []
+    started = time.perf_counter()
+    scored = score(config, model_uri, arguments.input, arguments.output, file)
+    result.continue_with = None
+    seconds = time.perf_counter() - started
+    reasons = "".join(f"; {count} {reason}" for reason, count in scored.reasons.items())
+    say(f"{arguments.output}: {scored.predictions} predictions, {scored.rejected} rejected{reasons}, {seconds:.0f} s")
+
+
+if __name__ == "__main__":
+    cli.main("score")

@@ -1,0 +1,69 @@
+"""`groundswell sync`: writes to MLflow what trainings could not."""
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from conf.training import TrainingConfig
+from jobs import cli
+from jobs.command import say
+from jobs.export import log_model_of
+from jobs.result import Result
+from pipelines.locations import absolute_location, redacted
+from pipelines.remote_path import AnyPath, any_path
+from pipelines.tracking.store import tracking_uri
+from pipelines.tracking.sync import Synced, sync, unsynced
+from pipelines.training.remote_runs import sync_behind, unsynced_behind
+
+
+def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synced]:
+    """Write the records, models and ends of the runs under a folder or URL.
+
+    Args:
+        output: The `training.output` of the runs.
+        run_id: The only run to write; None: all that lack something in the store.
+        result: Filled in with the last run.
+
+    Raises:
+        ValueError: There is no such folder or run, or it is being trained.
+        TrackingError: The store does not answer; the command can be repeated.
+        StorageError: The storage behind a URL cannot be used.
+    """
+    if run_id is not None and not (output / run_id).is_dir():
+        raise ValueError(f"there is no run {run_id} under {output}: give the training.output of the run by --output")
+    written = []
+    for place in [output / run_id] if run_id is not None else _unsynced(output):
+        synced = sync(place, log_model_of) if isinstance(place, Path) else sync_behind(place, log_model_of)
+        result.run_id, result.model_uri = synced.run_id, synced.model_uri or None
+        for line in lines_of(synced, place.name):
+            say(line)
+        written.append(synced)
+    return written
+
+
+def _unsynced(output: AnyPath) -> Sequence[AnyPath]:
+    return unsynced(output) if isinstance(output, Path) else unsynced_behind(output)
+
+
+def lines_of(synced: Synced, name: str) -> list[str]:
+    """Say what was written of a run, whose folder had this name."""
+    was = f" (was {name})" if name != synced.run_id else ""
+    lines = [f"run {synced.run_id}{was}: {synced.status.lower()}"]
+    if synced.model_uri:
+        lines.append(f"model {synced.model_uri}")
+    if synced.waiting:
+        lines.append(
+            f"{synced.waiting} records are of steps that no checkpoint holds: they wait in case the run is resumed"
+        )
+    return lines
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Write as the command line says."""
+    output = any_path(absolute_location(arguments.output or TrainingConfig.default("output")))
+    written = sync_runs(output, arguments.run, result)
+    say(f"{len(written)} runs of {output} written to {redacted(tracking_uri())}")
+
+
+if __name__ == "__main__":
+    cli.main("sync")

@@ -1,0 +1,96 @@
+"""Whether probabilities mean what they say: reliability, its error, and thresholds that suit each class."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Reliability:
+    """Decisions by their probability, in bins of one width over [0, 1]; an empty bin has NaN in both means."""
+
+    counts: NDArray[np.int64]
+    """`(bins,)`, decisions."""
+    confidence: NDArray[np.float64]
+    """`(bins,)`, their mean probability."""
+    accuracy: NDArray[np.float64]
+    """`(bins,)`, the part of them that is right."""
+
+    @property
+    def expected_error(self) -> float:
+        """Expected calibration error: the mean over all decisions of |accuracy - confidence| of their bin.
+
+            ECE = sum over bins of (count / decisions) * |accuracy - confidence|
+
+        Source: Naeini, Cooper, Hauskrecht (2015); Guo et al. (2017), equation 3.
+        """
+        used = self.counts > 0
+        gaps = np.abs(self.accuracy[used] - self.confidence[used])
+        return float((self.counts[used] * gaps).sum() / self.counts.sum()) if used.any() else float("nan")
+
+
+def multi_label_reliability(probabilities: Array, targets: Array, bins: int = 15) -> Reliability:
+    """Sort all decisions, one per sample and class, by probability; a decision is right where the class is present.
+
+    Args:
+        probabilities: `(samples, classes)`.
+        targets: 0 or 1, `(samples, classes)`.
+        bins: Number of bins.
+    """
+    return _reliability(probabilities.reshape(-1), targets.reshape(-1) > 0, bins)
+
+
+def single_label_reliability(probabilities: Array, targets: Array, bins: int = 15) -> Reliability:
+    """Sort samples by the probability of their likeliest class; one is right where this is the sample's class.
+
+    Args:
+        probabilities: `(samples, classes)`.
+        targets: One-hot, `(samples, classes)`.
+        bins: Number of bins.
+    """
+    likeliest = np.argmax(probabilities, axis=1)
+    right = likeliest == np.argmax(targets, axis=1)
+    return _reliability(np.take_along_axis(probabilities, likeliest[:, np.newaxis], axis=1)[:, 0], right, bins)
+
+
+def best_thresholds(probabilities: Array, targets: Array, default: float) -> NDArray[np.float64]:
+    """Return for each class the threshold with the largest F1, `(classes,)`.
+
+    A threshold lies half-way between two neighbouring probabilities, of equal F1 the one nearest to the default. A
+    class without positives keeps the default.
+
+    Args:
+        probabilities: `(samples, classes)`; a class is predicted where it is >= the threshold.
+        targets: 0 or 1, `(samples, classes)`.
+        default: The threshold where nothing is known.
+    """
+    columns = range(probabilities.shape[1])
+    return np.array([_best_threshold(probabilities[:, each], targets[:, each] > 0, default) for each in columns])
+
+
+def _best_threshold(scores: Array, present: NDArray[np.bool_], default: float) -> float:
+    if not present.any():
+        return default
+    order = np.argsort(-scores, kind="stable")
+    ranked, hits = scores[order].astype(np.float64), np.cumsum(present[order])
+    # Cut after place i: i + 1 samples are predicted. Between equal probabilities there is no threshold.
+    last = np.append(ranked[1:] < ranked[:-1], True)
+    f1 = 2 * hits / (np.arange(1, len(ranked) + 1) + hits[-1])
+    below = np.append(ranked[1:], 0.0)
+    candidates = ((ranked + below) / 2)[last]
+    values = f1[last]
+    best = candidates[values == values.max()]
+    return float(best[np.argmin(np.abs(best - default))])
+
+
+def _reliability(probabilities: Array, right: NDArray[np.bool_], bins: int) -> Reliability:
+    places = np.clip((probabilities * bins).astype(np.int64), 0, bins - 1)
+    counts = np.bincount(places, minlength=bins)
+    with np.errstate(invalid="ignore"):
+        confidence = np.bincount(places, weights=probabilities, minlength=bins) / counts
+        accuracy = np.bincount(places, weights=right, minlength=bins) / counts
+    return Reliability(counts, confidence, accuracy)

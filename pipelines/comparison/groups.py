@@ -1,0 +1,262 @@
+"""Trainings that differ in nothing but their seed, and what differs between these groups."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from pipelines.comparison.facts import Facts, facts_of, is_better, number, peak_rate
+from pipelines.comparison.run import EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun, is_lower_better
+
+_FIRST = (
+    "optimizer.name",
+    "global_batch_size",
+    "launch.num_workers",
+    "exchange.codec.name",
+    "optimizer.learning_rate",
+    "optimizer.learning_rate_per_256",
+    "optimizer.scaling",
+    "schedule.warmup.name",
+    "training.precision",
+)
+"""Settings by which groups are told apart where they do."""
+_WORDS = {
+    "global_batch_size": "batch",
+    "launch.num_workers": "workers",
+    "optimizer.learning_rate": "rate",
+    "optimizer.learning_rate_per_256": "rate per 256",
+    "schedule.warmup.name": "warm-up",
+}
+_SELF_EXPLAINING = ("optimizer.name", "training.precision", "model.name")
+_ALWAYS_NAMED = ("optimizer.name", "global_batch_size")
+_USUAL = 2 / 3
+"""Part of the groups that must share a value of another setting, so that labels name only the other values."""
+_ABSENT = "not set"
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean over seeds."""
+
+    mean: float
+    deviation: float | None
+    """Standard deviation of a sample (divided by n - 1); None for a single value."""
+    count: int
+
+
+@dataclass(frozen=True)
+class Reached:
+    """What it took to come to a target, as means over the seeds that came there."""
+
+    seeds: int
+    """Number of trainings that came there."""
+    epochs: float
+    steps: float
+    samples: float | None
+    seconds: float | None
+    payload_bytes: float | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Trainings on one dataset with the same settings but the seed."""
+
+    number: int
+    """Place in the table, from 1."""
+    label: str
+    """The settings that tell it from the other groups."""
+    members: tuple[Facts, ...]
+
+    @property
+    def first(self) -> Facts:
+        """Any of them, for what all have in common."""
+        return self.members[0]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Their settings but the seed."""
+        return {key: value for key, value in self.first.run.settings.items() if key != SEED}
+
+    @property
+    def peak_rate(self) -> float | None:
+        """Peak of the learning rate."""
+        return peak_rate(self.first.run)
+
+    @property
+    def score(self) -> Spread | None:
+        """Best value of the metric over the epochs, of the trainings that ended well."""
+        return self.spread(lambda facts: facts.best)
+
+    @property
+    def diverged(self) -> int:
+        """Number of trainings that diverged."""
+        return sum(facts.is_diverged for facts in self.members)
+
+    @property
+    def troubles(self) -> list[str]:
+        """What kept trainings from a score, each reason once."""
+        return list(dict.fromkeys(facts.trouble for facts in self.members if facts.trouble))
+
+    def spread(self, value: Callable[[Facts], float | None]) -> Spread | None:
+        """Mean and deviation of a value over the trainings that ended well; None where there is none."""
+        values = [found for facts in self.members if facts.counts and (found := value(facts)) is not None]
+        if not values:
+            return None
+        deviation = statistics.stdev(values) if len(values) > 1 else None
+        return Spread(statistics.fmean(values), deviation, len(values))
+
+    def reached(self, metric: str, target: float) -> Reached | None:
+        """What it took to come to a value of the metric; None where no training did."""
+        found = [row for facts in self.members if (row := _first_row(facts.run, metric, target)) is not None]
+        if not found:
+            return None
+        batch = self.first.global_batch_size
+        steps = statistics.fmean(row[STEP] or 0.0 for row in found)
+        return Reached(
+            seeds=len(found),
+            epochs=statistics.fmean(row[EPOCH] or 0.0 for row in found),
+            steps=steps,
+            samples=None if batch is None else steps * batch,
+            seconds=_mean([row.get(SECONDS) for row in found]),
+            payload_bytes=_mean([row.get(PAYLOAD) for row in found]),
+        )
+
+
+@dataclass(frozen=True)
+class Part:
+    """The groups of one dataset, which alone may be compared."""
+
+    dataset: str
+    archive: str
+    groups: tuple[Group, ...]
+    differing: tuple[str, ...]
+    """Settings that are not the same in all groups."""
+    common: int
+    """Number of those that are."""
+
+
+def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[Part]:
+    """Sort trainings into groups, by dataset; within one, by optimizer, batch size, workers and the rest."""
+    datasets: dict[str, list[Facts]] = {}
+    for run in runs:
+        datasets.setdefault(run.dataset, []).append(facts_of(run, metric))
+    return [_part(dataset, members) for dataset, members in datasets.items()]
+
+
+def _part(dataset: str, members: Sequence[Facts]) -> Part:
+    same: dict[tuple[tuple[str, str], ...], list[Facts]] = {}
+    for facts in members:
+        key = tuple(sorted((name, value) for name, value in facts.run.settings.items() if name != SEED))
+        same.setdefault(key, []).append(facts)
+    keys = sorted({name for settings in same for name, _ in settings})
+    settings = [dict(each) for each in same]
+    differing = sorted((key for key in keys if len({each.get(key) for each in settings}) > 1), key=_priority)
+    labels = labels_of(settings, differing)
+    order = sorted(range(len(settings)), key=lambda index: [_sortable(settings[index].get(key)) for key in differing])
+    found = list(same.values())
+    groups = [Group(place, labels[index], tuple(found[index])) for place, index in enumerate(order, 1)]
+    archive = members[0].run.settings.get("archive.kind", "")
+    return Part(dataset, archive, tuple(groups), tuple(differing), len(keys) - len(differing))
+
+
+def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
+    """Return the settings that tell each of several choices from the others, in a few words.
+
+    A value that most of them have is left out, as its absence says it; optimizer and batch size are always named.
+    """
+    keys = telling_keys(settings, differing)
+    usual = {}
+    for key in keys:
+        value, count = Counter(each.get(key) for each in settings).most_common(1)[0]
+        if key not in _ALWAYS_NAMED and count >= _USUAL * len(settings):
+            usual[key] = value
+    labels = []
+    for each in settings:
+        named = [key for key in keys if key not in usual or each.get(key) != usual[key]]
+        labels.append(", ".join(_words(key, each.get(key)) for key in named or keys) or "all")
+    return labels
+
+
+def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
+    """The first keys that together tell all of the settings apart."""
+    chosen: list[str] = []
+    told = 1
+    for key in differing:
+        now = len({tuple(each.get(name) for name in [*chosen, key]) for each in settings})
+        if now > told:
+            chosen.append(key)
+            told = now
+    return chosen
+
+
+def word_of(key: str) -> str:
+    """A short name of a setting."""
+    last = key.removesuffix(".name").rpartition(".")[2]
+    return _WORDS.get(key, last.replace("_", " "))
+
+
+def _words(key: str, value: str | None) -> str:
+    return value or _ABSENT if key in _SELF_EXPLAINING else f"{word_of(key)} {_readable(value)}"
+
+
+def best_group(groups: Sequence[Group], metric: str) -> Group | None:
+    """The group with the best mean score."""
+    best: Group | None = None
+    for group in groups:
+        score, than = group.score, best.score if best else None
+        if score is not None and (than is None or is_better(score.mean, than.mean, metric)):
+            best = group
+    return best
+
+
+def default_target(groups: Sequence[Group], metric: str) -> float | None:
+    """A value that is nearly the best: 95 % of the best score, or 1.05 times the lowest loss."""
+    best = best_group(groups, metric)
+    if best is None or best.score is None:
+        return None
+    return float(f"{best.score.mean * (1.05 if is_lower_better(metric) else 0.95):.3g}")
+
+
+def baseline_of(part: Part, group: Group) -> Group | None:
+    """The group of the same network that speed-up is from: the fewest workers, then the smallest global batch."""
+    network = _network(group)
+    alike = [other for other in part.groups if _network(other) == network]
+    timed = [other for other in alike if other.spread(lambda facts: facts.images_per_second)]
+    return min(
+        timed,
+        key=lambda other: (other.first.workers or math.inf, other.first.global_batch_size or math.inf, other.number),
+        default=None,
+    )
+
+
+def _network(group: Group) -> dict[str, str]:
+    return {key: value for key, value in group.settings.items() if key.startswith(("model.", "input."))}
+
+
+def _first_row(run: ComparedRun, metric: str, target: float) -> dict[str, float | None] | None:
+    for row, value in enumerate(run.history.get(metric, [])):
+        if value is not None and (value == target or is_better(value, target, metric)):
+            return {name: column[row] for name, column in run.history.items()}
+    return None
+
+
+def _priority(key: str) -> tuple[int, str]:
+    return (_FIRST.index(key) if key in _FIRST else len(_FIRST), key)
+
+
+def _sortable(text: str | None) -> tuple[int, float, str]:
+    value = number(text)
+    return (0, value, "") if value is not None else (1, 0.0, text or "")
+
+
+def _readable(text: str | None) -> str:
+    value = number(text)
+    if text is None or value is None:
+        return text or _ABSENT
+    return f"{int(value):,}" if value == int(value) and abs(value) < 1e9 else f"{value:.4g}"
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None

@@ -1,0 +1,130 @@
+"""Makes the page of a comparison, which needs no other file."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pipelines.comparison import figures
+from pipelines.comparison.groups import Part, best_group, default_target
+from pipelines.comparison.run import ComparedRun, is_lower_better
+from pipelines.comparison.style import STYLE
+from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
+from pipelines.comparison.template import TEMPLATE
+from pipelines.dataset.report.figures import Plot
+from pipelines.dataset.report.html import render
+from pipelines.dataset.report.tables import shorten
+
+_LONG = 120
+_CURVES = {
+    figures.SAMPLES: "by samples seen",
+    figures.TIME: "by training time",
+    figures.BYTES: "by bytes given to the collective",
+}
+
+
+def comparison_page(
+    parts: Sequence[Part], runs: Sequence[ComparedRun], metric: str, targets: Sequence[float | None], title: str
+) -> str:
+    """Return the page as HTML.
+
+    Args:
+        parts: The groups, by dataset.
+        runs: All trainings.
+        metric: What they are compared by.
+        targets: Value of the metric to come to, for each part; None: there is none.
+        title: Names the experiments and files.
+    """
+    dates = sorted(run.started[:10] for run in runs)
+    return render(
+        TEMPLATE,
+        STYLE,
+        title=shorten(title, _LONG),
+        runs=len(runs),
+        groups=sum(len(part.groups) for part in parts),
+        metric=metric,
+        lower_is_better=is_lower_better(metric),
+        default_target=[default_target(part.groups, metric) for part in parts] == list(targets),
+        first_date=dates[0] if dates else "",
+        last_date=dates[-1] if dates else "",
+        notes=notes_of(parts),
+        parts=[_part(part, metric, target) for part, target in zip(parts, targets, strict=True)],
+    )
+
+
+def notes_of(parts: Sequence[Part]) -> list[str]:
+    """What a reader must know before the figures; each is a sentence."""
+    members = [facts for part in parts for group in part.groups for facts in group.members]
+    notes = []
+    if len(parts) > 1:
+        notes.append(
+            f"The trainings are of {len(parts)} datasets ({', '.join(_name(part) for part in parts)}), which are shown "
+            "one after the other and not averaged."
+        )
+    diverged = sum(facts.is_diverged for facts in members)
+    others = sum(bool(facts.trouble) and not facts.is_diverged for facts in members)
+    if diverged:
+        notes.append(f"{diverged} of {len(members)} trainings diverged. They are marked, and no mean includes them.")
+    if others:
+        notes.append(f"{others} of {len(members)} trainings have not finished. No mean includes them.")
+    return notes
+
+
+def _part(part: Part, metric: str, target: float | None) -> dict[str, Any]:
+    colors = figures.colors_of(part.groups, metric)
+    best = best_group(part.groups, metric)
+    variants = figures.variants_of(part, metric)
+    return {
+        "name": _name(part),
+        "rows": recipe_rows(part),
+        "colors": colors,
+        "best": None
+        if best is None
+        else {"number": best.number, "label": shorten(best.label, _LONG), "score": score_text(best.score)},
+        "troubles": [
+            {"number": group.number, "label": shorten(group.label, _LONG), "text": shorten(text, 300)}
+            for group in part.groups
+            for text in group.troubles
+        ],
+        "differing": differing_rows(part),
+        "common": part.common,
+        "variants": [
+            {"label": shorten(variant.label, _LONG), "color": color}
+            for variant, color in zip(variants, figures.variant_colors(variants), strict=True)
+        ],
+        "over_batch": _two_widths(lambda width: figures.over_batch(variants, metric, width))
+        if _sizes(variants) > 1
+        else None,
+        "curves": _curves(part, metric, colors),
+        "legend": [
+            {"number": group.number, "label": shorten(group.label, _LONG), "color": colors[group.number]}
+            for group in part.groups
+            if colors[group.number] != figures.GREY
+        ],
+        "grey": figures.GREY in colors.values(),
+        "target": target,
+        "targets": None if target is None else target_rows(part, metric, target),
+        "over_workers": _two_widths(lambda width: figures.over_workers(part.groups, colors, width))
+        if len({group.first.workers for group in part.groups if group.score}) > 1
+        else None,
+    }
+
+
+def _curves(part: Part, metric: str, colors: dict[int, str]) -> list[dict[str, Any]]:
+    shown = []
+    for name in dict.fromkeys((metric, "train/loss")):
+        for axis, words in _CURVES.items():
+            plot = figures.curves(part.groups, name, axis, colors)
+            if plot is not None:
+                shown.append({"title": f"{name} {words}", "plot": plot})
+    return shown
+
+
+def _two_widths(draw: Callable[[int], Plot]) -> dict[str, Plot]:
+    return {"wide": draw(figures.WIDE), "narrow": draw(figures.NARROW)}
+
+
+def _sizes(variants: Sequence[figures.Variant]) -> int:
+    return len({size for variant in variants for size, _ in variant.points})
+
+
+def _name(part: Part) -> str:
+    return f"{part.archive} {part.dataset[:12]}".strip() or "not recorded"

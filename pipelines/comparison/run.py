@@ -1,0 +1,201 @@
+"""One training as a comparison sees it, small enough to be a line of a file."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from pydantic import BaseModel, ConfigDict, model_validator
+
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+from pipelines.tracking.recorded import CHANGED_PREFIX, RecordedRun
+
+EPOCH, STEP, SECONDS, PAYLOAD = "epoch", "step", "seconds", "payload_bytes"
+"""Columns of a history: epochs, optimizer steps, seconds of training and payload bytes of one rank since the start."""
+SCORES = ("val/top_1", "val/f1_micro", "val/loss")
+"""The metrics that a comparison is by, where none is chosen: the first one that the trainings have."""
+CURVE_GROUPS = (VALIDATION_GROUP, AVERAGED_GROUP)
+_TOTAL_PAYLOAD = "exchange/payload_bytes_total"
+CURVES = ("train/loss", "speed/images_per_second", "exchange/payload_bytes", _TOTAL_PAYLOAD)
+SEED = "training.seed"
+_SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
+_FURTHER = (
+    "archive.kind",
+    "dataset_fingerprint",
+    "global_batch_size",
+    "micro_batches_per_step",
+    "launch.num_workers",
+    "launch.gpus_per_worker",
+    "launch.threads_per_worker",
+)
+# Those that say where, not what; and two that only make up the global batch size.
+_LEFT_OUT = (
+    "training.output",
+    "training.resume_run",
+    "training.checkpoint_every_steps",
+    "training.trace_steps",
+    "training.tensorflow_profiler",
+    "training.global_batch_size",
+    "training.accumulation_steps",
+)
+_NOTHING = ("None", "")
+_DIGITS = 5
+
+Column = list[float | None]
+
+
+class ComparedRun(BaseModel):
+    """One training."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    run_id: str
+    name: str
+    source: str
+    """Experiment or file from which it was read."""
+    status: str
+    """MLflow's: FINISHED, FAILED, KILLED or RUNNING."""
+    started: str
+    """Date and time in UTC."""
+    diverged: str = ""
+    """Rank and step at which loss, gradient or weights were not finite any more; empty where they were to the end."""
+    settings: dict[str, str]
+    """The settings that can change what comes out, by key; those that are not set are left out."""
+    metrics: dict[str, float]
+    """Last value of each metric."""
+    history: dict[str, Column]
+    """Columns of equal length with a row per epoch: `EPOCH`, `STEP`, `SECONDS`, `PAYLOAD` and metrics."""
+
+    @model_validator(mode="after")
+    def _columns_are_equally_long(self) -> "ComparedRun":
+        lengths = {len(column) for column in self.history.values()}
+        if len(lengths) > 1 or not {EPOCH, STEP} <= self.history.keys():
+            raise ValueError(f"the columns of the history of run {self.run_id} do not fit together")
+        return self
+
+    @property
+    def dataset(self) -> str:
+        """Fingerprint of the dataset."""
+        return self.settings.get("dataset_fingerprint", "")
+
+    @property
+    def is_diverged(self) -> bool:
+        """Whether the run ended because it diverged; one that was resumed and finished did not."""
+        return bool(self.diverged) and self.status != "FINISHED"
+
+
+def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = None) -> ComparedRun:
+    """Take from a recorded run what a comparison needs.
+
+    Args:
+        run: The run.
+        source: Experiment or file from which it was read.
+        epochs_kept: Rows of the history that are kept, spread evenly, and those with the best scores; None: all.
+    """
+    return ComparedRun(
+        run_id=run.run_id,
+        name=run.name,
+        source=source,
+        status=run.status,
+        started=datetime.fromtimestamp(run.started / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
+        diverged=run.tags.get("diverged", ""),
+        settings=kept_settings(_settings(run)),
+        metrics={name: _short(value) for name, value in sorted(run.metrics.items()) if _is_kept(name, value)},
+        history=_thinned(_history(run), epochs_kept),
+    )
+
+
+def _settings(run: RecordedRun) -> dict[str, str]:
+    """The settings of a run. One that a resumed run has changed has all of its values: `0.1, 0.5 from step 16`."""
+    settings = dict(run.parameters)
+    for tag, text in run.tags.items():
+        key, first = tag.removeprefix(CHANGED_PREFIX), settings.get(tag.removeprefix(CHANGED_PREFIX), "")
+        is_as_before = first and re.fullmatch(rf"{re.escape(first)} from step \d+", text)
+        if tag.startswith(CHANGED_PREFIX) and not is_as_before:
+            settings[key] = f"{first}, {text}" if first else text
+    return settings
+
+
+def kept_settings(settings: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings that can change what comes out of a training, without those that are not set."""
+    return {
+        key: value
+        for key, value in sorted(settings.items())
+        if (key.partition(".")[0] in _SECTIONS or key in _FURTHER) and key not in _LEFT_OUT and value not in _NOTHING
+    }
+
+
+def best_row(values: Sequence[float | None], metric: str) -> int | None:
+    """Index of the best value of a metric, the first one of equals; None where there is none."""
+    rows = [row for row, value in enumerate(values) if value is not None]
+    sign = 1 if is_lower_better(metric) else -1
+    return min(rows, key=lambda row: sign * (values[row] or 0.0), default=None)
+
+
+def is_lower_better(metric: str) -> bool:
+    """Whether lower values of a metric are better, as those of a loss are."""
+    return metric.endswith("/loss")
+
+
+def _history(run: RecordedRun) -> dict[str, Column]:
+    """Make columns by epoch, whose ends are the steps of the training loss."""
+    steps = [point.step for point in run.curves.get("train/loss", [])]
+    columns: dict[str, Column] = {EPOCH: [float(row + 1) for row in range(len(steps))]}
+    columns[STEP] = [float(step) for step in steps]
+    columns[SECONDS] = _seconds(run, steps)
+    columns[PAYLOAD] = _payload(run, steps)
+    for name, curve in run.curves.items():
+        if name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS:
+            values = {point.step: point.value for point in curve}
+            columns[name] = [_finite(values.get(step)) for step in steps]
+    return {name: [None if value is None else _short(value) for value in column] for name, column in columns.items()}
+
+
+def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
+    """Seconds of training at each epoch's end, without start, evaluation and interruptions: samples by their rate."""
+    batch = float(run.parameters.get("global_batch_size", "nan"))
+    rates = {point.step: point.value for point in run.curves.get("speed/images_per_second", [])}
+    total, before, column = 0.0, 0, []
+    for step in steps:
+        rate = rates.get(step, math.nan)
+        total += (step - before) * batch / rate if rate > 0 else math.nan
+        before = step
+        column.append(_finite(total))
+    return column
+
+
+def _payload(run: RecordedRun, steps: Sequence[int]) -> Column:
+    """Bytes that one rank gave to the collective by each epoch's end; steps that are not recorded cost the mean."""
+    totals = {point.step: point.value for point in run.curves.get(_TOTAL_PAYLOAD, [])}
+    if totals:
+        return [_finite(totals.get(step)) for step in steps]
+    curve = run.curves.get("exchange/payload_bytes", [])
+    total, count, column = 0.0, 0, []
+    for step in steps:
+        while count < len(curve) and curve[count].step < step:
+            total += curve[count].value
+            count += 1
+        column.append(total / count * step if count else None)
+    return column
+
+
+def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
+    count = len(history[STEP])
+    if rows is None or count <= rows:
+        return history
+    kept = {round((number + 1) * count / rows) - 1 for number in range(rows)}
+    kept |= {row for name in SCORES if (row := best_row(history.get(name, []), name)) is not None}
+    return {name: [column[row] for row in sorted(kept)] for name, column in history.items()}
+
+
+def _is_kept(name: str, value: float) -> bool:
+    return math.isfinite(value) and not name.startswith("system/")
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _short(value: float) -> float:
+    """The value with as many digits as a comparison shows; whole numbers as they are."""
+    return value if value == int(value) else float(f"{value:.{_DIGITS}g}")

@@ -1,0 +1,71 @@
+"""Trainings in files: those that `compare --save` wrote, perhaps on another machine."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from pipelines.comparison.run import ComparedRun
+
+_VERSION: Literal[1] = 1
+
+
+class _SavedRuns(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    format_version: Literal[1]
+    runs: list[ComparedRun]
+
+
+def save_runs(runs: Sequence[ComparedRun], path: Path) -> None:
+    """Write trainings as JSON, completely or not at all.
+
+    Raises:
+        ValueError: The file cannot be written.
+    """
+    lines = ",\n".join(run.model_dump_json() for run in runs)
+    write_text(path, f'{{"format_version": {_VERSION}, "runs": [\n{lines}\n]}}\n')
+
+
+def read_runs(path: Path) -> list[ComparedRun]:
+    """Read what `save_runs` wrote.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        ValueError: It is another kind of file, or damaged.
+    """
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise FileNotFoundError(f"{path} cannot be read: {error.strerror}") from None
+    try:
+        saved = _SavedRuns.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"{path} is no file of `groundswell compare --save`: {problem_of(error)}") from None
+    return [run.model_copy(update={"source": f"{path.name}: {run.source}"}) for run in saved.runs]
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file completely or not at all.
+
+    Raises:
+        ValueError: It cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            partial.write_text(text)
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def problem_of(error: ValidationError) -> str:
+    """The first problem of a file, in one line."""
+    first = error.errors()[0]
+    place = ".".join(map(str, first["loc"]))
+    return f"{place}: {first['msg']}" if place else str(first["msg"])

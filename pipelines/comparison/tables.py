@@ -1,0 +1,270 @@
+"""Tables of a comparison, for its page and as CSV."""
+
+import csv
+import io
+from collections.abc import Sequence
+from typing import Any
+
+from pipelines.comparison.facts import Facts, number, warmup_text
+from pipelines.comparison.groups import Group, Part, Spread, baseline_of, word_of
+from pipelines.comparison.run import SEED
+from pipelines.dataset.report.tables import shorten
+
+UNKNOWN = "-"
+"""Stands for what is not recorded."""
+_DIFFERING = 40
+_LONG = 120
+
+
+def recipe_rows(part: Part) -> list[dict[str, Any]]:
+    """Recipe, score, time and bytes of each group, as the page shows them."""
+    return [
+        {
+            "number": group.number,
+            "label": shorten(group.label, _LONG),
+            "seeds": len(group.members),
+            "batch": _whole(group.first.global_batch_size),
+            "workers": _whole(group.first.workers),
+            "warmup": warmup_text(group.first.run),
+            "rate": UNKNOWN if group.peak_rate is None else f"{group.peak_rate:.4g}",
+            "optimizer": shorten(group.settings.get("optimizer.name", UNKNOWN)),
+            "codec": shorten(group.settings.get("exchange.codec.name", UNKNOWN)),
+            "precision": shorten(group.settings.get("training.precision", UNKNOWN)),
+            "epochs": _range([facts.epochs for facts in group.members]),
+            "steps": _range([facts.steps or 0 for facts in group.members]),
+            "score": score_text(group.score),
+            "last": score_text(group.spread(lambda facts: facts.last)),
+            "time": duration(_mean(group.spread(lambda facts: facts.seconds))),
+            "per_step": seconds_text(_mean(group.spread(lambda facts: facts.seconds_per_step))),
+            "rate_of_images": _number(_mean(group.spread(lambda facts: facts.images_per_second))),
+            "bytes": size_text(_mean(group.spread(lambda facts: facts.payload_bytes))),
+            "speedup": _speedup(group, baseline_of(part, group)),
+            "efficiency": _efficiency(group, baseline_of(part, group)),
+            "diverged": group.diverged,
+            "troubles": [shorten(trouble, 300) for trouble in group.troubles],
+        }
+        for group in part.groups
+    ]
+
+
+def differing_rows(part: Part) -> dict[str, Any]:
+    """The settings that are not the same in all groups, and nothing else."""
+    keys = part.differing[:_DIFFERING]
+    return {
+        "keys": [{"name": key, "word": word_of(key)} for key in keys],
+        "rows": [
+            {
+                "number": group.number,
+                "cells": [shorten(group.settings.get(key, "not set"), _LONG) for key in keys],
+            }
+            for group in part.groups
+        ],
+        "hidden": len(part.differing) - len(keys),
+    }
+
+
+def target_rows(part: Part, metric: str, target: float) -> list[dict[str, Any]]:
+    """What it took each group to come to the target, the fastest first; those that never came there at the end."""
+    rows = [(group, group.reached(metric, target)) for group in part.groups]
+    longest = max((reached.seconds or 0.0 for _, reached in rows if reached), default=0.0) or 1.0
+    shown = [
+        {
+            "number": group.number,
+            "label": shorten(group.label, _LONG),
+            "reached": reached is not None,
+            "of": f"{reached.seeds if reached else 0} of {len(group.members)}",
+            "epochs": f"{reached.epochs:.3g}" if reached else UNKNOWN,
+            "steps": _number(reached.steps if reached else None),
+            "samples": _number(reached.samples if reached else None),
+            "seconds": reached.seconds if reached else None,
+            "time": duration(reached.seconds if reached else None),
+            "width": (reached.seconds or 0.0) / longest if reached else 0.0,
+            "bytes": size_text(reached.payload_bytes if reached else None),
+        }
+        for group, reached in rows
+    ]
+    return sorted(shown, key=lambda row: (not row["reached"], row["seconds"] or 0.0))
+
+
+def table_csv(parts: Sequence[Part], metric: str, target_of: Sequence[float | None]) -> str:
+    """The table as CSV."""
+    return _csv(table_rows(parts, metric, target_of))
+
+
+def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | None]) -> list[dict[str, Any]]:
+    """The table: a row per group, numbers in full; the settings that differ in columns of their own."""
+    differing = sorted({key for part in parts for key in part.differing})
+    rows: list[dict[str, Any]] = []
+    for part, target in zip(parts, target_of, strict=True):
+        for group in part.groups:
+            baseline = baseline_of(part, group)
+            reached = None if target is None else group.reached(metric, target)
+            score, last = group.score, group.spread(lambda facts: facts.last)
+            rows.append(
+                {
+                    "dataset": part.dataset,
+                    "group": group.number,
+                    "label": group.label,
+                    "seeds": len(group.members),
+                    "diverged": group.diverged,
+                    **_recipe_values(group),
+                    f"{metric} best": None if score is None else score.mean,
+                    f"{metric} best deviation": None if score is None else score.deviation,
+                    f"{metric} last": None if last is None else last.mean,
+                    "training seconds": _mean(group.spread(lambda facts: facts.seconds)),
+                    "seconds per step": _mean(group.spread(lambda facts: facts.seconds_per_step)),
+                    "images per second": _mean(group.spread(lambda facts: facts.images_per_second)),
+                    "payload bytes of a rank": _mean(group.spread(lambda facts: facts.payload_bytes)),
+                    "speed-up": speedup(group, baseline),
+                    "efficiency": efficiency(group, baseline),
+                    "target": target,
+                    "seeds at target": reached.seeds if reached else 0,
+                    "epochs to target": reached.epochs if reached else None,
+                    "steps to target": reached.steps if reached else None,
+                    "training seconds to target": reached.seconds if reached else None,
+                    **{f"setting {key}": group.settings.get(key) for key in differing},
+                }
+            )
+    return rows
+
+
+def runs_csv(parts: Sequence[Part], metric: str) -> str:
+    """Every training as CSV, a row each, with all of its settings and last values."""
+    rows: list[dict[str, Any]] = []
+    for part in parts:
+        for group in part.groups:
+            rows += [_run_row(part, group, facts, metric) for facts in group.members]
+    return _csv(rows)
+
+
+def speedup(group: Group, baseline: Group | None) -> float | None:
+    """How many times as many samples a second as the baseline trains."""
+    ours = _mean(group.spread(lambda facts: facts.images_per_second))
+    theirs = None if baseline is None else _mean(baseline.spread(lambda facts: facts.images_per_second))
+    return ours / theirs if ours and theirs else None
+
+
+def efficiency(group: Group, baseline: Group | None) -> float | None:
+    """Speed-up by how many times as many workers there are; None where there are as many as in the baseline."""
+    gained, ours = speedup(group, baseline), group.first.workers
+    theirs = baseline.first.workers if baseline else None
+    return gained * theirs / ours if gained and ours and theirs and ours != theirs else None
+
+
+def score_text(score: Spread | None) -> str:
+    """Mean and deviation as text."""
+    if score is None:
+        return UNKNOWN
+    return f"{score.mean:.4f}" + (f" ± {score.deviation:.4f}" if score.deviation is not None else "")
+
+
+def duration(seconds: float | None) -> str:
+    """A time as people say it."""
+    if seconds is None:
+        return UNKNOWN
+    if seconds < 100:
+        return f"{seconds:.3g} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 100 else f"{minutes / 60:.1f} h"
+
+
+def seconds_text(seconds: float | None) -> str:
+    """A short time as text."""
+    if seconds is None:
+        return UNKNOWN
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
+
+
+def size_text(size: float | None) -> str:
+    """A number of bytes as text."""
+    if size is None:
+        return UNKNOWN
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:,.3g} TB" if size < 1000 else f"{size:,.0f} TB"
+
+
+def _recipe_values(group: Group) -> dict[str, Any]:
+    first = group.first
+    return {
+        "batch": first.global_batch_size,
+        "workers": first.workers,
+        "warm-up": warmup_text(first.run),
+        "rate": group.peak_rate,
+        "optimizer": group.settings.get("optimizer.name"),
+        "codec": group.settings.get("exchange.codec.name"),
+        "precision": group.settings.get("training.precision"),
+        "epochs": first.epochs,
+        "steps": first.steps,
+    }
+
+
+def _run_row(part: Part, group: Group, facts: Facts, metric: str) -> dict[str, Any]:
+    run = facts.run
+    return {
+        "dataset": part.dataset,
+        "group": group.number,
+        "run_id": run.run_id,
+        "name": run.name,
+        "source": run.source,
+        "started": run.started,
+        "status": run.status,
+        "trouble": facts.trouble,
+        "seed": run.settings.get(SEED),
+        "epochs": facts.epochs,
+        "steps": facts.steps,
+        f"{metric} best": facts.best,
+        f"{metric} best epoch": facts.best_epoch,
+        f"{metric} last": facts.last,
+        "training seconds": facts.seconds,
+        "images per second": facts.images_per_second,
+        "payload bytes of a rank": facts.payload_bytes,
+        **{f"metric {name}": value for name, value in run.metrics.items()},
+        **{f"setting {name}": value for name, value in run.settings.items()},
+    }
+
+
+def _csv(rows: Sequence[dict[str, Any]]) -> str:
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    text = io.StringIO()
+    writer = csv.DictWriter(text, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows([{name: _safe(value) for name, value in row.items()} for row in rows])
+    return text.getvalue()
+
+
+def _safe(value: Any) -> Any:
+    """A value that a spreadsheet does not take for a formula; names come from files of other people."""
+    formula = isinstance(value, str) and value[:1] in ("=", "+", "-", "@", "\t") and number(value) is None
+    return f"'{value}" if formula else value
+
+
+def _speedup(group: Group, baseline: Group | None) -> str:
+    value = speedup(group, baseline)
+    return UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _efficiency(group: Group, baseline: Group | None) -> str:
+    value = efficiency(group, baseline)
+    return UNKNOWN if value is None else f"{100 * value:.0f} %"
+
+
+def _mean(spread: Spread | None) -> float | None:
+    return None if spread is None else spread.mean
+
+
+def _range(values: Sequence[int]) -> str:
+    low, high = min(values), max(values)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
+
+
+def _whole(value: int | None) -> str:
+    return UNKNOWN if value is None else f"{value:,}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return UNKNOWN
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,59 @@
+"""Repairs Horovod for Keras 3 when user code imports it; importing this module itself imports neither of them.
+
+Horovod 0.28.1 was written for Keras 2. Under Keras 3 its `DistributedOptimizer` averages nothing and reports no error,
+and its callbacks raise. A rank therefore repairs each module of Horovod as soon as that module has been imported.
+"""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
+
+_REPAIRS = {
+    "horovod.tensorflow.functions": "accept_keras_variables",
+    "horovod.tensorflow": "accept_keras_sources",
+    "horovod._keras": "repair_optimizers",
+    "horovod.keras.callbacks": "repair_callbacks",
+    "horovod.tensorflow.keras.callbacks": "repair_callbacks",
+    "horovod.tensorflow.keras": "repair_backend",
+}
+"""Which function of `repairs` takes which module."""
+
+
+def install() -> None:
+    """Repair these modules of Horovod when they are imported from now on, and now those that already are."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+        for name in filter(sys.modules.__contains__, _REPAIRS):
+            _repair(sys.modules[name])
+
+
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in _REPAIRS:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _RepairingLoader(spec.loader)
+        return spec
+
+
+class _RepairingLoader(Loader):
+    def __init__(self, loader: Loader) -> None:
+        self._loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        _repair(module)
+
+
+def _repair(module: ModuleType) -> None:
+    repairs = importlib.import_module("pipelines.launch.keras_door.repairs")
+    getattr(repairs, _REPAIRS[module.__name__])(module)

@@ -1,0 +1,84 @@
+"""What is replaced in which module of Horovod; `hook` calls these functions when the module has been imported."""
+
+from functools import wraps
+from types import ModuleType
+from typing import Any
+
+from pipelines.launch.keras_door.variables import native, shared
+
+
+def is_keras_3(keras: ModuleType) -> bool:
+    """Whether a module that calls itself Keras is version 3: not tf_keras, which is version 2."""
+    return int(str(getattr(keras, "__version__", "2")).split(".")[0]) >= 3
+
+
+def accept_keras_variables(functions: ModuleType) -> None:
+    """`hvd.broadcast_variables` takes variables of Keras 3."""
+    broadcast_variables = functions.broadcast_variables
+
+    @wraps(broadcast_variables)
+    def broadcast(variables: Any, *args: Any, **kwargs: Any) -> Any:
+        return broadcast_variables(shared(variables), *args, **kwargs)
+
+    functions.broadcast_variables = broadcast  # type: ignore[attr-defined]
+
+
+def accept_keras_sources(horovod: ModuleType) -> None:
+    """`hvd.DistributedGradientTape` takes gradients by variables of Keras 3."""
+    distributed_tape = horovod.DistributedGradientTape
+
+    @wraps(distributed_tape)
+    def tape_of(*args: Any, **kwargs: Any) -> Any:
+        tape = distributed_tape(*args, **kwargs)
+        gradient, register = tape.gradient, tape.register_local_source
+
+        def native_gradient(target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+            return gradient(target, [native(source) for source in sources], *args, **kwargs)
+
+        tape.gradient = native_gradient
+        tape.register_local_source = lambda source: register(native(source))
+        return tape
+
+    horovod.DistributedGradientTape = tape_of  # type: ignore[attr-defined]
+
+
+def repair_optimizers(implementation: ModuleType) -> None:
+    """`hvd.DistributedOptimizer`, `hvd.PartialDistributedOptimizer` and `hvd.load_model` work with Keras 3."""
+    create, load = implementation.create_distributed_optimizer, implementation.load_model
+
+    @wraps(create)
+    def create_distributed_optimizer(keras: ModuleType, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_keras_3(keras):
+            return create(keras, optimizer, *args, **kwargs)
+        from pipelines.launch.keras_door.optimizer import distribute
+
+        return distribute(keras, optimizer, *args, **kwargs)
+
+    @wraps(load)
+    def load_model(keras: ModuleType, *args: Any, **kwargs: Any) -> Any:
+        if not is_keras_3(keras):
+            return load(keras, *args, **kwargs)
+        from pipelines.launch.keras_door.optimizer import load_distributed
+
+        return load_distributed(keras, *args, **kwargs)
+
+    implementation.create_distributed_optimizer = create_distributed_optimizer  # type: ignore[attr-defined]
+    implementation.load_model = load_model  # type: ignore[attr-defined]
+
+
+def repair_callbacks(callbacks: ModuleType) -> None:
+    """The four callbacks work with the Keras that their module uses: 3, or tf_keras."""
+    from pipelines.launch.keras_door.callbacks import CALLBACKS
+
+    keras = callbacks.keras
+    for name, behaviour in CALLBACKS.items():
+        kind = type(name, (behaviour, keras.callbacks.Callback), {"__module__": callbacks.__name__})
+        kind.__doc__ = behaviour.__doc__
+        setattr(callbacks, name, kind)
+
+
+def repair_backend(horovod_keras: ModuleType) -> None:
+    """With tf_keras, Horovod's functions use its backend instead of that of Keras 3."""
+    keras = horovod_keras.keras
+    if not is_keras_3(keras):
+        horovod_keras.K = keras.backend  # type: ignore[attr-defined]

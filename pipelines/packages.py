@@ -1,0 +1,109 @@
+"""Which packages a job needs beside Groundswell's own dependencies, and what installs those that are missing."""
+
+import json
+import os
+import re
+import shlex
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+from pathlib import Path
+
+SPARK = ("pyspark",)
+MODEL = ("tensorflow", "keras")
+SCORING = ("pyspark", "tensorflow", "keras")
+CONVERSION = ("openvino", "nncf")
+DELTA = ("deltalake",)
+TRAINING = ("pyspark", "tensorflow", "keras", "horovod")
+_EXTRAS = {
+    "pyspark": "local",
+    "tensorflow": "cpu",
+    "keras": "cpu",
+    "petastorm": "petastorm",
+    "openvino": "score",
+    "nncf": "score",
+    "deltalake": "score",
+}
+"""The extra of the wheel that brings a package."""
+_HOROVOD = "Horovod 0.28.1 built for this TensorFlow (docker/horovod/build_wheel.sh makes its wheel)"
+
+
+class MissingPackageError(RuntimeError):
+    """A package is missing on the driver; nothing was started."""
+
+
+def require(what: str, packages: Sequence[str]) -> None:
+    """Find out whether packages are installed, without importing them.
+
+    Args:
+        what: What needs them: the subject of the message.
+        packages: Import names.
+
+    Raises:
+        MissingPackageError: Some are not; names them and the command that installs them, in one line.
+        ValueError: As `check_backend`, where Horovod is among them.
+    """
+    missing = [name for name in packages if not _is_installed(name)]
+    if "horovod" in packages and "horovod" not in missing and not _horovod_knows_tensorflow():
+        raise MissingPackageError(f"{what} needs Horovod with its TensorFlow part, which this one lacks: {_HOROVOD}")
+    if not missing:
+        if "horovod" in packages:
+            check_backend(what)
+        return
+    remedies = []
+    extras = [_EXTRAS[name] for name in missing if name in _EXTRAS]
+    if extras:
+        remedies.append(f"pip install {shlex.join(_requirements(list(dict.fromkeys(extras))))}")
+    if "horovod" in missing:
+        remedies.append(_HOROVOD)
+    verb = "is" if len(missing) == 1 else "are"
+    raise MissingPackageError(
+        f"{what} needs {', '.join(missing)}, which {verb} not installed: {'; and '.join(remedies)}"
+    )
+
+
+def check_backend(what: str) -> None:
+    """Find out whether Keras would compute with TensorFlow, without importing either: Horovod averages its tensors.
+
+    Raises:
+        ValueError: Another backend is chosen; says where, in one line.
+    """
+    backend, where = os.environ.get("KERAS_BACKEND"), "KERAS_BACKEND"
+    if not backend:
+        file = Path(os.environ.get("KERAS_HOME") or Path.home() / ".keras") / "keras.json"
+        try:
+            backend, where = json.loads(file.read_text()).get("backend"), f"the backend in {file}"
+        except (OSError, ValueError, AttributeError):  # Keras, too, then has its default
+            return
+    if backend not in (None, "tensorflow"):
+        raise ValueError(f"{what} needs TensorFlow, and {where} is {backend}: set KERAS_BACKEND=tensorflow")
+
+
+def _is_installed(name: str) -> bool:
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None  # a folder of that name without `__init__.py` is no package
+
+
+def _horovod_knows_tensorflow() -> bool:
+    spec = find_spec("horovod")
+    folders = spec.submodule_search_locations or [] if spec is not None else []
+    return any(list(Path(folder, "tensorflow").glob("mpi_lib*.so")) for folder in folders)
+
+
+def _requirements(extras: Sequence[str]) -> list[str]:
+    """What the extras of the wheel ask for; their names alone where Groundswell runs from a folder or a .zip.
+
+    Never `groundswell[extra]`: this distribution is on no index, and that name could be somebody else's there.
+    """
+    try:
+        lines = requires("groundswell") or []
+    except PackageNotFoundError:
+        lines = []
+    found = [
+        line.partition(";")[0].strip() for line in lines if any(_is_of(line.partition(";")[2], name) for name in extras)
+    ]
+    return found or [f"<the wheel of groundswell>[{','.join(extras)}]"]
+
+
+def _is_of(marker: str, extra: str) -> bool:
+    return re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker) is not None

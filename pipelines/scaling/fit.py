@@ -1,0 +1,197 @@
+"""The parameters of the model, fitted to measurements by least squares; and again, many times, for intervals."""
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.scaling.collectives import Wire, hops, volume
+from pipelines.scaling.measurements import (
+    CodecMeasurement,
+    CollectiveName,
+    CollectivePoint,
+    ComputePoint,
+    LinkMeasurement,
+    Measurements,
+)
+from pipelines.scaling.step import CodecCosts, Worker
+
+_UNSEEN = 0.05
+"""Error of any measured time that its repeats do not show, as a part of it: equal repeats are not exact."""
+_Point = TypeVar("_Point", ComputePoint, LinkMeasurement, CollectivePoint, CodecMeasurement)
+
+
+@dataclass(frozen=True)
+class FittedLink:
+    """A measured link."""
+
+    nominal: float | None
+    """Bytes per second; None: no limit."""
+    latency_seconds: float
+    wires: dict[CollectiveName, Wire]
+    """Wires by collective, of those that were measured on this link."""
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """What the model computes with."""
+
+    worker: Worker
+    links: dict[str, FittedLink]
+    codecs: dict[str, CodecCosts]
+
+
+def fit(measurements: Measurements) -> Parameters:
+    """Fit all parameters; each point of the measurements is the median of its repeats.
+
+    Raises:
+        ValueError: The computing does not take longer for more images.
+    """
+    fixed, per_image = _fit_compute(measurements.compute)
+    gradients = tuple((float(gradient.bytes), gradient.ready) for gradient in measurements.gradients)
+    return Parameters(
+        Worker(fixed, per_image, measurements.straggler_deviation, gradients),
+        {link.name: _fit_link(link, measurements.collectives) for link in measurements.links},
+        {codec.name: _costs(codec) for codec in measurements.codecs},
+    )
+
+
+def resampled(measurements: Measurements, draws: int, seed: int = 0) -> list[Parameters] | None:
+    """Fit again to repeats that are drawn from the measured ones with replacement: a bootstrap.
+
+    Their predictions spread as those of measurements that are taken again would. They do not know how far the model
+    itself is from the truth.
+
+    Args:
+        measurements: Points with several repeats each.
+        draws: Number of fits.
+        seed: Seed of the draws.
+
+    Returns:
+        None where no step and no operation was measured more than once.
+    """
+    repeats = [len(point.seconds) for point in measurements.compute]
+    repeats += [len(point.seconds) for point in measurements.collectives]
+    if max(repeats) < 2:
+        return None
+    random = np.random.default_rng(seed)
+    fits = []
+    for _ in range(draws):
+        drawn = measurements.model_copy(
+            update={
+                "compute": tuple(_drawn(point, random, "seconds") for point in measurements.compute),
+                "links": tuple(_drawn(link, random, "latency_seconds") for link in measurements.links),
+                "collectives": tuple(_drawn(point, random, "seconds") for point in measurements.collectives),
+                "codecs": tuple(
+                    _drawn(codec, random, "encode_seconds", "decode_seconds") for codec in measurements.codecs
+                ),
+            }
+        )
+        try:
+            fits.append(fit(drawn))
+        except ValueError:  # of points near each other one draw may have the larger batch faster
+            continue
+    return fits or None
+
+
+def least_squares(
+    columns: NDArray[np.float64], seconds: NDArray[np.float64], spreads: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Return non-negative coefficients of the columns, so that errors are least as parts of the spreads.
+
+        minimise sum over points of ((columns @ coefficients - seconds) / spread)^2, coefficients >= 0
+
+    Exact for few columns: the best of all subsets of columns whose coefficients come out non-negative.
+
+    Args:
+        columns: `(points, coefficients)`.
+        seconds: `(points,)`.
+        spreads: Spread of each of them, `(points,)`, positive.
+    """
+    scaled, wanted = columns / spreads[:, None], seconds / spreads
+    best, best_error = np.zeros(columns.shape[1]), np.inf
+    for subset in range(1, 1 << columns.shape[1]):
+        chosen = [index for index in range(columns.shape[1]) if subset >> index & 1]
+        # Columns differ by many orders (bytes, operations); each is brought to 1, or small ones would vanish.
+        sizes = np.abs(scaled[:, chosen]).max(axis=0)
+        if len(chosen) > len(seconds) or not sizes.all():
+            continue
+        found = np.linalg.lstsq(scaled[:, chosen] / sizes, wanted, rcond=None)[0] / sizes
+        error = float(np.sum((scaled[:, chosen] @ found - wanted) ** 2))
+        # A coefficient more that explains nothing more is not taken.
+        if (found >= 0).all() and error < best_error - 1e-9:
+            best, best_error = np.zeros(columns.shape[1]), error
+            best[chosen] = found
+    return best
+
+
+def _fit_compute(points: Sequence[ComputePoint]) -> tuple[float, float]:
+    """Return the seconds of any step, and those of each image; all of it the images' where one batch was measured."""
+    batches = np.array([point.batch_size for point in points], float)
+    seconds = np.array([statistics.median(point.seconds) for point in points])
+    if len(points) == 1:
+        return 0.0, float(seconds[0] / batches[0])
+    columns = np.stack([np.ones_like(batches), batches], 1)
+    fixed, per_image = least_squares(columns, seconds, _spreads(points)).tolist()
+    if per_image <= 0:
+        told = ", ".join(f"{point.batch_size}: {statistics.median(point.seconds):.3g} s" for point in points)
+        raise ValueError(f"a step takes no longer with more images ({told}): measure batches that lie further apart")
+    return fixed, per_image
+
+
+def _spreads(points: Sequence[ComputePoint] | Sequence[CollectivePoint]) -> NDArray[np.float64]:
+    """Return how far each point's median may be off: the deviation of its repeats, and a part that no repeat shows."""
+    medians = np.array([statistics.median(point.seconds) for point in points])
+    deviations = np.array([float(np.std(point.seconds)) for point in points])
+    return np.sqrt(deviations**2 + (_UNSEEN * medians) ** 2)
+
+
+def _fit_link(link: LinkMeasurement, points: Sequence[CollectivePoint]) -> FittedLink:
+    latency = statistics.median(link.latency_seconds)
+    groups: dict[CollectiveName, list[CollectivePoint]] = defaultdict(list)
+    for point in points:
+        if point.link == link.name:
+            groups[point.collective].append(point)
+    wires = {name: _fit_wire(name, group, latency) for name, group in groups.items()}
+    return FittedLink(link.bytes_per_second, latency, wires)
+
+
+def _fit_wire(collective: CollectiveName, points: Sequence[CollectivePoint], latency: float) -> Wire:
+    """Fit operation, hop and speed.
+
+    The time of a small operation among N ranks is operation + hops(N) alpha. One N does not tell these two apart: then
+    a hop is the link's latency, and the operation is the rest.
+    """
+    seconds = np.array([statistics.median(point.seconds) for point in points])
+    waited = np.array([hops(collective, point.ranks) for point in points], float)
+    moved = np.array([volume(collective, point.ranks) * point.bytes for point in points])
+    ones, spreads = np.ones_like(seconds), _spreads(points)
+    if len({point.ranks for point in points}) > 1:
+        operation, hop, per_byte = least_squares(np.stack([ones, waited, moved], 1), seconds, spreads).tolist()
+    else:
+        smallest, per_byte = least_squares(np.stack([ones, moved], 1), seconds, spreads).tolist()
+        hop = latency
+        operation = max(0.0, smallest - hops(collective, points[0].ranks) * hop)
+    return Wire(operation, hop, 1 / per_byte if per_byte > 0 else float("inf"))
+
+
+def _costs(codec: CodecMeasurement) -> CodecCosts:
+    return CodecCosts(
+        codec.name,
+        tuple((message.collective, float(message.bytes)) for message in codec.messages),
+        float(codec.dense_bytes),
+        statistics.median(codec.encode_seconds),
+        statistics.median(codec.decode_seconds),
+    )
+
+
+def _drawn(point: _Point, random: np.random.Generator, *names: str) -> _Point:
+    changes = {}
+    for name in names:
+        values = getattr(point, name)
+        changes[name] = tuple(values[index] for index in random.integers(0, len(values), len(values)))
+    return point.model_copy(update=changes)

@@ -1,0 +1,315 @@
+"""Predictions on the ground: as GeoJSON, as GeoTIFF, and as a picture with a legend."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import rasterio
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+from rasterio.warp import transform
+
+from pipelines.dataset.report.tables import shorten
+from pipelines.sample import ImageGroup
+from pipelines.scoring.output import FILE_NAME
+from pipelines.storage import Folder
+
+SUFFIXES = (".geojson", ".tif")
+_WGS84 = 4326
+_METRES = {
+    **dict.fromkeys(("B02", "B03", "B04", "B08"), 10),
+    **dict.fromkeys(("B05", "B06", "B07", "B8A", "B11", "B12"), 20),
+    **dict.fromkeys(("B01", "B09", "B10"), 60),
+}
+"""Ground sampling distance of Sentinel-2's bands."""
+_NOTHING = 255
+_LARGEST_SIDE = 20_000  # cells of a GeoTIFF
+_FINEST = 12  # cells of a GeoTIFF along a patch
+_INCHES, _DOTS_PER_INCH, _LONGEST_NAME = 10.0, 150, 44
+_CELLS_OF_A_PICTURE = 1500
+_FEATURES_AT_ONCE = 10_000
+_COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
+_SHOWN_TILES = 5
+
+
+@dataclass(frozen=True)
+class GroundPredictions:
+    """The likeliest class of every patch whose place is known."""
+
+    class_names: tuple[str, ...]
+    table: pa.Table
+    """Some columns of `write.PREDICTION_SCHEMA`."""
+    likeliest: NDArray[np.int64]
+    """`(rows,)`, class indices."""
+    metres: float
+    """Side of a patch."""
+    unplaced: int
+    """Predictions whose images do not say where they lie."""
+
+    @property
+    def corners(self) -> NDArray[np.float64]:
+        """Left and upper edge of each patch, `(rows, 2)`, in the units of its coordinate system."""
+        return np.stack([self.table["x0"].to_numpy(), self.table["y0"].to_numpy()], axis=1)
+
+    @property
+    def systems(self) -> NDArray[np.int32]:
+        """The EPSG code of each patch, `(rows,)`."""
+        codes: NDArray[np.int32] = self.table["epsg"].to_numpy()
+        return codes
+
+    def of(self, code: int) -> "GroundPredictions":
+        """Return the patches of one coordinate system."""
+        chosen = self.systems == code
+        return replace(self, table=self.table.filter(pa.array(chosen)), likeliest=self.likeliest[chosen])
+
+
+def check_map_file(path: str) -> Path:
+    """Check the name of a map before anything is scored.
+
+    Raises:
+        ValueError: It has another suffix than `SUFFIXES`, or its folder does not exist.
+    """
+    file = Path(path)
+    if file.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--map {path} should end in {' or '.join(SUFFIXES)}")
+    if not file.parent.is_dir():
+        raise ValueError(f"--map {path}: there is no folder {str(file.parent)!r}")
+    return file
+
+
+def patch_metres(groups: Sequence[ImageGroup]) -> float:
+    """Return the side of a patch on the ground, by its size in pixels and the resolution of Sentinel-2's bands.
+
+    Raises:
+        ValueError: No group has bands of Sentinel-2 alone, of one resolution, and square images.
+    """
+    for group in groups:
+        distances = {_METRES.get(band) for band in group.bands}
+        (distance,) = distances if len(distances) == 1 else (None,)
+        if distance is not None and group.shape[0] == group.shape[1]:
+            return float(distance * group.shape[0])
+    names = ", ".join(band for group in groups for band in group.bands)
+    raise ValueError(f"--map needs bands of Sentinel-2, whose pixels have a known size; there are {names}")
+
+
+def read_ground(output: Folder, groups: Sequence[ImageGroup], tile: str | None = None) -> GroundPredictions:
+    """Read finished predictions that have a place.
+
+    Args:
+        output: Folder of the predictions.
+        groups: Image groups of what was scored.
+        tile: The only tile of interest; None: all.
+
+    Raises:
+        ValueError: The size of a patch is unknown, or no prediction has a place, or is in the tile.
+    """
+    metres = patch_metres(groups)
+    manifest = json.loads(output.read(FILE_NAME))
+    names = tuple(manifest["class_names"])
+    tables, tiles, rows, unplaced = [], set(), 0, 0
+    for part in manifest["parts"]:
+        with output.open(part["file"]) as file:
+            table = pq.read_table(file, columns=list(_COLUMNS))
+        if tile is not None:
+            tiles |= set(pc.unique(table["tile"]).to_pylist())
+            table = table.filter(pc.equal(table["tile"], tile))
+        placed = table.filter(pc.is_valid(table["epsg"]))
+        tables.append(placed)
+        rows, unplaced = rows + len(table), unplaced + len(table) - len(placed)
+    if tile is not None and not rows:
+        known = sorted(each for each in tiles if each is not None)
+        shown = ", ".join(known[:_SHOWN_TILES]) + ", ..." * (len(known) > _SHOWN_TILES)
+        raise ValueError(f"score.map_tile={tile}: the predictions of {output} are of the tiles {shown or 'of no name'}")
+    if rows == unplaced:
+        raise ValueError(f"--map: none of the {rows} predictions of {output} has a place on the ground")
+    placed = pa.concat_tables(tables)
+    flat = pa.concat_arrays(placed["probabilities"].chunks).flatten().to_numpy()
+    likeliest = flat.reshape(len(placed), len(names)).argmax(axis=1)
+    return GroundPredictions(names, placed, likeliest, metres, unplaced)
+
+
+def write_map(found: GroundPredictions, file: Path) -> list[Path]:
+    """Write the map, and a picture of it beside it; return the paths, the picture's last.
+
+    A GeoTIFF has one coordinate system: where there are several, each gets a file whose name ends in its EPSG code.
+
+    Raises:
+        ValueError: A GeoTIFF is asked for, and the patches lie off a common grid, or too far apart.
+    """
+    files = [file]
+    if file.suffix.lower() == ".tif":
+        codes = np.unique(found.systems).tolist()
+        files = [file if len(codes) == 1 else file.with_stem(f"{file.stem}-{code}") for code in codes]
+        for code, own in zip(codes, files, strict=True):
+            _write_geotiff(found.of(code), own)
+    else:
+        _write_geojson(found, file)
+    picture = file.with_suffix(".png")
+    draw(found).savefig(picture, dpi=_DOTS_PER_INCH)
+    return [*files, picture]
+
+
+def _write_geojson(found: GroundPredictions, file: Path) -> None:
+    """One feature a line: all of an archive at once would be gigabytes of Python objects."""
+    with file.open("w") as stream:
+        stream.write('{"type": "FeatureCollection", "features": [')
+        separator = "\n"
+        for feature in features(found):
+            stream.write(separator + json.dumps(feature))
+            separator = ",\n"
+        stream.write("\n]}\n")
+
+
+def features(found: GroundPredictions) -> Iterator[dict[str, Any]]:
+    """Give a square for each patch, in longitude and latitude.
+
+    Source: RFC 7946, whose coordinates are WGS 84.
+    """
+    colours = class_colours(len(found.class_names))
+    known = found.table.select(["id", "labels", "probabilities", "model_version"])
+    for start in range(0, len(found.table), _FEATURES_AT_ONCE):
+        block = slice(start, start + _FEATURES_AT_ONCE)
+        rings = _rings(found.corners[block], found.systems[block], found.metres)
+        rows = known.slice(start, _FEATURES_AT_ONCE).to_pylist()
+        for ring, row, index in zip(rings.tolist(), rows, found.likeliest[block].tolist(), strict=True):
+            yield {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": [ring]},
+                "properties": {
+                    "id": row["id"],
+                    "labels": row["labels"],
+                    "likeliest": found.class_names[index],
+                    "probability": round(row["probabilities"][index], 4),
+                    "model_version": row["model_version"],
+                    "fill": colours[index],
+                },
+            }
+
+
+def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: float) -> NDArray[np.float64]:
+    """The outlines of patches in longitude and latitude, against the clock, `(rows, 5, 2)`."""
+    offsets = np.array([[0, 0], [0, -1], [1, -1], [1, 0], [0, 0]]) * metres
+    rings = np.empty((len(corners), *offsets.shape))
+    for code in np.unique(systems).tolist():
+        rows = np.flatnonzero(systems == code)
+        points = (corners[rows, np.newaxis] + offsets).reshape(-1, 2)
+        placed = transform(f"EPSG:{code}", f"EPSG:{_WGS84}", points[:, 0], points[:, 1])
+        rings[rows] = np.round(np.stack(placed, axis=1), 7).reshape(len(rows), *offsets.shape)
+    return rings
+
+
+def _write_geotiff(found: GroundPredictions, file: Path) -> None:
+    """The index of the likeliest class, with a colour table; 255 where there is no patch.
+
+    A cell is a patch, or a part of it where the patches of several tiles do not lie on one grid of their size: tiles of
+    Sentinel-2 begin 100 km apart, which is no multiple of BigEarthNet's 1,200 m. Of patches that overlap, as tiles do,
+    the last one is seen.
+    """
+    if len(found.class_names) > _NOTHING:
+        raise ValueError(f"--map {file}: {len(found.class_names)} classes do not fit a colour table: give .geojson")
+    corners, side = found.corners, int(found.metres)
+    offsets = np.rint(corners - corners.min(axis=0)).astype(np.int64)
+    cell = int(np.gcd.reduce(offsets, axis=None, initial=side))
+    if not np.allclose(corners - corners.min(axis=0), offsets, atol=0.01) or cell * _FINEST < side:
+        raise ValueError(f"--map {file}: the patches do not lie on one grid of {side} m or its parts: give .geojson")
+    columns, rows = ((offsets.max(axis=0) + side) // cell).tolist()
+    if max(columns, rows) > _LARGEST_SIDE:
+        raise ValueError(f"--map {file}: {columns} x {rows} cells are too many for one GeoTIFF: give .geojson")
+    pixels = _raster(found, cell, _NOTHING)
+    profile = {
+        "driver": "GTiff",
+        "dtype": "uint8",
+        "count": 1,
+        "height": rows,
+        "width": columns,
+        "nodata": _NOTHING,
+        "crs": f"EPSG:{found.systems[0]}",
+        "transform": rasterio.Affine(cell, 0, corners[:, 0].min(), 0, -cell, corners[:, 1].max()),
+        "compress": "deflate",
+    }
+    with rasterio.open(file, "w", **profile) as raster:
+        raster.write(pixels.astype(np.uint8), 1)
+        colours = class_colours(len(found.class_names))
+        raster.write_colormap(1, {index: _rgba(colour) for index, colour in enumerate(colours)})
+        raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
+
+
+def _raster(found: GroundPredictions, cell: float, nothing: int) -> NDArray[np.int64]:
+    """The likeliest class in each cell of so many metres, north up; `nothing` where there is no patch."""
+    corners = found.corners
+    first = np.stack([corners[:, 0] - corners[:, 0].min(), corners[:, 1].max() - corners[:, 1]], axis=1)
+    starts = np.rint(first / cell).astype(np.int64)
+    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + 1)
+    columns, rows = ends.max(axis=0).tolist()
+    pixels = np.full((rows, columns), nothing, np.int64)
+    for (left, top), (right, bottom), index in zip(
+        starts.tolist(), ends.tolist(), found.likeliest.tolist(), strict=True
+    ):
+        pixels[top:bottom, left:right] = index
+    return pixels
+
+
+def draw(found: GroundPredictions) -> Figure:
+    """Draw one map per coordinate system, and a legend with the number of patches of each class."""
+    codes = [code for code, _ in Counter(found.systems.tolist()).most_common()]
+    columns = min(3, len(codes))
+    rows = math.ceil(len(codes) / columns)
+    figure = Figure(figsize=(_INCHES, 2.2 + 0.95 * _INCHES * rows / columns), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    colours = class_colours(len(found.class_names))
+    scheme = ListedColormap(colours).with_extremes(under="none")
+    for axis, code in zip(axes, codes, strict=False):
+        own = found.of(code)
+        corners, margin = own.corners, own.metres
+        # One image, however many patches: an artist for each would take minutes and gigabytes.
+        cell = max(float(np.ptp(corners, axis=0).max() + margin) / _CELLS_OF_A_PICTURE, 1.0)
+        pixels = _raster(own, cell, -1)
+        left, top = corners[:, 0].min(), corners[:, 1].max()
+        extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
+        axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
+        axis.set_xlim(extent[0] - margin, extent[1] + margin)
+        axis.set_ylim(extent[2] - margin, extent[3] + margin)
+        axis.set_aspect("equal")
+        axis.set_title(f"EPSG {code}, {len(corners):,} patches", fontsize=9)
+        axis.ticklabel_format(style="plain", useOffset=False)
+        axis.tick_params(labelsize=7)
+        axis.tick_params(axis="x", labelrotation=30)
+    for axis in list(axes)[len(codes) :]:
+        axis.set_visible(False)
+    counts = Counter(found.likeliest.tolist())
+    handles = [
+        Patch(color=colours[index], label=f"{shorten(found.class_names[index], _LONGEST_NAME)} ({count:,})")
+        for index, count in counts.most_common()
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        title="likeliest class (patches)",
+    )
+    return figure
+
+
+def class_colours(classes: int) -> list[str]:
+    """Give a colour for each class as `#rrggbb`, the same ones in every map of so many classes."""
+    scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
+    places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]
+
+
+def _rgba(colour: str) -> tuple[int, int, int, int]:
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return red, green, blue, 255

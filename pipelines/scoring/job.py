@@ -1,0 +1,338 @@
+"""From samples to predictions, as one Spark job that may be killed at any time and started again."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from html import escape
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from pipelines.connect import SentFile, send
+from pipelines.dataset.disk_errors import disk_errors
+from pipelines.dataset.files import PROGRESS_FOLDER
+from pipelines.dataset.lock import hold
+from pipelines.dataset.notes import count_reasons
+from pipelines.locations import redacted
+from pipelines.scoring.convert import Reference
+from pipelines.scoring.delta import write_delta_log
+from pipelines.scoring.kept import ConvertedModel, converted_model
+from pipelines.scoring.model import ModelDescription, check_fits
+from pipelines.scoring.output import (
+    DELTA_LOG_FILE,
+    FILE_NAME,
+    Identity,
+    WrittenPart,
+    begin,
+    check_ours,
+    clean_up,
+    find_written,
+    finish,
+    is_complete,
+    note_name,
+    read_identity,
+    refuse_another,
+    write_note,
+)
+from pipelines.scoring.parts import Part
+from pipelines.scoring.processor import Runtime, why_unusable
+from pipelines.scoring.source import Source
+from pipelines.scoring.write import Scorer
+from pipelines.storage import Folder, StorageError
+from pipelines.tasks import ATTEMPTS, LostWorkerError, is_local_mode, run_tasks
+
+_SECONDS_BETWEEN_LOOKS = 1.0
+_LESS_MEMORY = "a smaller score.batch_size"
+
+
+@dataclass(frozen=True)
+class ScoreSettings:
+    """How samples are scored."""
+
+    batch_size: int
+    thresholds: tuple[float, ...]
+    """Least probability of each predicted class of a multi-label model."""
+    threads: int | None
+    """Threads of one task; None: the cores of the Spark task."""
+    runtime: Runtime
+    reference: Reference | None
+    """What a converted model is compared on; None with Keras."""
+    as_delta: bool
+    """Whether the predictions are a Delta table too."""
+
+
+@dataclass(frozen=True)
+class ScoreProgress:
+    """How far the job is."""
+
+    done: int
+    """Samples in finished parts, rejected ones included."""
+    total: int
+    found: int
+    """Those of `done` that an earlier run had finished."""
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What came of a job."""
+
+    predictions: int
+    rejected: int
+    reasons: dict[str, int]
+    """Number of rejected samples by reason."""
+    new: int
+    """Samples that this job scored or rejected itself; the others were finished before."""
+    folder: str
+    """Path or URL of the predictions."""
+
+    def _repr_html_(self) -> str:
+        rows = {
+            "predictions": f"{self.predictions:,} in <code>{escape(redacted(self.folder))}</code>",
+            "rejected": ", ".join([f"{self.rejected:,}", *(f"{n:,} {escape(why)}" for why, n in self.reasons.items())]),
+            "scored by this job": f"{self.new:,}",
+        }
+        left = ' style="text-align: left"'  # notebooks put the cells of tables to the right
+        lines = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows.items())
+        return f"<table>{lines}</table>"
+
+
+def check_score(
+    model: ModelDescription, source: Source, output: Folder, settings: ScoreSettings
+) -> tuple[Identity, bool]:
+    """Check everything that can be known before Spark starts.
+
+    Returns:
+        What decides the predictions, and whether they are finished already.
+
+    Raises:
+        ValueError: The model does not fit the samples, or `output` holds something else, or other predictions.
+        RuntimeError: The storage cannot be used.
+    """
+    check_fits(model, where=source.where, task=source.task, class_names=source.class_names, groups=source.groups)
+    output.check()
+    _check_apart(source, output)
+    check_ours(output)
+    identity = _identity(model, source, settings)
+    existing = read_identity(output)
+    if existing is not None:
+        refuse_another(existing, identity, output)
+    complete = is_complete(output, [part.file for part in source.parts])
+    return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
+
+
+def score(
+    spark: SparkSession,
+    model: ModelDescription,
+    file: bytes,
+    source: Source,
+    output: Folder,
+    settings: ScoreSettings,
+    *,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[ScoreProgress], None] = lambda progress: None,
+) -> Scored:
+    """Write the predictions of all samples: one Parquet file per part of the source, and `predictions.json` last.
+
+    Every file appears whole, at once. The same call again continues with the parts that are not finished; on finished
+    predictions it does nothing. Each sample is in exactly one file, or in `_rejected.parquet` with its reason.
+
+    Args:
+        spark: Session whose executors see input and output.
+        model: What the model takes and gives.
+        file: The model's `.keras` file, which is sent to the executors.
+        source: What is scored.
+        output: Folder of the predictions.
+        settings: How.
+        say: Called with each line about what happens.
+        progress: Called about once a second, from another thread.
+
+    Raises:
+        ValueError: As `check_score`.
+        RuntimeError: Another job writes there, the storage cannot be used, or Spark gave up; finished parts are kept.
+    """
+    identity, complete = check_score(model, source, output, settings)
+    files = [part.file for part in source.parts]
+    if complete:
+        say(f"{output} is finished already; left as it is")
+        return scored_before(source, output)
+    with disk_errors(output), hold(output) as still_held:
+        found = find_written(output, files)
+        converted = converted_model(model, file, settings.runtime, settings.reference, output, say)
+        begin(output, identity)
+        if converted is not None:
+            converted.keep(output)
+        if output.exists(FILE_NAME):  # a file of finished predictions is lost: only what is found counts from now on
+            for part in found.values():
+                write_note(part, output)
+            if output.exists(DELTA_LOG_FILE):  # it names the lost file
+                output.remove(DELTA_LOG_FILE)
+            output.remove(FILE_NAME)
+        if found:
+            say(f"{len(found)} of {len(files)} parts are finished already")
+        written = _write(spark, model, file, converted, source, output, settings, found, say, progress)
+        still_held()
+        parts = [written[file] for file in files]
+        described = {
+            "class_names": list(model.class_names),
+            "task": model.task,
+            "model_uri": model.uri,
+            "settings": _settings(source, settings),
+            **({"acceptance": asdict(converted.acceptance)} if converted is not None else {}),
+        }
+        if settings.as_delta:
+            write_delta_log(output, parts, f"Predictions of {model.uri}")
+        finish(output, identity, parts, source.rejected, described)
+        clean_up(output, files)
+    for used in sorted({part.computed_by for part in parts}):
+        say(f"{sum(part.rows for part in parts if part.computed_by == used)} predictions by {used}")
+    return _scored(parts, source, output, new=sum(part.samples for part in parts if part.file not in found))
+
+
+def scored_before(source: Source, output: Folder) -> Scored:
+    """Say what is in finished predictions, and remove what a job has left that ended after it had finished them."""
+    files = [part.file for part in source.parts]
+    with suppress(OSError, StorageError):  # who may only read them can draw a map of them too
+        clean_up(output, files)
+    found = find_written(output, files)
+    return _scored(list(found.values()), source, output, new=0)
+
+
+def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) -> Identity:
+    return {
+        "model_id": model.model_id,
+        "model_version": model.version,
+        "input": source.where,
+        "input_kind": source.kind,
+        "input_fingerprint": source.fingerprint,
+        **({"score.threshold": _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
+        "score.runtime": settings.runtime,
+        **({"reference_fingerprint": settings.reference.fingerprint} if settings.reference is not None else {}),
+    }
+
+
+def _settings(source: Source, settings: ScoreSettings) -> dict[str, Any]:
+    """The settings of the job that finished the predictions; those that have no effect are left out."""
+    reference = settings.reference
+    accepted = ("calibration_samples",) * (settings.runtime == "int8") + ("acceptance_samples", "max_f1_drop")
+    return {
+        "score.batch_size": settings.batch_size,
+        **({"score.samples_per_file": source.samples_per_file} if source.samples_per_file is not None else {}),
+        "score.format": "delta" if settings.as_delta else "parquet",
+        **({"launch.threads_per_worker": settings.threads} if settings.threads is not None else {}),
+        **({f"score.{name}": getattr(reference, name) for name in accepted} if reference is not None else {}),
+    }
+
+
+def _briefly(thresholds: tuple[float, ...]) -> float | list[float]:
+    return thresholds[0] if len(set(thresholds)) == 1 else list(thresholds)
+
+
+def _write(
+    spark: SparkSession,
+    model: ModelDescription,
+    file: bytes,
+    converted: ConvertedModel | None,
+    source: Source,
+    output: Folder,
+    settings: ScoreSettings,
+    found: dict[str, WrittenPart],
+    say: Callable[[str], None],
+    progress: Callable[[ScoreProgress], None],
+) -> dict[str, WrittenPart]:
+    """Score the parts that are not found. Spark in local mode does not try a task again: this is done here."""
+    written = dict(found)
+    # In local mode the executor is this machine: where it can run the converted model, nothing needs Keras's.
+    takes_keras = converted is None or not is_local_mode(spark) or why_unusable(settings.runtime) is not None
+    with (
+        _sent(spark, file if takes_keras else b"") as sent,
+        _sent(spark, b"" if converted is None else converted.file) as sent_converted,
+        _Watch(source.parts, output, found, progress),
+    ):
+        scorer = Scorer(
+            model,
+            sent,
+            settings.runtime,
+            None if converted is None else sent_converted,
+            "" if converted is None else converted.digest,
+            output,
+            settings.batch_size,
+            settings.thresholds,
+            settings.threads,
+        )
+        for attempt in range(1, ATTEMPTS + 1):
+            waiting = [part for part in source.parts if part.file not in written]
+            names = [part.file for part in waiting]
+            try:
+                done = run_tasks(
+                    spark, waiting, scorer.write, job="score", folder=output, files=names, less_memory=_LESS_MEMORY
+                )
+                written |= dict(zip(names, done, strict=True))
+                break
+            except LostWorkerError as error:
+                if attempt == ATTEMPTS or not is_local_mode(spark):
+                    raise
+                say(f"{error}; what is not finished is tried again, attempt {attempt + 1} of {ATTEMPTS}")
+                written |= find_written(output, names)
+    return written
+
+
+@contextmanager
+def _sent(spark: SparkSession, file: bytes) -> Iterator[SentFile]:
+    """A file that each executor gets once, whoever can reach MLflow."""
+    sent = send(spark, file)
+    try:
+        yield sent
+    finally:
+        with suppress(Exception):  # the JVM may have died, which is told by whoever needed it
+            sent.destroy()
+
+
+def _scored(parts: list[WrittenPart], source: Source, output: Folder, *, new: int) -> Scored:
+    rejected = [*source.rejected, *(row for part in parts for row in part.rejected)]
+    return Scored(sum(part.rows for part in parts), len(rejected), count_reasons(rejected), new, str(output))
+
+
+def _check_apart(source: Source, output: Folder) -> None:
+    """Make sure that predictions are not written into what is scored, nor the other way round."""
+    if source.where == source.kind:  # an archive without files
+        return
+    first, second = (f"{Folder.at(folder)}/" for folder in (source.where, output))
+    if first.startswith(second) or second.startswith(first):
+        raise ValueError(f"--output {output} and --input {source.where} contain each other: choose another --output")
+
+
+class _Watch:
+    """Counts finished parts while the job runs, by the notes that they leave."""
+
+    def __init__(
+        self,
+        parts: tuple[Part, ...],
+        output: Folder,
+        found: dict[str, WrittenPart],
+        progress: Callable[[ScoreProgress], None],
+    ) -> None:
+        self._rows = {note_name(part.file).rpartition("/")[2]: part.rows for part in parts if part.file not in found}
+        self._total = sum(part.rows for part in parts)
+        self._found = self._total - sum(self._rows.values())
+        self._output, self._progress = output, progress
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="groundswell-score-progress", daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        with suppress(RuntimeError, OSError):
+            self._look()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
+            with suppress(RuntimeError, OSError):  # a storage that fails for long stops the tasks, not the display
+                self._look()
+
+    def _look(self) -> None:
+        done = sum(self._rows.get(name, 0) for name in self._output.names(PROGRESS_FOLDER))
+        self._progress(ScoreProgress(self._found + done, self._total, self._found))

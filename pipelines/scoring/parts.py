@@ -1,0 +1,214 @@
+"""What one Spark task scores: a shard of a dataset, or some samples of a raw archive, read batch by batch."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import Archive, BadRecordError, Georeference
+from pipelines.archives.files import is_local
+from pipelines.dataset.buffers import BufferPool
+from pipelines.dataset.columns import ID_FIELD
+from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.reader import DamageError, ReaderSettings, SplitReader
+from pipelines.dataset.shard import read_sample, rejection
+from pipelines.storage import Folder
+
+KNOWN_SCHEMA = pa.schema(
+    [
+        pa.field(ID_FIELD, pa.string(), nullable=False),
+        pa.field("split", pa.string(), nullable=False),
+        pa.field("tile", pa.string()),
+        pa.field("epsg", pa.int32()),
+        pa.field("x0", pa.float64()),
+        pa.field("y0", pa.float64()),
+    ]
+)
+"""What predictions repeat of their samples: the id, and where the image lies (as `columns.METADATA_SCHEMA`)."""
+_REMOTE_READS = 32
+_Value = TypeVar("_Value")
+
+
+@dataclass(frozen=True)
+class SampleBatch:
+    """Samples side by side."""
+
+    images: dict[str, NDArray[np.generic]]
+    """Images by group, `(batch size, height, width, bands)`: the known samples first, then padding."""
+    known: pa.Table
+    """`KNOWN_SCHEMA`, a row for each sample."""
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`: samples that were to be in this batch and cannot be read."""
+    targets: NDArray[np.uint8] | None = None
+    """Multi-hot, `(samples, classes)`; None where there is a rejected one, and of archives."""
+
+
+class Part(Protocol):
+    """The samples of one file of predictions. It is small and picklable, because it is sent to the executors."""
+
+    @property
+    def file(self) -> str:
+        """Name of the file of predictions."""
+
+    @property
+    def rows(self) -> int:
+        """Number of samples, those included that cannot be read."""
+
+    def batches(self, batch_size: int) -> Iterator[SampleBatch]:
+        """Read the samples in order, one batch ahead; every sample is in one batch, or among the rejected of one."""
+
+
+@dataclass(frozen=True)
+class DatasetPart:
+    """One shard of a prepared dataset."""
+
+    file: str
+    rows: int
+    split: str
+    dataset: Folder
+    manifest: Manifest
+    """Names this shard alone."""
+    settings: ReaderSettings
+
+    def batches(self, batch_size: int) -> Iterator[SampleBatch]:
+        """See `Part.batches`; a damaged row is rejected.
+
+        Raises:
+            OSError, ValueError, RuntimeError: As `SplitReader`.
+        """
+        if not self.rows:
+            return
+        reader = SplitReader(self.dataset, self.split, self.settings, manifest=self.manifest)
+        pool, known = reader.pool(batch_size), self._known()
+        starts = range(0, self.rows, batch_size)
+        reads = (partial(self._read, reader, pool, known, start, batch_size) for start in starts)
+        yield from _one_ahead(reads)
+
+    def _read(self, reader: SplitReader, pool: BufferPool, known: pa.Table, start: int, batch_size: int) -> SampleBatch:
+        rows = np.arange(start, min(start + batch_size, self.rows))
+        try:
+            batch = reader.gather(rows, pool, batch_size)
+            return SampleBatch(batch.images, known.slice(start, len(rows)), [], batch.targets[: len(rows)])
+        except DamageError:
+            return self._without_damaged(reader, known, rows, batch_size)
+
+    def _without_damaged(
+        self, reader: SplitReader, known: pa.Table, rows: NDArray[np.int64], batch_size: int
+    ) -> SampleBatch:
+        good: list[int] = []
+        rejected: list[dict[str, str]] = []
+        images: dict[str, NDArray[np.generic]] = {}
+        for row in rows.tolist():
+            try:
+                sample = reader.gather(np.array([row])).images
+            except DamageError as error:
+                bad = BadRecordError(self.manifest.splits[self.split].shards[0].file, "damaged row", str(error))
+                rejected.append(rejection(known[ID_FIELD][row].as_py(), bad))
+                continue
+            for name, pixels in sample.items():
+                images.setdefault(name, np.zeros((batch_size, *pixels.shape[1:]), pixels.dtype))[len(good)] = pixels[0]
+            good.append(row)
+        return SampleBatch(images, known.take(pa.array(good, pa.int64())), rejected)
+
+    def _known(self) -> pa.Table:
+        """The plain columns of the shard; datasets of format version 1 have the id alone."""
+        shard = self.manifest.splits[self.split].shards[0]
+        with self.dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
+            names = [name for name in KNOWN_SCHEMA.names if name in parquet.schema_arrow.names]
+            found = parquet.read(columns=names)
+        columns = {"split": pa.repeat(self.split, len(found)), **{name: found[name] for name in names}}
+        return _known_table(columns, len(found))
+
+
+@dataclass(frozen=True)
+class ArchivePart:
+    """Some samples of a raw archive."""
+
+    file: str
+    rows: int
+    archive: Archive
+    samples: bytes
+    """Rows of the archive's index, as an Arrow stream."""
+    unusable: tuple[dict[str, str], ...]
+    """Rows of `REJECTED_SCHEMA`: those of the samples that are known not to be readable, and are not read."""
+
+    def batches(self, batch_size: int) -> Iterator[SampleBatch]:
+        """See `Part.batches`; a sample whose files are damaged or missing is rejected.
+
+        Raises:
+            RuntimeError: A remote storage cannot be used.
+        """
+        index = pa.ipc.open_stream(self.samples).read_all()
+        if self.unusable:
+            known_bad = pa.array([row["id"] for row in self.unusable])
+            index = index.filter(pc.invert(pc.is_in(index["id"], known_bad)))
+            yield SampleBatch({}, _known_table({"id": [], "split": []}, 0), list(self.unusable))
+        threads = 1 if is_local(self.archive.root) else _REMOTE_READS
+        with ThreadPoolExecutor(threads, thread_name_prefix="groundswell-archive") as pool:
+            starts = range(0, len(index), batch_size)
+            yield from _one_ahead(
+                partial(self._read, index.slice(start, batch_size), batch_size, pool if threads > 1 else None)
+                for start in starts
+            )
+
+    def _read(self, samples: pa.Table, batch_size: int, pool: ThreadPoolExecutor | None) -> SampleBatch:
+        groups = self.archive.description.groups
+        images = {group.name: np.zeros((batch_size, *group.shape), group.dtype) for group in groups}
+        rows: list[dict[str, Any]] = samples.select(["id", "paths"]).to_pylist()
+        places = [{name: pixels[row] for name, pixels in images.items()} for row in range(len(rows))]
+        results = list((pool.map if pool else map)(partial(read_sample, self.archive), rows, places))
+        good = [row for row, result in enumerate(results) if not isinstance(result, BadRecordError)]
+        rejected = [
+            rejection(row["id"], result)
+            for row, result in zip(rows, results, strict=True)
+            if isinstance(result, BadRecordError)
+        ]
+        if rejected:
+            for pixels in images.values():
+                pixels[: len(good)] = pixels[good]
+        georeferences = [result for result in results if not isinstance(result, BadRecordError)]
+        return SampleBatch(images, _known_samples(samples.take(pa.array(good, pa.int64())), georeferences), rejected)
+
+
+def _known_samples(samples: pa.Table, georeferences: Sequence[Georeference | None]) -> pa.Table:
+    columns = {
+        **{name: samples[name] for name in ("id", "split", "tile")},
+        "epsg": [place and place.epsg for place in georeferences],
+        "x0": [place and place.x0 for place in georeferences],
+        "y0": [place and place.y0 for place in georeferences],
+    }
+    return _known_table(columns, len(samples))
+
+
+def _known_table(columns: dict[str, Any], rows: int) -> pa.Table:
+    """A table of `KNOWN_SCHEMA`; columns that are left out are null."""
+    arrays = []
+    for field in KNOWN_SCHEMA:
+        values = columns.get(field.name)
+        if values is None:
+            arrays.append(pa.nulls(rows, field.type))
+        elif isinstance(values, pa.Array | pa.ChunkedArray):
+            arrays.append(values.cast(field.type))
+        else:
+            arrays.append(pa.array(values, field.type))
+    return pa.table(arrays, schema=KNOWN_SCHEMA)
+
+
+def _one_ahead(reads: Iterable[Callable[[], _Value]]) -> Iterator[_Value]:
+    """Read one batch in a thread while the one before is scored; an error is raised where its batch is due."""
+    with ThreadPoolExecutor(1, thread_name_prefix="groundswell-read") as pool:
+        waiting = None
+        for read in reads:
+            coming = pool.submit(read)
+            if waiting is not None:
+                yield waiting.result()
+            waiting = coming
+        if waiting is not None:
+            yield waiting.result()

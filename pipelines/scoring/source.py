@@ -1,0 +1,129 @@
+"""What is scored as a whole: a dataset or a raw archive, its identity, and its parts."""
+
+import hashlib
+import json
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from pipelines.archives.archive import Archive
+from pipelines.dataset.index import index_digest
+from pipelines.dataset.manifest import FILE_NAME, Split, read_manifest
+from pipelines.dataset.plan import describe
+from pipelines.dataset.reader import ReaderSettings, check_readable
+from pipelines.sample import ImageGroup, Task
+from pipelines.scoring.parts import ArchivePart, DatasetPart, Part
+from pipelines.storage import Folder
+
+DATASET = "dataset"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A dataset or an archive, opened."""
+
+    where: str
+    """Its path or URL."""
+    kind: str
+    """`DATASET`, or the kind of the archive."""
+    fingerprint: str
+    """Digest of its samples: another one means other samples."""
+    task: Task
+    class_names: tuple[str, ...]
+    groups: tuple[ImageGroup, ...]
+    parts: tuple[Part, ...]
+    rejected: tuple[dict[str, str], ...] = ()
+    """Rows of `REJECTED_SCHEMA`: what the archive's metadata holds and is no sample of any part."""
+    samples_per_file: int | None = None
+    """Largest number of samples of a part of a raw archive."""
+
+
+def is_dataset(location: Folder) -> bool:
+    """Tell whether a folder is a prepared dataset."""
+    return location.exists(FILE_NAME)
+
+
+def dataset_source(dataset: Folder, settings: ReaderSettings, splits: Collection[str] | None = None) -> Source:
+    """Open a prepared dataset: every shard is one part.
+
+    Args:
+        dataset: The dataset.
+        settings: How rows are read.
+        splits: Names of the splits; None: all.
+
+    Raises:
+        FileNotFoundError: There is none, or a shard is missing.
+        ValueError: There is no such split, or the manifest or a shard is damaged.
+        RuntimeError: The storage cannot be used.
+    """
+    manifest = read_manifest(dataset)
+    chosen = sorted(manifest.splits if splits is None else splits)
+    check_readable(dataset, manifest, chosen, settings)
+    parts: list[Part] = []
+    for split in chosen:
+        content = manifest.splits[split]
+        for shard in content.shards:
+            alone = {split: Split(shards=(shard,), class_counts=content.class_counts)}
+            one = manifest.model_copy(update={"splits": alone})
+            parts.append(DatasetPart(shard.file.replace("/", "-"), shard.rows, split, dataset, one, settings))
+    return Source(
+        str(dataset),
+        DATASET,
+        manifest.fingerprint,
+        manifest.task,
+        manifest.class_names,
+        manifest.groups,
+        tuple(parts),
+    )
+
+
+def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
+    """Open a raw archive: its samples, split by split in the order of its index, are cut into parts.
+
+    Args:
+        archive: The archive.
+        samples_per_file: Largest number of samples of a part.
+
+    Raises:
+        FileNotFoundError: The archive or its metadata is missing.
+        ValueError: It is empty, or its metadata cannot be read.
+        RuntimeError: The storage cannot be used.
+    """
+    if archive.root:
+        Folder.at(archive.root).check()
+    description, index = archive.description, archive.index()
+    unusable = {row["id"]: row for row in index.unusable.to_pylist()}
+    parts: list[Part] = []
+    for split in sorted(pc.unique(index.samples["split"]).to_pylist()):
+        samples = index.samples.filter(pc.equal(index.samples["split"], split)).combine_chunks()
+        count = math.ceil(len(samples) / samples_per_file)
+        ends = [len(samples) * (number + 1) // count for number in range(count)]
+        for number, (start, end) in enumerate(zip([0, *ends], ends, strict=False)):
+            part = samples.slice(start, end - start)
+            bad = tuple(unusable[name] for name in part["id"].to_pylist() if name in unusable) if unusable else ()
+            parts.append(ArchivePart(f"{split}-part-{number:05d}.parquet", len(part), archive, _stream(part), bad))
+    identity = [index_digest(index.samples), describe(description, archive.read_settings), samples_per_file]
+    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return Source(
+        archive.root or description.kind,
+        description.kind,
+        fingerprint,
+        description.task,
+        description.class_names,
+        description.groups,
+        tuple(parts),
+        tuple(index.rejected.to_pylist()),
+        samples_per_file,
+    )
+
+
+def _stream(table: pa.Table) -> bytes:
+    """A slice alone: pickled, it would take the whole table along."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data: bytes = sink.getvalue().to_pybytes()
+    return data

@@ -1,0 +1,77 @@
+"""The model card: what a model is, of what it was made, how good it is, and where its limits are."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+FILE_NAME = "model_card.md"
+THRESHOLDS = "thresholds"
+"""Key of a model's metadata: least probability of each predicted class, tuned on validation."""
+Card = Callable[[Mapping[str, float]], str]
+"""From the metrics of a model to the text of its card."""
+_RECIPE = ("model", "optimizer", "schedule", "training", "input", "exchange")
+
+
+def model_card(
+    name: str, metadata: Mapping[str, Any], parameters: Mapping[str, str], metrics: Mapping[str, float]
+) -> str:
+    """Write a model card in Markdown.
+
+    Args:
+        name: Title.
+        metadata: The metadata that is logged beside the model: task, classes, bands, image groups, dataset.
+        parameters: Parameters of the run, `section.key` -> value.
+        metrics: Scores at the step of the model.
+
+    Source: Mitchell et al. (2019), "Model Cards for Model Reporting", for the sections.
+    """
+    names, task = metadata.get("class_names", []), str(metadata.get("task", "")).replace("_", "-")
+    thresholds = dict(zip(names, metadata.get(THRESHOLDS, []), strict=False))
+    source = metadata.get("source_fingerprint")
+    recipe = {key: value for key, value in sorted(parameters.items()) if key.partition(".")[0] in _RECIPE}
+    lines = [
+        f"# {name}",
+        "",
+        f"A {task} classifier of {len(names)} classes. It takes raw pixels at their native resolution; upsampling and "
+        "normalisation are layers of the model.",
+        "",
+        "## Input and output",
+        *(f"* `{group['name']}`: bands {', '.join(group['bands'])}" for group in metadata.get("groups", [])),
+        f"* Output: one probability per class, in this order: {', '.join(names)}.",
+        *(["", "## Thresholds", "Those with the largest F1 of each class on the validation split:"] * bool(thresholds)),
+        *(f"* {name}: {threshold:.4f}" for name, threshold in thresholds.items()),
+        "",
+        "## Data",
+        f"* Archive: {metadata.get('archive')}",
+        f"* Dataset fingerprint: `{metadata.get('dataset_fingerprint')}`",
+        *([f"* Fingerprint of the archive's index: `{source}`"] if source else []),
+        "* Source, dates and licence are the archive's; they are not recorded here.",
+        *_counts(metadata.get("samples", {}), names),
+        "",
+        "## Recipe",
+        *(f"* `{key}`: {value}" for key, value in recipe.items()),
+        "",
+        "## Scores",
+        *([f"* {key}: {value:.4f}" for key, value in sorted(metrics.items())] or ["* none were recorded"]),
+        "",
+        "## Limits",
+        "* The scores are of the dataset above. Other regions, seasons, sensors and processing levels were not "
+        "measured here.",
+        "* Probabilities are not calibrated by themselves: `groundswell evaluate` measures how far they can be "
+        "trusted, and the scores by country, season and tile.",
+        "* The classes are those of the archive's labels, with their errors.",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _counts(samples: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+    """A table of the samples of each split, all and by class."""
+    if not samples:
+        return []
+    splits = sorted(samples)
+    columns = [[samples[split]["rows"], *samples[split]["of_class"]] for split in splits]
+    rows = [
+        f"| {name} | {' | '.join(f'{count:,}' for count in counts)} |"
+        for name, *counts in zip(["all", *names], *columns, strict=True)
+    ]
+    return ["", f"| samples | {' | '.join(splits)} |", "|---" * (len(splits) + 1) + "|", *rows]

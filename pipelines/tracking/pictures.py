@@ -1,0 +1,94 @@
+"""Pictures that are drawn beside training, from a thread, as often as their cost allows."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Draw = Callable[[], "Figure"]
+LARGEST_COST = 0.003
+"""Part of the time since the start that drawing may take before the end of a training, in processor time."""
+_LONGEST_PAUSE_SECONDS = 1.0
+_log = logging.getLogger(__name__)
+
+
+class _Order(NamedTuple):
+    draw: Draw
+    after_step: int
+
+
+class Pictures:
+    """Draws the newest version of each picture; versions that come too fast are left out, the last one never is."""
+
+    def __init__(self, take: Callable[["Figure", str, int], None]) -> None:
+        """Start no thread before the first order.
+
+        Args:
+            take: Called with each picture, its path and its step, from the thread.
+        """
+        self._take = take
+        self._orders: dict[str, _Order] = {}
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._started = time.monotonic()
+        self._seconds = 0.0
+        self._finishes = False
+
+    def order(self, path: str, draw: Draw, *, after_step: int) -> None:
+        """Ask for a picture, in place of one under the same path that was not drawn yet.
+
+        Args:
+            path: Path of the artifact.
+            draw: Makes the picture; is called from a thread, and must own what it reads.
+            after_step: Optimizer steps that the picture tells of.
+        """
+        with self._changed:
+            self._orders[path] = _Order(draw, after_step)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._draw_all, name="pictures", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def hurry(self) -> None:
+        """Draw what was ordered last of each picture without a pause from now on; `finish` waits for it."""
+        with self._changed:
+            self._finishes = True
+            self._changed.notify_all()
+
+    def finish(self) -> None:
+        """Draw what was ordered last of each picture, and wait for it."""
+        self.hurry()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._finishes = False
+
+    @property
+    def seconds(self) -> float:
+        """Processor time of all drawing so far."""
+        return self._seconds
+
+    def _draw_all(self) -> None:
+        while True:
+            with self._changed:
+                while not self._may_draw():
+                    if self._finishes and not self._orders:
+                        return
+                    self._changed.wait(_LONGEST_PAUSE_SECONDS)
+                path = next(iter(self._orders))
+                order = self._orders.pop(path)
+            before = time.thread_time()
+            try:
+                self._take(order.draw(), path, order.after_step)
+            except Exception:  # training goes on; the next version of the picture may succeed
+                _log.warning("%s was not drawn", path, exc_info=True)
+            self._seconds += time.thread_time() - before
+
+    def _may_draw(self) -> bool:
+        if not self._orders:
+            return False
+        return self._finishes or self._seconds <= LARGEST_COST * (time.monotonic() - self._started)

@@ -1,0 +1,54 @@
+"""Writes points of curves to a run, with little work for each of them."""
+
+import math
+from collections.abc import Sequence
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request, verify_rest_response
+
+_ENDPOINT = "/api/2.0/mlflow/runs/log-batch"
+
+Row = tuple[str, int, float, int]
+"""Name, step, value, milliseconds since 1970."""
+
+
+def log_points(client: MlflowClient, uri: str, run_id: str, rows: Sequence[Row]) -> None:
+    """Write points.
+
+    A tracking server gets them as JSON in MLflow's REST format. MLflow's own client makes an entity, a message and a
+    dictionary of each of them: for 1,000 points that is 48 ms of a processor, against 5 ms (RESULTS.md), which training
+    would have to share.
+
+    Args:
+        client: A client of the store.
+        uri: Address of the store.
+        run_id: The run.
+        rows: The points, at most 1,000.
+
+    Raises:
+        MlflowException: As from MLflow's client.
+    """
+    if not uri.startswith(("http://", "https://")):
+        metrics = [Metric(name, value, milliseconds, step) for name, step, value, milliseconds in rows]
+        client.log_batch(run_id, metrics=metrics)
+        return
+    points = [
+        {
+            "key": name,
+            "value": value if math.isfinite(value) else _named(value),
+            "timestamp": milliseconds,
+            "step": step,
+        }
+        for name, step, value, milliseconds in rows
+    ]
+    content = {"run_id": run_id, "metrics": points}
+    credentials = get_default_host_creds(uri)  # type: ignore[no-untyped-call]
+    response = http_request(credentials, _ENDPOINT, "POST", json=content)  # type: ignore[no-untyped-call]
+    verify_rest_response(response, _ENDPOINT)
+
+
+def _named(value: float) -> str:
+    """What JSON of protocol buffers has for a number that plain JSON does not have."""
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

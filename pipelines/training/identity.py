@@ -1,0 +1,44 @@
+"""A name for everything that decides what comes out of a training."""
+
+import hashlib
+import json
+from typing import Any
+
+from conf.keys import TAGS
+from conf.schema import RunConfig
+from conf.section import Section
+from pipelines.dataset.manifest import Manifest
+
+_SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
+_WITHOUT_INFLUENCE = ("output", "resume_run", "checkpoint_every_steps", "trace_steps", "tensorflow_profiler")
+
+
+def training_digest(config: RunConfig, manifest: Manifest) -> str:
+    """Return a digest of the dataset's content, the recipe and the number of workers.
+
+    It is the same on every machine. Settings that have their default do not count: a version of this program with more
+    settings still finds what an earlier one has trained. Versions of packages do not count either.
+
+    Args:
+        config: The configuration.
+        manifest: Its dataset.
+    """
+    recipe = {name: _chosen(getattr(config, name)) for name in _SECTIONS}
+    for key in _WITHOUT_INFLUENCE:
+        recipe["training"].pop(key, None)
+    values = {"dataset": manifest.fingerprint, "workers": config.launch.num_workers, **recipe}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:20]
+
+
+def _chosen(section: Section) -> dict[str, Any]:
+    """What differs from the defaults, and which member of a union it is."""
+    values: dict[str, Any] = {}
+    dumped = section.model_dump(mode="json")
+    for name in type(section).model_fields:
+        value = getattr(section, name)
+        if isinstance(value, Section):
+            if inner := _chosen(value):
+                values[name] = inner
+        elif name in TAGS or value != section.default(name):
+            values[name] = dumped[name]
+    return values

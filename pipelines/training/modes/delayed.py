@@ -1,0 +1,89 @@
+"""Delayed gradients: every step applies what the step before it computed, so that no step waits for the network."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from models.compression.exchange.exchange import GradientExchange
+from pipelines.training.modes.mode import Apply
+from pipelines.training.stop import StopAgreement
+
+
+class Delayed:
+    """While a step computes its gradients, those of the step before travel; then their mean is applied.
+
+        step t:   m = mean over the ranks of g(t-1), during the forward and backward pass that gives g(t) = g(w(t))
+                  w(t+1) = optimizer's update of w(t) by m
+
+    The first step applies nothing, and the gradients of the last one are never applied. So every rank holds the same
+    weights after every step, as in synchronous training, and the result does not depend on how the global batch is
+    divided among workers; but each gradient is that of weights one update old.
+
+    When it pays: when the exchange takes about as long as forward and backward pass and cannot be compressed; a step
+    then takes the longer one of the two in place of their sum. When not: on networks that synchronous training, whose
+    exchange begins during the backward pass, hides already; and at rates near the largest that still converge, for an
+    update that is one step old makes training less stable: momentum 0.9 tolerates a lower rate. A gradient more is held
+    in memory.
+
+    Source: Zinkevich, Langford, Smola 2009, "Slow learners are fast", with a delay of 1; Zhu et al. 2021, "Delayed
+    gradient averaging".
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        exchange: GradientExchange,
+        stop: StopAgreement | None,
+        *,
+        steps_per_epoch: int,
+    ) -> None:
+        """Create the variables that hold the gradients from one step to the next.
+
+        Args:
+            model: The model; its trainable variables have the gradients.
+            optimizer: Its optimizer, built.
+            exchange: Averages the gradients.
+            stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
+            steps_per_epoch: Optimizer steps of one epoch, which this mode does not need.
+        """
+        self._optimizer, self._exchange, self._stop = optimizer, exchange, stop
+        self._pending = [
+            keras.Variable(tf.zeros(each.shape), trainable=False, name=f"pending_{each.path.replace('/', '.')}")
+            for each in model.trainable_variables
+        ]
+        self._has_pending = keras.Variable(0, dtype="int32", trainable=False, name="has_pending")
+        self._means: list[tf.Tensor] = []
+        self.shared: Sequence[keras.Variable] = [self._has_pending]
+        self.own: Sequence[keras.Variable] = self._pending
+        self.between: Sequence[tf.Variable] = ()
+
+    def begin(self) -> None:
+        """Every rank has the same weights always."""
+
+    def block(self, step: int) -> int:
+        """The ranks come together in every step; see `Mode`."""
+        return step
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def begin_step(self) -> None:
+        """Let the last step's gradients, and the flags of the agreement, travel while this step computes its own."""
+        if self._stop is not None:
+            self._stop.exchange()
+        pending = [variable.value.read_value() for variable in self._pending]
+        self._means = self._exchange.exchange(pending, self._optimizer.learning_rate)
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
+        """Apply the means of the last step, and keep these gradients for the next one; see `Mode`."""
+        means = self._means
+
+        def take_step() -> bool:
+            apply(means)
+            return True
+
+        tf.cond(self._has_pending.value > 0, take_step, lambda: False)
+        self._has_pending.assign(1)
+        for variable, gradient in zip(self._pending, gradients, strict=True):
+            variable.assign(gradient)

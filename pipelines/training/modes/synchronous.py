@@ -1,0 +1,51 @@
+"""Synchronous training: every step takes the mean of the gradients of all ranks."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from models.compression.exchange.exchange import GradientExchange
+from pipelines.training.modes.mode import Apply
+from pipelines.training.stop import StopAgreement
+
+
+class Synchronous:
+    """Every rank applies the same mean gradient, so that all of them hold the same weights after every step.
+
+    The default. The result does not depend on how the global batch is divided among workers (batch norm apart). It pays
+    wherever the exchange of a step takes less time than its forward and backward pass, or can be compressed to that.
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, exchange: GradientExchange, stop: StopAgreement | None = None
+    ) -> None:
+        """Store the pieces.
+
+        Args:
+            optimizer: The optimizer, whose learning rate the exchange of some codecs needs.
+            exchange: Averages the gradients.
+            stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
+        """
+        self._optimizer, self._exchange, self._stop = optimizer, exchange, stop
+        self.shared: Sequence[keras.Variable] = ()
+        self.own: Sequence[keras.Variable] = ()
+        self.between: Sequence[tf.Variable] = ()
+
+    def begin(self) -> None:
+        """Every rank has the same weights always."""
+
+    def block(self, step: int) -> int:
+        """The ranks come together in every step; see `Mode`."""
+        return step
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def begin_step(self) -> None:
+        """Let the flags of the agreement travel while the gradients are computed."""
+        if self._stop is not None:
+            self._stop.exchange()
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
+        """Apply the mean over the ranks; see `Mode`."""
+        apply(self._exchange.exchange(gradients, self._optimizer.learning_rate))

@@ -1,0 +1,47 @@
+"""All training modes by name.
+
+A new mode is one file in this folder and one line in the table below. To be configurable it also has a class of
+settings, with a line in the union, in `conf/modes.py`.
+"""
+
+from collections.abc import Callable
+
+import keras
+
+from conf.modes import ModeConfig
+from models.compression.exchange.exchange import GradientExchange
+from pipelines.training.modes.delayed import Delayed
+from pipelines.training.modes.local import LocalUpdates
+from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.synchronous import Synchronous
+from pipelines.training.stop import StopAgreement
+
+MODES: dict[str, Callable[..., Mode]] = {
+    "synchronous": lambda model, optimizer, exchange, stop, steps_per_epoch: Synchronous(optimizer, exchange, stop),
+    "local": LocalUpdates,
+    "delayed": Delayed,
+}
+"""Constructors with model, optimizer, exchange, agreement to stop, steps of an epoch, and the mode's settings."""
+
+
+def make_mode(
+    config: ModeConfig,
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    exchange: GradientExchange,
+    stop: StopAgreement,
+    *,
+    steps_per_epoch: int,
+) -> Mode:
+    """Build the configured mode.
+
+    Args:
+        config: The mode's section.
+        model: The model that is trained.
+        optimizer: Its optimizer, built.
+        exchange: The exchange between the ranks.
+        stop: How the ranks agree to stop.
+        steps_per_epoch: Optimizer steps of one epoch.
+    """
+    make = MODES[config.name]
+    return make(model, optimizer, exchange, stop, steps_per_epoch=steps_per_epoch, **config.arguments())

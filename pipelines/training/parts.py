@@ -1,0 +1,225 @@
+"""What one rank trains with, made from the configuration; training and the finders begin with it."""
+
+import functools
+import logging
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conf.schema import RunConfig
+from models.compression import kernels
+from models.compression.arithmetic.marks import Marks
+from models.compression.exchange.exchange import GradientExchange
+from models.layers.augmentation import AugmentedModel, augmentation_seeds
+from models.layers.normalisation import normalise_over, statistics_bytes
+from models.losses import Loss
+from models.schedules import Schedule
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.reader import Batch
+from pipelines.launch import membership
+from pipelines.launch.report import log_to_driver
+from pipelines.training.accumulation import Accumulation
+from pipelines.training.bands import used_groups
+from pipelines.training.collective import HorovodCollective, ranks_of_job, use_assigned_devices
+from pipelines.training.input import TrainingInput, make_input
+from pipelines.training.kept_state import KERNELS, first_facts
+from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.mixing import Mixing
+from pipelines.training.modes.mode import Mode
+from pipelines.training.objective import make_loss
+from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_rate_factors
+from pipelines.training.step import StepClocks, make_accumulate, make_train_step
+from pipelines.training.stop import StopAgreement
+from pipelines.training.tracing.timeline import allow_timeline
+from pipelines.training.warm_start import begin_with
+from pipelines.training.weight_average import WeightAverage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one rank trains with; made by the same calls on every rank."""
+
+    collective: HorovodCollective
+    manifest: Manifest
+    micro_batches: int
+    """Batches of this rank per optimizer step."""
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    """Built for the model, with learning rate 0."""
+    loss: Loss
+    exchange: GradientExchange
+    batch_norm_bytes: int = 0
+    """What batch norm over ranks adds to a step's payload: bytes of an allreduce over all ranks of the same cost."""
+
+
+def make_parts(config: RunConfig) -> Parts:
+    """Join the ranks and make what each of them trains with; the initial weights are rank 0's after a broadcast."""
+    if config.training.trace_steps is not None:
+        allow_timeline()
+    collective = join_ranks(config.model.batch_norm_span(ranks_of_job()))
+    # The same seed on every rank builds the same weights, and the broadcast makes sure of it.
+    keras.utils.set_random_seed(config.training.seed)
+    manifest = read_manifest(config.dataset.path)
+    model = make_model(config, manifest)
+    if collective.group.size > 1:
+        normalise_over(model, collective.group)
+    _begin_warm(config, manifest, model, collective)
+    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
+    if membership.is_spare():
+        _use_kernels_as_others(config)
+    else:
+        agree_on_kernels(config, collective)
+    exchange = make_exchange(config, collective)
+    if config.training.trace_steps is not None:
+        exchange.marks = Marks()
+    loss, micro_batches = make_loss(config, manifest), _micro_batches(config, collective)
+    statistics = _batch_norm_bytes(model, collective, micro_batches)
+    return Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange, statistics)
+
+
+def join_ranks(batch_norm_span: int = 1) -> HorovodCollective:
+    """Join the job, in groups of so many ranks, on the devices that the launcher assigned."""
+    collective = HorovodCollective(batch_norm_span)
+    use_assigned_devices()
+    return collective
+
+
+def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
+    """Open the training split for this rank."""
+    rank, size = parts.collective.rank, parts.collective.size
+    return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
+
+
+def make_trainer(
+    config: RunConfig,
+    parts: Parts,
+    schedule: Schedule,
+    *,
+    stop: StopAgreement | None = None,
+    mode: Mode | None = None,
+    loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+) -> Trainer:
+    """Make the training step of this rank, compiled when it is first called.
+
+    Args:
+        config: The whole configuration.
+        parts: What this rank trains with.
+        schedule: Learning rate by optimizer step.
+        stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
+        mode: What a step does with the gradients; None: it applies their mean over the ranks.
+        loss_scale: Scale of the loss for half floats.
+        average: Takes the weights after every update.
+        clocks: Get the times of each step.
+    """
+    model, loss, jit_compile = parts.model, parts.loss, config.training.jit_compile
+    accumulation = Accumulation(model, parts.micro_batches) if parts.micro_batches > 1 else None
+    step = make_train_step(
+        model,
+        loss,
+        parts.optimizer,
+        parts.exchange,
+        jit_compile=jit_compile,
+        mode=mode,
+        accumulation=accumulation,
+        loss_scale=loss_scale,
+        average=average,
+        rate_factors=make_rate_factors(config, model),
+        clocks=clocks,
+    )
+    accumulate = None
+    if accumulation is not None:
+        accumulate = make_accumulate(model, loss, accumulation, jit_compile=jit_compile, loss_scale=loss_scale)
+    reset = (lambda: None) if accumulation is None else accumulation.reset
+    return Trainer(step, parts.optimizer, schedule, parts.collective, stop, accumulate, parts.micro_batches, reset)
+
+
+def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
+    """Use the C++ kernels on every rank or on none: ranks decode alone, and other code gives other last digits."""
+    if config.exchange.codec.name in kernels.CODECS:
+        (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
+        if loaded < collective.size:
+            if loaded:
+                _log.warning("%d of %d ranks have C++ kernels for compression: none uses them", loaded, collective.size)
+            kernels.disable()
+
+
+def use_kernels(config: RunConfig) -> bool:
+    """Whether this rank uses C++ kernels, once all ranks have agreed."""
+    return config.exchange.codec.name in kernels.CODECS and kernels.load() is not None
+
+
+def _use_kernels_as_others(config: RunConfig) -> None:
+    """Let a spare use C++ kernels if the process uses them whose place it may take."""
+    if config.exchange.codec.name in kernels.CODECS:
+        facts = first_facts(membership.kept_memory()[:2], give_up=membership.is_turn)
+        if facts is not None and not facts[KERNELS]:
+            kernels.disable()
+
+
+def make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | None:
+    """Return the function from rows to the seeds of their augmentation; None if the model does not augment."""
+    if not isinstance(model, AugmentedModel):
+        return None
+    return functools.partial(augmentation_seeds, config.training.seed, epoch)
+
+
+def trace_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
+    """Trace the graphs of a step, which takes long, before this process is a rank; nothing is computed."""
+    size, manifest = config.training.batch_size_per_worker, parts.manifest
+    batch = Batch(
+        {
+            group.name: np.zeros((size, *group.shape), group.dtype)
+            for group in used_groups(manifest.groups, config.input.bands)
+        },
+        np.zeros((size, len(manifest.class_names)), np.uint8),
+        np.ones(size, np.float32),
+        np.zeros(size, np.int64),
+    )
+    inputs = inputs_of_step(batch, make_seeds(config, parts.model, 0), make_mixing(config, 0))
+    for graph in (trainer.step, trainer.accumulate):
+        if isinstance(graph, tf.types.experimental.PolymorphicFunction):
+            graph.get_concrete_function(*inputs)
+
+
+def make_mixing(config: RunConfig, epoch: int) -> Mixing | None:
+    """Return what mixes the samples of an epoch's batches; None if they stay as they are."""
+    return Mixing(config.training.mixup, config.training.seed, epoch) if config.training.mixup else None
+
+
+def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:
+    """Batches of this rank per step: fewer ranks than at the start take more of them each."""
+    micro_batches = config.accumulation_steps(collective.size)
+    assert micro_batches is not None, "the driver checks that the global batch divides"
+    return micro_batches
+
+
+def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_batches: int) -> int:
+    """Bytes of a step; a rank sends 2 (k - 1) / k times as many in its group of k ranks as it sums. Rank 0 says so."""
+    k, n = collective.group.size, collective.size
+    if k == 1:
+        return 0
+    added = round(micro_batches * statistics_bytes(model) * (k - 1) / k * n / (n - 1))
+    if collective.rank == 0 and not membership.is_spare():
+        log_to_driver(f"batch norm over {k} ranks adds {added:,} bytes to each step's payload")
+    return added
+
+
+def _begin_warm(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
+    """Take the weights of an earlier training on rank 0, whose weights all get later; freeze on every rank."""
+    frozen = freeze_layers(config, model)
+    if config.warm_start.source is None or config.training.resume_run is not None or collective.rank != 0:
+        return
+    if membership.is_spare():  # it gets all weights from the process whose place it takes
+        return
+    lines = begin_with(model, config, manifest)
+    if frozen:
+        lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
+    for line in lines:
+        log_to_driver(line)

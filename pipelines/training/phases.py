@@ -1,0 +1,116 @@
+"""Where the step goes: how long each rank spends on each part of a step, gathered once per epoch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+PHASES = {
+    "input": "waiting for the next batch",
+    "compute": "forward and backward pass, and what is not in another phase",
+    "encode": "encoding gradients",
+    "wire": "sending and receiving, as far as it is not hidden by the backward pass",
+    "decode": "decoding what was received",
+    "optimizer": "the update of the weights",
+    "waiting": "waiting for the slowest rank",
+}
+"""The phases in their order within a step, with what they are."""
+
+
+@dataclass(frozen=True)
+class StepPhases:
+    """Mean seconds of each phase per step, by rank."""
+
+    seconds: tuple[Mapping[str, float], ...]
+    """All of `PHASES` for each rank."""
+
+    @property
+    def slowest_rank(self) -> int:
+        """The rank for which the others wait: it waits least itself."""
+        return min(range(len(self.seconds)), key=lambda rank: self.seconds[rank]["waiting"])
+
+    @property
+    def mean(self) -> dict[str, float]:
+        """Mean over the ranks."""
+        return {name: float(np.mean([rank[name] for rank in self.seconds])) for name in PHASES}
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a step, which are about the same on every rank."""
+        return sum(self.mean.values())
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Sums over the measured steps of an epoch on one rank."""
+
+    steps: int
+    seconds: float
+    """Wall time."""
+    input: float
+    encode: float
+    collective: float
+    """Sending, receiving and waiting for other ranks."""
+    decode: float
+    optimizer: float
+    after_gradients: float
+    """Seconds from the last gradient to the end of the step; see `StepClocks.figures`."""
+    payload_bytes: float
+    """Mean per step; see `GradientExchange.metrics`."""
+
+    @property
+    def row(self) -> NDArray[np.float64]:
+        """Mean seconds per step `(1, 7)`, as `divide` takes them."""
+        sums = [self.seconds, self.input, self.encode, self.collective, self.decode, self.optimizer]
+        sums.append(self.after_gradients)
+        return np.array([sums]) / max(self.steps, 1)
+
+
+def divide(rows: NDArray[np.float64]) -> StepPhases:
+    """Return the phases of each rank from its mean seconds per step `(ranks, 7)`, the rows of `Measured`.
+
+        exposed(rank)       = time after the last gradient - optimizer
+        exchange(rank)      = encode + collective + decode, bucket by bucket
+        encode, ..., decode = their part of exchange(rank), of which at most exposed(rank) counts
+        waiting(rank)       = collective(rank) - the smallest collective of all ranks
+        wire                = the smallest collective: that of the rank which comes last finds all others there
+        compute             = wall time - all other phases, at least 0
+
+    Buckets travel while the backward pass still computes earlier layers, and several of them at the same time: the sum
+    of their times may be more than the step. What computing hides is part of `compute`.
+    """
+    steps, waited, encode, collective, decode, optimizer, after_gradients = rows.T
+    exchange = encode + collective + decode
+    exposed = np.clip(after_gradients - optimizer, 0.0, exchange)
+    share = np.divide(exposed, exchange, out=np.zeros_like(exchange), where=exchange > 0)
+    encode, collective, decode = encode * share, collective * share, decode * share
+    others = waited + encode + collective + decode + optimizer
+    columns = {
+        "input": waited,
+        "compute": np.maximum(0.0, steps - others),
+        "encode": encode,
+        "wire": np.full_like(collective, collective.min()),
+        "decode": decode,
+        "optimizer": optimizer,
+        "waiting": collective - collective.min(),
+    }
+    return StepPhases(
+        tuple({name: float(column[rank]) for name, column in columns.items()} for rank in range(len(rows)))
+    )
+
+
+def line_of(phases: StepPhases) -> str:
+    """Say where the step goes, in parts of the whole, with the slowest rank where one makes the others wait."""
+    mean, whole = phases.mean, phases.step_seconds
+    parts = [f"{name} {100 * seconds / whole:.0f} %" for name, seconds in mean.items() if seconds >= 0.005 * whole]
+    slowest = f"; slowest is rank {phases.slowest_rank}" if mean["waiting"] >= 0.005 * whole else ""
+    return f"a step takes {1000 * whole:.0f} ms: {', '.join(parts)}{slowest}"
+
+
+def table_of(phases: StepPhases, epoch: int) -> list[dict[str, float]]:
+    """Return a row for each rank in an epoch, which is counted from 1."""
+    return [
+        {"epoch": epoch, "rank": rank, **{f"{name}_seconds": value for name, value in seconds.items()}}
+        for rank, seconds in enumerate(phases.seconds)
+    ]

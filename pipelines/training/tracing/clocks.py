@@ -1,0 +1,106 @@
+"""How far a rank's clock is from that of rank 0, asked over a connection of its own."""
+
+import math
+import socket
+import struct
+import threading
+import time
+from dataclasses import dataclass
+
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.gathering import gather_json
+
+_QUESTIONS = 25
+_SECONDS_TO_CONNECT = 5.0
+_ANSWER = struct.Struct("!d")
+
+
+@dataclass(frozen=True)
+class ClockOffset:
+    """What must be added to a rank's time to get that of rank 0."""
+
+    seconds: float
+    error: float
+    """Largest error in seconds; infinite where the clocks could not be compared, and `seconds` is 0."""
+
+
+def compare_clocks(collective: HorovodCollective) -> ClockOffset:
+    """Compare this rank's clock with that of rank 0; all ranks call this together.
+
+    Rank 0 answers each question with its time. With the fastest of 25 answers
+
+        offset = time in the answer - (time of the question + time of the answer's arrival) / 2
+        error <= (time of the answer's arrival - time of the question) / 2
+
+    Source: Mills 1991, "Internet time synchronization: the network time protocol", with the filter of the least delay.
+
+    Args:
+        collective: The ranks.
+    """
+    server = _serve(collective.size - 1) if collective.rank == 0 else None
+    address = None if server is None else [_own_address(), server.getsockname()[1]]
+    host, port = gather_json(address, collective)[0]
+    offset = ClockOffset(0.0, 0.0) if collective.rank == 0 else ask(host, port)
+    gather_json(None, collective)  # rank 0 answers until every rank has asked
+    if server is not None:
+        server.shutdown(socket.SHUT_RDWR)  # ends the wait for a further connection, which `close` does not
+        server.close()
+    return offset
+
+
+def ask(host: str, port: int) -> ClockOffset:
+    """Ask the clock at an address; see `compare_clocks`."""
+    try:
+        with socket.create_connection((host, port), timeout=_SECONDS_TO_CONNECT) as connection:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            return min((_ask_once(connection) for _ in range(_QUESTIONS)), key=lambda offset: offset.error)
+    except OSError:  # a firewall: a trace is not worth a training
+        return ClockOffset(0.0, math.inf)
+
+
+def _ask_once(connection: socket.socket) -> ClockOffset:
+    asked = time.time()
+    connection.sendall(b"?")
+    answer = b""
+    while len(answer) < _ANSWER.size:
+        received = connection.recv(_ANSWER.size - len(answer))
+        if not received:
+            raise ConnectionError("rank 0 has closed the connection")
+        answer += received
+    arrived = time.time()
+    (there,) = _ANSWER.unpack(answer)
+    return ClockOffset(there - (asked + arrived) / 2, (arrived - asked) / 2)
+
+
+def _serve(connections: int) -> socket.socket:
+    """Answer so many ranks, each from a thread, until the socket is closed."""
+    server = socket.create_server(("", 0), backlog=max(connections, 1))
+
+    def accept() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=_answer, args=(connection,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return server
+
+
+def _answer(connection: socket.socket) -> None:
+    with connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        try:
+            while connection.recv(1):
+                connection.sendall(_ANSWER.pack(time.time()))
+        except OSError:  # the rank has ended
+            return
+
+
+def _own_address() -> str:
+    """The address at which other hosts reach this one; Horovod's Gloo binds to it too."""
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:  # a host that does not know its own name has only itself
+        return "127.0.0.1"

@@ -1,0 +1,29 @@
+"""TensorFlow's profiler on one rank, for some steps."""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+import tensorflow as tf
+
+from pipelines.whole_files import copy_folder
+
+
+class Profile:
+    """A profile for TensorBoard, which has every operation and, on a GPU, every kernel."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin to record.
+
+        Args:
+            folder: Folder that the profile is written to at the end.
+        """
+        self._folder = folder
+        self._local = Path(tempfile.mkdtemp(prefix="groundswell-profile-"))
+        tf.profiler.experimental.start(str(self._local))
+
+    def stop(self) -> None:
+        """End and write the profile."""
+        tf.profiler.experimental.stop()
+        copy_folder(self._local, self._folder)
+        shutil.rmtree(self._local, ignore_errors=True)

@@ -1,0 +1,119 @@
+"""Horovod's own timeline of some steps: started, stopped, and read on the clock of rank 0."""
+
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import horovod.tensorflow as hvd
+
+_VARIABLE, _ON_REQUEST = "HOROVOD_TIMELINE", "DYNAMIC"
+_TASKS = Path("/proc/self/task")
+_MICRO = 1e-6
+_SECONDS_OF_A_LOOK, _POLLS = 0.2, 0.1
+"""A thread that takes a tenth of a core while all others wait is one that polls."""
+
+Event = dict[str, Any]
+
+
+def allow_timeline() -> None:
+    """Let Horovod write a timeline on request; called before the ranks join."""
+    os.environ.setdefault(_VARIABLE, _ON_REQUEST)
+
+
+class Timeline:
+    """Horovod's timeline, which only rank 0 writes; it has all tensors, and when each rank was ready.
+
+    Horovod's thread for it polls without a pause from the start of the job to its end. Here it gets only the time that
+    nobody else wants, but while a timeline is written.
+    """
+
+    def __init__(self, rank: int) -> None:
+        """Find Horovod's thread.
+
+        Args:
+            rank: This rank.
+        """
+        self.is_ours = os.environ.get(_VARIABLE) == _ON_REQUEST
+        """False where HOROVOD_TIMELINE names a file of the user's: then nothing is written here."""
+        self._thread = _polling_thread() if self.is_ours and rank == 0 else None
+        self._rest()
+
+    def start(self, file: Path) -> None:
+        """Begin to write a file, on rank 0; every rank calls this."""
+        if self.is_ours:
+            if self._thread is not None:
+                with suppress(OSError):  # not every user may take this back; then the thread writes when it can
+                    os.sched_setscheduler(self._thread, os.SCHED_OTHER, os.sched_param(0))
+            hvd.start_timeline(str(file))
+
+    def stop(self) -> None:
+        """Stop; the file is whole then."""
+        if self.is_ours:
+            hvd.stop_timeline()
+            self._rest()
+
+    def _rest(self) -> None:
+        if self._thread is not None:
+            with suppress(OSError):
+                os.sched_setscheduler(self._thread, os.SCHED_IDLE, os.sched_param(0))
+
+
+def _polling_thread() -> int | None:
+    """The thread of this process, none of Python's, that runs all the time; None where there is none."""
+    before, started = _seconds_of_threads(), time.perf_counter()
+    time.sleep(_SECONDS_OF_A_LOOK)
+    wall, after = time.perf_counter() - started, _seconds_of_threads()
+    of_python = {thread.native_id for thread in threading.enumerate()}
+    used = {thread: seconds - before.get(thread, seconds) for thread, seconds in after.items()}
+    foreign = [thread for thread in used if thread not in of_python]
+    busiest = max(foreign, key=used.__getitem__, default=None)
+    return busiest if busiest is not None and used[busiest] > _POLLS * wall else None
+
+
+def _seconds_of_threads() -> dict[int, float]:
+    """Time on a processor of each thread of this process."""
+    seconds = {}
+    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
+        with suppress(OSError):  # it has ended, or the kernel has no such file
+            seconds[int(task.name)] = 1e-9 * int((task / "schedstat").read_text().split()[0])
+    return seconds
+
+
+def read_timeline(file: Path) -> list[Event]:
+    """Read a timeline of Horovod: complete events with seconds since 1970 in `ts` and `dur`, a thread for each tensor.
+
+    What had begun and not ended is left out. An instant at which a rank was ready has the duration 0.
+
+    Args:
+        file: Horovod's file; one that is missing or empty has no events.
+    """
+    text = file.read_text() if file.is_file() else ""
+    if not text:
+        return []
+    begin, tensors = 0.0, dict[int, str]()
+    opened: dict[int, list[Event]] = defaultdict(list)
+    events: list[Event] = []
+    for line in json.loads(text):
+        arguments, thread = line.get("args", {}), line.get("pid", 0)
+        if line["ph"] == "M":
+            begin = _MICRO * arguments.get("start_time_since_epoch_in_micros", begin / _MICRO)
+            if "name" in arguments:
+                tensors[thread] = arguments["name"]
+            continue
+        seconds = begin + _MICRO * line["ts"]
+        if line["ph"] == "E":
+            if opened[thread]:
+                event = opened[thread].pop()
+                events.append({**event, "dur": seconds - event["ts"]})
+            continue
+        is_ready = line["ph"] == "X"
+        name = f"rank {line['name']} is ready" if is_ready else line["name"]
+        event = {"name": name, "cat": "horovod", "ph": "X", "tid": thread, "ts": seconds, "dur": 0.0}
+        event["args"] = {"tensor": tensors.get(thread, ""), **arguments}
+        (events if is_ready else opened[thread]).append(event)
+    return events

@@ -1,0 +1,175 @@
+"""Traces some steps of a training on every rank, from the wait for their first batch to the end of the last update.
+
+The parts are meaningful on a CPU. On a GPU their times are those at which TensorFlow has handed over the work: there
+its profiler (`training.tensorflow_profiler`) shows the kernels. Where XLA compiles forward and backward pass
+(`training.jit_compile`), they are one part, and no exchange begins before its end.
+"""
+
+import json
+import math
+import shutil
+import socket
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from models.compression.arithmetic.marks import Marks
+from pipelines.dataset.reader import Batch
+from pipelines.launch.report import log_to_driver
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.gathering import gather_json
+from pipelines.training.loop import Trainer
+from pipelines.training.step import Images
+from pipelines.training.tracing.clocks import ClockOffset, compare_clocks
+from pipelines.training.tracing.profile import Profile
+from pipelines.training.tracing.spans import TRACE_FILE, RankTrace, Span, chrome_trace
+from pipelines.training.tracing.timeline import Timeline, read_timeline
+
+PROFILES = "profile"
+"""Folder in both places of what TensorFlow's profiler has recorded, with one folder for each rank."""
+
+_HOROVOD = "horovod.json"
+Write = Callable[[str, Path | None, int], None]
+"""Takes the trace, the folder of TensorFlow's profiles if there are some, and the last step that they tell of."""
+
+
+@dataclass
+class _Recording:
+    """What records while steps are traced."""
+
+    offset: ClockOffset
+    folder: Path
+    """Folder of Horovod's timeline."""
+    profile: Profile | None
+    spans: list[Span] = field(default_factory=list)
+
+
+class StepTracer:
+    """Traces the steps from the first to the last one that are asked for; every rank makes the same calls."""
+
+    def __init__(
+        self,
+        steps: Sequence[int],
+        *,
+        done: int,
+        marks: Marks,
+        collective: HorovodCollective,
+        folder: Path | None,
+        write: Write,
+        profiles: bool,
+        about: Mapping[str, Any],
+    ) -> None:
+        """Wait for the first step.
+
+        Args:
+            steps: First and last optimizer step that are traced, counted from 1.
+            done: Optimizer steps of the checkpoint from which training continues.
+            marks: Clock that holds the parts of each step.
+            collective: The ranks.
+            folder: Folder of the run, which all ranks see; None: it is behind a URL, and gets nothing.
+            write: Called on rank 0 when the last step is done.
+            profiles: Whether TensorFlow's profiler records too, into the folder.
+            about: What else the trace says of itself.
+        """
+        self._first, self._last = steps
+        self._done = done
+        self._marks, self._collective, self._folder, self._write = marks, collective, folder, write
+        self._profiles = folder / PROFILES if profiles and folder is not None else None
+        self._about = about
+        self._timeline = Timeline(collective.rank)
+        self._recording: _Recording | None = None
+        self._step_ended: float | None = None
+        if self._last <= done and collective.rank == 0:
+            log_to_driver(f"training.trace_steps={list(steps)}: {done} steps are done already, so nothing is traced")
+
+    def of_trainer(self, trainer: Trainer) -> Trainer:
+        """Return a trainer whose steps are traced."""
+        step, accumulate = trainer.step, trainer.accumulate
+
+        def traced_step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+            self._done += 1
+            if self._recording is None:
+                return step(images, targets, seeds)
+            self._marks.clear()
+            started = time.time()
+            loss = step(images, targets, seeds)
+            float(loss)  # an accelerator may only have begun
+            self._step_ended = time.time()
+            self._note("step", f"step {self._done}", started, self._step_ended, self._done)
+            for mark, start, end in self._marks.read():
+                self._recording.spans.append(Span(mark.phase, mark.name, start, end, self._done, mark.tensors))
+            if self._done == self._last:
+                self.finish()
+            return loss
+
+        def traced_accumulate(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
+            assert accumulate is not None
+            started = time.time()
+            accumulate(images, targets, seeds)
+            self._note("compute", "micro-batch", started, time.time(), self._done + 1)
+
+        return replace(trainer, step=traced_step, accumulate=None if accumulate is None else traced_accumulate)
+
+    def of_batches(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Return the batches of an epoch, of which the waits are traced."""
+        while True:
+            if self._recording is None and self._first <= self._done + 1 <= self._last:
+                self._begin()
+            asked = time.time()
+            batch = next(batches, None)
+            if batch is None:
+                return
+            if self._step_ended is not None:
+                self._note("between", "between steps", self._step_ended, asked, self._done + 1)
+                self._step_ended = None
+            self._note("input", "next batch", asked, time.time(), self._done + 1)
+            yield batch
+            del batch  # the reader may reuse its memory
+
+    def finish(self) -> None:
+        """End the trace where one was begun, gather and write it; all ranks call this together."""
+        recording, self._recording, self._step_ended = self._recording, None, None
+        if recording is None:
+            return
+        self._timeline.stop()
+        if recording.profile is not None:
+            recording.profile.stop()
+        offset = recording.offset
+        mine = RankTrace(tuple(recording.spans), socket.gethostname(), offset.seconds, offset.error)
+        ranks = [RankTrace.of_json(each) for each in gather_json(mine.as_json(), self._collective)]
+        if self._collective.rank == 0:
+            trace = chrome_trace(ranks, read_timeline(recording.folder / _HOROVOD), self._about)
+            text = json.dumps(trace)
+            self._write(text, self._profiles, self._done)
+            place = f"artifact {TRACE_FILE}"
+            if self._folder is not None:
+                (self._folder / TRACE_FILE).write_text(text)
+                place = str(self._folder / TRACE_FILE)
+            log_to_driver(_described(ranks, place))
+        shutil.rmtree(recording.folder, ignore_errors=True)
+
+    def _begin(self) -> None:
+        offset = compare_clocks(self._collective)
+        folder = Path(tempfile.mkdtemp(prefix="groundswell-timeline-"))
+        self._timeline.start(folder / _HOROVOD)
+        rank = f"rank-{self._collective.rank}"
+        profile = Profile(self._profiles / rank) if self._profiles is not None else None
+        self._recording = _Recording(offset, folder, profile)
+
+    def _note(self, phase: str, name: str, start: float, end: float, step: int) -> None:
+        if self._recording is not None:
+            self._recording.spans.append(Span(phase, name, start, end, step))
+
+
+def _described(ranks: Sequence[RankTrace], place: str) -> str:
+    steps = sorted({span.step for rank in ranks for span in rank.spans})
+    unknown = [number for number, rank in enumerate(ranks) if math.isinf(rank.error)]
+    clocks = f"the clocks of all ranks agree to {1000 * max(rank.error for rank in ranks):.2f} ms"
+    if unknown:
+        clocks = f"the clocks of ranks {unknown} could not be compared, and their times are as they are"
+    return f"trace of steps {steps[0]} to {steps[-1]}: {place}, for https://ui.perfetto.dev; {clocks}"

@@ -1,0 +1,162 @@
+"""Training modes beside synchronous training: bytes and time of a step, and the time after a worker's process has died.
+
+    make bench NAME=modes
+    make bench NAME=modes ARGS=--smoke
+
+The first part trains a ResNet-50 of 12 bands at batch 8 on two ranks in network namespaces, one core each, with 100
+Mbit/s between them: synchronous in float32 and with PowerSGD, and with `training.mode=local` for 8 and 32 steps between
+two exchanges. It needs root. The second part trains a ResNet-50 with two workers by `groundswell train`, kills one at a
+step, and takes the time from the kill to the end of the next step: with `launch.recover=in_place`, and with a restart
+from a checkpoint of every step. It also has the time that keeping the state takes of a step. In turn; medians.
+
+The last line is JSON. `--smoke` has no links, one death and a tiny network.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+from mlflow import MlflowClient
+
+from conf.load import load
+from jobs.session import spark_session
+from jobs.train import train
+from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.dataset.writer import prepare_dataset
+from pipelines.training import entry
+
+MBIT = 100
+METHODS: dict[str, dict[str, Any]] = {
+    "synchronous": {"codec": "none", "parameters": {}},
+    "synchronous, powersgd": {"codec": "powersgd", "parameters": {"rank": 4}},
+    "local, every 8 steps": {"codec": "none", "parameters": {}, "mode": {"name": "local", "every_steps": 8}},
+    "local, every 32 steps": {"codec": "none", "parameters": {}, "mode": {"name": "local", "every_steps": 32}},
+}
+ROUNDS = 3
+DEATH = 28
+"""Optimizer steps before the death, of 36: a spare takes half a minute on a shared core to be ready."""
+SMOKE_DEATH = 6
+
+
+def over_a_link() -> dict[str, dict[str, float]]:
+    """Seconds and bytes of a step by method."""
+    sys.path.insert(0, str(Path(__file__).parent))
+    from links.network import Hosts
+    from links.ring import Ring
+
+    found = {}
+    for name, method in METHODS.items():
+        every = method.get("mode", {}).get("every_steps", 4)
+        with Hosts(2) as hosts, Ring(hosts, {"kind": "step", "method": method, "bucket_mib": None}) as ring:
+            ring.wait_until_ready()
+            ring.ask(steps=every)  # whole blocks, of which the last step exchanges
+            hosts.shape(MBIT)
+            ring.ask(steps=every)
+            answers = ring.ask(steps=2 * every if every < 32 else every)
+        steps = [max(both) for both in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        found[name] = {
+            "seconds_per_step": round(statistics.mean(steps), 4),
+            "sent_bytes_per_step": round(statistics.mean(answer["sent_bytes"] for answer in answers) / len(steps)),
+            "payload_bytes_per_step": round(statistics.mean(answers[0]["payload_bytes"])),
+        }
+        print(f"{name:24} {found[name]}", flush=True)
+    return found
+
+
+def training_that_dies(config: Any, run: Any, checkpoints: Path, *, death: int) -> Any:
+    """`entry.train`, but the process of rank 1 is killed at one step, once."""
+    import signal
+
+    from pipelines.training import loop, worker
+
+    take_step = loop._take_step
+    mark = checkpoints.parent / "death"
+
+    def dying(trainer: Any, step: int, *rest: Any) -> Any:
+        if step == death and not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return take_step(trainer, step, *rest)
+
+    if os.environ["HOROVOD_RANK"] == "1":
+        loop._take_step = dying
+    return worker.train_worker(config, run, checkpoints)
+
+
+def seconds_after_a_death(
+    dataset: Path, folder: Path, settings: list[str], recover: str, death: int
+) -> tuple[float, float]:
+    """Seconds from a worker's death to the end of the next step, and of an undisturbed step before it."""
+    fixed = [
+        f"dataset.path={dataset}",
+        f"training.output={folder}",
+        "training.epochs=1",
+        f"launch.recover={recover}",
+        *(["training.checkpoint_every_steps=1", "launch.retries=1"] if recover == "restart" else []),
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry, "train", functools.partial(training_that_dies, death=death))
+        done = train(load("smoke", [*fixed, *settings]))
+    died = (done.folder / "death").stat().st_mtime
+    points = MlflowClient().get_metric_history(done.run.run_id, "train/step_loss")
+    ended = sorted(point.timestamp / 1000 for point in points)
+    before = [at for at in ended if at < died]
+    steps = [later - earlier for earlier, later in itertools.pairwise(before[1:])]
+    return min(at for at in ended if at > died) - died, statistics.median(steps)
+
+
+def main() -> None:
+    """Measure, and print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="no links, one death, a tiny network")
+    smoke = parser.parse_args().smoke
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    links = {} if smoke else over_a_link()
+    settings = ["training.batch_size_per_worker=2" if smoke else "training.batch_size_per_worker=8"]
+    settings += [] if smoke else ["model.depth=50", "model.width_factor=1"]
+    death = SMOKE_DEATH if smoke else DEATH
+    seconds: dict[str, list[float]] = {"in_place": [], "restart": []}
+    steps: dict[str, list[float]] = {"in_place": [], "restart": []}
+    with tempfile.TemporaryDirectory() as temporary, spark_session("benchmark", "local[2]") as spark:
+        folder = Path(temporary)
+        os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+        generate_bigearthnet_v2(folder / "BigEarthNet", train=40 if smoke else 576, validation=8, test=0)
+        archive = BigEarthNetV2(str(folder / "BigEarthNet"))
+        prepare_dataset(spark, archive, folder / "dataset", row_group_mib=1, row_groups_per_shard=4)
+        for number in range(1 if smoke else ROUNDS):
+            for recover in ("in_place",) if smoke else ("in_place", "restart"):
+                output = folder / f"{recover}-{number}"
+                after, step = seconds_after_a_death(folder / "dataset", output, settings, recover, death)
+                seconds[recover].append(after)
+                steps[recover].append(step)
+                print(f"{recover:9} {after:6.2f} s to the next step, {step:.2f} s a step before", flush=True)
+                time.sleep(1)
+    median = {name: round(statistics.median(values), 2) if values else None for name, values in seconds.items()}
+    local, synchronous = links.get("local, every 8 steps"), links.get("synchronous")
+    figures = {
+        "bytes_local_h8": None,
+        "speedup_local_h8_100mbit": None,
+        "seconds_in_place_recovery": median["in_place"],
+        "seconds_restart": median["restart"],
+        "steps": {name: round(statistics.median(values), 2) if values else None for name, values in steps.items()},
+        "methods": links,
+    }
+    if local is not None and synchronous is not None:
+        figures["bytes_local_h8"] = round(local["sent_bytes_per_step"] / synchronous["sent_bytes_per_step"], 4)
+        figures["speedup_local_h8_100mbit"] = round(synchronous["seconds_per_step"] / local["seconds_per_step"], 2)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

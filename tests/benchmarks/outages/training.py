@@ -1,0 +1,243 @@
+"""What stands for a training: steps of a fixed length, recorded exactly as rank 0 and the driver record real ones."""
+
+import os
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conf.exchange import ExchangeConfig
+from conf.load import load
+from conf.optimizers import LARSConfig
+from jobs.display import TrainingDisplay
+from models.compression.exchange.exchange import GradientExchange
+from pipelines.dataset.manifest import Manifest, Shard, Split
+from pipelines.sample import TRAINING_SPLIT, ImageGroup
+from pipelines.tracking.metrics import VALIDATION_GROUP
+from pipelines.tracking.models import log_model
+from pipelines.tracking.store import TrackedRun, TrackingError, worker_environment
+from pipelines.tracking.system import SystemSampler
+from pipelines.training.driver_record import recorded_run
+from pipelines.training.loop import EpochResult
+from pipelines.training.observer import StepMeasurements, make_sampler
+from pipelines.training.phases import divide
+from pipelines.training.recipe import make_codec
+from pipelines.training.record import Record, epoch_metrics
+from pipelines.training.results import Evaluation, TrainingSummary
+from pipelines.training.step import Step, StepClocks, make_train_step
+
+STEP_SECONDS = 0.05
+_CLASSES = [f"class {number}" for number in range(19)]
+_THREADS = ("tracking", "pictures", "system")
+_RATE = 0.1
+_PATIENCE_OF_A_RANK = 60.0
+
+Points = dict[str, list[tuple[int, float]]]
+"""Steps and values, by metric."""
+
+
+@dataclass
+class Trained:
+    """One training that was recorded."""
+
+    run: TrackedRun
+    folder: Path
+    points: Points
+    """What the store must have."""
+    seconds: float
+    """Wall time of all steps."""
+    waited: float
+    """How much of it the steps waited for calls of the record."""
+    thread_seconds: float
+    """Processor time meanwhile of the threads that record and sample."""
+    end_seconds: float
+    """Wall time from the last step to the end of the run."""
+    told: list[str] = field(default_factory=list)
+    """Lines that a user sees of the server."""
+
+
+class _Watch:
+    """Sums the time that calls take."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self, function: Callable[..., Any], *args: Any, **settings: Any) -> Any:
+        started = time.perf_counter()
+        try:
+            return function(*args, **settings)
+        finally:
+            self.seconds += time.perf_counter() - started
+
+
+def train(
+    output: Path, epochs: int, steps: int, *, offline: bool = False, at_step: Callable[[int], None] | None = None
+) -> Trained:
+    """Take steps of 50 ms and record them; return when the run has ended as well as the store allows.
+
+    A small model is logged at the end.
+
+    Args:
+        output: As `training.output`.
+        epochs: Number of epochs.
+        steps: Steps of each.
+        offline: As `tracking.offline`.
+        at_step: Called before each step, and not counted.
+    """
+    config = load("smoke", [f"training.output={output}", f"tracking.offline={str(offline).lower()}"])
+    watch, display, told = _Watch(), TrainingDisplay(), list[str]()
+    trained = None
+    ended = time.perf_counter()
+
+    def report(**fields: Any) -> None:
+        display(fields)
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch("jobs.display.say", told.append))
+        stack.enter_context(mock.patch("pipelines.training.record.report", report))
+        stack.enter_context(suppress(TrackingError))  # what the store has not taken is in the journal
+        driver = stack.enter_context(recorded_run(config, manifest(), display.tracking))
+        with _as_a_rank(offline=offline):
+            record = Record(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
+            measurements = StepMeasurements(StepClocks(), record)
+            measurements.measure()  # the first call prepares TensorFlow, which the first step of a training does
+            sampler = make_sampler(config, measurements)
+            assert sampler is not None, "sampling is on by default"
+            loop = _Loop(record, measurements, sampler, watch, at_step or (lambda step: None))
+            started = time.perf_counter()
+            points = loop.take_steps(epochs, steps)
+            ended = time.perf_counter()
+            threads = [thread for thread in threading.enumerate() if thread.name in _THREADS]
+            trained = Trained(driver.run, driver.folder, points, ended - started, watch.seconds, _processor(threads), 0)
+            sampler.close()
+            log = partial(log_small_model, driver.run)
+            _, reason = record.write_end({}, {}, steps=epochs * steps, log_model=log)
+        driver.finish(TrainingSummary("", [{}], "step.npz", 1, not_recorded=reason))
+    assert trained is not None
+    trained.end_seconds = time.perf_counter() - ended
+    trained.told = [line for line in told if line.startswith("MLflow")]
+    for thread in threads:  # a rank's process would end with them
+        thread.join(_PATIENCE_OF_A_RANK)
+    return trained
+
+
+def log_small_model(run: TrackedRun) -> str:
+    """Log a model of some kilobytes."""
+    image = keras.Input((16,), name="image")
+    return log_model(run, keras.Model({"image": image}, keras.layers.Dense(16)(image)), {}, None, step=1)
+
+
+def seconds_of_figures(steps: int) -> float:
+    """What the figures that are recorded add to the graph of a step, in seconds: median of so many steps."""
+    images, targets = {"image": tf.ones((8, 16))}, tf.ones((8, 16))
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    made = {has_figures: _small_step(StepClocks() if has_figures else None) for has_figures in seconds}
+    for number in range(steps):
+        for has_figures in seconds if number % 2 else reversed(seconds):
+            begun = time.perf_counter()
+            float(made[has_figures](images, targets))
+            seconds[has_figures].append(time.perf_counter() - begun)
+    return statistics.median(seconds[True]) - statistics.median(seconds[False])
+
+
+def _small_step(clocks: StepClocks | None) -> Step:
+    image = keras.Input((16,), name="image")
+    model = keras.Model({"image": image}, keras.layers.Dense(16)(image))
+    optimizer = keras.optimizers.SGD(_RATE)
+    optimizer.build(model.trainable_variables)
+    settings = ExchangeConfig()
+    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), _Alone(), seed=0, **settings.arguments())
+    return make_train_step(
+        model, keras.losses.mean_squared_error, optimizer, exchange, jit_compile=False, clocks=clocks
+    )
+
+
+class _Alone:
+    """The collective of one rank."""
+
+    rank, size = 0, 1
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        return tensors
+
+
+def manifest() -> Manifest:
+    """A dataset of 19 classes."""
+    shard = Shard(file="train/part-0.parquet", row_groups=(64,), size=1)
+    return Manifest(
+        archive="bigearthnet_v2",
+        task="multi_label",
+        class_names=tuple(_CLASSES),
+        groups=(ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),),
+        splits={TRAINING_SPLIT: Split(shards=(shard,), class_counts=(1,) * len(_CLASSES))},
+        statistics={},
+        settings={"seed": 0},
+        source_fingerprint="0",
+    )
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """Steps that only wait, recorded by what records real ones."""
+
+    record: Record
+    measurements: StepMeasurements
+    sampler: SystemSampler
+    watch: _Watch
+    at_step: Callable[[int], None]
+
+    def take_steps(self, epochs: int, steps: int) -> Points:
+        """Take all steps; return what the store must have of them."""
+        points: Points = {}
+        history: list[dict[str, float]] = []
+        for step in range(epochs * steps):
+            self.at_step(step)
+            begun = time.perf_counter()
+            measured = self.watch(self.measurements.measure)
+            time.sleep(max(0.0, STEP_SECONDS - (time.perf_counter() - begun)))
+            loss = 1.0 / (step + 1)
+            self.watch(self.measurements.record_step, step, loss, measured)
+            points.setdefault("train/step_loss", []).append((step, loss))
+            points.setdefault("train/learning_rate", []).append((step, _RATE))
+            if (step + 1) % steps == 0:
+                self._end_epoch(history, loss, steps, step + 1)
+                for name, value in history[-1].items():
+                    points.setdefault(name, []).append((step + 1, value))
+        return points
+
+    def _end_epoch(self, history: list[dict[str, float]], loss: float, steps: int, step: int) -> None:
+        rows = [{"class": name, "f1": loss, "average_precision": loss, "support": 10} for name in _CLASSES]
+        evaluations = {VALIDATION_GROUP: Evaluation({"loss": loss, "f1_micro": loss, "f1_macro": loss}, rows)}
+        phases = divide(np.array([[STEP_SECONDS, 0.001, 0.0, 0.0, 0.0, 0.002, 0.002]]))
+        history.append(epoch_metrics(EpochResult(loss, 640.0, 0.02, steps, 5.0), phases, evaluations, None, {}))
+        samples = [self.watch(self.sampler.take)]
+        self.watch(self.record.write_epoch, history, evaluations, phases, step=step, samples=samples)
+        self.watch(self.record.hold, step)
+
+
+def _processor(threads: list[threading.Thread]) -> float:
+    """Processor time of threads that live, in seconds."""
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in threads if each.ident)
+
+
+@contextmanager
+def _as_a_rank(*, offline: bool) -> Iterator[None]:
+    """Give this process what a rank's environment has of MLflow."""
+    before = dict(os.environ)
+    if not offline:
+        os.environ.update(worker_environment())
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)

@@ -1,0 +1,103 @@
+"""Changes to a configuration in Python, as a notebook makes them."""
+
+import pytest
+
+from conf.archives import ROOTED_KINDS
+from conf.exchange import ExchangeConfig
+from conf.keys import choices
+from conf.load import load, shipped_names
+from conf.optimizers import LARSConfig, SGDConfig
+from conf.schema import RunConfig
+from conf.training import TrainingConfig
+
+
+@pytest.mark.parametrize("name", shipped_names())
+def test_no_change_changes_nothing(name: str) -> None:
+    config = load(name)
+    assert config.override() == config
+    assert config.override().model_fields_set == config.model_fields_set
+
+
+def test_texts_and_values_say_the_same() -> None:
+    by_texts = load("demo", ["training.epochs=3", "exchange.codec=powersgd", "exchange.codec.rank=2"])
+    changes = {"training": {"epochs": 3}, "exchange": {"codec": {"name": "powersgd", "rank": 2}}}
+    assert load("demo", **changes) == by_texts
+    assert load("demo").override(**changes) == by_texts
+    assert load("demo").override("training.epochs=3", exchange={"codec": {"name": "powersgd", "rank": 2}}) == by_texts
+
+
+def test_a_section_keeps_the_keys_that_are_not_named() -> None:
+    config = load("demo", training={"seed": 7})
+    assert config.override(training={"epochs": 3}).training == config.training.model_copy(update={"epochs": 3})
+
+
+def test_another_kind_replaces_its_section_and_the_same_kind_does_not() -> None:
+    config = load("smoke", optimizer={"name": "lars", "momentum": 0.5})
+    assert isinstance(config.override(optimizer="sgd").optimizer, SGDConfig)
+    same = config.override(optimizer={"name": "lars", "weight_decay": 0.1}).optimizer
+    assert isinstance(same, LARSConfig)
+    assert (same.momentum, same.weight_decay) == (0.5, 0.1)
+
+
+def test_a_whole_section_is_taken() -> None:
+    assert load("demo").override(exchange=ExchangeConfig(bucket_mib=2.0)).exchange == ExchangeConfig(bucket_mib=2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"training": {"epochs": -3}}, r"^config\.override: training\.epochs=-3: should be greater than 0$"),
+        ({"training": {"epochs": "3"}}, r"training\.epochs='3': should be a valid integer$"),
+        ({"training": {"epoch": 3}}, r"^training\.epoch: unknown key \(did you mean epochs\?\)$"),
+        ({"trainig": {"epochs": 3}}, r"^trainig: unknown section \(did you mean training\?\)$"),
+        ({"training": 3}, r"training=3: training is a section: set training\.epochs"),
+        ({"optimizer": "sdg"}, r"optimizer\.name='sdg': should be one of .* \(did you mean sgd\?\)"),
+        ({"model": {"batch_norm_ranks": 3}}, r"does not divide into groups of model\.batch_norm_ranks=3"),
+    ],
+)
+def test_a_mistake_is_one_line(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        load("demo").override(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_is_validated_too() -> None:
+    config = load("demo")
+    with pytest.raises(ValueError, match=r"^TrainingConfig: epochs=-3: input should be greater than 0$"):
+        config.training.model_copy(update={"epochs": -3})
+    with pytest.raises(ValueError, match=r"^TrainingConfig: epoch=3: extra inputs are not permitted$"):
+        config.training.model_copy(update={"epoch": 3})
+    with pytest.raises(ValueError, match=r"does not divide into groups of model\.batch_norm_ranks=3"):
+        config.model_copy(update={"model": config.model.model_copy(update={"batch_norm_ranks": 3})})
+    copied = config.training.model_copy(update={"epochs": 3})
+    assert copied == TrainingConfig(**{**config.training.model_dump(), "epochs": 3})
+    assert config.training.model_copy() == config.training
+    assert config.model_copy(update={"training": copied}).training.epochs == 3
+
+
+def test_sections_are_made_alone() -> None:
+    unions = ("archive", "model", "optimizer")
+    alone = [field.annotation() for name, field in RunConfig.model_fields.items() if name not in unions]
+    assert all(section == type(section)() for section in alone)
+
+
+def test_members_are_made_with_what_only_the_user_knows() -> None:
+    needed = {}
+    for place, choice in choices().items():
+        for name, section in choice.members.items():
+            keys = {key for key, field in section.model_fields.items() if field.is_required()} - {choice.tag}
+            if keys:
+                needed[f"{place}={name}"] = keys
+            else:
+                assert getattr(section(**{choice.tag: name}), choice.tag) == name
+    assert needed == {
+        **{f"archive={kind}": {"root"} for kind in ROOTED_KINDS},
+        "archive=synthetic": {"train", "validation", "test"},
+        "exchange.codec=threshold": {"tau"},
+        **{f"{place}=import": {"path"} for place in ("archive", "input.augmentation", "model", "training.loss")},
+    }
+
+
+def test_a_notebook_shows_the_configuration_as_yaml() -> None:
+    assert "training:\n  epochs: 3\n" in load("demo", training={"epochs": 3})._repr_html_()
+    assert "&lt;x&gt;" in load("demo", tracking={"run_name": "<x>"})._repr_html_()

@@ -1,0 +1,95 @@
+"""Training modes beside the settings of other sections."""
+
+import pytest
+
+from conf.effect import refuse_without_effect
+from conf.load import load
+from conf.modes import LocalConfig
+
+LOCAL = "training.mode={name: local, every_steps: 4}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["exchange.codec=dgc", "optimizer={name: sgd, momentum: 0.0, nesterov: false}"], "exchange.codec=dgc keeps"),
+        (
+            [
+                "exchange.codec=onebit_adam",
+                "exchange.warmup_steps=5",
+                "optimizer={name: onebit_adam, warmup_steps: 5}",
+            ],
+            "exchange.codec=onebit_adam keeps",
+        ),
+        (["training.precision=float16"], "training.precision=float16 has a loss scale"),
+        (["training.ema=0.9"], "training.ema=0.9 averages the weights after every step"),
+        (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 exchanges statistics in every step"),
+        (["training.checkpoint_every_steps=6"], "6 is no multiple of training.mode.every_steps=4"),
+    ],
+)
+def test_what_does_not_go_with_local_updates_is_refused(settings: list[str], message: str) -> None:
+    load("smoke", settings)
+    with pytest.raises(ValueError, match=message):
+        load("smoke", [*settings, LOCAL])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["exchange.codec=dgc", "optimizer={name: sgd, momentum: 0.0, nesterov: false}"], "exchange.codec=dgc has"),
+        (
+            [
+                "exchange.codec=onebit_adam",
+                "exchange.warmup_steps=5",
+                "optimizer={name: onebit_adam, warmup_steps: 5}",
+            ],
+            "exchange.codec=onebit_adam has",
+        ),
+        (["training.precision=float16"], "training.precision=float16 skips the step"),
+    ],
+)
+def test_what_does_not_go_with_delayed_gradients_is_refused(settings: list[str], message: str) -> None:
+    load("smoke", settings)
+    with pytest.raises(ValueError, match=message):
+        load("smoke", [*settings, "training.mode=delayed"])
+
+
+@pytest.mark.parametrize("codec", ["none", "onebit", "powersgd", "topk", "qsgd"])
+@pytest.mark.parametrize("optimizer", ["sgd", "lars", "lamb", "adamw"])
+def test_every_other_codec_and_optimizer_is_accepted(codec: str, optimizer: str) -> None:
+    settings = [f"exchange.codec={codec}", f"optimizer={optimizer}", "training.checkpoint_every_steps=8", LOCAL]
+    assert isinstance(load("smoke", settings).training.mode, LocalConfig)
+
+
+def test_settings_of_another_mode_are_refused() -> None:
+    with pytest.raises(ValueError, match="every_steps"):
+        load("smoke", ["training.mode={name: synchronous, every_steps: 4}"])
+    with pytest.raises(ValueError, match="momentum"):
+        load("smoke", ["training.mode={name: local, outer: {momentum: 1.0}}"])
+
+
+@pytest.mark.parametrize(
+    ("keys", "reason"),
+    [
+        (["exchange.rescale_residual"], "does not depend on the learning rate"),
+        (["training.mode.outer.nesterov"], "nothing to look ahead with"),
+    ],
+)
+def test_settings_without_effect_on_local_updates_are_refused(keys: list[str], reason: str) -> None:
+    config = load("smoke", [LOCAL, "exchange.codec=onebit"])
+    with pytest.raises(ValueError, match=reason):
+        refuse_without_effect(config, keys, verb="train", reads=["training", "exchange"])
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.trace_steps=[2, 3]", "training.trace_steps brings the clocks of processes together"),
+        ("reader.name=petastorm", "reader.name=petastorm begins epochs only at their start"),
+        ("launch.num_workers=1", "launch.num_workers=1 has none"),
+    ],
+)
+def test_what_does_not_go_with_recovery_in_place_is_refused(setting: str, message: str) -> None:
+    load("smoke", [setting])
+    with pytest.raises(ValueError, match=message):
+        load("smoke", [setting, "launch.recover=in_place"])

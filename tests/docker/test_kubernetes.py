@@ -1,0 +1,268 @@
+"""The manifests of docker/kubernetes against the schemas of Kubernetes and of the Spark operator: without a cluster."""
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+jsonschema = pytest.importorskip("jsonschema")
+kubernetes_validate = pytest.importorskip("kubernetes_validate")
+
+FOLDER = Path(__file__).resolve().parents[2] / "docker" / "kubernetes"
+KUBERNETES = "1.31"
+Document = dict[str, Any]
+
+
+def documents() -> Iterator[tuple[str, Document]]:
+    for path in sorted(FOLDER.glob("*.yaml")):
+        for document in yaml.safe_load_all(path.read_text()):
+            yield f"{path.name}: {document['kind']}", document
+
+
+PLAIN = [(name, document) for name, document in documents() if document["kind"] != "SparkApplication"]
+
+
+@cache
+def spark_application_schema(path: Path) -> Document:
+    """The operator's schema, in which an unknown field is a mistake too."""
+    definition = yaml.safe_load(path.read_text())
+    (version,) = (each for each in definition["spec"]["versions"] if each["name"] == "v1beta2")
+    schema = version["schema"]["openAPIV3Schema"]
+    close(schema)
+    schema["properties"]["metadata"] = {"type": "object"}
+    return schema
+
+
+def close(schema: Any) -> None:
+    if isinstance(schema, list):
+        for each in schema:
+            close(each)
+    elif isinstance(schema, dict):
+        if schema.get("x-kubernetes-int-or-string"):
+            for key in ("type", "anyOf", "pattern"):
+                schema.pop(key, None)
+            return
+        open_ended = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
+        if schema.get("type") == "object" and "properties" in schema and not open_ended:
+            schema["additionalProperties"] = False
+        for each in schema.values():
+            close(each)
+
+
+@pytest.fixture(scope="module")
+def application() -> Document:
+    (found,) = (document for _, document in documents() if document["kind"] == "SparkApplication")
+    return found
+
+
+@pytest.fixture
+def mistakes(shared_data: Path) -> Callable[[Document], list[str]]:
+    schema = spark_application_schema(shared_data / "schemas" / "sparkapplication.crd.yaml")
+
+    def find(document: Document) -> list[str]:
+        found = jsonschema.Draft4Validator(schema).iter_errors(document)
+        return ["/".join(map(str, error.absolute_path)) + ": " + error.message for error in found]
+
+    return find
+
+
+def test_the_application_fits_the_operators_schema(
+    application: Document, mistakes: Callable[[Document], list[str]]
+) -> None:
+    assert mistakes(application) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "found"),
+    [
+        ("spec/restartPolicy/type", "never", "'never' is not one of"),
+        ("spec/sparkVersion", None, "'sparkVersion' is a required property"),
+        ("spec/dynamicAlocation", {"enabled": False}, "'dynamicAlocation' was unexpected"),
+        ("spec/executor/instances", "4", "'4' is not of type 'integer'"),
+        ("spec/executor/volumeMount", [], "'volumeMount' was unexpected"),
+        ("spec/executor/volumeMounts/0/mountPath", None, "'mountPath' is a required property"),
+        ("spec/driver/env/1/valueFrom/secretKeyRef/key", None, "'key' is a required property"),
+        ("spec/driver/envFrom", "groundswell-s3", "is not of type 'array'"),
+        ("spec/volumes/1/emptyDir/medum", "Memory", "'medum' was unexpected"),
+        ("spec/sparkConf/spark.task.cpus", 8, "8 is not of type 'string'"),
+        ("spec/executor/gpu", {"name": "nvidia.com/gpu"}, "'quantity' is a required property"),
+    ],
+)
+def test_mistakes_in_the_application_are_found(
+    application: Document,
+    mistakes: Callable[[Document], list[str]],
+    changed: Callable[..., Document],
+    path: str,
+    value: Any,
+    found: str,
+) -> None:
+    (mistake,) = mistakes(changed(application, path, value))
+    assert found in mistake
+
+
+def plain_mistake(document: Document) -> str:
+    """The first mistake by Kubernetes' own schema of that kind; empty where there is none."""
+    try:
+        kubernetes_validate.validate(document, KUBERNETES, strict=True)
+    except kubernetes_validate.ValidationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("document", [each for _, each in PLAIN], ids=[name for name, _ in PLAIN])
+def test_plain_manifests_fit_kubernetes(document: Document) -> None:
+    assert plain_mistake(document) == ""
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "value"),
+    [
+        ("Deployment", "spec/replica", 1),
+        ("Deployment", "spec/selector", None),
+        ("Deployment", "spec/template/spec/containers/0/ports/0/containerPort", "5000"),
+        ("Deployment", "spec/template/spec/containers/0/readinessProb", {}),
+        ("Service", "spec/ports/0/port", None),
+        ("PersistentVolumeClaim", "spec/accessModes", "ReadWriteMany"),
+        ("Pod", "spec/containers/0/volumeMounts/0/mountPath", None),
+        ("Pod", "spec/restartPolicy", ["Never"]),
+        ("RoleBinding", "roleRef", None),
+        ("Role", "rules/0/verbs", None),
+        ("Role", "rules/0/resources", "pods"),
+        ("ServiceAccount", "automountServiceAccountTokens", False),
+        ("Namespace", "spec", {"finalizer": []}),
+    ],
+)
+def test_mistakes_in_plain_manifests_are_found(
+    changed: Callable[..., Document], kind: str, path: str, value: Any
+) -> None:
+    document = next(each for _, each in PLAIN if each["kind"] == kind)
+    assert plain_mistake(changed(document, path, value)) != ""
+
+
+def test_every_executor_has_one_rank_and_the_command_is_one_of_ours(application: Document) -> None:
+    from jobs.command import read_config
+    from jobs.verbs import parser_of
+
+    spec = application["spec"]
+    config = read_config(parser_of("train").parse(spec["arguments"]))
+    conf, executor = spec["sparkConf"], spec["executor"]
+    assert executor["instances"] == config.launch.num_workers
+    assert executor["cores"] == int(conf["spark.task.cpus"])
+    assert int(conf["spark.task.resource.gpu.amount"]) == config.launch.gpus_per_worker
+    assert spec["restartPolicy"] == {"type": "Never"}
+    assert config.launch.retries > 0
+    assert spec["dynamicAllocation"] == {"enabled": False}
+    paths = [mount["mountPath"] for mount in executor["volumeMounts"]]
+    assert "/dev/shm" in paths
+    assert config.dataset.path.startswith("/data/")
+
+
+def test_secrets_are_references() -> None:
+    for name, document in documents():
+        for value in values_named(document, "env"):
+            for variable in value:
+                if re.search(r"KEY|SECRET|TOKEN|PASSWORD$", variable["name"]):
+                    assert "secretKeyRef" in variable["valueFrom"], f"{name}: {variable['name']} holds its value"
+    assert not any(re.search(r"://[^/\s@]+:[^/\s@]+@", path.read_text()) for path in FOLDER.iterdir())
+
+
+def values_named(document: Any, key: str) -> Iterator[Any]:
+    if isinstance(document, list):
+        for each in document:
+            yield from values_named(each, key)
+    elif isinstance(document, dict):
+        for name, each in document.items():
+            if name == key:
+                yield each
+            yield from values_named(each, key)
+
+
+def test_the_plain_submission_asks_for_what_the_application_asks_for(application: Document) -> None:
+    spec = application["spec"]
+    command = (FOLDER / "README.md").read_text().split("\nspark-submit ")[1].split("```")[0]
+    options, arguments = command.split(spec["mainApplicationFile"])
+    settings = dict(re.findall(r"--conf (\S+?)=(\S+)", options))
+    for name, value in spec["sparkConf"].items():
+        assert settings[name] == value
+    for role in ("driver", "executor"):
+        for name in ("cores", "memory", "memoryOverhead"):
+            assert settings[f"spark.{role}.{name}"] == str(spec[role][name])
+        assert Path(settings[f"spark.kubernetes.{role}.podTemplateFile"]).name == f"{role}-template.yaml"
+    assert settings["spark.executor.instances"] == str(spec["executor"]["instances"])
+    assert settings["spark.dynamicAllocation.enabled"] == str(spec["dynamicAllocation"]["enabled"]).lower()
+    assert settings["spark.kubernetes.container.image"] == spec["image"]
+    assert arguments.replace("\\\n", " ").split() == spec["arguments"]
+
+
+@pytest.mark.parametrize("role", ["driver", "executor"])
+def test_a_template_makes_the_pod_that_the_application_makes(application: Document, role: str) -> None:
+    spec, asked = application["spec"], application["spec"][role]
+    pod = yaml.safe_load((FOLDER / f"{role}-template.yaml").read_text())["spec"]
+    (container,) = pod["containers"]
+    for name in ("env", "volumeMounts", "securityContext"):
+        assert container[name] == asked[name], name
+    assert pod["securityContext"] == asked["podSecurityContext"]
+    assert {each["name"]: each for each in pod["volumes"]} == {
+        each["name"]: each
+        for each in spec["volumes"]
+        if each["name"] in {mount["name"] for mount in asked["volumeMounts"]}
+    }
+    for name in ("nodeSelector", "tolerations"):
+        assert pod.get(name) == asked.get(name)
+    assert pod.get("serviceAccountName") == asked.get("serviceAccount")
+    assert pod["restartPolicy"] == spec["restartPolicy"]["type"]
+
+
+def run_entrypoint(folder: Path, *arguments: str, **environment: str) -> list[str]:
+    """What it would run, one word after the other; tini and Java are shell scripts that print their arguments."""
+    for name in ("tini", "bin/java", "bin/spark-submit"):
+        script = folder / name
+        script.parent.mkdir(exist_ok=True)
+        script.write_text('#!/bin/sh\nfor word; do echo "$word"; done\n')
+        script.chmod(0o755)
+    done = subprocess.run(
+        ["bash", str(FOLDER.parent / "spark" / "entrypoint.sh"), *arguments],
+        env={"PATH": f"{folder}:/usr/bin:/bin", "JAVA_HOME": str(folder), "SPARK_HOME": str(folder), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def test_the_entrypoint_starts_a_driver(tmp_path: Path) -> None:
+    words = run_entrypoint(tmp_path, "driver", "--class", "x", "a b", SPARK_DRIVER_BIND_ADDRESS="10.0.0.7")
+    assert words[:3] == ["-s", "--", f"{tmp_path}/bin/spark-submit"]
+    assert "spark.driver.bindAddress=10.0.0.7" in words
+    assert words[-5:] == ["--deploy-mode", "client", "--class", "x", "a b"]
+
+
+def test_the_entrypoint_starts_an_executor(tmp_path: Path) -> None:
+    names = "DRIVER_URL EXECUTOR_ID EXECUTOR_CORES APPLICATION_ID EXECUTOR_POD_IP RESOURCE_PROFILE_ID EXECUTOR_POD_NAME"
+    values = {f"SPARK_{name}": name.lower() for name in names.split()}
+    options = {f"SPARK_JAVA_OPT_{number}": f"-Doption={number}" for number in range(11)}
+    words = run_entrypoint(
+        tmp_path, "executor", SPARK_EXECUTOR_MEMORY="2g", SPARK_CONF_DIR="/opt/spark/conf", **values, **options
+    )
+    assert words[2:14] == [f"{tmp_path}/bin/java", *(f"-Doption={number}" for number in range(11))]
+    assert words[14:18] == ["-Xms2g", "-Xmx2g", "-cp", f"/opt/spark/conf:{tmp_path}/jars/*"]
+    assert words[18].endswith("k8s.KubernetesExecutorBackend")
+    given = dict(zip(words[19::2], words[20::2], strict=True))
+    assert given == {
+        "--driver-url": "driver_url",
+        "--executor-id": "executor_id",
+        "--cores": "executor_cores",
+        "--app-id": "application_id",
+        "--hostname": "executor_pod_ip",
+        "--resourceProfileId": "resource_profile_id",
+        "--podName": "executor_pod_name",
+    }
+
+
+def test_the_entrypoint_runs_any_other_command(tmp_path: Path) -> None:
+    assert run_entrypoint(tmp_path, "groundswell", "--help") == ["--", "groundswell", "--help"]

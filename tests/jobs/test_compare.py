@@ -1,0 +1,163 @@
+"""`groundswell compare` as a user meets it, on runs of a real store that were not trained."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from jobs import cli
+from pipelines.comparison.grid_results import CellLine, ResultsFile
+from pipelines.comparison.saved import read_runs
+
+pytestmark = pytest.mark.usefixtures("module_mlflow_store")
+
+Record = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_a_report_with_tables_and_a_file_for_elsewhere(
+    record: Record,
+    module_mlflow_store: str,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for seed in (0, 1):
+        record("report", f"training.seed={seed}")
+    record("report", "optimizer=sgd")
+    assert cli.execute(["compare", "--experiment", "report", "--save", "runs.json"]) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert output[1].split() == ["1", "0.7000", "±", "0.0000", "6.4", "s", "-", "lars"]
+    assert output[2].split() == ["2", "0.7000", "6.4", "s", "-", "sgd"]
+    assert output[-2:] == ["report  comparison/report.html", "tables  comparison/table.csv, comparison/runs.csv"]
+    assert "Comparison of report" in (folder / "comparison" / "report.html").read_text()
+    assert len((folder / "comparison" / "runs.csv").read_text().splitlines()) == 4
+    # On another machine, which has no store.
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'nowhere.db'}")
+    assert cli.execute(["compare", "--saved", "runs.json", "--output", "again", "--metric", "train/loss"]) == 0
+    assert "0.5000" in capsys.readouterr().out
+    assert "lower is better" in (folder / "again" / "report.html").read_text()
+    assert not (folder / "nowhere.db").exists()
+
+
+def test_children_are_left_out_unless_they_are_asked_for(
+    record: Record, module_mlflow_store: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parent = record("family", source="groundswell grid")
+    record("family", "training.seed=1", parent=parent)
+    record("family", source="groundswell find-rate")
+    assert cli.execute(["compare", "--experiment", "family"]) == 2
+    assert (
+        "experiment 'family' has only trainings that are children of other runs, such as the cells of a grid (1)"
+        in (capsys.readouterr().err)
+    )
+    assert cli.execute(["compare", "--experiment", "family", "--children", "--save", "runs.json"]) == 0
+    assert [run.settings["training.seed"] for run in read_runs(Path("runs.json"))] == ["1"]
+
+
+def test_a_filter_chooses_and_results_of_a_grid_are_read(
+    record: Record, module_mlflow_store: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("sgd", "lars"):
+        record("filtered", f"optimizer={name}")
+    chosen = ["compare", "--experiment", "filtered", "--filter", "params.`optimizer.name` = 'sgd'"]
+    assert cli.execute([*chosen, "--save", "runs.json"]) == 0
+    (run,) = read_runs(folder / "runs.json")
+    assert run.settings["optimizer.name"] == "sgd"
+    results = ResultsFile(folder / "results.jsonl")
+    results.append(CellLine(cell="a", status="finished", settings={}, seconds=1, epochs=2, run=run))
+    results.close()
+    capsys.readouterr()
+    assert cli.execute(["compare", "--results", "results.jsonl", "--experiment", "filtered"]) == 0
+    assert len((folder / "comparison" / "runs.csv").read_text().splitlines()) == 3, "a run counts once"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("", "nothing to compare: name trainings with --experiment, --results or --saved"),
+        ("--experiment absent", "experiment 'absent' is not in sqlite:///"),
+        ("--experiment absent", "which has: "),
+        ("--experiment here --filter x", "--filter 'x': "),
+        ("--experiment here --filter tags.x='y'", "experiment 'here' has no runs that fit --filter \"tags.x='y'\""),
+        ("--experiment here --metric val/x", "--metric val/x: no training has it, expected one of train/loss"),
+        ("--experiment here --target nan", "--target nan should be a number"),
+        ("--experiment here --target much", "argument --target: invalid float value: 'much'"),
+        ("--saved absent.json", "absent.json cannot be read: No such file or directory"),
+        ("--results absent.jsonl", "absent.jsonl cannot be read: No such file or directory"),
+        ("--saved x.json --filter a=1", "--filter has no effect without --experiment"),
+        ("--saved x.json --children", "--children has no effect without --experiment"),
+        ("--experiment here --output taken", "the folder of the report taken cannot be made: File exists"),
+        ("--experiment here --save nowhere/runs.json", "nowhere/runs.json cannot be written: No such file"),
+        ("--experiment other", "none of the 1 runs of experiment 'other' is a training"),
+    ],
+)
+def test_mistakes_are_one_line(
+    record: Record,
+    module_mlflow_store: str,
+    folder: Path,
+    arguments: str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (folder / "taken").touch()
+    for experiment, source in (("here", "groundswell train"), ("other", "groundswell find-rate")):
+        if MlflowClient(module_mlflow_store).get_experiment_by_name(experiment) is None:
+            record(experiment, source=source)
+    assert cli.execute(["compare", *arguments.split()]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert message in line
+
+
+@pytest.mark.parametrize("kind", ["absent", "folder", "text"])
+def test_a_store_that_cannot_be_read_is_one_line(
+    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "store.db"
+    if kind == "folder":
+        file.mkdir()
+    elif kind == "text":
+        file.write_text("no database, but longer than the header that one has, which is a hundred bytes of it" * 3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}")
+    assert cli.execute(["compare", "--experiment", "any"]) in (2, 4)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "store.db" in line
+    assert (kind == "absent") != file.exists()
+
+
+def test_a_server_that_does_not_answer_is_one_line(
+    unused_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{unused_port()}")
+    assert cli.execute(["compare", "--experiment", "any", "--result", "result.json"]) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no answer from MLflow, see MLFLOW_TRACKING_URI" in line
+    assert "secret" not in line
+    assert json.loads(Path("result.json").read_text())["exit_code"] == 4
+
+
+@pytest.fixture
+def unused_port() -> Callable[[], int]:
+    import socket
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return int(probe.getsockname()[1])
+
+    return find
+
+
+def test_a_results_file_without_a_finished_cell_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ResultsFile(folder / "results.jsonl").close()
+    (folder / "results.jsonl").touch()
+    assert cli.execute(["compare", "--results", "results.jsonl"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith("results.jsonl has no trainings yet")

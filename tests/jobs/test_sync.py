@@ -1,0 +1,101 @@
+"""`groundswell sync` as it is typed."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from conf.load import load
+from jobs import cli
+from pipelines.remote_path import AnyPath, RemotePath, publish
+from pipelines.tracking.journal import driver_journal
+from pipelines.tracking.local_run import Description, LocalRun, LocalStatus
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.writer import RunWriter
+from pipelines.training.driver_record import with_stored_run
+
+
+def make_offline(folder: Path, status: LocalStatus) -> None:
+    """A run without a store, of which a record waits."""
+    made = Description("offline", "r50-lars-g512-4w", {}, {})
+    LocalRun("offline-7", made, 1_700_000_000_000, is_stored=False, status=status, ended=1_700_000_000_005).write(
+        folder
+    )
+    writer = RunWriter(TrackedRun("", "offline-7"), driver_journal(folder))
+    writer.tags({"attempt": "1"})
+    writer.close()
+
+
+def test_a_failed_run_without_mlflow_is_written_with_one_command(
+    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_offline(tmp_path / "offline-7", "KILLED")
+    assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
+    (run_folder,) = (
+        path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink() and path.name != "mlruns"
+    )
+    run = MlflowClient(mlflow_store).get_run(run_folder.name)
+    assert (run.info.status, run.data.tags["attempt"]) == ("KILLED", "1")
+    first, last = capsys.readouterr().out.splitlines()
+    assert first == f"run {run_folder.name} (was offline-7): killed"
+    assert last == f"1 runs of {tmp_path} written to {mlflow_store}"
+    assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == f"0 runs of {tmp_path} written to {mlflow_store}\n"
+
+
+def test_runs_behind_a_url_are_written_with_the_same_command(
+    mlflow_store: str,
+    s3_folder: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    output, logged = RemotePath(s3_folder), []
+    make_offline(tmp_path / "offline-7", "TRAINED")
+    publish(tmp_path / "offline-7", output / "offline-7")
+    output.folder.write("offline-7/checkpoints/step-00000004.npz", b"weights")
+    output.folder.write("notes/mine.txt", b"no run")
+
+    def log(folder: Path, run: TrackedRun, checkpoint: AnyPath | None, checkpoints: AnyPath) -> str:
+        logged.append(sorted(path.name for path in checkpoints.glob("step-*")))
+        return f"runs:/{run.run_id}/model"
+
+    monkeypatch.setattr("jobs.sync.log_model_of", log)
+    assert cli.execute(["sync", "--output", s3_folder]) == 0
+    first, model, last = capsys.readouterr().out.splitlines()
+    run_id = first.split()[1]
+    assert first == f"run {run_id} (was offline-7): finished"
+    assert model == f"model runs:/{run_id}/model"
+    assert last == f"1 runs of {s3_folder} written to {mlflow_store}"
+    assert logged == [["step-00000004.npz"]]
+    run = MlflowClient(mlflow_store).get_run(run_id)
+    assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "1")
+    # It has the store's name there too, from which it is resumed and exported.
+    of_run = {f"{run_id}/checkpoints/step-00000004.npz", f"{run_id}/run.json"}
+    assert set(output.folder.files()) == {*of_run, "notes/mine.txt"}
+    assert cli.execute(["sync", "--output", s3_folder]) == 0
+    assert capsys.readouterr().out == f"0 runs of {s3_folder} written to {mlflow_store}\n"
+    assert cli.execute(["sync", "--output", s3_folder, "--run", "0123"]) == 2
+    assert f"there is no run 0123 under {s3_folder}" in capsys.readouterr().err
+
+
+def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_folder: str, tmp_path: Path) -> None:
+    make_offline(tmp_path / "offline-7", "KILLED")
+    publish(tmp_path / "offline-7", RemotePath(s3_folder) / "offline-7")
+    config = load("smoke", [f"training.output={s3_folder}", "training.resume_run=offline-7"])
+    run_id = with_stored_run(config).training.resume_run
+    assert MlflowClient(mlflow_store).get_run(str(run_id)).info.run_name == "r50-lars-g512-4w"
+    assert RemotePath(s3_folder).folder.names() == [run_id]
+    resumed = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
+    assert with_stored_run(resumed) == resumed
+
+
+def test_what_is_not_there_is_one_line(mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.execute(["sync", "--output", str(tmp_path / "nowhere")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert cli.execute(["sync", "--output", str(tmp_path), "--run", "0123"]) == 2
+    assert f"there is no run 0123 under {tmp_path}" in capsys.readouterr().err
+    assert cli.execute(["export", "--output", str(tmp_path), "--run", "0123"]) == 2
+    assert f"there is no run 0123 under {tmp_path}" in capsys.readouterr().err
+    assert cli.execute(["export"]) == 2
+    assert "--run ID is missing" in capsys.readouterr().err

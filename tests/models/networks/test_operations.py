@@ -1,0 +1,33 @@
+import keras
+import pytest
+
+from models.networks.operations import forward_flops
+
+
+def test_by_hand() -> None:
+    images = keras.Input((8, 8, 3))
+    features = keras.layers.Conv2D(5, 3, strides=2, padding="same")(images)  # 4 * 4 pixels, kernel 3 * 3 * 3 * 5
+    features = keras.layers.DepthwiseConv2D(3, padding="same")(features)  # 3 * 3 * 5 * 1
+    features = keras.layers.BatchNormalization()(features)
+    outputs = keras.layers.Dense(7)(keras.layers.GlobalAveragePooling2D()(features))
+    expected = 2 * (16 * 135 + 16 * 45 + 35)
+    model = keras.Model(images, outputs)
+    assert forward_flops(model) == expected
+    nested = keras.Model(images, keras.layers.Activation("softmax")(model(images)))
+    assert forward_flops(nested) == expected
+
+
+def test_a_grouped_convolution_has_a_smaller_kernel() -> None:
+    images = keras.Input((4, 4, 6))
+    model = keras.Model(images, keras.layers.Conv2D(6, 1, groups=3, use_bias=False)(images))
+    assert forward_flops(model) == 2 * 16 * 2 * 6
+
+
+def test_resnet_50_has_the_published_number() -> None:
+    # 3.8e9 multiplications with their additions (He et al. 2015, table 1) with the stride in the first convolution of a
+    # block; 4.1e9 with the stride in the second one, as here.
+    from models.networks.resnet import resnet
+
+    images = keras.Input((224, 224, 3))
+    logits = resnet(images, classes=1000, depth=50, width_factor=1.0, dropout=0.0, stochastic_depth=0.0, dtype=None)
+    assert forward_flops(keras.Model(images, logits)) == pytest.approx(2 * 4.09e9, rel=0.01)

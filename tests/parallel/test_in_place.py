@@ -1,0 +1,170 @@
+"""Processes of ranks are killed; spares take over, and the run ends as one that was never disturbed, bit for bit."""
+
+import os
+import random
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+from pyspark.sql import SparkSession
+
+from conf.load import load
+from jobs.train import TrainedRun, train
+from pipelines.training import entry
+
+pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(900)]
+
+KILLS = int(os.environ.get("GROUNDSWELL_KILLS", "4"))
+EPOCHS, STEPS = 3 + (KILLS - 4) // 2, 5  # of 6 samples
+Death = tuple[int, int, float]
+"""Rank, optimizer steps done before, and seconds after the beginning of that step; negative: in the checkpoint."""
+
+
+def training_that_dies(config: Any, run: Any, checkpoints: Path, *, deaths: Sequence[Death]) -> Any:
+    """`entry.train`, but the processes of ranks are killed, each death once."""
+    import os
+    import signal
+    import threading
+
+    from pipelines.launch.membership import is_spare
+    from pipelines.training import checkpoint_files, parts, worker
+
+    mine = [death for death in deaths if death[0] == int(os.environ["HOROVOD_RANK"])]
+    make = parts.make_train_step  # type: ignore[attr-defined]
+
+    def kill(*_: Any) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def make_dying(model: Any, loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        step = make(model, loss, optimizer, *args, **kwargs)
+
+        def dying(*batch: Any) -> Any:
+            for number, (rank, at, seconds) in enumerate(mine):
+                mark = checkpoints.parent / f"death-{rank}-{number}"
+                if at == int(optimizer.iterations) and not mark.exists() and not is_spare():
+                    mark.touch()
+                    if seconds < 0:
+                        checkpoint_files._write_arrays = lambda file, arrays: kill()
+                    else:
+                        threading.Timer(seconds, kill).start() if seconds else kill()
+            return step(*batch)
+
+        return dying
+
+    parts.make_train_step = make_dying  # type: ignore[attr-defined]
+    return worker.train_worker(config, run, checkpoints)
+
+
+def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str) -> TrainedRun:
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+
+    def dying(*args: Any) -> Any:
+        return training_that_dies(*args, deaths=deaths)
+
+    fixed = (
+        f"dataset.path={dataset}",
+        f"training.output={folder}",
+        f"training.epochs={EPOCHS}",
+        "training.batch_size_per_worker=3",
+        "training.checkpoint_every_steps=4",
+        "input.augmentation=dihedral",
+        "model.dropout=0.1",
+        "launch.recover=in_place",
+    )
+    patch = pytest.MonkeyPatch()
+    patch.setattr(entry, "train", dying)
+    try:
+        return train(load("smoke", [*fixed, *settings]))
+    finally:
+        patch.undo()
+
+
+def check_equal(
+    run: TrainedRun, expected: TrainedRun, store: str, weights: Callable[[TrainedRun], dict[str, np.ndarray]]
+) -> None:
+    found, wanted = weights(run), weights(expected)
+    assert found.keys() == wanted.keys()
+    for name, value in wanted.items():
+        np.testing.assert_array_equal(found[name], value, err_msg=name)
+    client = MlflowClient(store)
+    tracked = client.get_run(run.run.run_id)
+    assert tracked.info.status == "FINISHED"
+    assert tracked.data.tags["attempt"] == "1"
+    for metric in ("train/step_loss", "train/loss", "val/loss", "val/f1_micro", "exchange/payload_bytes"):
+        points, all_points = (
+            [(point.step, point.value) for point in client.get_metric_history(each.run.run_id, metric)]
+            for each in (run, expected)
+        )
+        assert points == all_points, metric
+
+
+@pytest.mark.long
+def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
+    spark: SparkSession,
+    small_dataset: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
+) -> None:
+    """Also what a codec left behind, and the curves of the steps."""
+    settings = ("exchange.codec=onebit", "exchange.dense_below=0")
+    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    random_ = random.Random(KILLS)
+    # Apart from each other, so that a process lives until its own death.
+    steps = random_.sample(range(6, EPOCHS * STEPS - 1, 2), KILLS - 1)
+    deaths = [(random_.randrange(2), step, random_.choice([0.0, 0.02, 0.05])) for step in steps]
+    disturbed = trained(small_dataset, tmp_path / "disturbed", [*deaths, (0, 3, -1.0)], *settings)
+    marks = list((disturbed.folder).glob("death-*"))
+    assert len(marks) == KILLS
+    check_equal(disturbed, expected, mlflow_store, weights)
+    log = "".join((disturbed.folder / "logs" / f"rank-{rank}.log").read_text() for rank in range(2))
+    assert len(re.findall(r"takes the place of one that has died", log)) == KILLS
+    tags = MlflowClient(mlflow_store).get_run(disturbed.run.run_id).data.tags
+    recovered = [value for name, value in tags.items() if name.startswith("recovered_after_step_")]
+    assert sorted(recovered) == sorted(f"rank {rank}" for rank, *_ in [*deaths, (0, 3, -1.0)])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "mode", ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}", "training.mode=delayed"]
+)
+def test_ranks_continue_in_place_in_every_mode(
+    spark: SparkSession,
+    small_dataset: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
+    mode: str,
+) -> None:
+    """One dies alone between two exchanges, one in an exchange; gradients of more than 1 MiB travel as they are."""
+    expected = trained(small_dataset, tmp_path / "undisturbed", (), mode)
+    disturbed = trained(small_dataset, tmp_path / "disturbed", [(1, 6, 0.0), (0, 11, 0.03), (1, 13, 0.0)], mode)
+    assert len(list(disturbed.folder.glob("death-*"))) == 3
+    check_equal(disturbed, expected, mlflow_store, weights)
+
+
+@pytest.mark.long
+def test_everything_that_a_rank_holds_is_kept(
+    spark: SparkSession,
+    small_dataset: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
+) -> None:
+    """Sums of micro-batches are forgotten, averages of weights are kept; several steps may be taken again."""
+    settings = (
+        "training.accumulation_steps=2",
+        "training.ema=0.9",
+        "training.precision=float16",
+        "model.batch_norm_ranks=all",
+        "launch.recover_every_steps=3",
+    )
+    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    disturbed = trained(small_dataset, tmp_path / "disturbed", [(1, 4, 0.0), (0, 5, 0.05)], *settings)
+    check_equal(disturbed, expected, mlflow_store, weights)

@@ -1,0 +1,56 @@
+"""Training whose output is in an object store: resumed and exported where nothing of it is on the disk."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from pipelines.remote_path import RemotePath
+
+
+def groundswell(folder: Path, *arguments: str) -> None:
+    """Run a verb as a machine does that has an empty temporary folder."""
+    folder.mkdir()
+    environment = {**os.environ, "TMPDIR": str(folder), "PYSPARK_PYTHON": sys.executable}
+    command = [sys.executable, "-m", "jobs.cli", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
+    assert not list(folder.glob("groundswell-*")), "nothing is left on the disk"
+
+
+@pytest.mark.spark
+@pytest.mark.parallel
+@pytest.mark.long
+@pytest.mark.timeout(800)
+def test_training_writes_there_and_is_resumed_and_exported_from_there(
+    s3_folder: str, small_dataset: Path, mlflow_store: str, tmp_path: Path
+) -> None:
+    result, output = tmp_path / "result.json", f"{s3_folder}/outputs"
+    train = ["train", "--config", "smoke", "--result", str(result), "--set", f"dataset.path={small_dataset}"]
+    # A codec with a residual: every rank writes a part of its own.
+    train += ["--set", f"training.output={output}", "--set", "exchange.codec=powersgd"]
+    groundswell(tmp_path / "first", *train, "--set", "training.epochs=1")
+    first = json.loads(result.read_text())
+    place = RemotePath(output) / first["run_id"]
+    name = first["checkpoint"].rpartition("/")[2]
+    assert first["checkpoint"] == f"{place}/checkpoints/{name}"
+    parts = [f"checkpoints/{name.replace('.npz', part)}" for part in (".npz", ".rank-00000.npz", ".rank-00001.npz")]
+    records = ["config.yaml", "dataset.json", "logs/rank-0.log", "logs/rank-1.log", "run.json", "settings.json"]
+    assert sorted(place.folder.files()) == sorted([*parts, *records, "checkpoints/phases.json"])
+
+    groundswell(
+        tmp_path / "second", *train, "--set", f"training.resume_run={first['run_id']}", "--set", "training.epochs=2"
+    )
+    second = json.loads(result.read_text())
+    assert second["run_id"] == first["run_id"]
+    assert second["checkpoint"] > first["checkpoint"]
+    assert json.loads(place.folder.read("run.json"))["status"] == "FINISHED"
+    losses = MlflowClient(mlflow_store).get_metric_history(first["run_id"], "train/loss")
+    assert len(losses) == 2, "every epoch is recorded once"
+
+    groundswell(tmp_path / "third", "export", "--run", first["run_id"], "--output", output, "--result", str(result))
+    assert json.loads(result.read_text())["model_uri"].startswith(f"runs:/{first['run_id']}/")

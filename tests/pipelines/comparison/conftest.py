@@ -1,0 +1,70 @@
+"""Trainings that were recorded and did not run."""
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from conf.load import load
+from pipelines.tracking import runs
+from pipelines.training.description import parameters_of
+
+STEPS = 4
+START = 1_700_000_000_000
+Fabricate = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _use_store(module_mlflow_store: str) -> None:
+    """Every test of this folder reads and writes the store of its module."""
+
+
+@pytest.fixture
+def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) -> Fabricate:
+    """Records a training with the settings that a real one would have; the run's identifier."""
+
+    def make(
+        experiment: str,
+        *settings: str,
+        scores: Sequence[float] = (0.2, 0.5, 0.6),
+        losses: Sequence[float] = (2.0, 1.0, 0.5),
+        images_per_second: float = 100.0,
+        payload_bytes: float = 1000.0,
+        dataset: int = 0,
+        status: runs.Status | None = "FINISHED",
+        diverged: str = "",
+        parent: str = "",
+        source: str = "groundswell train",
+        name: str = "name",
+    ) -> str:
+        config = load("smoke", [f"training.epochs={len(losses)}", *settings])
+        tags = {"mlflow.source.name": source}
+        tags |= {"diverged": diverged} if diverged else {}
+        tags |= {"mlflow.parentRunId": parent} if parent else {}
+        run = runs.start_run(experiment, name, parameters_of(config, eurosat_manifest(dataset)), tags)
+        points = []
+        for epoch, loss in enumerate(losses, 1):
+            step, time = epoch * STEPS, START + 60_000 * epoch
+            values = {"train/loss": loss, "val/loss": 1.1 * loss, "speed/images_per_second": images_per_second}
+            values |= {"val/top_1": scores[epoch - 1]} if epoch <= len(scores) else {}
+            points += [Metric(key, value, time, step) for key, value in values.items() if math.isfinite(value)]
+            points += [
+                Metric("exchange/payload_bytes", payload_bytes, time, before) for before in range(step - STEPS, step)
+            ]
+        MlflowClient(module_mlflow_store).log_batch(run.run_id, metrics=points)
+        if status is not None:
+            runs.end_run(run, status)
+        return run.run_id
+
+    return make
+
+
+@pytest.fixture
+def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Working directory of a command."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

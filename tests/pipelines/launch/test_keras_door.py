@@ -1,0 +1,387 @@
+"""Horovod's Keras API on two ranks under Keras 3, as notebooks use it; one launch trains for all tests of this file."""
+
+import os
+import shutil
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.launch.runner import BarrierRunner
+
+pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]
+
+RANKS, BATCH, STEPS, FEATURES, CLASSES = 2, 8, 4, 6, 3
+Weights = list[np.ndarray]
+DOORS = ("horovod.tensorflow.keras", "horovod.keras")
+"""Where notebooks import Horovod's Keras API from."""
+
+
+def samples() -> tuple[np.ndarray, np.ndarray]:
+    """Images and classes in the order of the joined batches: those of rank 0, then those of rank 1, step by step."""
+    rng = np.random.default_rng(5)
+    count = RANKS * BATCH * STEPS
+    return rng.standard_normal((count, FEATURES)).astype(np.float32), rng.integers(0, CLASSES, count)
+
+
+def share(array: np.ndarray, rank: int) -> np.ndarray:
+    return array.reshape(STEPS, RANKS, BATCH, *array.shape[1:])[:, rank].reshape(STEPS * BATCH, *array.shape[1:])
+
+
+def network(seed: int, built: bool = True, dropout: float = 0.0) -> Any:
+    from tensorflow import keras
+
+    keras.utils.set_random_seed(seed)
+    layers = [keras.layers.Dense(5, activation="tanh"), keras.layers.Dropout(dropout), keras.layers.Dense(CLASSES)]
+    return keras.Sequential([*([keras.Input((FEATURES,))] if built else []), *layers])
+
+
+def loss() -> Any:
+    from tensorflow import keras
+
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+
+
+def fitted(optimizer: Any, rank: int | None, batch: int = BATCH, epochs: int = 2, model: Any = None, **options: Any):
+    """The model after training on a rank's share, or by plain Keras on all samples where `rank` is None."""
+    model = model or network(seed=10 + (rank or 0))
+    model.compile(optimizer, loss(), **options.pop("compile", {}))
+    images, classes = (array if rank is None else share(array, rank) for array in samples())
+    model.fit(images, classes, batch_size=batch, epochs=epochs, shuffle=False, verbose=0, **options)
+    return model
+
+
+def averaging(hvd: Any, rank: int) -> dict[str, Any]:
+    """Weights of this rank, and of plain Keras on the joined batches, by what is tried."""
+    import horovod.keras as hvd_keras
+    import horovod.tensorflow as hvd_tensorflow
+    from tensorflow.keras.optimizers import SGD
+
+    def pair(ours: Any, plain: Any, batch: int = RANKS * BATCH) -> tuple[Weights, Weights]:
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+        return fitted(ours, rank, callbacks=callbacks).get_weights(), fitted(plain, None, batch).get_weights()
+
+    wrap, two = hvd.DistributedOptimizer, {"backward_passes_per_step": 2}
+    return {
+        "plain": pair(wrap(SGD(0.1, momentum=0.9)), SGD(0.1, momentum=0.9)),
+        "horovod.keras": pair(hvd_keras.DistributedOptimizer(SGD(0.1, momentum=0.9)), SGD(0.1, momentum=0.9)),
+        "horovod.tensorflow": pair(hvd_tensorflow.DistributedOptimizer(SGD(0.1)), SGD(0.1)),
+        "devices": pair(wrap(SGD(0.1), device_dense="/cpu:0", device_sparse="/cpu:0", sparse_as_dense=True), SGD(0.1)),
+        "process set": pair(wrap(SGD(0.1), process_set=hvd_tensorflow.global_process_set), SGD(0.1)),
+        "fp16": pair(wrap(SGD(0.1), compression=hvd.Compression.fp16), SGD(0.1)),
+        "sum": pair(wrap(SGD(0.1), op=hvd.Sum), SGD(0.2)),
+        "groups": pair(wrap(SGD(0.1), groups=2), SGD(0.1)),
+        "predivide": pair(wrap(SGD(0.1), gradient_predivide_factor=2.0), SGD(0.1)),
+        "two passes": pair(wrap(SGD(0.1), **two), SGD(0.2), 2 * RANKS * BATCH),
+        "mean of two passes": pair(
+            wrap(SGD(0.1), **two, average_aggregated_gradients=True), SGD(0.1), 2 * RANKS * BATCH
+        ),
+    }
+
+
+def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
+    from tensorflow import keras
+
+    rates: list[float] = []
+    own: list[float] = []
+    model = network(seed=rank, built=False)
+    watch = keras.callbacks.LambdaCallback(
+        on_train_batch_begin=lambda batch, logs: rates.append(float(model.optimizer.learning_rate)),
+        on_epoch_end=lambda epoch, logs: own.append(logs["loss"]),
+    )
+    order = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2, verbose=1),
+        watch,
+        hvd.callbacks.MetricAverageCallback(),
+    ]
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.9))
+    fitted(optimizer, rank, epochs=3, model=model, callbacks=order)
+    decay = hvd.callbacks.LearningRateScheduleCallback(initial_lr=0.4, multiplier=0.5, start_epoch=1)
+    decay.set_model(model)
+    velocity = model.optimizer.momentums[0]
+    before = velocity.numpy()
+    optimizer.learning_rate = 0.4
+    decay.on_epoch_begin(2)
+    decay.on_batch_begin(0)
+    return {
+        "weights of a network built by its first batch": model.get_weights(),
+        "rates": rates,
+        "own losses": own,
+        "mean losses": model.history.history["loss"],
+        "reported rates": model.history.history["lr"],
+        "decayed": (float(optimizer.learning_rate), before, velocity.numpy()),
+    }
+
+
+def saving(hvd: Any, rank: int, folder: str) -> dict[str, Any]:
+    from tensorflow import keras
+
+    path = f"{folder}/{hvd.__name__}-{rank}.keras"
+    model = fitted(hvd.DistributedOptimizer(keras.optimizers.Adam(0.01)), rank, model=network(seed=1))
+    model.save(path)
+    plain, loaded = keras.models.load_model(path), hvd.load_model(path)
+    fitted_on = [share(array, rank) for array in samples()]
+    steps = int(loaded.optimizer.iterations)
+    loaded.fit(*fitted_on, batch_size=BATCH, shuffle=False, verbose=0)
+    return {
+        "types": [type(each.optimizer).__name__ for each in (model, plain, loaded)],
+        "plain": plain.get_weights(),
+        "steps": steps,
+        "jit": (model.jit_compile, loaded.jit_compile),
+        "continued": loaded.get_weights(),
+    }
+
+
+def own_loops(rank: int) -> dict[str, Any]:
+    """Custom loops, with Horovod's other two doors."""
+    import horovod.keras as hvd_keras
+    import horovod.tensorflow as hvd
+    import tensorflow as tf
+    from tensorflow import keras
+
+    model, optimizer = network(seed=rank, dropout=0.5), keras.optimizers.SGD(0.1)
+    images, classes = (share(array, rank)[:BATCH] for array in samples())
+    hvd.broadcast_variables(model.variables, root_rank=0)
+
+    @tf.function
+    def step() -> None:
+        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+            value = loss()(classes, model(images, training=True))
+        variables = model.trainable_variables
+        optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
+
+    step()
+    table = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
+    head = keras.layers.Dense(1, kernel_initializer="ones")
+    both = keras.Sequential([keras.Input((1,), dtype="int32"), table, head])
+    sparse = hvd_keras.PartialDistributedOptimizer(keras.optimizers.SGD(1.0), local_layers=[head])
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(both(tf.constant([[rank]])))
+    gradients = tape.gradient(value, both.trainable_variables)
+    sparse.apply_gradients(zip(gradients, both.trainable_variables, strict=True))
+    return {
+        "tape": model.get_weights(),
+        "random states": [variable.numpy().tolist() for variable in model.variables if "seed" in variable.name],
+        "sparse": type(gradients[0]).__name__,
+        "table": table.get_weights(),
+        "local": head.get_weights(),
+    }
+
+
+def scaled_loss(hvd: Any, rank: int) -> dict[str, Any]:
+    """One step of mixed precision in which only rank 1's gradients overflow, and then one of neither."""
+    import tensorflow as tf
+    from tensorflow import keras
+
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    try:
+        model = network(seed=1)
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss())
+    before = model.get_weights()
+    images, classes = (share(array, rank)[:BATCH] for array in samples())
+    model.train_on_batch(images * (np.inf if rank == 1 else 1), classes)
+    skipped = model.get_weights()
+    model.train_on_batch(images, classes)
+    return {
+        "type": type(model.optimizer).__name__,
+        "skipped": all(map(np.array_equal, before, skipped)),
+        "scale": float(tf.convert_to_tensor(model.optimizer.dynamic_scale)),
+        "weights": model.get_weights(),
+        "moved": not all(map(np.array_equal, skipped, model.get_weights())),
+    }
+
+
+def mistakes(hvd: Any) -> dict[str, str]:
+    from tensorflow import keras
+
+    def error_of(call: Any) -> str:
+        try:
+            call()
+        except (TypeError, ValueError) as error:
+            return f"{type(error).__name__}: {error}"
+        return ""
+
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    return {
+        "jit": error_of(lambda: network(1).compile(optimizer, "mse", jit_compile=True)),
+        "twice": error_of(lambda: hvd.DistributedOptimizer(optimizer)),
+        "no optimizer": error_of(lambda: hvd.DistributedOptimizer("sgd")),
+        "an idiom of Horovod": error_of(lambda: network(1).compile(optimizer, experimental_run_tf_function=False)),
+    }
+
+
+def train(folder: str) -> dict[str, Any]:
+    import horovod.keras as hvd_keras
+    import horovod.tensorflow.keras as hvd
+
+    hvd.init()
+    rank = hvd.rank()
+    return {
+        "averaging": averaging(hvd, rank),
+        "callbacks": {door.__name__: callbacks(door, rank) for door in (hvd, hvd_keras)},
+        "saving": {door.__name__: saving(door, rank, folder) for door in (hvd, hvd_keras)},
+        "own loops": own_loops(rank),
+        "scaled loss": scaled_loss(hvd, rank),
+        "mistakes": mistakes(hvd),
+    }
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[str]:
+    """What the ranks print; `trained` fills it."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory, lines: list[str]) -> list[dict[str, Any]]:
+    runner = BarrierRunner(None, RANKS, on_log=lambda rank, line: lines.append(line))
+    return runner.run_all(train, str(tmp_path_factory.mktemp("models")))
+
+
+def equal(first: Weights, second: Weights) -> bool:
+    return len(first) == len(second) > 0 and all(map(np.array_equal, first, second))
+
+
+@pytest.mark.parametrize(
+    ("name", "tolerance"),
+    [
+        ("plain", 1e-5),
+        ("horovod.keras", 1e-5),
+        ("horovod.tensorflow", 1e-5),
+        ("devices", 1e-5),
+        ("process set", 1e-5),
+        ("fp16", 1e-3),
+        ("sum", 1e-5),
+        ("groups", 1e-5),
+        ("predivide", 1e-5),
+        ("two passes", 1e-5),
+        ("mean of two passes", 1e-5),
+    ],
+)
+def test_ranks_are_equal_and_train_as_one_rank_with_the_joined_batch(
+    trained: list[dict[str, Any]], name: str, tolerance: float
+) -> None:
+    (first, joined), (second, _) = (rank["averaging"][name] for rank in trained)
+    assert equal(first, second)
+    for ours, plain in zip(first, joined, strict=True):
+        np.testing.assert_allclose(ours, plain, atol=tolerance)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_callbacks(trained: list[dict[str, Any]], lines: list[str], door: str) -> None:
+    first, second = (rank["callbacks"][door] for rank in trained)
+    name = "weights of a network built by its first batch"
+    assert equal(first[name], second[name])
+    # lr = 0.4 / 2 * ((epoch + 1 / 4) / 2 * (2 - 1) + 1), and 0.4 from the third epoch on
+    warm_up = [0.2 * ((step + 1) / STEPS / 2 + 1) for step in range(2 * STEPS)]
+    assert first["rates"] == pytest.approx([*warm_up, *[0.4] * STEPS])
+    assert first["reported rates"] == pytest.approx([0.3, 0.4, 0.4])
+    assert sum("finished gradual learning rate warmup to 0.4" in line for line in lines) == len(DOORS)
+    assert first["own losses"] != second["own losses"]
+    assert first["mean losses"] == second["mean losses"]
+    assert first["mean losses"] == pytest.approx(np.mean([first["own losses"], second["own losses"]], axis=0))
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_the_velocity_follows_the_rate(trained: list[dict[str, Any]], door: str) -> None:
+    rate, before, after = trained[0]["callbacks"][door]["decayed"]
+    assert rate == pytest.approx(0.2)  # 0.4 * 0.5 ** (2 - 1)
+    np.testing.assert_allclose(after, before / 2, rtol=1e-6)
+
+
+@pytest.mark.parametrize("door", DOORS)
+def test_a_model_is_saved_as_one_without_horovod_and_continues_with_it(
+    trained: list[dict[str, Any]], door: str
+) -> None:
+    first, second = (rank["saving"][door] for rank in trained)
+    assert first["types"] == ["Adam"] * 3
+    assert equal(first["plain"], second["plain"])
+    assert first["steps"] == 2 * STEPS
+    assert first["jit"] == (False, False)
+    assert equal(first["continued"], second["continued"])
+    assert not equal(first["continued"], first["plain"])
+
+
+def test_own_loops(trained: list[dict[str, Any]]) -> None:
+    first, second = (rank["own loops"] for rank in trained)
+    assert equal(first["tape"], second["tape"])
+    assert first["random states"] != second["random states"]
+    assert first["sparse"] == "IndexedSlices"
+    # Row r of the table has the gradient [1, 1] on rank r alone: its mean is 1/2.
+    assert equal(first["table"], second["table"])
+    assert first["table"][0].tolist() == [[0.5, 0.5], [0.5, 0.5], [1, 1], [1, 1]]
+    # The head stays local: its gradients [1, 1] and 1 are divided by the number of ranks.
+    assert [part.tolist() for part in first["local"]] == [[[0.5], [0.5]], [-0.5]]
+
+
+def test_an_overflow_on_one_rank_is_skipped_by_all(trained: list[dict[str, Any]]) -> None:
+    first, second = (rank["scaled loss"] for rank in trained)
+    assert first["type"] == "LossScaleOptimizer"
+    assert first["skipped"]
+    assert first["moved"]
+    assert first["scale"] == second["scale"] == 2.0**14  # half of Keras's 2 ** 15
+    assert equal(first["weights"], second["weights"])
+
+
+def test_xla_is_off_and_said_once(trained: list[dict[str, Any]], lines: list[str]) -> None:
+    assert sum('jit_compile="auto" becomes False' in line for line in lines) == 1
+    assert "jit_compile=True with a DistributedOptimizer" in trained[0]["mistakes"]["jit"]
+
+
+def test_mistakes(trained: list[dict[str, Any]]) -> None:
+    mistakes = trained[0]["mistakes"]
+    assert mistakes["twice"] == "ValueError: this SGD is already a DistributedOptimizer: wrap it once"
+    assert mistakes["no optimizer"].startswith("TypeError: DistributedOptimizer was given builtins.str")
+    assert mistakes["an idiom of Horovod"] == ""
+
+
+def test_a_function_without_keras_does_not_pay_for_it() -> None:
+    def imported() -> list[str]:
+        import sys
+
+        return sorted({"tensorflow", "keras", "horovod"} & set(sys.modules))
+
+    assert BarrierRunner(None, 1).run(imported) == []
+
+
+def train_with_tf_keras() -> tuple[str, Weights, dict[str, list[float]]]:
+    """A classic notebook: everything comes from `tensorflow.keras`, which is tf_keras here."""
+    import horovod.tensorflow.keras as hvd
+    from tensorflow import keras
+
+    hvd.init()
+    model = network(seed=hvd.rank())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    model.compile(optimizer, loss(), experimental_run_tf_function=False)
+    callbacks = [
+        hvd.callbacks.BroadcastGlobalVariablesCallback(0),
+        hvd.callbacks.MetricAverageCallback(),
+        hvd.callbacks.LearningRateWarmupCallback(initial_lr=0.1, warmup_epochs=2),
+    ]
+    images, classes = (share(array, hvd.rank()) for array in samples())
+    history = model.fit(images, classes, batch_size=BATCH, epochs=3, verbose=0, callbacks=callbacks)
+    return type(model).__module__, model.get_weights(), history.history
+
+
+@pytest.mark.long
+def test_tf_keras(tmp_path: Path) -> None:
+    series = ".".join(version("tensorflow-cpu").split(".")[:2])
+    pip = shutil.which("pip") or "pip"
+    command = [pip, "install", "--quiet", "--no-deps", "--target", str(tmp_path), f"tf_keras=={series}.*"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        pytest.skip(f"tf_keras cannot be installed: {done.stderr.strip().splitlines()[-1:]}")
+    python_path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    runner = BarrierRunner(None, RANKS, env={"TF_USE_LEGACY_KERAS": "1", "PYTHONPATH": python_path})
+    (module, first, history), (_, second, other) = runner.run_all(train_with_tf_keras)
+    assert module.startswith("tf_keras.")
+    assert equal(first, second)
+    assert history == other
+    assert history["lr"] == pytest.approx([0.075, 0.1, 0.1])

@@ -1,0 +1,102 @@
+"""Rows of predictions: batches, efficiency, time, cost, intervals, and the fastest choice."""
+
+import csv
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.scaling.achieved import wires_on
+from pipelines.scaling.collectives import Topology
+from pipelines.scaling.estimate import STRONG, WEAK, Job, Row, batches_of, fastest, predict
+from pipelines.scaling.fit import Parameters, fit, resampled
+from pipelines.scaling.measurements import Measurements
+from pipelines.scaling.named_link import Link
+from pipelines.scaling.plots import figure_of
+from pipelines.scaling.tables import csv_of, lines_of
+
+WORKERS = [2**power for power in range(11)]
+JOB = Job(images=10_000, epochs=3, price=2.0)
+
+
+@pytest.fixture(scope="module")
+def measured(scaling_measurements: Callable[..., dict[str, Any]]) -> Measurements:
+    return Measurements.model_validate(scaling_measurements(noise=0.01), strict=False)
+
+
+def rows_of(measured: Measurements, scaling: str, batch: int, speed: float = 125e6) -> list[Row]:
+    return predict(
+        fit(measured), resampled(measured, 20), _network(speed), scaling, batch, WORKERS, ["none", "small"], 8.0, JOB
+    )
+
+
+def _network(speed: float) -> Callable[[Parameters], Topology]:
+    return lambda parameters: Topology(wires_on(Link(speed, None), parameters.links))
+
+
+@pytest.mark.parametrize(
+    ("scaling", "batch", "workers", "expected"),
+    [(WEAK, 32, 4, (32, 128)), (STRONG, 128, 4, (32, 128)), (STRONG, 100, 3, (34, 100)), (STRONG, 2, 3, None)],
+)
+def test_batches(scaling: str, batch: int, workers: int, expected: tuple[int, int] | None) -> None:
+    assert batches_of(scaling, batch, workers) == expected
+
+
+def test_time_and_cost_by_hand(measured: Measurements) -> None:
+    row = next(row for row in rows_of(measured, WEAK, 8) if row.workers == 4 and row.codec == "none")
+    # 312 steps of 32 images in each of 3 epochs; 16 images are left out.
+    assert row.hours == pytest.approx(3 * 312 * row.seconds / 3600)
+    assert row.cost == pytest.approx(3 * 312 * row.seconds / 3600 * 4 * 2.0)
+    assert row.images_per_second == pytest.approx(32 / row.seconds)
+
+
+@pytest.mark.parametrize(("scaling", "batch"), [(WEAK, 8), (STRONG, 512)])
+def test_efficiency_is_a_part_and_the_interval_holds_the_prediction(
+    measured: Measurements, scaling: str, batch: int
+) -> None:
+    rows = rows_of(measured, scaling, batch)
+    assert all(0 < row.efficiency <= 1 + 1e-9 for row in rows)
+    alone = next(row for row in rows if row.workers == 1 and row.codec == "none")
+    assert alone.efficiency == pytest.approx(1)
+    for row in rows:
+        assert row.low is not None
+        assert row.high is not None
+        assert 0.97 * row.low <= row.seconds <= 1.03 * row.high
+        assert row.low < row.high
+    if scaling == STRONG:
+        assert max(row.workers for row in rows) == 512, "a worker has one image at least"
+
+
+def test_a_dataset_smaller_than_a_batch_has_no_time(measured: Measurements) -> None:
+    rows = rows_of(measured, WEAK, 16)
+    assert rows[-1].global_batch_size > 10_000
+    assert (rows[-1].hours, rows[-1].cost) == (None, None)
+
+
+def test_the_fastest_codec_depends_on_the_link(measured: Measurements) -> None:
+    parameters = fit(measured)
+    slow = fastest(parameters, _network(1e6), WEAK, 8, 8, parameters.codecs)
+    fast = fastest(parameters, _network(1e12), WEAK, 8, 8, parameters.codecs)
+    assert slow is not None
+    assert fast is not None
+    assert (slow.codec, fast.codec) == ("small", "none")
+    assert fastest(parameters, _network(1e6), STRONG, 4, 8, parameters.codecs) is None
+    # Buckets of 8 MiB (the gradients are 6 MB each) travel during the backward pass, one bucket does not.
+    assert fast.bucket_mib is not None
+
+
+def test_what_is_written_says_that_it_is_predicted(measured: Measurements, tmp_path: Path) -> None:
+    rows = rows_of(measured, WEAK, 8) + rows_of(measured, STRONG, 512)
+    read = list(csv.DictReader(io.StringIO(csv_of(rows))))
+    assert len(read) == len(rows)
+    assert float(read[0]["predicted_step_seconds"]) == pytest.approx(rows[0].seconds, rel=1e-5)
+    inputs = {"scaling", "workers", "codec", "batch_size", "global_batch_size"}
+    assert all(name in inputs or name.startswith("predicted_") for name in read[0])
+    lines = lines_of(rows_of(measured, WEAK, 8, speed=1e6), "none")
+    assert [line.split()[2] for line in lines[1:5]] == ["none", "none", "small", "none"]
+    figure = figure_of(rows, "a link")
+    figure.savefig(tmp_path / "plot.png")
+    assert figure.get_suptitle() == "Predicted, not measured: a link"
+    assert all("predicted" in axes.get_title() and "predicted" in axes.get_ylabel() for axes in figure.axes)

@@ -1,0 +1,56 @@
+"""Links as users name them, and what collectives reach on them."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from pipelines.scaling.achieved import wires_on
+from pipelines.scaling.collectives import Wire
+from pipelines.scaling.fit import FittedLink, fit
+from pipelines.scaling.measurements import Measurements
+from pipelines.scaling.named_link import Link, link_of
+
+
+@pytest.mark.parametrize(
+    ("text", "speed", "latency", "label"),
+    [
+        ("1Gbit/s", 125e6, None, "1 Gbit/s"),
+        ("100 Mbit/s, 200us", 12.5e6, 2e-4, "100 Mbit/s, 200 us"),
+        ("0.4Tbit/s,5us", 5e10, 5e-6, "400 Gbit/s, 5 us"),
+        ("64kbit/s,1s", 8000, 1.0, "64 kbit/s, 1e+06 us"),
+    ],
+)
+def test_a_link_is_read(text: str, speed: float, latency: float | None, label: str) -> None:
+    link = link_of(text)
+    assert link.bytes_per_second == pytest.approx(speed)
+    assert link.latency_seconds == (latency if latency is None else pytest.approx(latency))
+    assert link.label == label
+
+
+@pytest.mark.parametrize("text", ["", "fast", "1", "1Gb", "1 GB/s", "0Gbit/s", "1Gbit/s,", "1Gbit/s,5", "-1Gbit/s"])
+def test_what_is_no_link_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="should be a speed above 0 and perhaps a latency, such as 1Gbit/s"):
+        link_of(text)
+
+
+def test_a_link_between_measured_ones(scaling_measurements: Callable[..., dict[str, Any]]) -> None:
+    measured = fit(Measurements.model_validate(scaling_measurements(), strict=False)).links
+    # 500 Mbit/s is nearer to 1 Gbit/s than to 100 Mbit/s; the parts reached are 0.9 and 0.6 on both.
+    wires = wires_on(Link(62.5e6, None), measured)
+    assert wires["allreduce"].bytes_per_second == pytest.approx(0.9 * 62.5e6)
+    assert wires["alltoall"].bytes_per_second == pytest.approx(0.6 * 62.5e6)
+    assert wires["allreduce"].hop_seconds == pytest.approx(0.001)
+    assert wires["allreduce"].operation_seconds == pytest.approx(0.005)
+    # Twice the latency, twice the hop; no more than what the processors reach without a limit.
+    wires = wires_on(Link(1e12, 0.002), measured)
+    assert wires["allreduce"].hop_seconds == pytest.approx(0.002)
+    assert wires["allreduce"].bytes_per_second == pytest.approx(0.9e9)
+
+
+def test_without_any_measured_link_the_latency_must_be_said() -> None:
+    assert wires_on(Link(1e6, 1e-5), {})["alltoall"] == Wire(0.0, 1e-5, 1e6)
+    for unknown in ({}, {"recorded": FittedLink(None, 0.0, {"allreduce": Wire(0.0, 0.0, math.inf)})}):
+        with pytest.raises(ValueError, match="say it too, as in 1Gbit/s,50us"):
+            wires_on(Link(1e6, None), unknown)

@@ -1,0 +1,98 @@
+"""Measurements from what trainings have recorded."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from pipelines.scaling.fit import fit
+from pipelines.scaling.measurements import Measurements
+from pipelines.scaling.recorded import combined, measurements_of
+from pipelines.tracking.recorded import RecordedRun
+from pipelines.tracking.writer import Point
+
+
+def recorded(workers: int = 2, batch: int = 8, codec: str = "none", **changes: float) -> RecordedRun:
+    """A training of two epochs of a model with a million parameters; 0.5 s of computing for 8 images."""
+    seconds = {"compute": 0.05 * batch, "optimizer": 0.1, "encode": 0.0, "wire": 0.4, "decode": 0.0, "waiting": 0.05}
+    curves = {
+        f"time/step_{name}_seconds": [Point(step, value, 0) for step in (1, 2)]
+        for name, value in {**seconds, **changes}.items()
+    }
+    last = {name: points[-1].value for name, points in curves.items()}
+    return RecordedRun(
+        run_id=f"{codec}{workers}",
+        name="name",
+        status="FINISHED",
+        started=0,
+        parameters={
+            "launch.num_workers": str(workers),
+            "global_batch_size": str(workers * batch),
+            "exchange.codec.name": codec,
+            "model.name": "resnet",
+        },
+        tags={},
+        metrics={**last, "exchange/payload_bytes": 4e6, "summary/parameters": 1e6},
+        curves=curves,
+    )
+
+
+def test_the_phases_of_a_run_are_measurements() -> None:
+    found = measurements_of([recorded(), recorded(batch=16, codec="onebit", encode=0.06)])
+    assert [point.batch_size for point in found.compute] == [8, 16]
+    assert found.compute[0].seconds == pytest.approx((0.5, 0.5))
+    assert found.compute[1].seconds == pytest.approx((0.9, 0.9))
+    assert found.gradient_bytes == 4_000_000
+    assert [(point.ranks, point.bytes, point.seconds) for point in found.collectives] == [
+        (2, 4_000_000, (0.4, 0.4))
+    ] * 2
+    assert found.codecs[1].encode_seconds == (0.06, 0.06)
+    assert (found.codecs[0].messages, found.codecs[0].dense_bytes) == ((), 4_000_000)
+    assert found.codecs[1].messages[0].bytes == 4_000_000
+    # Waiting over computing, by the mean of the larger of two normal numbers, 0.5642.
+    assert found.straggler_deviation == pytest.approx((0.05 / 0.5 + 0.05 / 0.9) / 2 / 0.5642, rel=1e-3)
+
+
+def test_one_worker_has_no_link() -> None:
+    found = measurements_of([recorded(workers=1, wire=0.0, waiting=0.0)])
+    assert (found.links, found.collectives, found.straggler_deviation) == ((), (), 0)
+
+
+@pytest.mark.parametrize(
+    ("run", "message"),
+    [
+        (replace(recorded(), status="FAILED"), "--run none2: that training has not finished, it is FAILED"),
+        (replace(recorded(), parameters={}), "--run none2 is no training: it has no parameter launch.num_workers"),
+        (
+            replace(recorded(), metrics={}),
+            "--run none2 has not recorded time/step_compute_seconds: train again with this version",
+        ),
+    ],
+)
+def test_a_run_without_what_is_needed_is_one_line(run: RecordedRun, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        measurements_of([run])
+
+
+def test_runs_of_different_models_are_refused() -> None:
+    other = recorded()
+    other = replace(other, metrics={**other.metrics, "summary/parameters": 2e6})
+    with pytest.raises(ValueError, match=r"of different models, with \[1000000, 2000000\] parameters"):
+        measurements_of([recorded(), other])
+
+
+def test_beside_measured_links_the_model_is_that_of_the_runs(
+    scaling_measurements: Callable[..., dict[str, Any]],
+) -> None:
+    measured = Measurements.model_validate(scaling_measurements(), strict=False)
+    both = combined(measured, measurements_of([recorded()]))
+    # 4 MB of gradients where 30 MB were measured.
+    assert both.gradient_bytes == pytest.approx(4_000_000, rel=1e-6)
+    assert [codec.name for codec in both.codecs] == ["none", "small"]
+    assert both.codecs[0].dense_bytes == 4_000_000
+    assert both.codecs[1].messages[0].bytes == 40_000
+    assert both.codecs[1].encode_seconds == pytest.approx((0.06 * 4 / 30,))
+    found = fit(both)
+    assert found.worker.seconds_per_image == pytest.approx(0.5 / 8)
+    assert found.links["mbit_100"].wires["allreduce"].bytes_per_second == pytest.approx(0.9 * 12.5e6)

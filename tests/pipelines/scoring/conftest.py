@@ -1,0 +1,144 @@
+"""A small model as training logs it, without training; and what it predicts in one process."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pyspark.sql import SparkSession
+
+from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.archives.table import open_archive
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.writer import prepare_dataset
+
+
+@dataclass(frozen=True)
+class Logged:
+    """A logged model."""
+
+    uri: str
+    """`runs:/...`"""
+    store: str
+    """Of MLflow."""
+    file: Path
+    """Its `.keras` file."""
+
+
+_LOG = """
+import json, sys
+import keras, numpy as np
+from conf.load import load
+from models.networks.model import inputs_of, with_probabilities
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import SplitReader
+from pipelines.tracking.models import log_model
+from pipelines.tracking.runs import start_run
+from pipelines.training.recipe import make_model
+from pipelines.training.description import model_description
+
+dataset, file, seed, fitted = sys.argv[1:]
+config = load("smoke", [f"dataset.path={dataset}"])
+manifest = read_manifest(dataset)
+keras.utils.set_random_seed(int(seed))
+model = with_probabilities(make_model(config, manifest), manifest.task)
+random = np.random.default_rng(int(seed))
+for layer in model.layers:  # fresh, every block is its shortcut and every class has the same probability
+    for weight in layer.weights:
+        if weight.path.endswith("gamma"):
+            weight.assign(random.uniform(0.3, 0.7, weight.shape))
+for weight in model.layers[-2].weights:
+    weight.assign(random.normal(0, 1, weight.shape))
+if fitted:
+    reader = SplitReader(dataset, fitted)
+    batch, head = reader.gather(np.arange(len(reader))), model.layers[-2]
+    features = np.asarray(keras.Model(model.inputs, head.input)(inputs_of(model, batch.images), training=False))
+    weights, *_ = np.linalg.lstsq(np.c_[features, np.ones(len(features))], 12.0 * batch.targets - 6, rcond=None)
+    head.set_weights([weights[:-1], weights[-1]])
+run = start_run("scoring", None, {}, {})
+thresholds = [0.3 + 0.01 * index for index in range(len(manifest.class_names))]
+uri = log_model(run, model, {**model_description(manifest, config), "thresholds": thresholds}, "scored", step=1)
+model.save(file)
+print(json.dumps(uri))
+"""
+
+
+@pytest.fixture(scope="session")
+def log_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Logged]:
+    """Logs and registers a model of random weights for a dataset, in a process of its own."""
+
+    def log(dataset: Path, *, store: str | None = None, seed: int = 0, fitted: str = "") -> Logged:
+        folder = tmp_path_factory.mktemp("model")
+        store = store or f"sqlite:///{folder / 'mlflow.db'}"
+        command = [sys.executable, "-c", _LOG, str(dataset), str(folder / "model.keras"), str(seed), fitted]
+        environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=250)
+        assert done.returncode == 0, done.stderr[-4000:]
+        return Logged(json.loads(done.stdout.splitlines()[-1]), store, folder / "model.keras")
+
+    return log
+
+
+@pytest.fixture(scope="session")
+def logged(log_model: Callable[..., Logged], small_dataset: Path) -> Logged:
+    """The model of the small dataset."""
+    return log_model(small_dataset)
+
+
+@pytest.fixture
+def _use_store(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+
+
+_PREDICT = """
+import sys
+import keras, numpy as np
+model = keras.saving.load_model(sys.argv[1], compile=False)
+images = dict(np.load(sys.argv[2]))
+np.save(sys.argv[3], model.predict({name: images[name] for name in model.input}, batch_size=8, verbose=0))
+"""
+
+
+@pytest.fixture(scope="session")
+def plain_predictions(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
+    """Gives the probabilities that Keras's own `predict` computes in one process, by id."""
+
+    def predict(model: Path, dataset: Path) -> dict[str, Any]:
+        folder = tmp_path_factory.mktemp("predict")
+        manifest: Manifest = read_manifest(dataset)
+        ids: list[str] = []
+        images: dict[str, list[Any]] = {}
+        for split in manifest.splits:
+            reader = SplitReader(dataset, split)
+            ids += reader.ids()
+            for name, pixels in reader.gather(np.arange(len(reader))).images.items():
+                images.setdefault(name, []).append(pixels)
+        np.savez(folder / "images.npz", **{name: np.concatenate(pixels) for name, pixels in images.items()})
+        command = [sys.executable, "-c", _PREDICT, model, folder / "images.npz", folder / "found.npy"]
+        subprocess.run(command, check=True, timeout=200, capture_output=True)
+        return dict(zip(ids, np.load(folder / "found.npy"), strict=True))
+
+    return predict
+
+
+@pytest.fixture(scope="session")
+def expected(plain_predictions: Callable[..., dict[str, Any]], logged: Logged, small_dataset: Path) -> dict[str, Any]:
+    """What Keras alone predicts of the small dataset, by id."""
+    return plain_predictions(logged.file, small_dataset)
+
+
+@pytest.fixture(scope="session")
+def labelled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A dataset with enough samples to calibrate on."""
+    folder = tmp_path_factory.mktemp("labelled")
+    generate_bigearthnet_v2(folder / "BigEarthNet", train=64, validation=24, test=8, seed=5)
+    archive = open_archive("bigearthnet_v2", root=str(folder / "BigEarthNet"))
+    prepare_dataset(spark, archive, folder / "dataset", row_group_mib=1, row_groups_per_shard=2)
+    return folder / "dataset"

@@ -1,0 +1,298 @@
+"""What `groundswell evaluate` measures, beside scikit-learn's figures for the same scores in one process."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+from pyspark.sql import SparkSession
+from sklearn.metrics import average_precision_score, confusion_matrix, coverage_error, f1_score, log_loss
+
+import jobs.evaluate
+from conf.load import load
+from jobs import cli
+from jobs.evaluate import evaluate
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import SplitReader
+from pipelines.scoring.evaluation import SplitScores, measure, read_columns
+from pipelines.scoring.evaluation_page import evaluation_page
+from pipelines.storage import Folder
+from pipelines.tracking.store import TrackingError
+
+
+@pytest.fixture(scope="module")
+def measured(
+    spark: SparkSession, logged: Any, small_dataset: Path, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Any, Path]:
+    """The evaluation of the test split, and its report."""
+    report = tmp_path_factory.mktemp("evaluation") / "report.html"
+    # Two batches of five, and one of which three rows are padding.
+    settings = ["training.batch_size_per_worker=5", f"evaluate.report={report}"]
+    own = "training.metrics={coverage: {path: 'sklearn.metrics:coverage_error'}}"
+    config = load("smoke", [f"dataset.path={small_dataset}", *settings, own])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", logged.store)
+        return evaluate(config, logged.uri), report
+
+
+def truth(dataset: Path, split: str, expected: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Targets of a split, and what Keras alone predicts of its samples."""
+    reader = SplitReader(dataset, split)
+    targets = reader.gather(np.arange(len(reader))).targets
+    return targets, np.stack([expected[name] for name in reader.ids()])
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_every_figure_is_that_of_scikit_learn(measured: Any, small_dataset: Path, expected: Any) -> None:
+    found, _ = measured
+    targets, probabilities = truth(small_dataset, "test", expected)
+    predicted = probabilities >= 0.5
+    assert (predicted != predicted[0]).any(), "samples differ"
+    columns = range(targets.shape[1])
+    precisions = {
+        column: average_precision_score(targets[:, column], probabilities[:, column])
+        for column in columns
+        if targets[:, column].any()
+    }
+    validation_targets, validation = truth(small_dataset, "validation", expected)
+    thresholds = np.array([row["threshold"] for row in found.per_class])
+    tuned = probabilities >= thresholds
+    bins = np.clip((probabilities.reshape(-1) * 15).astype(int), 0, 14)
+    flat, present = probabilities.reshape(-1).astype(np.float64), targets.reshape(-1)
+    gaps = [abs(flat[bins == each].sum() - present[bins == each].sum()) for each in range(15)]
+    assert found.metrics == pytest.approx(
+        {
+            "loss": np.mean([log_loss(targets[:, each], probabilities[:, each], labels=[0, 1]) for each in columns]),
+            "f1_micro": f1_score(targets, predicted, average="micro"),
+            "f1_macro": f1_score(targets, predicted, average="macro", zero_division=0),
+            "mean_average_precision": sum(precisions.values()) / len(precisions),
+            "expected_calibration_error": sum(gaps) / len(flat),
+            "f1_micro_tuned": f1_score(targets, tuned, average="micro"),
+            "f1_macro_tuned": f1_score(targets, tuned, average="macro", zero_division=0),
+            "coverage": coverage_error(targets, probabilities),
+        },
+        abs=1e-5,
+    )
+    for column in columns:
+        row = found.per_class[column]
+        assert row["support"] == targets[:, column].sum()
+        assert row["f1"] == pytest.approx(f1_score(targets[:, column], predicted[:, column], zero_division=0))
+        if column in precisions:
+            assert row["average_precision"] == pytest.approx(precisions[column], abs=1e-5)
+        if validation_targets[:, column].any():
+            best = max(
+                f1_score(validation_targets[:, column], validation[:, column] >= threshold, zero_division=0)
+                for threshold in [*validation[:, column], 0.0]
+            )
+            at = f1_score(validation_targets[:, column], validation[:, column] >= row["threshold"], zero_division=0)
+            assert at == pytest.approx(best)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_it_is_recorded_in_a_child_run_and_in_the_run_of_the_training(
+    measured: Any, logged: Any, artifact_text: Callable[[str, str, str], str]
+) -> None:
+    found, report = measured
+    client = MlflowClient(logged.store)
+    parent = client.get_run(logged.uri.split("/")[1])
+    of_parent = f"tags.mlflow.parentRunId = '{parent.info.run_id}' and attributes.run_name = 'evaluate test'"
+    (child,) = client.search_runs([parent.info.experiment_id], of_parent)
+    scores = {f"test/{name}": value for name, value in found.metrics.items()}
+    assert child.data.metrics == pytest.approx(scores)
+    assert {name: parent.data.metrics[name] for name in scores} == pytest.approx(scores)
+    assert child.info.status == "FINISHED"
+    assert child.data.params["split"] == "test"
+    # Beside the validation of the same model, and not at the beginning of the training.
+    for each in (parent, child):
+        assert [point.step for point in client.get_metric_history(each.info.run_id, "test/f1_micro")] == [1]
+    assert child.data.tags["mlflow.source.name"] == "groundswell evaluate"
+    assert {"mlflow.user", "groundswell.version"} <= child.data.tags.keys()
+    (dataset,) = child.inputs.dataset_inputs
+    assert (dataset.dataset.name, dataset.tags[0].value) == ("bigearthnet_v2", "evaluation")
+    artifacts = {item.path for item in client.list_artifacts(child.info.run_id)}
+    assert artifacts == {
+        "evaluation_test.html",
+        "label_pairs_test.json",
+        "per_class_test.json",
+        "per_class_test.png",
+        "reliability_test.json",
+        "slices_test.json",
+    }
+    assert artifact_text(logged.store, child.info.run_id, "evaluation_test.html") == report.read_text()
+    table = json.loads(artifact_text(logged.store, child.info.run_id, "slices_test.json"))
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    for column in ("country", "season", "tile"):
+        assert sum(row["samples"] for row in rows if row["column"] == column) == 12
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_scores_that_the_store_does_not_take_end_the_child_run(
+    measured: Any, logged: Any, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    monkeypatch.setattr("jobs.evaluate.RunWriter.drain", lambda writer: "no answer within 4 s")
+    config = load("smoke", [f"dataset.path={small_dataset}", "evaluate.tune_thresholds=false"])
+    with pytest.raises(TrackingError, match=r"did not take the scores \(no answer within 4 s\): loss .*, f1_micro \d"):
+        evaluate(config, logged.uri, "validation")
+    client = MlflowClient(logged.store)
+    parent = client.get_run(logged.uri.split("/")[1])
+    children = client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'")
+    ended = {child.info.run_name: child.info.status for child in children}
+    assert ended == {"evaluate test": "FINISHED", "evaluate validation": "FAILED"}
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(280)
+def test_scoring_takes_the_thresholds_that_were_tuned(
+    measured: Any, logged: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    tuned = [row["threshold"] for row in measured[0].per_class]
+    assert len(set(tuned)) > 1
+    output = tmp_path / "predictions"
+    assert cli.execute(["score", "--model", logged.uri, "--input", str(small_dataset), "--output", str(output)]) == 0
+    manifest = json.loads((output / "predictions.json").read_text())
+    assert manifest["identity"]["score.threshold"] == pytest.approx(tuned)
+    for part in manifest["parts"]:
+        for row in pq.read_table(output / part["file"]).to_pylist():
+            likely = zip(manifest["class_names"], row["probabilities"], tuned, strict=True)
+            assert row["labels"] == [name for name, value, threshold in likely if value >= threshold]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_several_splits_are_measured_as_one_with_a_slice_each(
+    logged: Any,
+    small_dataset: Path,
+    expected: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    artifact_text: Callable[[str, str, str], str],
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    report, result = tmp_path / "report.html", tmp_path / "result.json"
+    # By its name in the registry, where the other tests name the run.
+    line = ["evaluate", "--config", "smoke", "--model", "models:/scored/1", "--split", "train,test"]
+    line += ["--result", str(result)]
+    for setting in (f"dataset.path={small_dataset}", f"evaluate.report={report}", "tracking.experiment=scoring"):
+        line += ["--set", setting]
+    assert cli.execute(line) == 0
+    parts = [truth(small_dataset, split, expected) for split in ("test", "train")]
+    targets, probabilities = (np.concatenate(both) for both in zip(*parts, strict=True))
+    metrics = json.loads(result.read_text())["metrics"]
+    assert metrics["test-train/f1_micro"] == pytest.approx(f1_score(targets, probabilities >= 0.5, average="micro"))
+    client = MlflowClient(logged.store)
+    parent = logged.uri.split("/")[1]
+    assert client.get_run(parent).data.metrics.items() >= metrics.items()
+    (child,) = client.search_runs(
+        [client.get_run(parent).info.experiment_id], "attributes.run_name = 'evaluate test-train'"
+    )
+    table = json.loads(artifact_text(logged.store, child.info.run_id, "slices_test-train.json"))
+    rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
+    found = {row["value"]: row for row in rows if row["column"] == "split"}
+    assert {name: row["samples"] for name, row in found.items()} == {"train": 32, "test": 12}
+    for name, (own, predicted) in zip(("test", "train"), parts, strict=True):
+        assert found[name]["f1_micro"] == pytest.approx(f1_score(own, predicted >= 0.5, average="micro"))
+    assert sum(row["samples"] for row in rows if row["column"] == "country") == 44
+    page = report.read_text()
+    assert "Evaluation on test, train" in page
+    assert page.count("<img ") == 25
+
+
+def test_a_store_that_does_not_answer_is_one_line(
+    logged: Any, small_dataset: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(jobs.evaluate, "spark_session", None)
+    line = ["evaluate", "--config", "smoke", "--model", logged.uri, "--set", f"dataset.path={small_dataset}"]
+    assert cli.execute(line) == 4
+    (printed,) = capsys.readouterr().err.splitlines()
+    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in printed
+
+
+def test_slices_and_pairs_are_those_of_their_samples(small_dataset: Path) -> None:
+    manifest = read_manifest(small_dataset)
+    reader = SplitReader(small_dataset, "train")
+    targets = reader.gather(np.arange(len(reader))).targets
+    random = np.random.default_rng(0)
+    probabilities = np.clip(targets * 0.4 + random.random(targets.shape) * 0.6, 0, 1).astype(np.float32)
+    columns = read_columns(Folder.at(small_dataset), ["train"])
+    scores = SplitScores(reader.ids(), probabilities, targets)
+    found = measure(scores, class_names=manifest.class_names, task="multi_label", columns=columns, own_metrics={})
+    countries = np.array(columns["country"].to_pylist())
+    rows = {row["value"]: row for row in found.slices if row["column"] == "country"}
+    assert set(rows) == set(countries)
+    for country, row in rows.items():
+        chosen = countries == country
+        predicted = probabilities[chosen] >= 0.5
+        assert row["samples"] == chosen.sum()
+        assert row["f1_micro"] == pytest.approx(f1_score(targets[chosen], predicted, average="micro"))
+    predicted = probabilities >= 0.5
+    for row in found.pairs:
+        missed, invented = (manifest.class_names.index(row[name]) for name in ("missed", "predicted"))
+        both = (targets[:, missed] & ~predicted[:, missed]) & (
+            predicted[:, invented] & ~targets[:, invented].astype(bool)
+        )
+        assert row["samples"] == both.sum() > 0
+    losses = [
+        log_loss(row_targets, row, labels=[0, 1]) for row_targets, row in zip(targets, probabilities, strict=True)
+    ]
+    np.testing.assert_allclose(scores.losses("multi_label"), losses, rtol=1e-5)
+
+
+def test_one_label_has_a_confusion_matrix_and_no_thresholds() -> None:
+    random = np.random.default_rng(1)
+    classes = random.integers(0, 7, 200)
+    targets = np.eye(7, dtype=np.uint8)[classes]
+    probabilities = random.dirichlet(np.ones(7), 200).astype(np.float32)
+    scores = SplitScores([str(number) for number in range(200)], probabilities, targets)
+    names = [f"class {number}" for number in range(7)]
+    found = measure(
+        scores, class_names=names, task="single_label", columns=pa.table({}), own_metrics={}, validation=scores
+    )
+    scored = {"top_1", "top_5", "f1_macro", "mean_average_precision"}
+    assert set(found.metrics) == {"loss", *scored, "expected_calibration_error"}
+    assert found.metrics["loss"] == pytest.approx(log_loss(classes, probabilities), rel=1e-5)
+    assert found.thresholds is None
+    assert found.metrics["top_1"] == (probabilities.argmax(1) == classes).mean()
+    matrix = confusion_matrix(classes, probabilities.argmax(1))
+    for row in found.pairs:
+        assert row["samples"] == matrix[names.index(row["missed"]), names.index(row["predicted"])]
+    assert sum(row["samples"] for row in found.pairs) == matrix.sum() - np.trace(matrix)
+    np.testing.assert_allclose(scores.losses("single_label").mean(), log_loss(classes, probabilities), rtol=1e-5)
+
+
+@pytest.mark.timeout(120)
+def test_a_browser_shows_the_whole_report(show_page: Callable[..., Any], small_dataset: Path, tmp_path: Path) -> None:
+    reader = SplitReader(small_dataset, "train")
+    targets = reader.gather(np.arange(len(reader))).targets
+    random = np.random.default_rng(0)
+    probabilities = np.clip(targets * 0.5 + random.random(targets.shape) * 0.55, 0, 1).astype(np.float32)
+    scores = SplitScores(["<script>alert(1)</script>", *reader.ids()[1:]], probabilities, targets)
+    found = measure(
+        scores,
+        class_names=reader.manifest.class_names,
+        task="multi_label",
+        columns=read_columns(Folder.at(small_dataset), ["train"]),
+        own_metrics={},
+        validation=scores,
+    )
+    page = evaluation_page(found, scores, [reader], "train", {"Model": "models:/land cover/3"})
+    screenshot = Path(os.environ.get("GROUNDSWELL_SCREENSHOT", tmp_path / "page.png"))
+    for width in (1280, 390):
+        picture = screenshot.with_stem(f"{screenshot.stem}-{width}")
+        shown, _ = show_page(page, width, height=5200, screenshot=picture)
+        assert len(shown["images"]) == page.count("<img ") == 25
+        assert min(shown["images"]) >= 100
+        assert shown["overflow"] == 0
+        assert shown["scripts"] == 1

@@ -1,0 +1,131 @@
+"""A model over Spark DataFrames: as a function, in SQL, streaming, and by MLflow's own function."""
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+import pytest
+from pyspark.ml.functions import predict_batch_udf
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import ArrayType, FloatType
+
+import pipelines.scoring
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.rows import arrow_schema
+from pipelines.scoring import flat_columns, frames, predict_udf, score_frame
+from pipelines.scoring.frames import fixed_batches
+from pipelines.tracking.store import tracking_uri
+
+INPUTS = ("bands_10m", "bands_20m", "bands_60m")
+
+
+def test_batches_have_one_size_whatever_spark_sends(small_dataset: Path) -> None:
+    import pyarrow.parquet as pq
+
+    manifest = read_manifest(small_dataset)
+    fields = {group.name: (group.shape, np.dtype(group.dtype)) for group in manifest.groups}
+    file = small_dataset / manifest.splits["train"].shards[0].file
+    rows = sum(manifest.splits["train"].shards[0].row_groups)
+    table = pq.read_table(file, columns=["id", *fields])
+    assert table.schema.field("bands_10m").type == arrow_schema(manifest.groups, 19).field("bands_10m").type
+    sizes = iter([3, 1, 6, rows])
+    batches, start = [], 0
+    while start < rows:
+        size = next(sizes)
+        batches += table.slice(start, size).combine_chunks().to_batches()
+        start += size
+    images = SplitReader(small_dataset, "train").gather(np.arange(rows)).images
+    found: list[str] = []
+    for known, pixels in fixed_batches(iter(batches), fields, ["id"], 4):
+        assert isinstance(known, pa.Table)
+        for name in fields:
+            assert pixels[name].shape == (4, *fields[name][0])
+            expected = images[name][len(found) : len(found) + len(known)]
+            np.testing.assert_array_equal(pixels[name][: len(known)], expected)
+        found += known["id"].to_pylist()
+    assert found == table["id"].to_pylist()
+
+
+@pytest.fixture
+def frame(spark: SparkSession, small_dataset: Path) -> DataFrame:
+    return spark.read.parquet(str(small_dataset / "test"))
+
+
+def check(rows: list[Any], expected: Any, count: int = 12) -> None:
+    assert len({row["id"] for row in rows}) == count
+    for row in rows:
+        np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(900)
+@pytest.mark.usefixtures("_use_store")
+def test_frames_sql_streams_and_mlflow_predict_the_same(
+    spark: SparkSession, frame: DataFrame, small_dataset: Path, logged: Any, expected: Any, tmp_path: Path
+) -> None:
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "5")
+    rows = score_frame(frame, logged.uri, keep=["id", "tile"], batch_size=4).collect()
+    check(rows, expected)
+    assert all(row["tile"] for row in rows)
+    assert any(row["labels"] for row in rows)
+
+    frame.createOrReplaceTempView("patches")
+    spark.udf.register("predict", predict_udf(spark, logged.uri, batch_size=4))
+    check(spark.sql(f"select id, predict({', '.join(INPUTS)}) as probabilities from patches").collect(), expected)
+
+    stream = spark.readStream.schema(frame.schema).parquet(str(small_dataset / "test"))
+    query = (
+        score_frame(stream, logged.uri, batch_size=4)
+        .writeStream.format("parquet")
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+        .start(str(tmp_path / "stream"))
+    )
+    assert query.awaitTermination(120)
+    check(spark.read.parquet(str(tmp_path / "stream")).collect(), expected)
+
+    selected = stream.selectExpr("id", f"predict({', '.join(INPUTS)}) as probabilities")
+    query = selected.writeStream.format("memory").queryName("predicted").trigger(availableNow=True).start()
+    assert query.awaitTermination(120)
+    check(spark.table("predicted").collect(), expected)
+
+    flat = flat_columns(frame, logged.uri)
+    mlflow.set_tracking_uri(tracking_uri())
+    try:
+        of_mlflow = mlflow.pyfunc.spark_udf(spark, logged.uri, result_type="array<float>", env_manager="local")
+        check(flat.select("id", of_mlflow(*INPUTS).alias("probabilities")).collect(), expected)
+    finally:
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]
+
+    file, shapes = str(logged.file), [[120, 120, 4], [60, 60, 6], [20, 20, 2]]
+
+    def load() -> Any:
+        import keras
+
+        model = keras.saving.load_model(file, compile=False)
+
+        def predict(first: Any, second: Any, third: Any) -> Any:  # Spark counts the arguments
+            images = zip(INPUTS, (first, second, third), strict=True)
+            return model.predict_on_batch({name: image.astype("uint16") for name, image in images})
+
+        return predict
+
+    of_spark = predict_batch_udf(load, return_type=ArrayType(FloatType()), batch_size=4, input_tensor_shapes=shapes)
+    check(flat.select("id", of_spark(*INPUTS).alias("probabilities")).collect(), expected)
+
+
+def test_the_functions_are_names_of_the_package() -> None:
+    assert pipelines.scoring.predict_udf is frames.predict_udf
+    with pytest.raises(AttributeError, match="no attribute 'predict'"):
+        _ = pipelines.scoring.predict
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("_use_store")
+def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
+    with pytest.raises(ValueError, match="the DataFrame has no column 'bands_20m', only id, "):
+        score_frame(frame.drop("bands_20m"), logged.uri)

@@ -1,0 +1,164 @@
+"""Maps of predictions, read back as other programs read them."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import rasterio
+from PIL import Image
+from rasterio.warp import transform
+
+from pipelines.sample import ImageGroup
+from pipelines.scoring.ground import (
+    GroundPredictions,
+    check_map_file,
+    class_colours,
+    patch_metres,
+    read_ground,
+    write_map,
+)
+from pipelines.scoring.write import PREDICTION_SCHEMA
+from pipelines.storage import Folder
+
+NAMES = ("Arable land", "Pastures", "Inland waters")
+GROUPS = (
+    ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),
+    ImageGroup("bands_60m", (20, 20, 2), "uint16", ("B01", "B09")),
+)
+
+
+def ground(epsg: list[int], x0: list[float], y0: list[float], likeliest: list[int]) -> GroundPredictions:
+    rows = len(epsg)
+    probabilities = [[0.9 if index == one else 0.1 for index in range(3)] for one in likeliest]
+    columns: dict[str, Any] = {
+        "id": [f"patch {row}" for row in range(rows)],
+        "split": ["test"] * rows,
+        "tile": ["33UWP"] * rows,
+        "epsg": epsg,
+        "x0": x0,
+        "y0": y0,
+        "probabilities": probabilities,
+        "labels": [[NAMES[one]] for one in likeliest],
+        "model_version": ["land/3"] * rows,
+    }
+    table = pa.table([pa.array(columns[field.name], field.type) for field in PREDICTION_SCHEMA], PREDICTION_SCHEMA)
+    return GroundPredictions(NAMES, table, np.array(likeliest), 1200.0, 0)
+
+
+def test_the_side_of_a_patch_follows_from_sentinel_2s_bands() -> None:
+    assert patch_metres(GROUPS) == 1200
+    assert patch_metres(GROUPS[1:]) == 1200
+    with pytest.raises(ValueError, match=r"--map needs bands of Sentinel-2, .* there are red, green, blue"):
+        patch_metres([ImageGroup("image", (64, 64, 3), "uint8", ("red", "green", "blue"))])
+
+
+def test_a_geotiff_has_one_cell_for_each_patch(tmp_path: Path) -> None:
+    found = ground([32633] * 3, [600000.0, 601200.0, 603600.0], [5300040.0, 5300040.0, 5298840.0], [0, 2, 1])
+    assert write_map(found, tmp_path / "map.tif") == [tmp_path / "map.tif", tmp_path / "map.png"]
+    with rasterio.open(tmp_path / "map.tif") as raster:
+        assert raster.crs.to_epsg() == 32633
+        assert (raster.bounds.left, raster.bounds.top) == (600000, 5300040)
+        assert raster.res == (1200, 1200)
+        assert raster.read(1).tolist() == [[0, 2, 255, 255], [255, 255, 255, 1]]
+        assert raster.nodata == 255
+        assert raster.tags(1)["class_2"] == "Inland waters"
+        assert len({raster.colormap(1)[index] for index in range(3)}) == 3
+    with Image.open(tmp_path / "map.png") as image:
+        assert min(image.size) > 600
+        assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 3
+
+
+def test_geojson_has_squares_in_longitude_and_latitude(tmp_path: Path) -> None:
+    found = ground([32633, 32629], [600000.0, 500000.0], [5300040.0, 4600000.0], [1, 0])
+    write_map(found, tmp_path / "map.geojson")
+    collection = json.loads((tmp_path / "map.geojson").read_text())
+    first, second = collection["features"]
+    assert first["properties"]["likeliest"] == "Pastures"
+    assert first["properties"]["probability"] == 0.9
+    assert second["properties"]["model_version"] == "land/3"
+    ring = np.array(first["geometry"]["coordinates"][0])
+    assert (ring[0] == ring[-1]).all()
+    edges = np.diff(ring, axis=0)
+    assert (edges[:-1, 0] * edges[1:, 1] - edges[:-1, 1] * edges[1:, 0] > 0).all(), "against the clock (RFC 7946)"
+    back = transform("EPSG:4326", "EPSG:32633", ring[:, 0], ring[:, 1])
+    expected = [[600000, 600000, 601200, 601200, 600000], [5300040, 5298840, 5298840, 5300040, 5300040]]
+    np.testing.assert_allclose(back, expected, atol=0.5)
+
+
+def test_every_coordinate_system_has_a_geotiff_of_its_own(tmp_path: Path) -> None:
+    found = ground([32633, 32629, 32633], [600000.0, 500000.0, 601200.0], [5300040.0, 4600000.0, 5300040.0], [1, 0, 2])
+    files = write_map(found, tmp_path / "map.tif")
+    assert [path.name for path in files] == ["map-32629.tif", "map-32633.tif", "map.png"]
+    for file, code, pixels in zip(files, (32629, 32633), ([[0]], [[1, 2]]), strict=False):
+        with rasterio.open(file) as raster:
+            assert (raster.crs.to_epsg(), raster.read(1).tolist()) == (code, pixels)
+
+
+def test_patches_of_two_tiles_share_a_finer_grid(tmp_path: Path) -> None:
+    # Tiles begin 100 km apart, which is 83 1/3 patches.
+    found = ground([32633] * 2, [600000.0, 700000.0], [5300040.0, 5300040.0], [1, 0])
+    write_map(found, tmp_path / "map.tif")
+    with rasterio.open(tmp_path / "map.tif") as raster:
+        assert raster.res == (400, 400)
+        pixels = raster.read(1)
+    assert pixels.shape == (3, 253)
+    assert (pixels[:, :3] == 1).all()
+    assert (pixels[:, 250:] == 0).all()
+    assert (pixels[:, 3:250] == 255).all()
+
+
+@pytest.mark.parametrize("offset", [700.5, 1210.0])
+def test_patches_off_a_common_grid_need_geojson(offset: float, tmp_path: Path) -> None:
+    found = ground([32633, 32633], [600000.0, 600000 + offset], [5300040.0, 5300040.0], [1, 0])
+    with pytest.raises(ValueError, match="do not lie on one grid of 1200 m"):
+        write_map(found, tmp_path / "map.tif")
+
+
+@pytest.mark.timeout(120)
+def test_a_hundred_thousand_patches_are_drawn(tmp_path: Path) -> None:
+    side = 317
+    place = np.arange(side * side)
+    epsg = np.where(place % side < 200, 32633, 32634).tolist()
+    found = ground(
+        epsg, (600000 + 1200.0 * (place % side)).tolist(), (5300040 - 1200.0 * (place // side)).tolist(), [0] * side**2
+    )
+    likeliest = (place // side) * 3 // side
+    write_map(replace(found, likeliest=likeliest), tmp_path / "map.geojson")
+    with (tmp_path / "map.geojson").open() as stream:
+        assert sum(line.startswith('{"type": "Feature", ') for line in stream) == side**2
+    with Image.open(tmp_path / "map.png") as image:
+        colours = {tuple(colour) for colour in np.asarray(image.convert("RGB")).reshape(-1, 3)[::7]}
+    for colour in class_colours(3):
+        assert tuple(int(colour[start : start + 2], 16) for start in (1, 3, 5)) in colours
+
+
+@pytest.mark.parametrize(("name", "message"), [("map.png", r"\.geojson or \.tif"), ("x/map.tif", "there is no folder")])
+def test_a_file_that_cannot_be_a_map_is_refused(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_map_file(str(tmp_path / name))
+
+
+def test_predictions_without_a_place_make_no_map(tmp_path: Path) -> None:
+    found = ground([32633], [600000.0], [5300040.0], [1])
+    nowhere = found.table.set_column(3, PREDICTION_SCHEMA.field("epsg"), pa.nulls(1, pa.int32()))
+    pq.write_table(nowhere, tmp_path / "part.parquet")
+    (tmp_path / "predictions.json").write_text(json.dumps({"parts": [{"file": "part.parquet"}], "class_names": NAMES}))
+    with pytest.raises(ValueError, match=r"none of the 1 predictions .* has a place on the ground"):
+        read_ground(Folder.at(tmp_path), GROUPS)
+    pq.write_table(pa.concat_tables([nowhere, found.table]), tmp_path / "part.parquet")
+    with pytest.raises(ValueError, match=r"^score\.map_tile=32TMT: the predictions of .* are of the tiles 33UWP$"):
+        read_ground(Folder.at(tmp_path), GROUPS, "32TMT")
+    assert len(read_ground(Folder.at(tmp_path), GROUPS, "33UWP").table) == 1
+    read = read_ground(Folder.at(tmp_path), GROUPS)
+    assert (len(read.table), read.unplaced, read.likeliest.tolist()) == (1, 1, [1])
+
+
+def test_a_geotiff_that_would_be_too_large_is_refused(tmp_path: Path) -> None:
+    found = ground([32633] * 2, [600000.0, 600000.0 + 1200 * 20_000], [5300040.0] * 2, [0, 1])
+    with pytest.raises(ValueError, match=r"20001 x 1 cells are too many for one GeoTIFF: give \.geojson"):
+        write_map(found, tmp_path / "map.tif")

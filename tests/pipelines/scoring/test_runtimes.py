@@ -1,0 +1,163 @@
+"""OpenVINO's runtimes beside Keras: what they predict, when they are refused, and where Keras takes their place."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import cli
+from pipelines.dataset.manifest import read_manifest, write_manifest
+from pipelines.dataset.reader import ReaderSettings
+from pipelines.scoring import write
+from pipelines.scoring.convert import Acceptance, check_accepted
+from pipelines.scoring.model import describe
+from pipelines.scoring.output import check_ours
+from pipelines.scoring.processor import used_features, why_unusable
+from pipelines.scoring.source import dataset_source
+from pipelines.scoring.write import Scorer
+from pipelines.storage import Folder
+from pipelines.tracking.served import find_model, read_model_file
+
+pytestmark = [pytest.mark.timeout(600)]
+FLAGS = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\nbugs\t:\n"
+
+
+def test_a_runtime_needs_instructions_of_the_processor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    info = tmp_path / "cpuinfo"
+    info.write_text(FLAGS)
+    monkeypatch.setattr("pipelines.scoring.processor.find_spec", lambda name: object())
+    assert used_features("int8", info) == ["avx512_vnni"]
+    assert why_unusable("int8", info) is None
+    assert why_unusable("keras", info) is None
+    assert why_unusable("bf16", info) == "the processor has none of avx512_bf16, amx_bf16"
+    assert used_features("int8", tmp_path / "absent") == []
+    monkeypatch.setattr("pipelines.scoring.processor.find_spec", lambda name: None)
+    assert "openvino is not installed" in str(why_unusable("int8", info))
+
+
+def test_a_worse_model_is_refused_with_both_figures() -> None:
+    acceptance = Acceptance("int8", 0.7149, 0.7201, 1000, 256, 0.99, "1")
+    with pytest.raises(ValueError, match=r"int8 is refused: macro F1 0\.7149 with int8, 0\.7201 with Keras, on 1000"):
+        check_accepted(acceptance, 0.005)
+    check_accepted(acceptance, 0.006)
+    check_accepted(Acceptance("int8", 0.8, 0.7, 1000, 256, 0.99, "1"), 0.0)
+
+
+class _File:
+    def __init__(self, value: bytes) -> None:
+        self.value = value
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("_use_store")
+def test_keras_takes_the_place_of_a_runtime_that_the_machine_lacks(
+    logged: Any, small_dataset: Path, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(write, "why_unusable", lambda runtime: "the processor is old")
+    served = find_model(logged.uri)
+    output = Folder.at(tmp_path)
+    output.make("_progress")
+    scorer = Scorer(
+        describe(served), _File(read_model_file(served)), "int8", _File(b"never read"), "x", output, 4, (0.5,) * 19, 1
+    )
+    part = next(iter(dataset_source(Folder.at(small_dataset), ReaderSettings()).parts))
+    written = scorer.write(part)
+    assert written.rows == part.rows
+    assert written.computed_by.startswith("Keras, as on ")
+    assert written.computed_by.endswith(" the processor is old")
+    for row in pq.read_table(tmp_path / part.file).to_pylist():
+        np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+    check_ours(output)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("_use_store")
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["score.acceptance_samples=13"], r"needs 13 validation samples .score\.acceptance_samples.*has 12"),
+        (["score.acceptance_samples=12"], r"needs 256 train samples .score\.calibration_samples.*has 32"),
+        (["score.reference_dataset=nowhere"], "nowhere is not a finished dataset"),
+        (["score.reference_dataset=turned"], "takes the bands B02, B03, B04, B08 in 'bands_10m', .*turned has B08, "),
+    ],
+)
+def test_a_reference_that_does_not_fit_is_refused(
+    settings: list[str],
+    message: str,
+    logged: Any,
+    small_dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    monkeypatch.chdir(tmp_path)
+    manifest = read_manifest(small_dataset)
+    first, *others = manifest.groups
+    turned = replace(first, bands=first.bands[::-1])
+    (tmp_path / "turned").mkdir()
+    write_manifest(manifest.model_copy(update={"groups": (turned, *others)}), tmp_path / "turned")
+    line = ["--model", logged.uri, "--input", str(small_dataset), "--output", str(tmp_path / "out")]
+    for setting in ("score.runtime=int8", *settings):
+        line += ["--set", setting]
+    assert cli.execute(["score", *line]) == 2
+
+    assert re.search(message, capsys.readouterr().err)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.fixture(scope="module")
+def labelled_model(
+    log_model: Callable[..., Any], plain_predictions: Callable[..., dict[str, Any]], labelled: Path
+) -> tuple[Any, dict[str, Any]]:
+    """A model of the labelled dataset, and what Keras alone predicts with it, by id."""
+    model = log_model(labelled)
+    return model, plain_predictions(model.file, labelled)
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.parametrize(("runtime", "largest"), [("bf16", 0.05), ("int8", 0.2)])
+def test_a_converted_model_predicts_nearly_the_same(
+    runtime: str,
+    largest: float,
+    labelled_model: tuple[Any, dict[str, Any]],
+    labelled: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    if why_unusable(runtime) is not None:  # type: ignore[arg-type]
+        pytest.skip(f"this processor cannot run {runtime}")
+    model, expected = labelled_model
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", model.store)
+    output = tmp_path / "predictions"
+    line = ["score", "--model", model.uri, "--input", str(labelled), "--output", str(output)]
+    for setting in (f"score.runtime={runtime}", "score.acceptance_samples=24", "score.max_f1_drop=0.2"):
+        line += ["--set", setting]
+    if runtime == "int8":
+        line += ["--set", "score.calibration_samples=64"]
+    assert cli.execute(line) == 0
+    printed = capsys.readouterr().out
+    assert f"with {runtime}, " in printed
+    assert f"96 predictions by OpenVINO {runtime} with " in printed
+    manifest = json.loads((output / "predictions.json").read_text())
+    rows = [row for part in manifest["parts"] for row in pq.read_table(output / part["file"]).to_pylist()]
+    assert sorted(row["id"] for row in rows) == sorted(expected)
+    found = np.array([row["probabilities"] for row in rows])
+    wanted = np.array([expected[row["id"]] for row in rows])
+    assert 0 < np.abs(found - wanted).max() < largest
+    assert ((found >= 0.5) == (wanted >= 0.5)).mean() > 0.95
+    # A lost part is scored by the model that was converted before.
+    (output / manifest["parts"][0]["file"]).unlink()
+    assert cli.execute(line) == 0
+    assert "the model was converted before: macro F1" in capsys.readouterr().out

@@ -1,0 +1,100 @@
+import importlib.util
+import sys
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+
+import pytest
+
+from conf.load import load
+from pipelines import packages
+from pipelines.packages import SPARK, TRAINING, MissingPackageError, require
+from pipelines.training.checks import check_dataset
+
+
+@pytest.fixture
+def lacks(monkeypatch: pytest.MonkeyPatch):
+    """Makes packages look as if they were not installed."""
+    real = importlib.util.find_spec
+
+    def lack(*names: str) -> None:
+        monkeypatch.setattr(packages, "find_spec", lambda name: None if name in names else real(name))
+
+    return lack
+
+
+def test_what_is_installed_is_not_imported() -> None:
+    before = set(sys.modules)
+    require("training", TRAINING)
+    assert not (set(sys.modules) - before) & {"tensorflow", "keras", "horovod", "horovod.tensorflow"}
+
+
+REQUIRES = [
+    "numpy<3,>=1.23.5",
+    "pyspark<4.2,>=3.5; extra == 'local'",
+    'tensorflow-cpu<2.22,>=2.16.1; extra == "cpu"',
+    "keras<4,>=3.2.1; extra == 'cpu'",
+    "keras<4,>=3.2.1; extra == 'gpu'",
+]
+
+
+def test_the_line_names_the_packages_and_what_installs_them(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    lacks("pyspark", "tensorflow", "keras", "horovod")
+    monkeypatch.setattr(packages, "requires", lambda name: REQUIRES)
+    with pytest.raises(MissingPackageError) as caught:
+        require("train", TRAINING)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert text.startswith("train needs pyspark, tensorflow, keras, horovod, which are not installed: pip install ")
+    assert "pip install 'pyspark<4.2,>=3.5' 'tensorflow-cpu<2.22,>=2.16.1' 'keras<4,>=3.2.1'; and Horovod" in text
+    assert "groundswell[" not in text, "that name could be somebody else's on an index"
+    assert text.endswith("and Horovod 0.28.1 built for this TensorFlow (docker/horovod/build_wheel.sh makes its wheel)")
+
+
+def test_without_metadata_the_wheels_extras_are_named(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    def not_installed(name: str) -> list[str]:
+        raise PackageNotFoundError(name)  # as from a .zip of --py-files
+
+    lacks("tensorflow")
+    monkeypatch.setattr(packages, "requires", not_installed)
+    with pytest.raises(MissingPackageError, match=r"pip install '<the wheel of groundswell>\[cpu\]'$"):
+        require("train", TRAINING)
+
+
+def test_one_missing_package(lacks) -> None:
+    lacks("petastorm")
+    with pytest.raises(MissingPackageError, match=r"^reader\.name=petastorm needs petastorm, which is not installed: "):
+        require("reader.name=petastorm", ["petastorm"])
+
+
+def test_a_folder_of_that_name_is_no_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "petastrom").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(MissingPackageError, match="petastrom, which is not installed"):
+        require("this test", ["petastrom"])
+
+
+def test_a_horovod_without_tensorflow_is_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "horovod" / "tensorflow").mkdir(parents=True)
+    (tmp_path / "horovod" / "__init__.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "horovod", raising=False)
+    with pytest.raises(MissingPackageError, match="train needs Horovod with its TensorFlow part, which this one lacks"):
+        require("train", TRAINING)
+
+
+def test_training_needs_kerass_backend_tensorflow(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KERAS_HOME", str(tmp_path))
+    monkeypatch.setenv("KERAS_BACKEND", "jax")
+    message = "^train needs TensorFlow, and KERAS_BACKEND is jax: set KERAS_BACKEND=tensorflow$"
+    with pytest.raises(ValueError, match=message):
+        require("train", TRAINING)
+    with pytest.raises(ValueError, match=r"^training needs TensorFlow, and KERAS_BACKEND is jax"):
+        check_dataset(load("smoke"))
+    require("prepare", SPARK)
+    monkeypatch.delenv("KERAS_BACKEND")
+    require("train", TRAINING)
+    (tmp_path / "keras.json").write_text('{"backend": "torch"}')
+    with pytest.raises(ValueError, match=r"the backend in .*/keras\.json is torch: set KERAS_BACKEND=tensorflow$"):
+        require("train", TRAINING)
+    monkeypatch.setenv("KERAS_BACKEND", "tensorflow")
+    require("train", TRAINING)

@@ -1,0 +1,18 @@
+import os
+
+from pipelines.tracking.environment import host_facts, packages
+
+
+def test_packages_are_listed_with_their_versions() -> None:
+    from importlib.metadata import version
+
+    lines = packages().splitlines()
+    assert f"mlflow=={version('mlflow')}" in lines
+    assert lines == sorted(lines)
+
+
+def test_this_host() -> None:
+    facts = host_facts()
+    assert facts["cores"] == len(os.sched_getaffinity(0))
+    assert facts["memory_mib"] > 100
+    assert facts["processor"]

@@ -1,0 +1,142 @@
+"""Runs that trained without MLflow, or that it has only a part of, in a real store."""
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from pipelines.tracking.journal import driver_journal, rank_journal
+from pipelines.tracking.local_run import DatasetFacts, Description, LocalRun, held, read_local_run
+from pipelines.tracking.runs import start_run
+from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.sync import adopt, sync, unsynced
+from pipelines.tracking.writer import RunWriter
+
+FACTS = DatasetFacts("eurosat_rgb", "0123", '{"uri": "/data/eurosat"}', '{"mlflow_colspec": []}', '{"num_rows": 7}')
+MADE = Description("offline", "r50-lars-g512-4w", {"a.b": "1"}, {"codec": "onebit"}, FACTS)
+STARTED = 1_700_000_000_000
+
+
+def trained_offline(output: Path, status: str = "TRAINED") -> Path:
+    """The folder of a run without a store: rank 0 has written three steps of which the last has no checkpoint."""
+    run = TrackedRun("", "offline-7")
+    folder = output / run.run_id
+    LocalRun(run.run_id, MADE, STARTED, is_stored=False, status=status, ended=STARTED + 5).write(folder)
+    driver = RunWriter(run, driver_journal(folder))
+    driver.tags({"attempt": "1"})
+    (folder / "logs").mkdir()
+    (folder / "logs" / "rank-0.log").write_text("step 0")
+    driver.folder(folder / "logs", "logs")
+    assert driver.drain() == "tracking.offline=true"
+    driver.close()
+    rank = RunWriter(run, rank_journal(folder))
+    rank.start()
+    for step in (1, 2, 3):
+        rank.metrics({"train/loss": 1 / step}, step=step, after_step=step)
+    rank.hold(2)
+    assert rank.drain() == "tracking.offline=true"
+    rank.close()
+    return folder
+
+
+def log_model(folder: Path, run: TrackedRun) -> str:
+    return f"runs:/{run.run_id}/model"
+
+
+def test_a_run_without_a_store_is_written_later_once(mlflow_store: str, tmp_path: Path) -> None:
+    folder = trained_offline(tmp_path)
+    assert unsynced(tmp_path) == [folder]
+    synced = sync(folder, log_model)
+    assert (synced.status, synced.model_uri, synced.waiting) == ("FINISHED", f"runs:/{synced.run_id}/model", 1)
+    assert synced.folder == tmp_path / synced.run_id
+    assert folder.resolve() == synced.folder, "the old name still leads there"
+
+    client = MlflowClient(mlflow_store)
+    run = client.get_run(synced.run_id)
+    assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", STARTED, STARTED + 5)
+    assert (run.info.run_name, run.data.params) == ("r50-lars-g512-4w", {"a.b": "1"})
+    assert (run.data.tags["codec"], run.data.tags["attempt"]) == ("onebit", "1")
+    (dataset,) = (each.dataset for each in run.inputs.dataset_inputs)
+    assert (dataset.name, dataset.digest, dataset.source_type) == ("eurosat_rgb", "0123", "local")
+    assert dataset.profile == '{"num_rows": 7}'
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "logs")] == ["logs/rank-0.log"]
+    assert [(m.step, m.value) for m in client.get_metric_history(synced.run_id, "train/loss")] == [(1, 1.0), (2, 0.5)]
+    experiment = client.get_experiment(run.info.experiment_id)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+    again = sync(synced.folder, log_model)
+    assert (again.run_id, again.waiting) == (synced.run_id, 1)
+    assert len(client.search_runs([run.info.experiment_id])) == 1
+
+
+def test_a_sync_that_was_interrupted_makes_no_second_run(
+    mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = trained_offline(tmp_path)
+
+    def interrupted(*args: object) -> None:
+        raise KeyboardInterrupt
+
+    # First, the store has the run, and its folder does not know; then, the folder has its old name.
+    for owner, method in ((LocalRun, "write"), (Path, "rename")):
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, method, interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                adopt(folder)
+    synced = sync(folder, log_model)
+    client = MlflowClient(mlflow_store)
+    experiment = client.get_run(synced.run_id).info.experiment_id
+    assert [run.info.run_id for run in client.search_runs([experiment])] == [synced.run_id]
+
+
+def test_a_model_that_cannot_be_made_leaves_a_failed_run_that_can_be_synced_again(
+    mlflow_store: str, tmp_path: Path
+) -> None:
+    folder = trained_offline(tmp_path)
+
+    def refuse(folder: Path, run: TrackedRun) -> str:
+        raise ValueError("no module named mine")
+
+    with pytest.raises(ValueError, match="no module named mine"):
+        sync(folder, refuse)
+    (left,) = unsynced(tmp_path)
+    local = read_local_run(left)
+    assert local is not None
+    assert MlflowClient(mlflow_store).get_run(local.run_id).info.status == "FAILED"
+    assert sync(left, log_model).status == "FINISHED"
+
+
+def test_a_run_whose_driver_died_does_not_stay_running(mlflow_store: str, tmp_path: Path) -> None:
+    run = start_run("offline", None, {}, {})
+    folder = tmp_path / run.run_id
+    LocalRun(run.run_id, MADE, STARTED, is_stored=True).write(folder)
+    with held(folder):
+        assert unsynced(tmp_path) == [], "its driver lives"
+        with pytest.raises(ValueError, match="is being trained or written by process"):
+            sync(folder, log_model)
+    (left,) = unsynced(tmp_path)
+    assert sync(left, log_model).status == "FAILED"
+    stored = MlflowClient(mlflow_store).get_run(run.run_id)
+    assert (stored.info.status, stored.data.tags["driver"]) == ("FAILED", "died before it could end this run")
+    assert unsynced(tmp_path) == []
+    local = read_local_run(folder)
+    assert local is not None
+    assert local.is_told
+
+
+def test_a_journal_of_an_earlier_version_is_written(mlflow_store: str, tmp_path: Path) -> None:
+    run = start_run("offline", None, {}, {})
+    folder = tmp_path / run.run_id
+    writer = RunWriter(TrackedRun("", run.run_id), driver_journal(folder))
+    writer.tags({"late": "yes"})
+    writer.close()
+    (left,) = unsynced(tmp_path)
+    assert sync(left, log_model).run_id == run.run_id
+    assert MlflowClient(mlflow_store).get_run(run.run_id).data.tags["late"] == "yes"
+    assert unsynced(tmp_path) == []
+
+
+def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
+    assert unsynced(tmp_path) == []
+    with pytest.raises(ValueError, match=r"there is no folder .*nowhere: give the training\.output of the runs"):
+        unsynced(tmp_path / "nowhere")

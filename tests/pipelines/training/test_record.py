@@ -1,0 +1,109 @@
+"""What rank 0 writes while it trains, in a real store."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mlflow import MlflowClient
+
+from conf.load import load
+from pipelines.remote_path import RemotePath
+from pipelines.tracking import runs
+from pipelines.tracking.store import TrackedRun
+from pipelines.training.loop import EpochResult
+from pipelines.training.phase_table import FILE_NAME, PhaseTable
+from pipelines.training.phases import divide
+from pipelines.training.record import Record, totals_after
+
+TWO_RANKS = divide(np.array([[1.0, 0.1, 0.0, 0.2, 0.0, 0.1, 0.3], [1.0, 0.1, 0.0, 0.1, 0.0, 0.1, 0.2]]))
+ONE_RANK = divide(np.array([[2.0, 0.1, 0.0, 0.0, 0.0, 0.1, 0.1]]))
+EPOCH = {"train/loss": 0.5, "time/step_seconds": 1.0}
+EPOCH |= {f"time/step_{name}_seconds": seconds for name, seconds in TWO_RANKS.mean.items()}
+
+
+def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
+    module_mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+) -> None:
+    run = runs.start_run("record", None, {}, {})
+    checkpoints = tmp_path / "checkpoints"
+
+    def record(start_step: int) -> Record:
+        return Record(run, checkpoints, lambda step: 0.1, start_step=start_step)
+
+    def end(record: Record, step: int) -> None:
+        record.hold(step)
+        assert record.write_end({}, {}, steps=step) == ("", "")
+
+    first = record(0)
+    first.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
+    first.hold(4)
+    # It dies before the checkpoint of its second epoch, which the next process repeats, on one rank.
+    first.write_epoch([EPOCH, EPOCH], {}, TWO_RANKS, step=8)
+    second = record(4)
+    second.write_epoch([EPOCH, EPOCH], {}, ONE_RANK, step=8)
+    second.hold(8)
+    second.write_epoch([EPOCH] * 3, {}, TWO_RANKS, step=12)
+    end(second, 12)
+    table = json.loads(artifact_text(module_mlflow_store, run.run_id, "where_the_step_goes.json"))
+    assert [row[:2] for row in table["data"]] == [[1, 0], [1, 1], [2, 0], [3, 0], [3, 1]]
+    compute = table["columns"].index("compute_seconds")
+    assert [row[compute] for row in table["data"]] == pytest.approx([0.6, 0.7, 1.8, 0.6, 0.7])
+    # A process that trains no epoch draws what the one before may have left out.
+    last = record(12)
+    last.draw_again([EPOCH] * 3, {}, step=12)
+    end(last, 12)
+    names = {item.path for item in MlflowClient(module_mlflow_store).list_artifacts(run.run_id)}
+    assert {"learning_curves.png", "where_the_step_goes.png"} <= names
+    # A run that an earlier version began has no rows of its first epochs, and the right numbers from then on.
+    (checkpoints / FILE_NAME).unlink()
+    assert [row["epoch"] for row in PhaseTable(checkpoints, 12).add(ONE_RANK, epoch=4, step=16)] == [4]
+
+
+def test_a_table_that_cannot_be_read_is_begun_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / FILE_NAME).write_text("[{")
+    rows = PhaseTable(tmp_path, 4).add(ONE_RANK, epoch=2, step=8)
+    assert [row["epoch"] for row in rows] == [2]
+    assert f"{FILE_NAME} cannot be read" in caplog.text
+    assert [path.name for path in tmp_path.iterdir()] == [FILE_NAME]
+
+
+def test_a_run_without_a_store_needs_none(tmp_path: Path) -> None:
+    record = Record(TrackedRun("", "offline-1"), tmp_path / "checkpoints", lambda step: 0.1, start_step=0)
+    record.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
+    record.hold(4)
+    assert record.write_end({}, {}, steps=4) == ("", "tracking.offline=true")
+
+
+def test_behind_a_url_the_records_of_an_epoch_are_there_before_its_checkpoint(s3_folder: str) -> None:
+    place, run = RemotePath(s3_folder) / "run", TrackedRun("", "offline-1")
+    record = Record(run, place / "checkpoints", lambda step: 0.1, start_step=0)
+    record.write_epoch([EPOCH], {}, TWO_RANKS, step=4)
+    # Its machine is lost between the checkpoint and the next call.
+    assert set(place.folder.files()) >= {"checkpoints/phases.json", "journal/rank-0/entries.jsonl"}
+    again = Record(run, place / "checkpoints", lambda step: 0.1, start_step=4)
+    again.write_epoch([EPOCH, EPOCH], {}, ONE_RANK, step=8)
+    again.hold(8)
+    assert again.write_end({}, {}, steps=8) == ("", "tracking.offline=true")
+    lines = [json.loads(line) for line in place.folder.read("journal/rank-0/entries.jsonl").splitlines()]
+    points = [point for line in lines for point in line.get("content", {}).get("points", [])]
+    assert [step for name, step, *_ in points if name == "train/loss"] == [4, 8]
+    (table,) = (line for line in lines if line.get("path") == "where_the_step_goes.json" and line["after_step"] == 8)
+    rows = json.loads(place.folder.read(f"journal/rank-0/files/{table['content']['file']}"))["data"]
+    assert [row[:2] for row in rows] == [[1, 0], [1, 1], [2, 0]]
+
+
+def test_compiling_is_no_part_of_the_time_of_a_training() -> None:
+    # The first step took 30 s, and each of the four others 2 s.
+    first = EpochResult(0.5, 4.0, 0.1, measured_steps=4, measured_seconds=8.0, first_step_seconds=30.0)
+    assert first.compile_seconds == 28.0
+    config, history = load("smoke"), [EPOCH]
+    for seconds, compiling in ((40.0, first.compile_seconds), (12.0, 0.0), (31.0, 21.0)):
+        totals = totals_after(history, config, steps=5, payload_bytes=10.0, seconds=seconds, compile_seconds=compiling)
+        history.append({**EPOCH, **totals})
+    assert [row["time/elapsed_seconds"] for row in history[1:]] == [12.0, 24.0, 34.0]
+    assert [row["time/compile_seconds"] for row in history[1:]] == [28.0, 28.0, 49.0]
+    # A first step that is alone, or faster than the others, has nothing that could be told apart.
+    assert EpochResult(0.5, 4.0, 0.1, measured_steps=1, measured_seconds=30.0).compile_seconds == 0.0
+    assert EpochResult(0.5, 4.0, 0.1, 4, 8.0, first_step_seconds=1.5).compile_seconds == 0.0

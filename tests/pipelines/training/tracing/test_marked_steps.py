@@ -1,0 +1,97 @@
+"""The parts of a step in every kind of step, on one rank."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from conf.exchange import ExchangeConfig
+from conf.modes import DelayedConfig, LocalConfig, ModeConfig, SynchronousConfig
+from conf.optimizers import LARSConfig
+from models.compression.arithmetic.marks import Marks
+from models.compression.exchange.exchange import METRICS, GradientExchange
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.modes.table import make_mode
+from pipelines.training.recipe import make_codec
+from pipelines.training.step import StepClocks, make_train_step
+
+IMAGES = {"image": np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)}
+TARGETS = np.eye(8, 16, dtype=np.float32)
+
+
+class OneRank:
+    rank, size = 0, 1
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        return tensors
+
+    def alltoall(self, tensor: tf.Tensor, splits: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.identity(tensor)
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        return tf.identity(tensor)
+
+
+def take_steps(
+    marks: Marks | None, codec: str, mode: ModeConfig, *, jit_compile: bool, scale: LossScale | None
+) -> tuple[list[np.ndarray], StepClocks]:
+    """Two steps from the same weights; the weights, and the clocks."""
+    keras.utils.set_random_seed(0)
+    image = keras.Input((16,), name="image")
+    model = keras.Model({"image": image}, keras.layers.Dense(16)(keras.layers.Dense(128)(image)))
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+    settings = ExchangeConfig.model_validate({"codec": {"name": codec}})
+    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), OneRank(), seed=0, **settings.arguments())
+    exchange.marks = marks
+    exchange.build(model.trainable_variables)
+    clocks = StepClocks()
+    rule: Any = make_mode(mode, model, optimizer, exchange, None, steps_per_epoch=2)  # type: ignore[arg-type]
+    rule.begin()
+    loss = keras.losses.mean_squared_error
+    step = make_train_step(
+        model, loss, optimizer, exchange, jit_compile=jit_compile, mode=rule, loss_scale=scale, clocks=clocks
+    )
+    for _ in range(2):
+        if marks is not None:
+            marks.clear()
+        step({"image": tf.constant(IMAGES["image"])}, tf.constant(TARGETS))
+    return [variable.numpy() for variable in model.trainable_variables], clocks
+
+
+@pytest.mark.parametrize(
+    ("codec", "mode", "jit_compile", "half"),
+    [
+        ("none", SynchronousConfig(), False, False),
+        ("onebit", SynchronousConfig(), False, False),
+        ("onebit", SynchronousConfig(), True, False),
+        ("none", SynchronousConfig(), False, True),
+        ("onebit", DelayedConfig(), False, False),
+        ("onebit", LocalConfig(every_steps=2), False, False),
+    ],
+)
+def test_a_marked_step_computes_the_same_and_has_all_its_parts(
+    codec: str, mode: ModeConfig, jit_compile: bool, half: bool
+) -> None:
+    marks = Marks()
+    marked, clocks = take_steps(marks, codec, mode, jit_compile=jit_compile, scale=LossScale() if half else None)
+    plain, _ = take_steps(None, codec, mode, jit_compile=jit_compile, scale=LossScale() if half else None)
+    for found, expected in zip(marked, plain, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+    parts = marks.read()
+    phases = {mark.phase for mark, _, _ in parts}
+    assert phases == {"compute", "wire", "optimizer"} | ({"encode", "decode"} if codec != "none" else set())
+    assert all(start <= end for _, start, end in parts)
+    passes = {mark.name for mark, _, _ in parts if mark.phase == "compute"}
+    # XLA computes both passes together.
+    assert passes == ({"forward and backward pass"} if jit_compile else {"forward pass", "backward pass"})
+    sent = {name for mark, _, _ in parts if mark.phase == "wire" for name in mark.tensors}
+    assert any(name.endswith("kernel") for name in sent)
+    figures = dict(zip([*METRICS, "update", "after_gradients"], clocks.figures.numpy(), strict=True))
+    assert figures["payload_bytes"] > 0
+    assert figures["after_gradients"] >= 0
+    marks.clear()
+    assert marks.read() == []

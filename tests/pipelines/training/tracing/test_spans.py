@@ -1,0 +1,104 @@
+import json
+import math
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from pipelines.training.tracing.spans import RankTrace, Span, chrome_trace
+
+AHEAD = 10.0  # seconds by which the clock of rank 1 is ahead
+TENSORS = ("conv1/kernel",)
+HOROVOD = [
+    {"name": "ALLREDUCE", "cat": "horovod", "ph": "X", "tid": 3, "ts": 1000.45, "dur": 0.1, "args": {"tensor": "a"}}
+]
+
+
+def traces() -> list[RankTrace]:
+    """Two ranks and a step; rank 1 has its gradients 0.2 s later."""
+    first = (
+        Span("step", "step 7", 1000.0, 1001.0, 7),
+        Span("compute", "forward pass", 1000.0, 1000.2, 7),
+        Span("compute", "backward pass", 1000.2, 1000.5, 7),
+        Span("wire", "bucket 0", 1000.3, 1000.7, 7, TENSORS),
+        Span("wire", "bucket 1", 1000.4, 1000.8, 7, TENSORS),
+    )
+    second = (
+        Span("step", "step 7", 1000.1 + AHEAD, 1001.0 + AHEAD, 7),
+        Span("wire", "bucket 0", 1000.5 + AHEAD, 1000.7 + AHEAD, 7, TENSORS),
+        Span("wire", "bucket 1", 1000.6 + AHEAD, 1000.85 + AHEAD, 7, TENSORS),
+    )
+    return [RankTrace(first, "a", 0.0, 0.0), RankTrace(second, "b", -AHEAD, 0.0001)]
+
+
+def made(ranks: list[RankTrace] | None = None) -> dict[str, Any]:
+    sent = [RankTrace.of_json(json.loads(json.dumps(rank.as_json()))) for rank in ranks or traces()]
+    trace: dict[str, Any] = json.loads(json.dumps(chrome_trace(sent, HOROVOD, {"codec": "none"})))
+    return trace
+
+
+def complete(trace: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
+    return [
+        event
+        for event in trace["traceEvents"]
+        if event["ph"] == "X" and all(event[name] == value for name, value in fields.items())
+    ]
+
+
+def test_every_event_has_what_the_format_asks_for() -> None:
+    trace = made()
+    assert trace["displayTimeUnit"] == "ms"
+    assert trace["otherData"]["codec"] == "none"
+    assert trace["otherData"]["largest_clock_error_ms_by_rank"] == [0.0, pytest.approx(0.1)]
+    for event in trace["traceEvents"]:
+        assert event["ph"] in ("X", "M")
+        assert {"name", "ph", "pid", "tid", "args"} <= set(event)
+        if event["ph"] == "X":
+            assert event["ts"] >= 0
+            assert event["dur"] >= 0
+    times = [event["ts"] for event in complete(trace)]
+    assert times == sorted(times)
+    assert times[0] == 0
+    named = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
+    assert {(event["pid"], event["tid"]) for event in complete(trace)} == set(named)
+    processes = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
+    assert processes == {0: "rank 0 on a", 1: "rank 1 on b", 2: "Horovod's timeline of rank 0"}
+    (sent,) = complete(trace, pid=1, name="bucket 0")
+    assert sent["args"] == {"step": 7, "tensors": ["conv1/kernel"]}
+
+
+def test_events_of_one_thread_never_overlap() -> None:
+    threads = defaultdict(list)
+    for event in complete(made()):
+        threads[event["pid"], event["tid"]].append((event["ts"], event["ts"] + event["dur"]))
+    assert len([key for key in threads if key[0] == 0]) == 4, "steps, computing, and two buckets at the same time"
+    for times in threads.values():
+        for (_, end), (start, _) in pairwise(times):
+            assert end <= start
+
+
+def test_all_ranks_are_on_one_clock_and_the_wait_for_the_slowest_one_is_seen() -> None:
+    trace = made()
+    (waiting,) = complete(trace, pid=0, cat="waiting", name="waiting for rank 1", ts=pytest.approx(0.3e6))
+    assert waiting["dur"] == pytest.approx(0.2e6)
+    for bucket, start in (("bucket 0", 0.5e6), ("bucket 1", 0.6e6)):
+        first, second = sorted(complete(trace, name=bucket), key=lambda event: event["pid"])
+        assert first["ts"] == second["ts"] == pytest.approx(start)
+    assert not complete(trace, pid=1, cat="waiting")
+    (step,) = complete(trace, pid=1, cat="step")
+    assert (step["ts"], step["dur"]) == (pytest.approx(0.1e6), pytest.approx(0.9e6))
+    (horovod,) = complete(trace, pid=2)
+    assert (horovod["ts"], horovod["dur"]) == (pytest.approx(0.45e6), pytest.approx(0.1e6))
+
+
+def test_a_clock_that_could_not_be_compared_is_said() -> None:
+    first, second = traces()
+    trace = made([first, RankTrace(second.spans, "b", 0.0, math.inf)])
+    assert trace["otherData"]["largest_clock_error_ms_by_rank"] == [0.0, None]
+
+
+def test_a_rank_alone_waits_for_nobody() -> None:
+    trace = made(traces()[:1])
+    assert not complete(trace, cat="waiting")
+    assert len(complete(trace, cat="wire")) == 2
