@@ -1,6 +1,8 @@
 """Horovod's operations, with the interface that the exchange and the evaluation use."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -9,6 +11,29 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from pipelines.launch import membership
+
+
+@contextmanager
+def _settings(group_size: int) -> Iterator[None]:
+    """Horovod's variables that are not set yet, while it starts: it reads them then, and what else this process does
+    must not find them."""
+    # Groups that are under way at the same time would otherwise be summed together or separately, depending on
+    # their timing: the order of the sums, and so their last digits, would change from run to run.
+    settings = {"HOROVOD_DISABLE_GROUP_FUSION": "1"}
+    # In every cycle the ranks tell each other what is ready, also where nothing is. With Horovod's default, a cycle
+    # of one millisecond, that is 0.4 MB/s and takes 6 % of a rank's only core. A GPU computes meanwhile: there the
+    # default stays. It stays too where every layer waits for a sum over its group, which takes a cycle or two; and
+    # with spares: where a cycle was set and ranks join again, Horovod 0.28 takes another size for its fusion buffer
+    # than in a spare that joins first, and the ranks would exchange different tensors.
+    if not (tf.config.get_visible_devices("GPU") or group_size > 1 or membership.kept_memory()):
+        settings[membership.CYCLE_TIME] = "5"
+    added = {name: value for name, value in settings.items() if name not in os.environ}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name in added:
+            del os.environ[name]
 
 
 class HorovodCollective:
@@ -21,16 +46,6 @@ class HorovodCollective:
             group_size: Number of consecutive ranks of a `group`, which divides the number of ranks; the same on every
                 rank.
         """
-        # Groups that are under way at the same time would otherwise be summed together or separately, depending on
-        # their timing: the order of the sums, and so their last digits, would change from run to run.
-        os.environ.setdefault("HOROVOD_DISABLE_GROUP_FUSION", "1")
-        # In every cycle the ranks tell each other what is ready, also where nothing is. With Horovod's default, a cycle
-        # of one millisecond, that is 0.4 MB/s and takes 6 % of a rank's only core. A GPU computes meanwhile: there the
-        # default stays. It stays too where every layer waits for a sum over its group, which takes a cycle or two; and
-        # with spares: where a cycle was set and ranks join again, Horovod 0.28 takes another size for its fusion buffer
-        # than in a spare that joins first, and the ranks would exchange different tensors.
-        if not (tf.config.get_visible_devices("GPU") or group_size > 1 or membership.kept_memory()):
-            os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
         self.rank, self.size = rank_of_job(), ranks_of_job()
         assert self.size % group_size == 0, "the driver checks that groups divide the ranks"
         self.group = HorovodGroup(group_size)
@@ -46,14 +61,15 @@ class HorovodCollective:
         """
         membership.join(progress)
         size = self.group.size
-        if size in (1, self.size):
-            hvd.init()
-            self.group.ranks = None if size == 1 else hvd.global_process_set
-            return
-        # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
-        groups = [hvd.ProcessSet(list(range(start, start + size))) for start in range(0, self.size, size)]
-        hvd.init(process_sets=groups)
-        self.group.ranks = groups[self.rank // size]
+        with _settings(size):
+            if size in (1, self.size):
+                hvd.init()
+                self.group.ranks = None if size == 1 else hvd.global_process_set
+                return
+            # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
+            groups = [hvd.ProcessSet(list(range(start, start + size))) for start in range(0, self.size, size)]
+            hvd.init(process_sets=groups)
+            self.group.ranks = groups[self.rank // size]
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         """Sum each tensor over the ranks, all of them in one grouped operation.

@@ -25,3 +25,4 @@ def test_ranks_on_cpus_talk_less(gpus, environment, cycle, monkeypatch):
     monkeypatch.setattr(hvd, "init", lambda: joined.append(os.environ.get("HOROVOD_CYCLE_TIME")))
     HorovodCollective()
     assert joined == [cycle]
+    assert os.environ == environment, "what this process does next must not find them"
