@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from jobs.command import interactive, say
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.verify import CheckProgress
-from pipelines.launch.messages import JsonObject
 from pipelines.notebook import in_notebook
+from pipelines.training.events import Compiling, EpochTrained, Event, SavingModel, StepTrained, TrackingNews
 
 if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does without
     from pipelines.tracking.delivery import News
@@ -109,33 +109,31 @@ class CheckDisplay:
 
 
 class TrainingDisplay:
-    """Shows what rank 0 reports."""
+    """Shows what rank 0 tells of the training."""
 
     def __init__(self) -> None:
         """Nothing is shown before the first report."""
         self._bar = Bar("step")
         self._without_tracking: set[str] = set()
 
-    def __call__(self, message: JsonObject) -> None:
-        """Take one report of a worker."""
-        match message.get("event"):
-            case "compiling":
+    def __call__(self, event: Event) -> None:
+        """Take one event of the training."""
+        match event:
+            case Compiling():
                 self._without_tracking.discard(_RANK_0)  # a further attempt is another process
                 say("compiling the training step, which takes a minute or two with some codecs")
-            case "step":
-                title = f"epoch {message['epoch']}/{message['epochs']}"
-                text = f"loss {message['loss']:.4f}, {message['images_per_second']:.1f} images/s"
-                step, steps = message["step"], message["steps"]
+            case StepTrained(step=step, steps=steps):
+                title = f"epoch {event.epoch}/{event.epochs}"
+                text = f"loss {event.loss:.4f}, {event.images_per_second:.1f} images/s"
                 self._bar.move(title, step, steps, text, f"{title}, step {step}/{steps}: {text}")
-            case "epoch":
+            case EpochTrained():
                 self.close()
-                say(_epoch_line(message))
-                if "where" in message:
-                    say(f"  {message['where']}")
-            case "saving":
+                say(_epoch_line(event))
+                say(f"  {event.where}")
+            case SavingModel():
                 say("saving the model")
-            case "tracking":
-                self._say_tracking(_RANK_0, message["news"], message["reason"])
+            case TrackingNews():
+                self._say_tracking(_RANK_0, event.news, event.reason)
 
     def tracking(self, news: "News", reason: str) -> None:
         """Take what the driver's own writes to MLflow meet."""
@@ -158,9 +156,9 @@ class TrainingDisplay:
         self._bar.close()
 
 
-def _epoch_line(message: JsonObject) -> str:
-    metrics = message["metrics"]
-    parts = [f"epoch {message['epoch']}/{message['epochs']}: loss {metrics['train/loss']:.4f}"]
+def _epoch_line(event: EpochTrained) -> str:
+    metrics = event.metrics
+    parts = [f"epoch {event.epoch}/{event.epochs}: loss {metrics['train/loss']:.4f}"]
     for name, label in _SHOWN.items():
         if name in metrics:
             parts.append(f"{label} {metrics[name]:.4f}")

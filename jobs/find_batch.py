@@ -10,11 +10,11 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines.launch.messages import JsonObject
 from pipelines.launch.preflight import check_cluster
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.training import entry
 from pipelines.training.checks import check_dataset
+from pipelines.training.events import BatchTried, Event
 from pipelines.training.finders.batches import FRACTION, BatchSearch, Trial, batch_multiple
 
 _MIB = 1 << 20
@@ -37,7 +37,7 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
         raise ValueError(f"--at-most {at_most}: training.mixup mixes samples in pairs, so that a batch has at least 2")
     with spark_session("groundswell find-batch", config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
-        runner = barrier_runner(spark, config.launch, description="groundswell find-batch", on_report=_tell)
+        runner = barrier_runner(spark, config.launch, description="groundswell find-batch", on_event=_show)
         search: BatchSearch = runner.run(entry.search_batch, config, largest // multiple * multiple)
     return search
 
@@ -75,9 +75,9 @@ def _with_smallest_batch(config: RunConfig) -> RunConfig:
     return config.model_copy(update={"training": config.training.model_copy(update=update), "schedule": constant})
 
 
-def _tell(message: JsonObject) -> None:
-    if message.get("event") == "trial":
-        say(f"trying a batch of {message['batch_size']:,} on every worker")
+def _show(event: Event) -> None:
+    if isinstance(event, BatchTried):
+        say(f"trying a batch of {event.batch_size:,} on every worker")
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -17,7 +17,6 @@ from jobs.result import Result
 from jobs.session import spark_session
 from jobs.shortage import ShortageHint
 from pipelines.dataset.manifest import Manifest
-from pipelines.launch.messages import JsonObject
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.tracking import revision, runs, store
@@ -27,6 +26,7 @@ from pipelines.tracking.writer import Point, RunWriter, now
 from pipelines.training import entry
 from pipelines.training.checks import batch_text, check_dataset
 from pipelines.training.description import dataset_facts, parameters_of
+from pipelines.training.events import Compiling, Event, RateTried
 from pipelines.training.finders.rates import RULE, RangeTest, RatePoint, Suggestion, rising_rates, suggest
 from pipelines.training.plots import range_test_curve
 from pipelines.training.rates import peak_learning_rate
@@ -55,12 +55,12 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
             result.run_id = run.run_id
             display, shortage = _Display(), ShortageHint(config)
 
-            def on_report(message: JsonObject) -> None:
-                display(message)
-                shortage.take(message)
+            def on_event(event: Event) -> None:
+                display(event)
+                shortage.take(event)
 
             runner = barrier_runner(
-                spark, config.launch, description=f"groundswell find-rate: {_run_name(config)}", on_report=on_report
+                spark, config.launch, description=f"groundswell find-rate: {_run_name(config)}", on_event=on_event
             )
             try:
                 test: RangeTest = runner.run(entry.run_range_test, config, list(rates))
@@ -122,18 +122,17 @@ def write_plot(test: RangeTest, suggestion: Suggestion | None, path: Path) -> No
 
 
 class _Display:
-    """Shows what rank 0 reports."""
+    """Shows what rank 0 tells of the test."""
 
     def __init__(self) -> None:
         self._bar = Bar("step")
 
-    def __call__(self, message: JsonObject) -> None:
-        match message.get("event"):
-            case "compiling":
+    def __call__(self, event: Event) -> None:
+        match event:
+            case Compiling():
                 say("compiling the training step, which takes a minute or two with some codecs")
-            case "rate":
-                text = f"rate {message['rate']:.3g}, smoothed loss {message['loss']:.4f}"
-                step, steps = message["step"], message["steps"]
+            case RateTried(step=step, steps=steps):
+                text = f"rate {event.rate:.3g}, smoothed loss {event.smoothed_loss:.4f}"
                 self._bar.move("range test", step, steps, text, f"step {step}/{steps}: {text}")
 
     def close(self) -> None:

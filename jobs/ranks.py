@@ -10,6 +10,7 @@ from jobs.command import say
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
 from pipelines.tracking.store import worker_environment
+from pipelines.training.events import Event, event_of
 
 
 def barrier_runner(
@@ -22,7 +23,7 @@ def barrier_runner(
     log_to_driver: LogToDriver = "callback",
     log_folder: Path | None = None,
     on_attempt: Callable[[Attempt], None] = lambda attempt: None,
-    on_report: Callable[[JsonObject], None] = lambda message: None,
+    on_event: Callable[[Event], None] = lambda event: None,
 ) -> BarrierRunner:
     """Make the launcher of one job, whose workers write to the driver's MLflow store.
 
@@ -35,13 +36,18 @@ def barrier_runner(
         log_to_driver: Which lines of the ranks are shown.
         log_folder: Folder that gets the whole log of each rank.
         on_attempt: Called before each attempt.
-        on_report: Called with what workers report.
+        on_event: Called with what rank 0 tells.
     """
 
     def tell(attempt: Attempt) -> None:
         again = f"attempt {attempt.number} after: {attempt.after}; " if attempt.number > 1 else ""
         say(f"{again}starting {_workers(attempt)}")
         on_attempt(attempt)
+
+    def on_report(fields: JsonObject) -> None:
+        event = event_of(fields)
+        if event is not None:
+            on_event(event)
 
     return BarrierRunner(
         spark,

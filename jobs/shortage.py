@@ -5,7 +5,7 @@ import signal
 from conf.schema import RunConfig
 from jobs.command import say
 from pipelines.launch.failure import RankLostError
-from pipelines.launch.messages import JsonObject
+from pipelines.training.events import Event, MemoryNeeded
 from pipelines.training.finders.batches import smaller_batch
 from pipelines.training.finders.memory import MemoryLimit, Needs
 
@@ -19,11 +19,10 @@ class ShortageHint:
         self._needs: Needs | None = None
         self._limit: MemoryLimit | None = None
 
-    def take(self, message: JsonObject) -> None:
-        """Take one report of a worker."""
-        if message.get("event") == "needs":
-            self._needs = Needs(**message["needs"])
-            self._limit = None if message["limit"] is None else MemoryLimit(**message["limit"])
+    def take(self, event: Event) -> None:
+        """Take one event of the training or search."""
+        if isinstance(event, MemoryNeeded):
+            self._needs, self._limit = event.needs, event.limit
 
     def say(self, error: BaseException) -> None:
         """Say what to change, if this is how the job ended."""

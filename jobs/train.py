@@ -18,7 +18,6 @@ from jobs.session import spark_session
 from jobs.shortage import ShortageHint
 from jobs.shown import curves_of, history_of, html_of
 from pipelines.dataset.manifest import Manifest
-from pipelines.launch.messages import JsonObject
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
@@ -29,6 +28,7 @@ from pipelines.training import entry
 from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.checks import check_dataset, check_output, check_resume
 from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
+from pipelines.training.events import EpochTrained, Event
 from pipelines.training.output import check_reachable
 from pipelines.training.results import TrainingSummary
 
@@ -121,10 +121,10 @@ def train_on(
         record.environment(_cluster(spark, config))
         result.run_id = record.run.run_id
 
-        def on_report(message: JsonObject) -> None:
-            display(message)
-            shortage.take(message)
-            if message["event"] == "epoch":  # its checkpoint is being written: a stop costs least now
+        def on_event(event: Event) -> None:
+            display(event)
+            shortage.take(event)
+            if isinstance(event, EpochTrained):  # its checkpoint is being written: a stop costs least now
                 runner.grow()
 
         runner = barrier_runner(
@@ -135,7 +135,7 @@ def train_on(
             spares=config.launch.recover == "in_place",
             log_folder=record.folder / "logs",
             on_attempt=record.attempt,
-            on_report=on_report,
+            on_event=on_event,
         )
         summary: TrainingSummary | None = None
         try:

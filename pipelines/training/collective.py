@@ -15,8 +15,7 @@ from pipelines.launch import membership
 
 @contextmanager
 def _settings(group_size: int) -> Iterator[None]:
-    """Horovod's variables that are not set yet, while it starts: it reads them then, and what else this process does
-    must not find them."""
+    """Set Horovod's variables while it starts, which is when it reads them; what the user has set stays."""
     # Groups that are under way at the same time would otherwise be summed together or separately, depending on
     # their timing: the order of the sums, and so their last digits, would change from run to run.
     settings = {"HOROVOD_DISABLE_GROUP_FUSION": "1"}

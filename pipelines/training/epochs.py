@@ -1,17 +1,28 @@
-"""Which epoch is trained, and the checkpoints within it."""
+"""The epochs of a run on one rank, and the checkpoints within each."""
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import keras
 
-from pipelines.launch.report import report, step_done
+from pipelines.launch.report import StoppedOnRequest, step_done
+from pipelines.tracking.system import SystemSampler
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective
-from pipelines.training.loop import LossTotal, Progress, average_statistics
-from pipelines.training.record import Record
+from pipelines.training.events import EpochTrained, StepTrained, tell
+from pipelines.training.gathering import gather_json
+from pipelines.training.loop import EpochResult, LossTotal, Progress, average_statistics, train_epoch
+from pipelines.training.observer import StepMeasurements, gather_phases
+from pipelines.training.parts import make_mixing, make_seeds
+from pipelines.training.phases import line_of
+from pipelines.training.rank import Rank
+from pipelines.training.record import Record, epoch_metrics, totals_after
 from pipelines.training.recovery import Recovery
+from pipelines.training.results import Evaluation
 from pipelines.training.resume import Checkpoints
+from pipelines.training.selection import is_over
+from pipelines.training.tracing.tracer import StepTracer
 from pipelines.training.weight_average import WeightAverage
 
 
@@ -35,11 +46,6 @@ class Place:
     def earlier(self) -> LossTotal:
         """Losses of those steps."""
         return LossTotal(self.resumed_from.loss_sum, self.resumed_from.loss_count) if self.is_first else LossTotal()
-
-    @property
-    def fields(self) -> dict[str, int]:
-        """What a report to the driver says of it."""
-        return {"epoch": self.epoch + 1, "epochs": self.epochs, "steps": self.steps}
 
     @property
     def is_first(self) -> bool:
@@ -119,8 +125,111 @@ def make_progress_report(collective: HorovodCollective, place: Place) -> Callabl
 
     def report_progress(progress: Progress) -> None:
         if collective.rank == 0:
-            report(event="step", **place.fields, **{**asdict(progress), "step": place.start_step + progress.step})
+            tell(
+                StepTrained(
+                    epoch=place.epoch + 1,
+                    epochs=place.epochs,
+                    step=place.start_step + progress.step,
+                    steps=place.steps,
+                    loss=progress.loss,
+                    images_per_second=progress.images_per_second,
+                )
+            )
         else:
             step_done()
 
     return report_progress
+
+
+@dataclass(frozen=True)
+class Epochs:
+    """The epochs of one run on this rank: training, validation, record, checkpoint."""
+
+    rank: Rank
+    record: Record | None
+    """None on all ranks but 0."""
+    measurements: StepMeasurements
+    validate: Callable[[], Mapping[str, Evaluation]]
+    sampler: SystemSampler | None
+    tracer: StepTracer | None
+
+    def train(self, start: TrainingState) -> list[dict[str, float]]:
+        """Train every epoch that is left; return the history, which is whole on rank 0 only."""
+        history = list(start.history)
+        epochs, steps = self.rank.config.training.epochs, self.rank.steps
+        has_trained, began = False, time.perf_counter()
+        for epoch in range(start.epochs_done, epochs):
+            if self._is_over(history):
+                break
+            if self.rank.stop.is_requested_now():
+                raise StoppedOnRequest(f"stopped after step {epoch * steps}")
+            has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
+        if not has_trained:
+            evaluations = self.validate()
+            if self.record is not None:
+                self.record.draw_again(history, evaluations, step=start.step)
+        if self.tracer is not None:
+            self.tracer.finish()
+        return history
+
+    def _is_over(self, history: list[dict[str, float]]) -> bool:
+        selection = self.rank.config.training.selection
+        if selection.patience is None:
+            return False
+        # Only rank 0 knows the epochs of an earlier attempt.
+        return bool(self.rank.parts.collective.broadcast_number(int(is_over(history, selection))))
+
+    def _train_one(self, place: Place, history: list[dict[str, float]], began: float) -> float:
+        """Train and validate one epoch, which counts from the moment `began`; return when the next one begins."""
+        rank, collective = self.rank, self.rank.parts.collective
+        end, keeper = (place.epoch + 1) * rank.steps, None
+        if rank.recovery is not None:
+            keeper = EpochKeeper(rank.recovery, rank.checkpoints.initial, history, place)
+        trained = self._train_steps(place, history, keeper)
+        average_statistics(rank.parts.model, collective, rank.average.statistics if rank.average else ())
+        evaluations = self.validate()
+        measured = self.measurements.take(trained)
+        phases = gather_phases(measured, collective)
+        samples = gather_json(self.sampler.take() if self.sampler else [], collective)
+        ended = time.perf_counter()
+        totals = totals_after(
+            history,
+            rank.config,
+            steps=rank.steps,
+            payload_bytes=measured.payload_bytes,
+            seconds=ended - began,
+            compile_seconds=trained.compile_seconds if place.is_first else 0.0,
+        )
+        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals))
+        if self.record is not None:
+            self.record.write_epoch(history, evaluations, phases, step=end, samples=samples)
+            number = place.epoch + 1
+            tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=history[-1], where=line_of(phases)))
+        # Last: an epoch whose checkpoint exists is recorded and was told.
+        rank.checkpoints.save(epochs_done=place.epoch + 1, step=end, history=history, evaluations=evaluations)
+        if self.record is not None:
+            self.record.hold(end)
+        if keeper is not None:
+            keeper.close_epoch()
+        return ended
+
+    def _train_steps(self, place: Place, history: list[dict[str, float]], keeper: EpochKeeper | None) -> EpochResult:
+        """Train the steps of one epoch that are left."""
+        rank, config, model = self.rank, self.rank.config, self.rank.parts.model
+        every = config.training.checkpoint_every_steps
+        saver = EpochSaver(rank.checkpoints, model, rank.average, self.record, history, place, every)
+        batches, trainer = rank.data.batches_of(place.epoch, place.start_step), rank.trainer
+        if self.tracer is not None:
+            batches, trainer = self.tracer.of_batches(batches), self.tracer.of_trainer(trainer)
+        return train_epoch(
+            batches,
+            trainer,
+            first_step=place.epoch * rank.steps + place.start_step,
+            earlier=place.earlier,
+            seeds_of=make_seeds(config, model, place.epoch),
+            mixing=make_mixing(config, place.epoch),
+            saver=saver if rank.data.resumes_within_epoch else None,
+            keeper=keeper,
+            observer=self.measurements,
+            report=make_progress_report(rank.parts.collective, place),
+        )

@@ -16,7 +16,6 @@ from conf.schema import RunConfig
 from models.compression.exchange.exchange import METRICS
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
-from pipelines.launch.report import report
 from pipelines.remote_path import AnyPath
 from pipelines.tracking.delivery import News
 from pipelines.tracking.metrics import VALIDATION_GROUP, headlines
@@ -24,6 +23,7 @@ from pipelines.tracking.pictures import Draw
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.system import Sample, curves_of
 from pipelines.tracking.writer import Point, RunWriter, now
+from pipelines.training.events import SavingModel, TrackingNews, tell
 from pipelines.training.export import log_trained
 from pipelines.training.kept_state import KeptRows, StepRow
 from pipelines.training.loop import EpochResult
@@ -268,7 +268,7 @@ class Record:
         Returns:
             The URI of the model, empty where there is none; and why MLflow has not taken everything, else empty.
         """
-        report(event="saving")
+        tell(SavingModel())
         rates = [self._schedule(step) for step in range(steps)]
         if tags:
             self._writer.tags(tags)
@@ -390,4 +390,4 @@ def totals_after(
 
 
 def _tell_driver(news: News, reason: str) -> None:
-    report(event="tracking", news=news, reason=reason)
+    tell(TrackingNews(news=news, reason=reason))

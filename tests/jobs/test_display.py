@@ -2,23 +2,23 @@
 
 from jobs.display import PrepareDisplay, TrainingDisplay
 from pipelines.dataset.spark_job import PrepareProgress
+from pipelines.training.events import Compiling, EpochTrained, SavingModel, StepTrained, TrackingNews
 
 
 def test_lines_of_a_run(capsys):
     progress = TrainingDisplay()
-    place = {"epoch": 1, "epochs": 2, "steps": 16}
-    progress({"event": "compiling"})
-    progress({"event": "step", "step": 1, "loss": 0.5, "images_per_second": 10.0, **place})
+    progress(Compiling())
+    progress(StepTrained(epoch=1, epochs=2, step=1, steps=16, loss=0.5, images_per_second=10.0))
     progress._bar._last_line -= 15
-    progress({"event": "step", "step": 2, "loss": 0.25, "images_per_second": 12.0, **place})
+    progress(StepTrained(epoch=1, epochs=2, step=2, steps=16, loss=0.25, images_per_second=12.0))
     metrics = {"train/loss": 0.25, "val/f1_micro": 0.5, "speed/images_per_second": 12.0}
-    progress({"event": "epoch", **place, "metrics": metrics})
-    progress({"event": "saving"})
-    progress({"event": "another"})
+    progress(EpochTrained(epoch=1, epochs=2, metrics=metrics, where="a step takes 9 ms"))
+    progress(SavingModel())
     assert capsys.readouterr().out.splitlines() == [
         "compiling the training step, which takes a minute or two with some codecs",
         "epoch 1/2, step 2/16: loss 0.2500, 12.0 images/s",
         "epoch 1/2: loss 0.2500, F1 micro 0.5000, 12.0 images/s",
+        "  a step takes 9 ms",
         "saving the model",
     ]
 
@@ -34,15 +34,15 @@ def test_the_rate_of_preparation_counts_what_this_run_wrote(capsys, monkeypatch)
 
 def test_an_outage_of_mlflow_is_told_once_and_its_end_once(capsys):
     display = TrainingDisplay()
-    away = {"event": "tracking", "news": "away", "reason": "connection refused"}
-    back = {"event": "tracking", "news": "back", "reason": ""}
+    away = TrackingNews(news="away", reason="connection refused")
+    back = TrackingNews(news="back", reason="")
     display(away)
     display.tracking("away", "connection refused")  # the driver's own writes
     display(back)
     display.tracking("back", "")
     display(away)
-    display({"event": "compiling"})  # rank 0 died, and the next attempt's reaches the server
-    display({"event": "tracking", "news": "refused", "reason": "the run is deleted"})
+    display(Compiling())  # rank 0 died, and the next attempt's reaches the server
+    display(TrackingNews(news="refused", reason="the run is deleted"))
     lines = [line for line in capsys.readouterr().out.splitlines() if "MLflow" in line]
     away_line = "MLflow does not answer; training continues, and what it records is kept on disk (connection refused)"
     assert lines == [

@@ -19,7 +19,9 @@ from jobs.result import Result
 from jobs.shortage import ShortageHint
 from pipelines.launch.failure import Outcome, RankLostError
 from pipelines.training import entry
+from pipelines.training.events import MemoryNeeded
 from pipelines.training.finders.batches import FRACTION
+from pipelines.training.finders.memory import MemoryLimit, Needs
 from pipelines.training.finders.rates import RangeTest, RatePoint, Suggestion
 from pipelines.training.rates import make_schedule
 
@@ -47,7 +49,7 @@ def test_mistakes_are_one_line(arguments: list[str], message: str, capsys: pytes
 
 
 MIB = 1 << 20
-NEEDS = {"weights": 100 * MIB, "gradients": 90 * MIB, "optimizer": 80 * MIB, "exchange": 0, "sample": 10 * MIB}
+NEEDS = Needs(weights=100 * MIB, gradients=90 * MIB, optimizer=80 * MIB, exchange=0, sample=10 * MIB)
 
 
 @pytest.mark.parametrize(("exit_code", "lines"), [(-9, 1), (-11, 0), (None, 0)])
@@ -64,7 +66,7 @@ def test_a_killed_rank_has_a_hint_at_memory(
         f"{before} memory"
     ] * lines
     # 80 % of 500 MiB leave 130 for the batch.
-    hint.take({"event": "needs", "needs": NEEDS, "limit": {"bytes": 500 * MIB, "source": "the host's memory, 500 MiB"}})
+    hint.take(MemoryNeeded(needs=NEEDS, limit=MemoryLimit(500 * MIB, "the host's memory, 500 MiB")))
     hint.say(error)
     text = (
         "rank 1 was killed; if memory was short (the host's memory, 500 MiB): training.batch_size_per_worker=64 "
@@ -73,7 +75,7 @@ def test_a_killed_rank_has_a_hint_at_memory(
         "find-batch` find the largest that fits"
     )
     assert capsys.readouterr().out.splitlines() == [text] * lines
-    hint.take({"event": "needs", "needs": NEEDS, "limit": {"bytes": 100 * MIB, "source": "x"}})
+    hint.take(MemoryNeeded(needs=NEEDS, limit=MemoryLimit(100 * MIB, "x")))
     hint.say(error)
     assert capsys.readouterr().out.count("no smaller batch is estimated to fit: choose a smaller model") == lines
 

@@ -7,8 +7,8 @@ import tensorflow as tf
 from conf.schema import RunConfig
 from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective, ranks_on_host
+from pipelines.training.events import BatchTried, tell
 from pipelines.training.finders.batches import BatchSearch, Trial, batch_multiple, next_batch_size
 from pipelines.training.finders.memory import MemoryLimit, memory_limit, resident_peak
 from pipelines.training.finders.needs import estimate
@@ -56,7 +56,7 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     trials: list[Trial] = []
     while size := next_batch_size(needs, limit, largest_allowed, trials, batch_multiple(config.training)):
         if collective.rank == 0:
-            report(event="trial", batch_size=size)
+            tell(BatchTried(batch_size=size))
         trials.append(_try(size, trainer, manifest, augments=isinstance(model, AugmentedModel)))
     return BatchSearch(needs, limit, largest_allowed, trials)
 

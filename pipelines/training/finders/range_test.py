@@ -10,8 +10,9 @@ import tensorflow as tf
 from conf.schema import RunConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
 from pipelines.dataset.reader import Batch
-from pipelines.launch.report import StoppedOnRequest, report, step_done, stop_requested
+from pipelines.launch.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.events import Compiling, RateTried, tell
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
 from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.input import TrainingInput
@@ -51,7 +52,7 @@ def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> Rang
     shortage.know(parts)
     collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
     if collective.rank == 0:
-        report(event="compiling")
+        tell(Compiling())
     return _run(_batches(config, make_data(config, parts), model), trainer, rates)
 
 
@@ -62,7 +63,8 @@ def _run(batches: _Batches, trainer: Trainer, rates: Sequence[float]) -> RangeTe
         if _add(losses, rate, loss, trainer.collective):
             return RangeTest(losses.points, diverged=True)
         if trainer.collective.rank == 0:
-            report(event="rate", step=step + 1, steps=len(rates), rate=rate, loss=losses.points[-1].smoothed)
+            smoothed = losses.points[-1].smoothed
+            tell(RateTried(step=step + 1, steps=len(rates), rate=rate, smoothed_loss=smoothed))
         else:
             step_done()
     return RangeTest(losses.points, diverged=False)

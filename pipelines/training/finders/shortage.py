@@ -2,14 +2,13 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 
 import tensorflow as tf
 
 from conf.schema import RunConfig
 from pipelines.launch import membership
-from pipelines.launch.report import report
 from pipelines.training.collective import rank_of_job, ranks_on_host
+from pipelines.training.events import MemoryNeeded, tell
 from pipelines.training.finders.batches import smaller_batch
 from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit
 from pipelines.training.finders.needs import estimate
@@ -35,8 +34,7 @@ class Shortage:
         self._needs = estimate(parts.model, parts.optimizer, parts.exchange, parts.manifest, accumulates=accumulates)
         self._limit = _limit()
         if parts.collective.rank == 0 and not membership.is_spare():
-            limit = None if self._limit is None else asdict(self._limit)
-            report(event="needs", needs=asdict(self._needs), limit=limit)
+            tell(MemoryNeeded(needs=self._needs, limit=self._limit))
 
     def text(self) -> str:
         """What to say where the memory has ended."""

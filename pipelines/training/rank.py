@@ -1,0 +1,146 @@
+"""What one rank trains with, from the parts of its training to its checkpoints."""
+
+import functools
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import keras
+
+from conf.schema import RunConfig
+from models.schedules import Schedule
+from pipelines.dataset.order import steps_per_epoch
+from pipelines.remote_path import AnyPath
+from pipelines.sample import TRAINING_SPLIT
+from pipelines.tracking.store import TrackedRun
+from pipelines.training.checkpoint import TrainingState
+from pipelines.training.finders.shortage import Shortage
+from pipelines.training.input import TrainingInput
+from pipelines.training.kept_state import KERNELS
+from pipelines.training.loop import Trainer
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.table import make_mode
+from pipelines.training.parts import Parts, make_data, make_parts, make_trainer, use_kernels
+from pipelines.training.precision import tell_precision
+from pipelines.training.rates import make_schedule
+from pipelines.training.recovery import Recovery, make_recovery
+from pipelines.training.resume import Checkpoints
+from pipelines.training.selection import best_step
+from pipelines.training.settings import recorded_settings
+from pipelines.training.step import StepClocks
+from pipelines.training.stop import StopAgreement
+from pipelines.training.warm_start import dataset_names
+from pipelines.training.weight_average import WeightAverage
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Rank:
+    """What one rank trains with, made in the same order on every rank."""
+
+    config: RunConfig
+    run: TrackedRun
+    checkpoint_folder: AnyPath
+    parts: Parts
+    data: TrainingInput
+    steps: int
+    """Steps of one epoch."""
+    schedule: Schedule
+    stop: StopAgreement
+    clocks: StepClocks
+    loss_scale: LossScale | None
+    average: WeightAverage | None
+    mode: Mode
+    trainer: Trainer
+    checkpoints: Checkpoints
+    recovery: Recovery | None
+
+
+def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> Rank:
+    """Join the ranks, and make what this one trains with; every rank makes the same call.
+
+    Args:
+        config: The whole configuration.
+        run: The MLflow run.
+        checkpoint_folder: Folder or URL of this run's checkpoints.
+        shortage: Learns what the model needs, should the memory end.
+    """
+    parts = make_parts(config)
+    data = make_data(config, parts)
+    steps = steps_per_epoch(parts.manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    _log_size(parts, steps)
+    tell_precision(config.training.precision, parts.collective)
+
+    schedule, stop, clocks = make_schedule(config, steps), StopAgreement(parts.collective), StepClocks()
+    loss_scale = LossScale() if config.training.precision == "float16" else None
+    average = WeightAverage(parts.model, config.training.ema) if config.training.ema is not None else None
+    mode = make_mode(config.training.mode, parts.model, parts.optimizer, parts.exchange, stop, steps_per_epoch=steps)
+    trainer = make_trainer(
+        config, parts, schedule, stop=stop, mode=mode, loss_scale=loss_scale, average=average, clocks=clocks
+    )
+    shortage.know(parts)
+
+    further = [*_variables(loss_scale), *_variables(average)]
+    checkpoints = _make_checkpoints(config, parts, run, checkpoint_folder, data.order, mode, further)
+    own = [*checkpoints.variables, *checkpoints.own, *parts.exchange.variables]
+    kernels = {KERNELS: use_kernels(config)}
+    recovery = make_recovery(parts.collective, own, mode, config.launch.recover_every_steps, kernels, trainer.reset)
+    return Rank(
+        config=config,
+        run=run,
+        checkpoint_folder=checkpoint_folder,
+        parts=parts,
+        data=data,
+        steps=steps,
+        schedule=schedule,
+        stop=stop,
+        clocks=clocks,
+        loss_scale=loss_scale,
+        average=average,
+        mode=mode,
+        trainer=trainer,
+        checkpoints=checkpoints,
+        recovery=recovery,
+    )
+
+
+def _log_size(parts: Parts, steps: int) -> None:
+    rows, rank, size = parts.manifest.splits[TRAINING_SPLIT].rows, parts.collective.rank, parts.collective.size
+    each = f" of {parts.micro_batches} micro-batches" if parts.micro_batches > 1 else ""
+    _log.info("rank %d of %d: %d training samples, %d steps per epoch%s", rank, size, rows, steps, each)
+
+
+def _make_checkpoints(
+    config: RunConfig,
+    parts: Parts,
+    run: TrackedRun,
+    folder: AnyPath,
+    order: str,
+    mode: Mode,
+    further: Sequence[keras.Variable],
+) -> Checkpoints:
+    """The checkpoints of this run; `further` are variables beside those of model, optimizer and mode."""
+    manifest, selection = parts.manifest, config.training.selection
+    initial = TrainingState(
+        epochs_done=0,
+        step=0,
+        seed=config.training.seed,
+        global_batch_size=config.global_batch_size,
+        run_id=run.run_id,
+        dataset_fingerprint=manifest.fingerprint,
+        history=[],
+        order=order,
+        settings={**recorded_settings(config), **dataset_names(config, manifest)},
+    )
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None
+    own = {id(variable) for variable in mode.own}
+    trained = [variable for variable in parts.optimizer.variables if id(variable) not in own]
+    variables = [*parts.model.variables, *trained, *further, *mode.shared]
+    return Checkpoints(folder, initial, variables, parts.exchange, parts.collective, best, own=mode.own)
+
+
+def _variables(part: LossScale | WeightAverage | None) -> Sequence[keras.Variable]:
+    return () if part is None else part.variables
