@@ -31,7 +31,7 @@ def training_that_waits(config, run, checkpoints):
     import os, time
     from pathlib import Path
     from mlflow import MlflowClient
-    from pipelines.training import worker
+    from pipelines.training import epochs, worker
 
     def wait():
         Path(f"{mark}.part").write_text(str(os.getpid()))
@@ -39,7 +39,7 @@ def training_that_waits(config, run, checkpoints):
         time.sleep(600)
 
     if os.environ["HOROVOD_RANK"] == "0":
-        train_epoch, upload = worker.train_epoch, MlflowClient.log_model_artifacts
+        train_epoch, upload = epochs.train_epoch, MlflowClient.log_model_artifacts
 
         def train_one_epoch(*args, **settings):
             if place == "second epoch" and settings["first_step"] > 0:
@@ -51,7 +51,7 @@ def training_that_waits(config, run, checkpoints):
             if place == "the model":
                 wait()  # its files are in the store, which does not know yet that they are complete
 
-        worker.train_epoch, MlflowClient.log_model_artifacts = train_one_epoch, upload_model
+        epochs.train_epoch, MlflowClient.log_model_artifacts = train_one_epoch, upload_model
     return worker.train_worker(config, run, checkpoints)
 
 entry.train = training_that_waits

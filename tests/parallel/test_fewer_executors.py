@@ -16,11 +16,11 @@ def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: 
     import time
 
     from pipelines.launch.report import attempt, report
-    from pipelines.training import worker
+    from pipelines.training import epochs, worker
     from pipelines.training.checkpoint_files import list_checkpoints
 
     if attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
-        epoch_batches = worker.train_epoch  # type: ignore[attr-defined]
+        epoch_batches = epochs.train_epoch  # type: ignore[attr-defined]
 
         def waiting(*args: Any, **settings: Any) -> Any:
             if settings["first_step"] > 0:
@@ -30,7 +30,7 @@ def training_that_waits_in_its_second_epoch(config: Any, run: Any, checkpoints: 
                 time.sleep(600)
             return epoch_batches(*args, **settings)
 
-        worker.train_epoch = waiting  # type: ignore[attr-defined]
+        epochs.train_epoch = waiting  # type: ignore[attr-defined]
     return worker.train_worker(config, run, checkpoints)
 
 
