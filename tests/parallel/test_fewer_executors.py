@@ -39,18 +39,19 @@ def train_while_an_executor_goes(dataset: str, output: str, network: str) -> tup
     from pyspark.sql import SparkSession
 
     from conf.load import load
+    from jobs import ranks
     from jobs import train as train_job
     from pipelines.launch import preflight
     from pipelines.training import entry
 
-    class Taker(train_job.TrainingDisplay):  # type: ignore[name-defined, misc]
-        def __call__(self, message):  # type: ignore[no-untyped-def]
-            if message["event"] == "waits":
-                spark.sparkContext._jsc.sc().killExecutor("1")
-            else:
-                super().__call__(message)
+    event_of = ranks.event_of  # type: ignore[attr-defined]
 
-    train_job.TrainingDisplay = Taker  # type: ignore[attr-defined, misc]
+    def take(fields):  # type: ignore[no-untyped-def]
+        if fields["event"] == "waits":
+            spark.sparkContext._jsc.sc().killExecutor("1")
+        return event_of(fields)
+
+    ranks.event_of = take  # type: ignore[attr-defined]
     entry.train = training_that_waits_in_its_second_epoch
     preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
     # Nine samples a step: three ranks share them, and one can; the two that are left cannot.
