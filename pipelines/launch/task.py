@@ -26,10 +26,12 @@ from pipelines.launch.messages import (
     Hello,
     Join,
     Ready,
+    Report,
     Returned,
     SendStacks,
     Sign,
     Stacks,
+    StepDone,
     Stop,
     StopAsked,
     StopSoon,
@@ -40,6 +42,8 @@ from pipelines.launch.processes import RankProcesses
 from pipelines.launch.rank_main import Header
 
 _LOOK_SECONDS = 0.1
+_SPARE_SECONDS = 30.0
+"""From the moment at which ranks have joined again to the next spare, where the function shows no sign of life."""
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
 _LAST_WORD_SECONDS = 20.0
@@ -201,6 +205,8 @@ class _RunningRank:
         self._returned = self._stopped = False
         self._failure: Failure | None = None
         self._stop_deadline: float | None = None
+        self._spare_due: float | None = None
+        self._has_joined = False
         self._terminated = threading.Event()
 
     def run(self, header: Header, payload: bytes) -> RankResult | None:
@@ -248,6 +254,12 @@ class _RunningRank:
             self._returned = True
         elif isinstance(message, Sign | Ready):
             self._link.send(message)
+            if self._spare_due is not None and isinstance(message, Report | StepDone):
+                self._prepare_spare()
+
+    def _prepare_spare(self) -> None:
+        self._spare_due = None
+        self._processes.prepare_spare()
 
     def _obey(self) -> None:
         """Follow the driver's orders, and end a rank that was asked to stop and has not."""
@@ -264,7 +276,11 @@ class _RunningRank:
                     self._link.send(Stacks(self._process.stacks()))
                 case Join() as join:
                     self._process.order(join)
-                    self._processes.prepare_spare()
+                    # After a death, the next spare would take the cores of the next step, for which all wait.
+                    self._spare_due = time.monotonic() + (_SPARE_SECONDS if self._has_joined else 0)
+                    self._has_joined = True
+        if self._spare_due is not None and time.monotonic() > self._spare_due:
+            self._prepare_spare()
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
             self._stopped = True
 

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from pipelines.launch import membership
 
+_SCOPES = ("", "LOCAL_", "CROSS_")
+
 
 @contextmanager
 def _settings(group_size: int) -> Iterator[None]:
@@ -33,6 +35,27 @@ def _settings(group_size: int) -> Iterator[None]:
     finally:
         for name in added:
             del os.environ[name]
+
+
+@contextmanager
+def job_of_one() -> Iterator[None]:
+    """Let this process be the only rank of a Horovod job, before it joins that of the others."""
+    before = {name: os.environ[name] for name in os.environ if name.startswith("HOROVOD_")}
+    for name in before:
+        if name.startswith("HOROVOD_GLOO_RENDEZVOUS"):
+            del os.environ[name]
+    os.environ.update({f"HOROVOD_{scope}RANK": "0" for scope in _SCOPES})
+    os.environ.update({f"HOROVOD_{scope}SIZE": "1" for scope in _SCOPES})
+    try:
+        with _settings(1):
+            hvd.init()
+        yield
+    finally:
+        hvd.shutdown()
+        for scope in _SCOPES:
+            os.environ.pop(f"HOROVOD_{scope}RANK", None)
+            os.environ.pop(f"HOROVOD_{scope}SIZE", None)
+        os.environ.update(before)
 
 
 class HorovodCollective:

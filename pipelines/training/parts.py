@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import keras
 import numpy as np
 import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
 
 from conf.schema import RunConfig
 from models.compression import kernels
@@ -22,7 +23,7 @@ from pipelines.launch import membership
 from pipelines.launch.report import log_to_driver
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.bands import used_groups
-from pipelines.training.collective import HorovodCollective, ranks_of_job, use_assigned_devices
+from pipelines.training.collective import HorovodCollective, job_of_one, ranks_of_job, use_assigned_devices
 from pipelines.training.input import TrainingInput, make_input
 from pipelines.training.kept_state import KERNELS, first_facts
 from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
@@ -170,8 +171,15 @@ def make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | N
     return functools.partial(augmentation_seeds, config.training.seed, epoch)
 
 
-def trace_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
-    """Trace the graphs of a step, which takes long, before this process is a rank; nothing is computed."""
+def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
+    """Take one step of zeros in a spare, before it is a rank: the first one traces and optimises the graphs.
+
+    Only graphs are run, and by a job of this process alone. Where the exchange needs the others, only tracing is left.
+    What the step changes is overwritten with the state that the spare takes over.
+    """
+    graphs = [graph for graph in (trainer.accumulate, trainer.step) if graph is not None]
+    if not all(isinstance(graph, tf.types.experimental.PolymorphicFunction) for graph in graphs):
+        return
     size, manifest = config.training.batch_size_per_worker, parts.manifest
     batch = Batch(
         {
@@ -183,9 +191,12 @@ def trace_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
         np.zeros(size, np.int64),
     )
     inputs = inputs_of_step(batch, make_seeds(config, parts.model, 0), make_mixing(config, 0))
-    for graph in (trainer.step, trainer.accumulate):
-        if isinstance(graph, tf.types.experimental.PolymorphicFunction):
-            graph.get_concrete_function(*inputs)
+    try:
+        with job_of_one():
+            for graph in graphs:
+                graph(*inputs)
+    except (tf.errors.OpError, HorovodInternalError) as error:
+        _log.info("a spare traces its step only: %s", str(error).partition("\n")[0])
 
 
 def make_mixing(config: RunConfig, epoch: int) -> Mixing | None:

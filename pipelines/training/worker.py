@@ -22,7 +22,7 @@ from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.gathering import gather_json
 from pipelines.training.kept_state import KeptRows
 from pipelines.training.observer import StepMeasurements, gpu_names, make_sampler
-from pipelines.training.parts import trace_ahead
+from pipelines.training.parts import step_ahead
 from pipelines.training.peak import computer_of
 from pipelines.training.rank import Rank, make_rank
 from pipelines.training.record import Record
@@ -86,7 +86,7 @@ def _take_over(rank: Rank) -> tuple[TrainingState, Record | None]:
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin()
     if rank.parts.collective.group.size == 1:  # a group of ranks is known once they have joined
-        trace_ahead(rank.config, rank.parts, rank.trainer)
+        step_ahead(rank.config, rank.parts, rank.trainer)
     start = rank.recovery.take_over()
     record = _make_record(rank, newest_step(rank.checkpoint_folder))
     if record is not None:

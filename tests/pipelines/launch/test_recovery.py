@@ -180,6 +180,43 @@ def test_a_spare_that_has_died_is_replaced_when_it_is_needed(tmp_path: Path) -> 
     assert (len(pids), attempt) == (2, 1)
 
 
+def test_the_next_spare_starts_when_the_rank_goes_on(tmp_path: Path) -> None:
+    """It would take the cores of the step for which all ranks wait."""
+
+    def fail(rank: int, step: int, processes: int) -> None:
+        import psutil
+
+        if rank == 0:
+            return
+        death = Path(tmp_path, "death")
+        mine = psutil.Process()
+        if (step, processes) == (2, 1):
+            time.sleep(1)  # the first spares start when all have joined
+            death.touch()
+            mine.kill()
+
+        def later() -> int:
+            """Number of ranks' processes that have started after the death."""
+            died = death.stat().st_mtime
+            others = [each for each in psutil.Process(mine.ppid()).children() if each.create_time() > died]
+            return len([each for each in others if "pipelines.launch.rank_main" in each.cmdline()])
+
+        if (step, processes) == (2, 2):
+            time.sleep(1.5)
+            Path(tmp_path, "before").write_text(str(later()))
+        if (step, processes) == (3, 2):
+            deadline = time.monotonic() + 60
+            while not later() and time.monotonic() < deadline:
+                time.sleep(0.05)
+            Path(tmp_path, "after").write_text(str(later()))
+
+    (tmp_path / "job").mkdir()
+    runner = BarrierRunner(None, 2, spares=True, log_to_driver="none")
+    pids, _, attempt = runner.run_all(job, str(tmp_path / "job"), 6, fail)[1]
+    assert (len(pids), attempt) == (2, 1)
+    assert ((tmp_path / "before").read_text(), (tmp_path / "after").read_text()) == ("0", "1")
+
+
 def test_without_spares_join_sets_the_time_of_one_operation_and_nothing_else(tmp_path: Path) -> None:
     def work() -> tuple[Any, ...]:
         from pipelines.launch.membership import is_spare, join, kept_memory, wait_for_turn
