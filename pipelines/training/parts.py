@@ -178,7 +178,9 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
     What the step changes is overwritten with the state that the spare takes over.
     """
     graphs = [graph for graph in (trainer.accumulate, trainer.step) if graph is not None]
-    if not all(isinstance(graph, tf.types.experimental.PolymorphicFunction) for graph in graphs):
+    if membership.is_turn() or not all(
+        isinstance(graph, tf.types.experimental.PolymorphicFunction) for graph in graphs
+    ):
         return
     size, manifest = config.training.batch_size_per_worker, parts.manifest
     batch = Batch(
