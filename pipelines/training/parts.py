@@ -171,16 +171,24 @@ def make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | N
     return functools.partial(augmentation_seeds, config.training.seed, epoch)
 
 
-def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
+def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, computes: bool) -> None:
     """Take one step of zeros in a spare, before it is a rank: the first one traces and optimises the graphs.
 
-    Only graphs are run, and by a job of this process alone. Where the exchange needs the others, only tracing is left.
-    What the step changes is overwritten with the state that the spare takes over.
+    It is a step of a job of this process alone. What it changes is overwritten with the state that the spare takes
+    over.
+
+    Args:
+        config: The whole configuration.
+        parts: What the spare has.
+        trainer: Its steps.
+        computes: Whether there is memory to compute it; else its graphs are only traced.
     """
-    graphs = [graph for graph in (trainer.accumulate, trainer.step) if graph is not None]
-    if membership.is_turn() or not all(
-        isinstance(graph, tf.types.experimental.PolymorphicFunction) for graph in graphs
-    ):
+    graphs = [
+        graph
+        for graph in (trainer.accumulate, trainer.step)
+        if isinstance(graph, tf.types.experimental.PolymorphicFunction)
+    ]
+    if membership.is_turn():
         return
     size, manifest = config.training.batch_size_per_worker, parts.manifest
     batch = Batch(
@@ -193,6 +201,10 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer) -> None:
         np.zeros(size, np.int64),
     )
     inputs = inputs_of_step(batch, make_seeds(config, parts.model, 0), make_mixing(config, 0))
+    if not computes:
+        for graph in graphs:
+            graph.get_concrete_function(*inputs)
+        return
     try:
         with job_of_one():
             for graph in graphs:

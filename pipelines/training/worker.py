@@ -56,7 +56,7 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath)
 
 def _train(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> TrainingSummary:
     rank = make_rank(config, run, checkpoint_folder, shortage)
-    start, record = _take_over(rank) if membership.is_spare() else _begin(rank)
+    start, record = _take_over(rank, has_room=shortage.has_room()) if membership.is_spare() else _begin(rank)
     epochs = _make_epochs(rank, record, start)
     with _ends_explained(rank.checkpoints, record, epochs.sampler):
         history = _train_through(epochs, start)
@@ -81,12 +81,12 @@ def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
     return start, record
 
 
-def _take_over(rank: Rank) -> tuple[TrainingState, Record | None]:
+def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | None]:
     """Wait for the rank to die of which this is the spare, and start after the step that all ranks have kept."""
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin()
     if rank.parts.collective.group.size == 1:  # a group of ranks is known once they have joined
-        step_ahead(rank.config, rank.parts, rank.trainer)
+        step_ahead(rank.config, rank.parts, rank.trainer, computes=has_room)
     start = rank.recovery.take_over()
     record = _make_record(rank, newest_step(rank.checkpoint_folder))
     if record is not None:

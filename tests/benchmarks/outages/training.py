@@ -99,12 +99,9 @@ def train(
     trained = None
     ended = time.perf_counter()
 
-    def report(**fields: Any) -> None:
-        display(fields)
-
     with ExitStack() as stack:
         stack.enter_context(mock.patch("jobs.display.say", told.append))
-        stack.enter_context(mock.patch("pipelines.training.record.report", report))
+        stack.enter_context(mock.patch("pipelines.training.record.tell", display))
         stack.enter_context(suppress(TrackingError))  # what the store has not taken is in the journal
         driver = stack.enter_context(recorded_run(config, manifest(), display.tracking))
         with _as_a_rank(offline=offline):

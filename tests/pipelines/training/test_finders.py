@@ -1,7 +1,6 @@
 """Rates and batch sizes that are found, as numbers; and what is said where memory is short."""
 
 import itertools
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +13,7 @@ import tensorflow as tf
 from conf.load import load
 from models.compression.exchange.exchange import GradientExchange
 from pipelines.dataset.manifest import Manifest
+from pipelines.training.events import MemoryNeeded
 from pipelines.training.finders import memory
 from pipelines.training.finders.batches import (
     FRACTION,
@@ -26,7 +26,7 @@ from pipelines.training.finders.batches import (
 from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, resident_peak
 from pipelines.training.finders.needs import estimate
 from pipelines.training.finders.rates import SmoothedLosses, rising_rates, suggest
-from pipelines.training.finders.shortage import shortage_explained
+from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 
 MIB = 1 << 20
@@ -170,8 +170,8 @@ def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest, m
     parts: Any = SimpleNamespace(
         micro_batches=1, model=model, optimizer=optimizer, exchange=exchange, manifest=manifest, collective=OneRank()
     )
-    told: list[dict[str, Any]] = []
-    monkeypatch.setattr("pipelines.training.finders.shortage.report", lambda **fields: told.append(fields))
+    told: list[MemoryNeeded] = []
+    monkeypatch.setattr("pipelines.training.finders.shortage.tell", told.append)
 
     def run_out(error: Exception, known: Any = None) -> None:
         with shortage_explained(config) as shortage:
@@ -186,10 +186,10 @@ def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest, m
     exhausted = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
     with pytest.raises(MemoryError, match=text):
         run_out(exhausted, parts)
-    (message,) = told
-    assert json.loads(json.dumps(message)) == message, "it travels to the driver"
-    assert Needs(**message["needs"]).weights == 4 * sum(math.prod(variable.shape) for variable in model.variables)
-    assert message["limit"]["bytes"] == memory_limit(1).bytes
+    (event,) = told
+    assert event.needs.weights == 4 * sum(math.prod(variable.shape) for variable in model.variables)
+    assert event.limit is not None
+    assert event.limit.bytes == memory_limit(1).bytes
     for error in (exhausted, MemoryError("Unable to allocate 9 TiB")):
         with pytest.raises(
             MemoryError, match=r"^rank 0 ran out of memory before it had a model, whatever the batch is"
@@ -197,3 +197,22 @@ def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest, m
             run_out(error)
     with shortage_explained(config):
         pass
+
+
+@pytest.mark.parametrize(("half", "batch_size", "room"), [(999, 10, False), (1000, 10, True), (1000, 11, False)])
+def test_a_spare_computes_a_step_only_where_the_memory_holds_two(
+    half: int, batch_size: int, room: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = MemoryLimit(round(2 * half / FRACTION), "a test's limit")
+    needs = Needs(weights=200, gradients=100, optimizer=100, exchange=100, sample=50)
+    monkeypatch.setattr("pipelines.training.finders.shortage.estimate", lambda *parts, accumulates: needs)
+    monkeypatch.setattr("pipelines.training.finders.shortage.memory_limit", lambda ranks: limit)
+    shortage = Shortage(load("smoke", [f"training.batch_size_per_worker={batch_size}"]))
+    assert not shortage.has_room(), "nothing is known yet"
+    parts: Any = SimpleNamespace(
+        micro_batches=1, model=None, optimizer=None, exchange=None, manifest=None, collective=SimpleNamespace(rank=1)
+    )
+    shortage.know(parts)
+    assert shortage.has_room() == room
+    monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
+    assert not shortage.has_room(), "a GPU's memory holds one"
