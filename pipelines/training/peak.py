@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from models.layers.augmentation import AugmentedModel
 from models.networks.operations import forward_flops
+from pipelines.training.gpu_peaks import flops_per_second_of_gpu
 from pipelines.training.summary import Computer
 
 _SIDE, _ROUNDS = 1024, 5
@@ -24,17 +25,6 @@ _PER_CYCLE = {
 # of Intel have one unit of that width (Gold 5122 and 5222 have two).
 _HALF_WIDTH_FAMILY = "25"
 _ONE_UNIT = re.compile(r"Xeon.*(Bronze 3[12]\d\d|Silver 4[12]\d\d|Gold 5[12](?!22)\d\d)|Core\(TM\)(?!.*\d{4}XE?\b)")
-# Teraflops of dense products by NVIDIA's data sheets: of float32, which TensorFlow computes as TF32 where there is such
-# a unit, and of bfloat16 and float16. The first name that is part of the device's counts.
-_GPUS: tuple[tuple[str, dict[str, float]], ...] = (
-    ("H200", {"float32": 494.7, "bfloat16": 989.4, "float16": 989.4}),
-    ("H100 PCIe", {"float32": 378.0, "bfloat16": 756.0, "float16": 756.0}),
-    ("H100", {"float32": 494.7, "bfloat16": 989.4, "float16": 989.4}),
-    ("A100", {"float32": 156.0, "bfloat16": 312.0, "float16": 312.0}),
-    ("A10G", {"float32": 35.0, "bfloat16": 70.0, "float16": 70.0}),
-    ("V100", {"float32": 15.7, "float16": 125.0}),
-    ("T4", {"float32": 8.1, "float16": 65.0}),
-)
 
 
 def computer_of(model: keras.Model, precision: str, ranks: int) -> Computer:
@@ -96,20 +86,6 @@ def nominal_flops_per_second(precision: str, cores: int | None = None, cpuinfo: 
     logical = cores or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or len(os.sched_getaffinity(0)))
     per_core = int(values.get("siblings", 1)) / int(values.get("cpu cores", values.get("siblings", 1)))
     return max(1.0, logical / per_core) * float(values["cpu MHz"]) * 1e6 * per_cycle
-
-
-def flops_per_second_of_gpu(name: str, precision: str) -> float | None:
-    """Return the nominal peak of a GPU for dense products; None where it is not known.
-
-    Args:
-        name: Name of the device in TensorFlow, such as "NVIDIA A100-SXM4-40GB".
-        precision: "float32", "bfloat16" or "float16".
-    """
-    words = re.split(r"[\s-]+", name)
-    for known, teraflops in _GPUS:
-        if all(word in words for word in known.split()):
-            return teraflops[precision] * 1e12 if precision in teraflops else None
-    return None
 
 
 def _per_cycle(values: Mapping[str, str], precision: str) -> float | None:

@@ -21,26 +21,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+PROJECT = Path(__file__).resolve().parents[2]
 BATCHES = (128, 256, 512, 1024)
 FRAMEWORKS = {"tensorflow": ("tensorflow",), "jax": ("jax",), "torch": ("torch", "timm")}
 """What must be installed for each."""
-PEAKS = {
-    "H200": (989.4e12, 494.7e12),
-    "H100 NVL": (835.5e12, 417.7e12),
-    "H100 PCIe": (756e12, 378e12),
-    "H100": (989.4e12, 494.7e12),
-    "B200": (2250e12, 1125e12),
-    "A100": (312e12, 156e12),
-    "A40": (149.7e12, 74.8e12),
-    "A10": (125e12, 62.5e12),
-    "L40S": (362e12, 183e12),
-    "L40": (181e12, 90.5e12),
-    "L4": (121e12, 60e12),
-}
-"""Dense bfloat16 and TF32 operations per second by a part of the card's name, the longer names first.
-
-Source: NVIDIA's data sheets, halved where these state figures with sparsity.
-"""
 _CHILD_SECONDS = 900
 
 
@@ -229,11 +213,10 @@ RUNNERS = {"tensorflow": run_tensorflow, "jax": run_jax, "torch": run_torch}
 
 def run_child(row: Row) -> dict[str, Any]:
     """Measure a row in a process of its own, whose memory is its own."""
-    root = str(Path(__file__).resolve().parents[2])
     environment = {
         **os.environ,
         "KERAS_BACKEND": "jax" if row.framework == "jax" else "tensorflow",
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(PROJECT), os.environ.get("PYTHONPATH", "")]),
         "TF_CPP_MIN_LOG_LEVEL": "2",
         "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
     }
@@ -264,17 +247,13 @@ def visible_gpu() -> tuple[str | None, str | None]:
     return (names[0], None) if names[0] else (None, "nvidia-smi lists no GPU")
 
 
-def peak_of(gpu: str, precision: str) -> float | None:
-    """Operations per second of the card's data sheet; None for a card that is not listed."""
-    peaks = next((values for name, values in PEAKS.items() if name in gpu), None)
-    return None if peaks is None else peaks[0 if precision == "bfloat16" else 1]
-
-
 def figures(row: Row, gpu: str, values: dict[str, Any]) -> dict[str, Any]:
     """A row of the result."""
+    from pipelines.training.gpu_peaks import flops_per_second_of_gpu
+
     if "error" in values:
         return {**asdict(row), "error": values["error"]}
-    peak, rate = peak_of(gpu, row.precision), row.batch / values["seconds"]
+    peak, rate = flops_per_second_of_gpu(gpu, row.precision), row.batch / values["seconds"]
     share = values["operations"] * rate / peak if peak and values["operations"] else None
     return {
         **asdict(row),
@@ -309,6 +288,7 @@ def main() -> None:
         row = Row(**json.loads(arguments.row))
         print(json.dumps(RUNNERS[row.framework](row)))
         return
+    sys.path.insert(0, str(PROJECT))  # there may be JAX or PyTorch without this project
     gpu, reason = visible_gpu()
     if gpu is None:
         print(json.dumps({"gpu": None, "reason": reason}))

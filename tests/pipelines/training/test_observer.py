@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 
 from pipelines.training.gathering import gather_json
+from pipelines.training.gpu_peaks import flops_per_second_of_gpu
 from pipelines.training.loop import EpochResult
 from pipelines.training.observer import StepMeasurements, gather_phases
-from pipelines.training.peak import flops_per_second_of_gpu, matmul_flops_per_second, nominal_flops_per_second
+from pipelines.training.peak import matmul_flops_per_second, nominal_flops_per_second
 from pipelines.training.step import StepClocks
 
 
@@ -118,7 +119,18 @@ def test_hyperthreads_share_a_core() -> None:
         ("NVIDIA H100 PCIe", "bfloat16", 756.0),
         ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
         ("Tesla V100-SXM2-16GB", "bfloat16", None),
-        ("NVIDIA A10", "float32", None),
+        ("NVIDIA A10", "float32", 62.5),
+        ("NVIDIA A10G", "float32", 35.0),
+        ("NVIDIA H100 NVL", "bfloat16", 835.5),
+        ("NVIDIA H200", "float32", 494.7),
+        ("NVIDIA L40S", "float16", 362.0),
+        ("NVIDIA L4", "float16", 121.0),
+        ("Tesla V100-PCIE-16GB", "float16", 112.0),
+        ("Tesla V100-SXM2-16GB", "float16", 125.0),
+        ("Tesla T4", "float32", 8.1),
+        ("NVIDIA T400", "float32", None),
+        ("NVIDIA RTX A1000", "float32", None),
+        ("NVIDIA RTX A4000", "float32", None),
         ("", "float32", None),
     ],
 )
