@@ -13,6 +13,7 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
+from jobs.train import with_run_to_resume
 from pipelines.dataset.verify import verify_dataset
 from pipelines.launch.preflight import check_cluster, check_encryption
 from pipelines.locations import absolute_location, redacted
@@ -60,10 +61,25 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
         checklist: Runs the checks.
     """
     checklist.run("configuration", lambda: _summary(config))
+    if config.training.resume_run == "latest":
+        config = _with_run_to_resume(config, checklist)
     checklist.run("dataset", lambda: _check_dataset(config))
     checklist.run("storage", lambda: _check_output(config))
     checklist.run("tracking", lambda: "not used: tracking.offline=true" if config.tracking.offline else check_store())
     checklist.run("cluster", lambda: _check_cluster(config))
+
+
+def _with_run_to_resume(config: RunConfig, checklist: Checklist) -> RunConfig:
+    """The configuration with the run that `latest` means; with none where there is none, which is a problem."""
+    found = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": None})})
+
+    def look() -> str:
+        nonlocal found
+        found = with_run_to_resume(config)
+        return f"training.resume_run={found.training.resume_run}"
+
+    checklist.run("resume", look)
+    return found
 
 
 def check_rows(dataset: str) -> str:

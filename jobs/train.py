@@ -81,12 +81,12 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     check_reachable(config)
-    config = with_stored_run(_with_run_to_resume(config))
+    config = with_stored_run(with_run_to_resume(config))
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest, result)
 
 
-def _with_run_to_resume(config: RunConfig) -> RunConfig:
+def with_run_to_resume(config: RunConfig) -> RunConfig:
     """Put the run's identifier in place of `training.resume_run=latest`."""
     if config.training.resume_run != "latest":
         return config

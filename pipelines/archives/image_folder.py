@@ -8,7 +8,6 @@
 
 import dataclasses
 import functools
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -30,7 +29,7 @@ from pipelines.archives.class_folders import (
 from pipelines.archives.files import join
 from pipelines.archives.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.split_folders import ClassTree, find_class_folders
-from pipelines.archives.stratified import check_split, stratified_split
+from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
 
 KIND = "image_folder"
@@ -138,12 +137,12 @@ class ImageFolder:
         tree, files = self._tree, self._files
         keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
         if None in tree.splits:
-            self._warn_without_effect("validation_fraction", _DEFAULT_VALIDATION, "it has no split folders")
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has no split folders")
             return np.array(SPLITS)[stratified_split(keys, labels, self.split_fractions, self.seed)]
-        self._warn_without_effect("split_fractions", _DEFAULT_FRACTIONS, "it has split folders")
+        self._refuse("split_fractions", _DEFAULT_FRACTIONS, "it has split folders")
         splits = np.array(tree.splits, "U10")[files.folders]
         if VALIDATION_SPLIT in tree.splits:
-            self._warn_without_effect("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
         else:
             train = np.flatnonzero(splits == TRAINING_SPLIT)
             fractions = (1 - self.validation_fraction, self.validation_fraction)
@@ -151,9 +150,8 @@ class ImageFolder:
             splits[train] = np.array(SPLITS)[drawn]
         return splits
 
-    def _warn_without_effect(self, name: str, default: object, because: str) -> None:
-        if getattr(self, name) != default:
-            warnings.warn(f"{name} has no effect on {self.root}: {because}", stacklevel=4)
+    def _refuse(self, name: str, default: object, because: str) -> None:
+        refuse_without_effect(self.root, name, getattr(self, name), default, because)
 
 
 def is_image(name: str) -> bool:

@@ -28,13 +28,14 @@ from pipelines.archives.files import MISSING_FILE
 from pipelines.archives.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.split_folders import SPLIT_OF_NAME
-from pipelines.archives.stratified import check_split, stratified_split
+from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
 from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
 
 KIND = "table"
 GROUP = "rgb"
 _SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
 _DEFAULT_FRACTIONS = tuple(TableConfig.default("split_fractions"))
+_DEFAULT_VALIDATION = TableConfig.default("validation_fraction")
 _ROWS = ParquetRows()
 
 
@@ -76,7 +77,7 @@ class ImageTable:
     """Seed of the splits that the table lacks."""
     split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
     """Fractions of train, validation and test, where nothing says the split."""
-    validation_fraction: float = TableConfig.default("validation_fraction")
+    validation_fraction: float = _DEFAULT_VALIDATION
     """Part of train that becomes validation, where there are splits but none of validation; 0: there is none."""
 
     def __post_init__(self) -> None:
@@ -242,6 +243,7 @@ class ImageTable:
         # One of several labels divides no worse than none.
         classes = np.array(first_labels, np.int16)
         if all(split is None for split in named):
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "its rows have no splits")
             drawn = stratified_split(keys, classes, self.split_fractions, self.seed)
             return [SPLITS[split] for split in drawn]
         if None in named:
@@ -249,16 +251,22 @@ class ImageTable:
             raise ValueError(
                 f"{self.root}: the name of {file} says no split, those of other files do; set archive.split"
             )
+        self._refuse("split_fractions", _DEFAULT_FRACTIONS, "its rows have splits")
         splits = [split or "" for split in named]
         if TRAINING_SPLIT not in splits:
             raise ValueError(f"{self.root}: has no split train, only {', '.join(sorted(set(splits)))}")
-        if VALIDATION_SPLIT not in splits:
+        if VALIDATION_SPLIT in splits:
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has validation rows")
+        else:
             training = [row for row, split in enumerate(splits) if split == TRAINING_SPLIT]
             fractions = (1 - self.validation_fraction, self.validation_fraction)
             drawn = stratified_split([keys[row] for row in training], classes[training], fractions, self.seed)
             for row, split in zip(training, drawn, strict=True):
                 splits[row] = SPLITS[split]
         return splits
+
+    def _refuse(self, name: str, default: object, because: str) -> None:
+        refuse_without_effect(self.root, name, getattr(self, name), default, because)
 
     def _common_size(self) -> tuple[int, int]:
         """Height and width of more than half of some images, spread over the rows; the others will be rejected."""

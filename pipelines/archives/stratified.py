@@ -29,6 +29,23 @@ def check_split(fractions: Sequence[float], seed: int) -> tuple[float, float, fl
     return train, validation, test
 
 
+def refuse_without_effect(root: str, name: str, value: object, default: object, because: str) -> None:
+    """Refuse a setting of the split that this archive makes no use of.
+
+    Args:
+        root: The archive, for the message.
+        name: Name of the setting.
+        value: Its value.
+        default: Its default, which nobody has asked for.
+        because: What the archive has, for the message.
+
+    Raises:
+        ValueError: The value is not the default.
+    """
+    if value != default:
+        raise ValueError(f"{name}={value} has no effect on {root}: {because}")
+
+
 def stratified_split(
     keys: Sequence[str], classes: NDArray[np.integer[Any]], fractions: Sequence[float], seed: int
 ) -> NDArray[np.int8]:

@@ -139,6 +139,11 @@ NO_MOMENTUM = "optimizer={name: sgd, momentum: 0.0}"
             "optimizer.excluded_roles=[]",
             "no variab",
         ),
+        (
+            ["launch.num_workers=1", "launch.retries=1", "launch.allow_fewer_workers=true"],
+            "launch.allow_fewer_workers=True",
+            "launch.num_workers=1 has no other ranks",
+        ),
         (["launch.num_workers=1", "exchange.bucket_mib=2"], "exchange.bucket_mib=2.0", "launch.num_workers=1 has no"),
         (
             ["launch.num_workers=1", "launch.exchange_timeout_seconds=5"],
@@ -171,7 +176,7 @@ def test_a_file_is_refused_for_what_has_no_effect_in_it_and_what_it_holds_for_ot
         ValueError, match=r"mine\.yaml: 2 problems\n  exchange\.warmup_steps=5 has no .*\n  launch\.allow"
     ):
         load(str(file))
-    assert load(str(file), ["launch.retries=1", "exchange.codec=topk"]).prepare.seed == 3
+    assert load(str(file), ["launch={num_workers: 2, retries: 1}", "exchange.codec=topk"]).prepare.seed == 3
     # The archive's folder is missing: the settings complete the file, and are looked at with it.
     file.write_text("archive: {kind: bigearthnet_v2}\nexchange: {codec: topk, warmup_steps: 5}\n")
     assert load(str(file), ["archive.root=/x"]).exchange.warmup_steps == 5

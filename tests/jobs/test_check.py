@@ -67,6 +67,16 @@ def test_every_problem_is_named_and_the_others_are_looked_at(
     assert json.loads(result.read_text())["exit_code"] == 2
 
 
+def test_latest_is_the_newest_unfinished_run(check: Check, small_dataset: Path) -> None:
+    settings = (f"dataset.path={small_dataset}", "training.resume_run=latest")
+    code, lines = check("--config", "smoke", settings=settings)
+    assert code == 2
+    assert lines["resume"].startswith("problem ")
+    assert [part for part, line in lines.items() if line.startswith("problem ")] == ["resume"]
+    _, lines = check("--config", "smoke", settings=(f"dataset.path={small_dataset}", "training.resume_run=0123"))
+    assert "resume" not in lines
+
+
 def test_what_only_the_infrastructure_lacks_is_code_4(check: Check, small_dataset: Path) -> None:
     code, lines = check("--config", "smoke", settings=(f"dataset.path={small_dataset}", "launch.num_workers=3"))
     assert code == 4

@@ -116,9 +116,9 @@ def test_classes_without_splits_are_divided(tmp_path: Path) -> None:
         ({"train/a": 3, "val/a": 1}, {"validation_fraction": 0.5}),
     ],
 )
-def test_a_setting_without_effect_warns(tmp_path: Path, counts: dict[str, int], settings: dict[str, Any]) -> None:
+def test_a_setting_without_effect_is_refused(tmp_path: Path, counts: dict[str, int], settings: dict[str, Any]) -> None:
     archive = ImageFolder(str(images(tmp_path, counts)), **settings)
-    with pytest.warns(UserWarning, match=f"{next(iter(settings))} has no effect on"):
+    with pytest.raises(ValueError, match=f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it has "):
         archive.index()
 
 

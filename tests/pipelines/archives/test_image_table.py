@@ -104,6 +104,24 @@ def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
     assert index.samples.equals(ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25)).index().samples)
 
 
+@pytest.mark.parametrize(
+    ("splits", "settings"),
+    [
+        ([None], {"validation_fraction": 0.5}),
+        (["train", "test"], {"split_fractions": (0.8, 0.1, 0.1)}),
+        (["train", "validation"], {"validation_fraction": 0.5}),
+    ],
+)
+def test_a_setting_without_effect_is_refused(
+    tmp_path: Path, splits: list[str | None], settings: dict[str, Any]
+) -> None:
+    for number, split in enumerate(splits):
+        hugging_face(tmp_path / f"{split or 'part'}-0.parquet", ["a", "b"] * 3, first=6 * number)
+    archive = ImageTable(str(tmp_path), **settings)
+    with pytest.raises(ValueError, match=f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it"):
+        archive.index()
+
+
 def test_images_are_scaled_where_asked_and_refused_where_sizes_differ(tmp_path: Path) -> None:
     images = [png(0, (8, 8)), png(1, (12, 8)), png(2, (9, 9)), png(3, (8, 8))]
     pq.write_table(pa.table({"image": images, "label": [0, 1, 0, 1]}), tmp_path / "x.parquet")
