@@ -26,7 +26,8 @@ class LaunchConfig(Section):
     """What follows when a worker's process dies. `restart`: the attempt ends, and `retries` says whether there is
     another one, from the newest checkpoint. `in_place`: a spare process, which each worker holds ready, takes the dead
     one's place; the others keep their processes, and training continues at the same step. Takes twice the memory of a
-    worker's variables, and that of the spare. A lost executor or host, a hang and an exception are never in place."""
+    worker's variables, and that of the spare, which computes one step ahead where the memory holds two. A lost executor
+    or host, a hang and an exception are never in place."""
     recover_every_steps: int = Field(default=1, gt=0)
     """With `recover=in_place`, optimizer steps from one state that is kept in memory to the next; a larger number saves
     the copy and repeats up to so many steps."""

@@ -238,7 +238,7 @@ class _RunningRank:
         raised, asked = self._failure is not None, self._stop_deadline is not None
         if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
             return False
-        dead = self._processes.replace()
+        dead, self._spare_due = self._processes.replace(), None
         code, lines = dead.process.returncode, self._processes.log.last_lines()
         self._link.send(Fallen(dead.death(), code, dead.faults(), lines))
         self._process = self._processes.current
@@ -279,7 +279,7 @@ class _RunningRank:
                     # After a death, the next spare would take the cores of the next step, for which all wait.
                     self._spare_due = time.monotonic() + (_SPARE_SECONDS if self._has_joined else 0)
                     self._has_joined = True
-        if self._spare_due is not None and time.monotonic() > self._spare_due:
+        if self._spare_due is not None and time.monotonic() > self._spare_due and self._stop_deadline is None:
             self._prepare_spare()
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
             self._stopped = True

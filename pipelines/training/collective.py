@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from pipelines.launch import membership
 
 _SCOPES = ("", "LOCAL_", "CROSS_")
+_OF_GLOO = {"HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS", "HOROVOD_HOSTNAME", "HOROVOD_GLOO_IFACE"}
 
 
 @contextmanager
@@ -39,22 +40,27 @@ def _settings(group_size: int) -> Iterator[None]:
 
 @contextmanager
 def job_of_one() -> Iterator[None]:
-    """Let this process be the only rank of a Horovod job, before it joins that of the others."""
+    """Let this process be the only rank of a Horovod job, before it joins that of the others.
+
+    Of Horovod's variables only those of Gloo on this host hold: a timeline would be written over that of the ranks, and
+    a cycle would stay until they join.
+
+    Raises:
+        ValueError: Horovod does not start.
+    """
     before = {name: os.environ[name] for name in os.environ if name.startswith("HOROVOD_")}
-    for name in before:
-        if name.startswith("HOROVOD_GLOO_RENDEZVOUS"):
-            del os.environ[name]
+    for name in before.keys() - _OF_GLOO:
+        del os.environ[name]
     os.environ.update({f"HOROVOD_{scope}RANK": "0" for scope in _SCOPES})
     os.environ.update({f"HOROVOD_{scope}SIZE": "1" for scope in _SCOPES})
     try:
-        with _settings(1):
-            hvd.init()
+        os.environ["HOROVOD_DISABLE_GROUP_FUSION"] = "1"
+        hvd.init()
         yield
     finally:
         hvd.shutdown()
-        for scope in _SCOPES:
-            os.environ.pop(f"HOROVOD_{scope}RANK", None)
-            os.environ.pop(f"HOROVOD_{scope}SIZE", None)
+        for name in [name for name in os.environ if name.startswith("HOROVOD_")]:
+            del os.environ[name]
         os.environ.update(before)
 
 

@@ -1,7 +1,7 @@
 """The epochs of a run on one rank, and the checkpoints within each."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import keras
@@ -19,7 +19,6 @@ from pipelines.training.phases import line_of
 from pipelines.training.rank import Rank
 from pipelines.training.record import Record, epoch_metrics, totals_after
 from pipelines.training.recovery import Recovery
-from pipelines.training.results import Evaluation
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import is_over
 from pipelines.training.tracing.tracer import StepTracer
@@ -149,7 +148,6 @@ class Epochs:
     record: Record | None
     """None on all ranks but 0."""
     measurements: StepMeasurements
-    validate: Callable[[], Mapping[str, Evaluation]]
     sampler: SystemSampler | None
     tracer: StepTracer | None
 
@@ -165,7 +163,7 @@ class Epochs:
                 raise StoppedOnRequest(f"stopped after step {epoch * steps}")
             has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
         if not has_trained:
-            evaluations = self.validate()
+            evaluations = self.rank.validate()
             if self.record is not None:
                 self.record.draw_again(history, evaluations, step=start.step)
         if self.tracer is not None:
@@ -187,7 +185,7 @@ class Epochs:
             keeper = EpochKeeper(rank.recovery, rank.checkpoints.initial, history, place)
         trained = self._train_steps(place, history, keeper)
         average_statistics(rank.parts.model, collective, rank.average.statistics if rank.average else ())
-        evaluations = self.validate()
+        evaluations = self.rank.validate()
         measured = self.measurements.take(trained)
         phases = gather_phases(measured, collective)
         samples = gather_json(self.sampler.take() if self.sampler else [], collective)

@@ -52,7 +52,9 @@ class Trainer:
     micro_batches: int = 1
     """Number of batches of this rank per step."""
     reset: Callable[[], None] = lambda: None
-    """Forgets what the micro-batches of an unfinished step have left."""
+    """Forgets what an unfinished step has left."""
+    block: Callable[[int], int] = lambda step: step
+    """Steps after which the ranks came together last, by steps done; see `pipelines.training.modes.mode.Mode`."""
 
 
 @dataclass(frozen=True)
@@ -175,7 +177,7 @@ def train_epoch(
         losses.begin(loss, wait=step == first_step)
         clock.step_done()
         step += 1
-        if losses.stop_is_agreed:
+        if losses.stop_is_agreed and trainer.block(step) == step:  # a checkpoint holds what all ranks have
             break
         _save_where_due((saver, keeper), step, losses)  # a checkpoint averages what the kept state must include
         if clock.measures and pace.is_due():

@@ -45,6 +45,15 @@ class StepMeasurements:
         if self._record is not None:
             self._record.write_step(step, loss, values[: len(METRICS)])
 
+    def go_on_after(self, step: int) -> None:
+        """Forget later steps, which are trained again.
+
+        Args:
+            step: Optimizer steps after which training goes on in place.
+        """
+        kept = len(self._rows) - max(0, self.steps_done - step)
+        self._rows, self.steps_done = self._rows[: max(0, kept)], step
+
     def take(self, trained: EpochResult) -> Measured:
         """Return the sums of an epoch's steps that its rate is about, and begin with the next epoch.
 

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import time
 from dataclasses import dataclass
 
 import keras
@@ -137,8 +138,24 @@ def make_trainer(
     accumulate = None
     if accumulation is not None:
         accumulate = make_accumulate(model, loss, accumulation, jit_compile=jit_compile, loss_scale=loss_scale)
-    reset = (lambda: None) if accumulation is None else accumulation.reset
-    return Trainer(step, parts.optimizer, schedule, parts.collective, stop, accumulate, parts.micro_batches, reset)
+
+    def reset() -> None:
+        if accumulation is not None:
+            accumulation.reset()
+        if stop is not None:
+            stop.forget()
+
+    return Trainer(
+        step=step,
+        optimizer=parts.optimizer,
+        schedule=schedule,
+        collective=parts.collective,
+        stop=stop,
+        accumulate=accumulate,
+        micro_batches=parts.micro_batches,
+        reset=reset,
+        block=(lambda step: step) if mode is None else mode.block,
+    )
 
 
 def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
@@ -171,24 +188,25 @@ def make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | N
     return functools.partial(augmentation_seeds, config.training.seed, epoch)
 
 
-def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, computes: bool) -> None:
-    """Take one step of zeros in a spare, before it is a rank: the first one traces and optimises the graphs.
+def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: bool) -> None:
+    """Take one step of zeros in a spare, before it is a rank: the first one traces, optimises and compiles.
 
     It is a step of a job of this process alone. What it changes is overwritten with the state that the spare takes
-    over.
+    over. A codec whose ranks gather each other's messages fails in it after encoding: what follows is then compiled
+    when the rank needs it.
 
     Args:
         config: The whole configuration.
         parts: What the spare has.
         trainer: Its steps.
-        computes: Whether there is memory to compute it; else its graphs are only traced.
+        has_room: Whether there is memory to compute it; else its graphs are only traced.
     """
     graphs = [
         graph
         for graph in (trainer.accumulate, trainer.step)
         if isinstance(graph, tf.types.experimental.PolymorphicFunction)
     ]
-    if membership.is_turn():
+    if not graphs or membership.is_turn():
         return
     size, manifest = config.training.batch_size_per_worker, parts.manifest
     batch = Batch(
@@ -200,17 +218,21 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, computes: b
         np.ones(size, np.float32),
         np.zeros(size, np.int64),
     )
-    inputs = inputs_of_step(batch, make_seeds(config, parts.model, 0), make_mixing(config, 0))
-    if not computes:
-        for graph in graphs:
-            graph.get_concrete_function(*inputs)
+    inputs, began = inputs_of_step(batch, make_seeds(config, parts.model, 0), make_mixing(config, 0)), time.monotonic()
+    for graph in graphs:
+        graph.get_concrete_function(*inputs)
+    if not has_room:
         return
     try:
         with job_of_one():
             for graph in graphs:
+                if membership.is_turn():
+                    return
                 graph(*inputs)
-    except (tf.errors.OpError, HorovodInternalError) as error:
-        _log.info("a spare traces its step only: %s", str(error).partition("\n")[0])
+    except (tf.errors.OpError, HorovodInternalError, ValueError) as error:
+        _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
+    else:
+        _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
 
 
 def make_mixing(config: RunConfig, epoch: int) -> Mixing | None:

@@ -30,6 +30,7 @@ from pipelines.training.selection import best_step
 from pipelines.training.settings import recorded_settings
 from pipelines.training.step import StepClocks
 from pipelines.training.stop import StopAgreement
+from pipelines.training.validation import Validate, make_validation
 from pipelines.training.warm_start import dataset_names
 from pipelines.training.weight_average import WeightAverage
 
@@ -54,6 +55,7 @@ class Rank:
     average: WeightAverage | None
     mode: Mode
     trainer: Trainer
+    validate: Validate
     checkpoints: Checkpoints
     recovery: Recovery | None
 
@@ -81,6 +83,7 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         config, parts, schedule, stop=stop, mode=mode, loss_scale=loss_scale, average=average, clocks=clocks
     )
     shortage.know(parts)
+    validate = make_validation(config, parts.manifest, parts.model, parts.collective, average)
 
     further = [*_variables(loss_scale), *_variables(average)]
     checkpoints = _make_checkpoints(config, parts, run, checkpoint_folder, data.order, mode, further)
@@ -101,6 +104,7 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         average=average,
         mode=mode,
         trainer=trainer,
+        validate=validate,
         checkpoints=checkpoints,
         recovery=recovery,
     )

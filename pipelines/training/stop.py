@@ -48,6 +48,10 @@ class StopAgreement:
         """Number of ranks that were asked to stop before the latest step; does not wait for the step."""
         return self._requests.read_value()
 
+    def forget(self) -> None:
+        """Forget the latest sum; ranks that continue from an earlier step exchange their flags again."""
+        self._requests.assign(0.0)
+
     def is_requested_now(self) -> bool:
         """Whether any rank was asked to stop; every rank calls this together, outside a step."""
         return int(self._collective.sum(np.array([int(self._requested())]))[0]) > 0

@@ -32,7 +32,7 @@ from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import best_of, described
 from pipelines.training.summary import summary_of
 from pipelines.training.tracing.tracer import StepTracer
-from pipelines.training.validation import make_validation, validation_images
+from pipelines.training.validation import validation_images
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | N
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin()
     if rank.parts.collective.group.size == 1:  # a group of ranks is known once they have joined
-        step_ahead(rank.config, rank.parts, rank.trainer, computes=has_room)
+        step_ahead(rank.config, rank.parts, rank.trainer, has_room=has_room)
     start = rank.recovery.take_over()
     record = _make_record(rank, newest_step(rank.checkpoint_folder))
     if record is not None:
@@ -106,6 +106,7 @@ def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float
             _log.warning("rank %d lost another rank", epochs.rank.parts.collective.rank)
         # Outside the handler: the error holds on to the batches of the step that has failed.
         start = recovery.rejoin()
+        epochs.measurements.go_on_after(start.step)
         if epochs.record is not None:
             epochs.record.go_on_after(start.step, recovery.replaced)
 
@@ -134,7 +135,6 @@ def _make_epochs(rank: Rank, record: Record | None, start: TrainingState) -> Epo
         rank,
         record,
         measurements,
-        validate=make_validation(config, parts.manifest, parts.model, parts.collective, rank.average),
         sampler=make_sampler(config, measurements),
         tracer=_make_tracer(rank, record, start.step),
     )

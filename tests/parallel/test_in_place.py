@@ -26,46 +26,49 @@ Death = tuple[int, int, float]
 """Rank, optimizer steps done before, and seconds after the beginning of that step; negative: in the checkpoint."""
 
 
-def training_that_dies(config: Any, run: Any, checkpoints: Path, *, deaths: Sequence[Death]) -> Any:
-    """`entry.train`, but the processes of ranks are killed, each death once."""
+def training_that_dies(config: Any, run: Any, checkpoints: Path, *, deaths: Sequence[Death], waits: bool) -> Any:
+    """`entry.train`, but the processes of ranks are killed, each death once; some wait until their spare is ready."""
     import os
     import signal
     import threading
+    import time
 
     from pipelines.launch.membership import is_spare
-    from pipelines.training import checkpoint_files, parts, worker
+    from pipelines.training import checkpoint_files, loop, worker
 
-    mine = [death for death in deaths if death[0] == int(os.environ["HOROVOD_RANK"])]
-    make = parts.make_train_step  # type: ignore[attr-defined]
+    own_rank, folder = int(os.environ["HOROVOD_RANK"]), checkpoints.parent
+    mine = [death for death in deaths if death[0] == own_rank]
+    take_step, step_ahead = loop._take_step, worker.step_ahead  # type: ignore[attr-defined]
+
+    def ready(*args: Any, **settings: Any) -> None:
+        step_ahead(*args, **settings)
+        (folder / f"ahead-{own_rank}-{os.getpid()}").touch()
 
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def make_dying(model: Any, loss: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        step = make(model, loss, optimizer, *args, **kwargs)
+    def dying(trainer: Any, step: int, *rest: Any) -> Any:
+        for number, (rank, at, seconds) in enumerate(mine):
+            mark = folder / f"death-{rank}-{number}"
+            if at == step and not mark.exists() and not is_spare():
+                mark.touch()
+                while waits and len(list(folder.glob(f"ahead-{rank}-*"))) <= number:
+                    time.sleep(0.1)
+                if seconds < 0:
+                    checkpoint_files._write_arrays = lambda file, arrays: kill()
+                else:
+                    threading.Timer(seconds, kill).start() if seconds else kill()
+        return take_step(trainer, step, *rest)
 
-        def dying(*batch: Any) -> Any:
-            for number, (rank, at, seconds) in enumerate(mine):
-                mark = checkpoints.parent / f"death-{rank}-{number}"
-                if at == int(optimizer.iterations) and not mark.exists() and not is_spare():
-                    mark.touch()
-                    if seconds < 0:
-                        checkpoint_files._write_arrays = lambda file, arrays: kill()
-                    else:
-                        threading.Timer(seconds, kill).start() if seconds else kill()
-            return step(*batch)
-
-        return dying
-
-    parts.make_train_step = make_dying  # type: ignore[attr-defined]
+    loop._take_step, worker.step_ahead = dying, ready  # type: ignore[attr-defined]
     return worker.train_worker(config, run, checkpoints)
 
 
-def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str) -> TrainedRun:
+def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str, waits: bool = False) -> TrainedRun:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
     def dying(*args: Any) -> Any:
-        return training_that_dies(*args, deaths=deaths)
+        return training_that_dies(*args, deaths=deaths, waits=waits)
 
     fixed = (
         f"dataset.path={dataset}",
@@ -76,6 +79,7 @@ def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str
         "input.augmentation=dihedral",
         "model.dropout=0.1",
         "launch.recover=in_place",
+        "launch.exchange_timeout_seconds=300",  # a rank that waits for its spare lets the others wait
     )
     patch = pytest.MonkeyPatch()
     patch.setattr(entry, "train", dying)
@@ -132,7 +136,12 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "mode", ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}", "training.mode=delayed"]
+    "settings",
+    [
+        ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}"],
+        ["training.mode=delayed"],
+        ["training.accumulation_steps=2", "training.ema=0.9", "training.precision=float16", "exchange.codec=powersgd"],
+    ],
 )
 def test_ranks_continue_in_place_in_every_mode(
     spark: SparkSession,
@@ -140,12 +149,19 @@ def test_ranks_continue_in_place_in_every_mode(
     tmp_path: Path,
     mlflow_store: str,
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
-    mode: str,
+    settings: list[str],
 ) -> None:
-    """One dies alone between two exchanges, one in an exchange; gradients of more than 1 MiB travel as they are."""
-    expected = trained(small_dataset, tmp_path / "undisturbed", (), mode)
-    disturbed = trained(small_dataset, tmp_path / "disturbed", [(1, 6, 0.0), (0, 11, 0.03), (1, 13, 0.0)], mode)
+    """One dies alone between two exchanges, one in an exchange; gradients of more than 1 MiB travel as they are.
+
+    Each spare has taken a step of its own, of which nothing is left.
+    """
+    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    deaths = [(1, 6, 0.0), (0, 11, 0.03), (1, 13, 0.0)]
+    disturbed = trained(small_dataset, tmp_path / "disturbed", deaths, *settings, waits=True)
     assert len(list(disturbed.folder.glob("death-*"))) == 3
+    for rank, count in enumerate((1, 2)):
+        log = (disturbed.folder / "logs" / f"rank-{rank}.log").read_text()
+        assert log.count("took a step ahead (") >= count
     check_equal(disturbed, expected, mlflow_store, weights)
 
 

@@ -10,7 +10,7 @@ from pipelines.launch import membership
 from pipelines.training.collective import rank_of_job, ranks_on_host
 from pipelines.training.events import MemoryNeeded, tell
 from pipelines.training.finders.batches import FRACTION, smaller_batch
-from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit
+from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, resident_peak
 from pipelines.training.finders.needs import estimate
 from pipelines.training.parts import Parts
 
@@ -37,11 +37,14 @@ class Shortage:
             tell(MemoryNeeded(needs=self._needs, limit=self._limit))
 
     def has_room(self) -> bool:
-        """Whether a spare can compute a step beside its rank, which does so too: an estimate, and never on a GPU."""
-        if self._needs is None or self._limit is None or tf.config.get_visible_devices("GPU"):
+        """Whether this spare can compute a step beside its rank, which does so too: an estimate, never on a GPU."""
+        needs, limit = self._needs, self._limit
+        if needs is None or limit is None or tf.config.get_visible_devices("GPU"):
             return False
-        batch_size = self._config.training.batch_size_per_worker
-        return 2 * (self._needs.fixed + batch_size * self._needs.sample) <= FRACTION * self._limit.bytes
+        # This process holds what a rank holds before its first step.
+        each = resident_peak() + needs.gradients + self._config.training.batch_size_per_worker * needs.sample
+        states = 2 * (needs.weights + needs.optimizer + needs.exchange)  # which both share in memory
+        return 2 * each + states <= FRACTION * limit.bytes
 
     def text(self) -> str:
         """What to say where the memory has ended."""

@@ -188,27 +188,29 @@ def test_the_next_spare_starts_when_the_rank_goes_on(tmp_path: Path) -> None:
 
         if rank == 0:
             return
-        death = Path(tmp_path, "death")
-        mine = psutil.Process()
+        mine, death = psutil.Process(), Path(tmp_path, "death")
+
+        def started_after(moment: float) -> int:
+            """Number of ranks' processes."""
+            children = [each for each in psutil.Process(mine.ppid()).children() if each.create_time() > moment]
+            return len([each for each in children if "pipelines.launch.rank_main" in each.cmdline()])
+
+        def wait_for(count: int, moment: float) -> None:
+            deadline = time.monotonic() + 60
+            while started_after(moment) < count and time.monotonic() < deadline:
+                time.sleep(0.05)
+
         if (step, processes) == (2, 1):
-            time.sleep(1)  # the first spares start when all have joined
-            death.touch()
+            wait_for(4, 0)  # two ranks and their first spares
+            time.sleep(0.1)  # clocks have ticks
+            death.write_text(str(time.time()))
             mine.kill()
-
-        def later() -> int:
-            """Number of ranks' processes that have started after the death."""
-            died = death.stat().st_mtime
-            others = [each for each in psutil.Process(mine.ppid()).children() if each.create_time() > died]
-            return len([each for each in others if "pipelines.launch.rank_main" in each.cmdline()])
-
         if (step, processes) == (2, 2):
             time.sleep(1.5)
-            Path(tmp_path, "before").write_text(str(later()))
+            Path(tmp_path, "before").write_text(str(started_after(float(death.read_text()))))
         if (step, processes) == (3, 2):
-            deadline = time.monotonic() + 60
-            while not later() and time.monotonic() < deadline:
-                time.sleep(0.05)
-            Path(tmp_path, "after").write_text(str(later()))
+            wait_for(1, float(death.read_text()))
+            Path(tmp_path, "after").write_text(str(started_after(float(death.read_text()))))
 
     (tmp_path / "job").mkdir()
     runner = BarrierRunner(None, 2, spares=True, log_to_driver="none")

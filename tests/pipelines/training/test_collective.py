@@ -1,12 +1,13 @@
 """How a rank joins the job."""
 
 import os
+from contextlib import nullcontext
 
 import horovod.tensorflow as hvd
 import pytest
 import tensorflow as tf
 
-from pipelines.training.collective import HorovodCollective
+from pipelines.training.collective import HorovodCollective, job_of_one
 
 
 @pytest.mark.parametrize(
@@ -26,3 +27,43 @@ def test_ranks_on_cpus_talk_less(gpus, environment, cycle, monkeypatch):
     HorovodCollective()
     assert joined == [cycle]
     assert os.environ == environment, "what this process does next must not find them"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_job_of_one_has_no_settings_of_the_ranks(fails, monkeypatch):
+    ranks = {
+        "HOROVOD_RANK": "1",
+        "HOROVOD_SIZE": "2",
+        "HOROVOD_LOCAL_RANK": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": "here",
+        "HOROVOD_CYCLE_TIME": "5",
+        "HOROVOD_TIMELINE": "/timeline.json",
+        "PATH": "/bin",
+    }
+    monkeypatch.setattr(os, "environ", dict(ranks))
+    seen = {}
+
+    def init():
+        seen.update(os.environ)
+        if fails:
+            raise ValueError("no ring")
+
+    monkeypatch.setattr(hvd, "init", init)
+    monkeypatch.setattr(hvd, "shutdown", lambda: None)
+    with pytest.raises(ValueError, match="no ring") if fails else nullcontext(), job_of_one():
+        pass
+    assert seen.pop("PATH") == "/bin"
+    assert seen == {
+        "HOROVOD_RANK": "0",
+        "HOROVOD_SIZE": "1",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        "HOROVOD_HOSTNAME": "here",
+        "HOROVOD_DISABLE_GROUP_FUSION": "1",
+    }
+    assert os.environ == ranks

@@ -199,15 +199,18 @@ def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest, m
         pass
 
 
-@pytest.mark.parametrize(("half", "batch_size", "room"), [(999, 10, False), (1000, 10, True), (1000, 11, False)])
+@pytest.mark.parametrize(("limit", "room"), [(3_399, False), (3_400, True)])
 def test_a_spare_computes_a_step_only_where_the_memory_holds_two(
-    half: int, batch_size: int, room: bool, monkeypatch: pytest.MonkeyPatch
+    limit: int, room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit = MemoryLimit(round(2 * half / FRACTION), "a test's limit")
+    """Two processes of 700, the gradients of 100, ten samples of 50; two states of 200, 100 and 100."""
     needs = Needs(weights=200, gradients=100, optimizer=100, exchange=100, sample=50)
-    monkeypatch.setattr("pipelines.training.finders.shortage.estimate", lambda *parts, accumulates: needs)
-    monkeypatch.setattr("pipelines.training.finders.shortage.memory_limit", lambda ranks: limit)
-    shortage = Shortage(load("smoke", [f"training.batch_size_per_worker={batch_size}"]))
+    module = "pipelines.training.finders.shortage"
+    monkeypatch.setattr(f"{module}.estimate", lambda *parts, accumulates: needs)
+    monkeypatch.setattr(f"{module}.memory_limit", lambda ranks: MemoryLimit(limit, "a test's limit"))
+    monkeypatch.setattr(f"{module}.resident_peak", lambda: 700)
+    monkeypatch.setattr(f"{module}.FRACTION", 1.0)
+    shortage = Shortage(load("smoke", ["training.batch_size_per_worker=10"]))
     assert not shortage.has_room(), "nothing is known yet"
     parts: Any = SimpleNamespace(
         micro_batches=1, model=None, optimizer=None, exchange=None, manifest=None, collective=SimpleNamespace(rank=1)

@@ -47,7 +47,8 @@ def one_epoch(one_rank: Any) -> Callable[..., EpochResult]:
     def run(count: int | list[Batch], step: Step, first_step: int, **settings: Any) -> EpochResult:
         optimizer = settings.pop("optimizer", keras.optimizers.SGD(0.0))
         schedule = settings.pop("schedule", constant(1.0))
-        trainer = Trainer(step, optimizer, schedule, one_rank, settings.pop("stop", None))
+        block = settings.pop("block", lambda step: step)
+        trainer = Trainer(step, optimizer, schedule, one_rank, settings.pop("stop", None), block=block)
         given = batches(count) if isinstance(count, int) else iter(count)
         return train_epoch(given, trainer, first_step=first_step, **settings)
 
@@ -195,6 +196,14 @@ def test_a_stop_that_is_asked_for_writes_a_checkpoint(
     with pytest.raises(StoppedOnRequest, match=f"stopped after step {stops_after}$"):
         one_epoch(4, counting_step(), 0, stop=AskedAt(asked_before), saver=saver)
     assert saver.saved == [(stops_after, sum(range(1, stops_after + 1)), stops_after)]
+
+
+def test_ranks_that_train_alone_stop_where_they_come_together(one_epoch: Callable[..., EpochResult]) -> None:
+    saver = Saver()
+    # The ranks know it after step 4, where each has weights of its own.
+    with pytest.raises(StoppedOnRequest, match=r"stopped after step 6$"):
+        one_epoch(8, counting_step(), 0, stop=AskedAt(2), saver=saver, block=lambda step: step // 3 * 3)
+    assert [step for step, *_ in saver.saved] == [6]
 
 
 def test_a_codec_that_overflows_stops_the_step_before_its_update(

@@ -48,6 +48,19 @@ def test_the_steps_of_the_rate_are_summed_and_the_first_one_is_not() -> None:
     assert (nothing_left.steps, nothing_left.payload_bytes) == (0, 0.0)
 
 
+def test_steps_that_are_trained_again_count_once() -> None:
+    clocks = StepClocks()
+    measurements = StepMeasurements(clocks, None)
+    for step, payload in enumerate((100.0, 200.0, 900.0)):
+        clocks.figures.assign([payload] * 8)
+        measurements.record_step(step, 0.5, measurements.measure())
+    measurements.go_on_after(2)
+    assert measurements.steps_done == 2
+    clocks.figures.assign([300.0] * 8)
+    measurements.record_step(2, 0.5, measurements.measure())
+    assert measurements.take(EpochResult(0.5, 8.0, 0.0, measured_steps=1, measured_seconds=1.0)).payload_bytes == 200.0
+
+
 def test_the_sums_of_batch_norm_count_as_payload() -> None:
     clocks = StepClocks()
     measurements = StepMeasurements(clocks, None, further_bytes=50)
