@@ -1,5 +1,6 @@
 """What the driver can know about a training before any rank starts; imports no TensorFlow."""
 
+import logging
 import math
 from collections.abc import Sequence
 
@@ -27,6 +28,9 @@ from pipelines.training.selection import best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
 from pipelines.training.warm_start import check_source
+
+_UPDATES_PER_AVERAGE = 10
+_log = logging.getLogger(__name__)
 
 
 def check_dataset(config: RunConfig) -> Manifest:
@@ -215,12 +219,26 @@ def _check_trace(config: RunConfig, manifest: Manifest) -> None:
 
 
 def _check_mode(config: RunConfig, manifest: Manifest) -> None:
-    mode, epochs = config.training.mode, config.training.epochs
-    steps = epochs * steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    if isinstance(mode, LocalConfig) and mode.local_after_steps >= steps:
+    mode = config.training.mode
+    if not isinstance(mode, LocalConfig):
+        return
+    each = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    steps = config.training.epochs * each
+    if mode.local_after_steps >= steps:
         raise ValueError(
             f"training.mode.local_after_steps={mode.local_after_steps} is not before the end of the run, which has "
             f"{steps} steps, so that workers never train alone: lower it, or set training.mode=synchronous"
+        )
+    exchanges = math.ceil((steps - mode.local_after_steps) / each * math.ceil(each / mode.every_steps))
+    # Momentum m averages about the last 1 / (1 - m) updates; a run that has only a few times as many does not get far.
+    needed = round(_UPDATES_PER_AVERAGE / (1 - mode.outer.momentum))
+    if mode.outer.momentum and exchanges < needed:
+        _log.warning(
+            "training.mode.outer.momentum=%g wants about %d exchanges, and this run has %d: lower it or "
+            "training.mode.every_steps, or train longer",
+            mode.outer.momentum,
+            needed,
+            exchanges,
         )
 
 

@@ -56,7 +56,12 @@ def train_while_an_executor_goes(dataset: str, output: str, network: str) -> tup
     preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
     # Nine samples a step: three ranks share them, and one can; the two that are left cannot.
     settings = [network, "launch.num_workers=3", "training.batch_size_per_worker=3", "launch.retries=1"]
-    settings += ["launch.allow_fewer_workers=true", f"dataset.path={dataset}", f"training.output={output}"]
+    settings += [
+        "launch.allow_fewer_workers=true",
+        "launch.recover=in_place",
+        f"dataset.path={dataset}",
+        f"training.output={output}",
+    ]
     spark = SparkSession.builder.master("local-cluster[3,1,1024]").config("spark.ui.enabled", "false").getOrCreate()
     try:
         trained = train_job.train(load("smoke", settings))

@@ -116,6 +116,21 @@ def test_workers_train_alone_before_the_end() -> None:
         _check_mode(load("smoke", [local % 20]), dataset)
 
 
+@pytest.mark.parametrize(
+    ("momentum", "epochs", "warns"),
+    # 20 steps an epoch, the last of them an exchange too: 7 exchanges.
+    [(0.9, 14, True), (0.9, 15, False), (0.5, 2, True), (0.5, 3, False), (0.0, 1, False)],
+)
+def test_a_short_run_is_warned_of_a_large_outer_momentum(
+    momentum: float, epochs: int, warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=160)})
+    mode = f"training.mode={{name: local, every_steps: 3, outer: {{momentum: {momentum}}}}}"
+    _check_mode(load("smoke", [mode, f"training.epochs={epochs}"]), dataset)
+    text = f"training.mode.outer.momentum={momentum:g} wants about {round(10 / (1 - momentum))} exchanges"
+    assert [record.message.startswith(text) for record in caplog.records] == [True] * warns
+
+
 def test_upsampling_needs_images_of_several_sizes() -> None:
     config = load("smoke", ["input.upsampling=bilinear"])
     fine, coarse = (
