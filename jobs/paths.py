@@ -21,8 +21,8 @@ def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> Run
     output = _location("training.output", config.training.output)
     if config.tracking.offline and is_url(output):
         raise ValueError(
-            "tracking.offline=true keeps the records for `groundswell sync`, which reads folders, and "
-            f"training.output={output} is a URL: set it to a folder, or tracking.offline=false"
+            "tracking.offline=true keeps all records of a run on this machine, where resuming it and `groundswell "
+            f"sync` look for them, and training.output={output} is a URL: set it to a folder, or tracking.offline=false"
         )
     training = config.training.model_copy(update={"output": output})
     cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)

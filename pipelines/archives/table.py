@@ -22,7 +22,10 @@ ARCHIVES: dict[str, Callable[..., Archive]] = {
     "synthetic": SyntheticBigEarthNet,
     "import": imported_archive,
 }
-"""Constructor of every kind of archive; takes the settings of its section in `conf.schema`."""
+"""Constructor of every kind of archive; takes the settings of its class in `conf.archives`.
+
+A new kind is one file in this folder and one line here, and its class of settings with a line in `conf.archives`.
+"""
 
 
 def open_archive(kind: str, **settings: Any) -> Archive:

@@ -48,7 +48,6 @@ class Axis:
 SAMPLES = Axis(STEP, "samples", per_sample=True)
 TIME = Axis(SECONDS, "seconds of training")
 BYTES = Axis(PAYLOAD, "bytes given by one rank")
-AXES = (SAMPLES, TIME, BYTES)
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from pipelines.launch.messages import (
     decode,
     encode,
 )
-from pipelines.launch.spool import SpoolFile
+from pipelines.launch.rank_log import RankLog
 
 _RECONNECT_SECONDS = 1.0
 _HEARTBEAT_SECONDS = 2.0
@@ -52,7 +52,7 @@ _log = logging.getLogger(__name__)
 class Link:
     """Sends messages, the rank's log and its return value from a thread, and takes orders in another."""
 
-    def __init__(self, address: ChannelAddress, hello: Hello, log: SpoolFile) -> None:
+    def __init__(self, address: ChannelAddress, hello: Hello, log: RankLog) -> None:
         """Start connecting.
 
         Args:

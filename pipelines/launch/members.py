@@ -9,7 +9,7 @@ from typing import Protocol
 
 from pipelines.launch.failure import Outcome
 from pipelines.launch.messages import Hello
-from pipelines.launch.spool import LAST_LINES
+from pipelines.launch.rank_log import LAST_LINES
 
 _MAXIMUM_REASON = 300
 

@@ -16,8 +16,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 from pipelines.launch.messages import RankOrder, encode
+from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
-from pipelines.launch.spool import SpoolFile
 
 _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
@@ -66,9 +66,7 @@ def inherited_settings() -> dict[str, str]:
 class RankProcess:
     """A Python process that waits for its function: starting costs time, so it starts before its rank is known."""
 
-    def __init__(
-        self, environment: dict[str, str], threads: int, *, log: SpoolFile, memory: Sequence[int] = ()
-    ) -> None:
+    def __init__(self, environment: dict[str, str], threads: int, *, log: RankLog, memory: Sequence[int] = ()) -> None:
         """Start the process and its guard.
 
         Args:

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from pipelines.launch.messages import TakeOver
 from pipelines.launch.process import RankProcess
+from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import Header
-from pipelines.launch.spool import SpoolFile
 
 _MEMORY_FILES = 3
 
@@ -22,7 +22,7 @@ class RankProcesses:
             threads: The same as in `RankProcess`.
             spares: Whether the rank has a spare.
         """
-        self.log = SpoolFile()
+        self.log = RankLog()
         self._environment, self._threads, self._spares = environment, threads, spares
         # Nobody else can open them, and nothing is left of them when the task has ended.
         self._memory = [os.memfd_create(f"groundswell-{n}") for n in range(_MEMORY_FILES)] if spares else []

@@ -1,6 +1,5 @@
 """What was measured on one node or one pair of hosts, as a file: the inputs of the scaling model."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -144,12 +143,3 @@ def read_measurements(path: Path) -> Measurements:
         told = first["msg"].removeprefix("Value error, ")
         what = f"{place}: {told}" if place else told
         raise ValueError(f"--measurements {path} is no file of `make bench NAME=network`: {what}") from None
-
-
-def write_measurements(measurements: Measurements, path: Path) -> None:
-    """Write them as JSON, which `read_measurements` reads.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    path.write_text(json.dumps(measurements.model_dump(mode="json"), indent=1) + "\n")

@@ -61,7 +61,7 @@ def test_settings_that_cannot_hold_together(error_of: Callable[..., str]) -> Non
     refused = error_of("train", "reader.name=petastorm", "training.checkpoint_every_steps=5")
     assert "Petastorm's reader cannot resume within an epoch" in refused
     offline = error_of("train", "training.output=s3://b/c", "tracking.offline=true")
-    assert "`groundswell sync`, which reads folders, and training.output=s3://b/c is a URL: set it to a" in offline
+    assert "`groundswell sync` look for them, and training.output=s3://b/c is a URL: set it to a folder" in offline
     assert "reader.cache_folder=s3://b/c is a URL" in error_of("train", "reader.cache_folder=s3://b/c")
 
 

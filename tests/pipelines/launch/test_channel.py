@@ -34,7 +34,7 @@ from pipelines.launch.messages import (
     decode,
     encode,
 )
-from pipelines.launch.spool import SpoolFile
+from pipelines.launch.rank_log import RankLog
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -56,8 +56,8 @@ def channel() -> Iterator[DriverChannel]:
 
 
 @contextmanager
-def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, SpoolFile]]:
-    log = SpoolFile()
+def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, RankLog]]:
+    log = RankLog()
     link = Link(address, hello(task), log)
     try:
         yield link, log
@@ -296,7 +296,7 @@ def test_messages_that_do_not_fit_are_counted_and_what_matters_is_kept(
     channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipelines.launch.link._MAXIMUM_HELD_BYTES", 10_000)
-    log = SpoolFile()
+    log = RankLog()
     with socket.create_server(("127.0.0.1", 0)) as nobody:  # takes connections and answers none
         address = ChannelAddress("127.0.0.1", nobody.getsockname()[1], channel.address.secret)
         link = Link(address, HELLO, log)

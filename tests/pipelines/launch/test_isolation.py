@@ -13,9 +13,9 @@ import cloudpickle
 import pytest
 
 from pipelines.launch.process import RankProcess
+from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import Header
 from pipelines.launch.runner import BarrierRunner
-from pipelines.launch.spool import SpoolFile
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -92,7 +92,7 @@ def test_the_environment_is_there_before_the_function_is_unpickled(tmp_path: Pat
 
 
 def test_a_process_that_gets_no_function_ends_with_its_task() -> None:
-    process = RankProcess({}, threads=1, log=SpoolFile())
+    process = RankProcess({}, threads=1, log=RankLog())
     assert process.running()
     process.end()
     assert process.process.returncode == -signal.SIGKILL
@@ -105,7 +105,7 @@ def test_a_stop_that_comes_while_a_process_starts_waits_until_it_is_heard() -> N
 
         assert stop_requested()
 
-    process = RankProcess({}, threads=1, log=SpoolFile())
+    process = RankProcess({}, threads=1, log=RankLog())
     try:
         process.request_stop()  # Python has no handler for the signal yet
         process.begin(Header({}, wants_result=False), cloudpickle.dumps((function, (), {})))

@@ -147,9 +147,15 @@ def test_a_rank_that_dies_when_another_has_finished_is_not_replaced(tmp_path: Pa
         from pipelines.launch.membership import join, wait_for_turn
 
         wait_for_turn()
+        other = Path(folder, "pid")
+        if os.environ["HOROVOD_RANK"] == "1":
+            other.write_text(str(os.getpid()))
         join()
         if os.environ["HOROVOD_RANK"] == "0":
-            time.sleep(2)
+            stat = Path("/proc", other.read_text(), "stat")
+            while stat.exists() and ") Z " not in stat.read_text():
+                time.sleep(0.05)
+            time.sleep(0.5)  # its task has looked at how it ended
             os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RankLostError, match=r"rank 0 on .* failed: killed by SIGKILL"):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.archives import ARCHIVE_KINDS
 from conf.augmentations import AUGMENTATION_NAMES
 from conf.codecs import CODEC_NAMES
 from conf.exchange import ExchangeConfig
@@ -27,6 +28,7 @@ from models.losses import classification_loss
 from models.networks.table import NETWORKS
 from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
+from pipelines.archives.table import ARCHIVES
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.modes.table import MODES
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
@@ -48,6 +50,7 @@ TABLES: dict[str, dict[str, Callable[..., Any]]] = {
     "networks": NETWORKS,
     "augmentations": AUGMENTATIONS,
     "modes": MODES,
+    "archives": ARCHIVES,
 }
 
 
@@ -170,6 +173,7 @@ def test_momentum_of_the_pair_is_stated_once(one_rank: Any) -> None:
         ("networks", MODEL_NAMES),
         ("augmentations", AUGMENTATION_NAMES),
         ("modes", MODE_NAMES),
+        ("archives", ARCHIVE_KINDS),
     ],
 )
 def test_every_entry_of_a_table_has_a_class_of_settings(table: str, names: tuple[str, ...]) -> None:
@@ -183,7 +187,12 @@ def test_every_codec_is_made_from_the_configurations_defaults(name: str, one_ran
 
 
 @pytest.mark.parametrize(
-    "constructor", [GradientExchange, *(entry for table in TABLES.values() for entry in table.values())]
+    "constructor",
+    [
+        GradientExchange,
+        # Archives can be opened without a configuration, with its defaults.
+        *(entry for table in TABLES if table != "archives" for entry in TABLES[table].values()),
+    ],
 )
 def test_defaults_are_stated_in_the_configuration_only(constructor: Callable[..., Any]) -> None:
     assert _with_default(constructor) <= {"jit_compile"}  # which is no key of the exchange
@@ -283,11 +292,13 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
         "networks": "models/networks",
         "augmentations": "models/layers",
         "modes": "pipelines/training/modes",
+        "archives": "pipelines/archives",
     }
     # What two halves of a method, or a method with its own momentum, must be told about each other.
     pairs = {"conf/schema.py", "conf/combinations.py", "models/compression/exchange/compatibility.py"}
-    # The C++ kernels say which codecs have some.
-    pairs |= {"models/compression/kernels/__init__.py"}
+    # The C++ kernels say which codecs have some; the report shows two datasets beside their published figures, and
+    # reads an image folder's name as a word.
+    pairs |= {"models/compression/kernels/__init__.py", "pipelines/dataset/report/published_statistics.py"}
     shipped = [path for folder in ("jobs", "pipelines", "models", "conf") for path in (project / folder).rglob("*.py")]
     mentions = {
         path.relative_to(project).as_posix(): {

@@ -10,7 +10,7 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 _MAXIMUM_LINE_BYTES = 1 << 14
 
 
-class SpoolFile:
+class RankLog:
     """A rank's whole output on its host's disk; the rank's process writes straight to it, whether anybody reads or not.
 
     The file has no name: nothing is left of it when the last process that has it open is gone.
