@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -153,3 +153,39 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     again = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=100)
     assert again.returncode == 2
     assert "0 runs of experiment 'smoke' are not finished" in again.stderr
+
+
+def test_sigterm_to_the_driver_writes_a_checkpoint(
+    small_dataset: Path, small_network: str, mlflow_store: str, tmp_path: Path
+) -> None:
+    """As Kubernetes, YARN and Databricks end a job."""
+    result = tmp_path / "result.json"
+    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path / 'out'}", "training.epochs=500"]
+    settings += [small_network, "training.mode={name: local, every_steps: 2}"]
+    command = [str(COMMAND), "train", "--config", "smoke", "--result", str(result)]
+    with subprocess.Popen(
+        [*command, *(word for setting in settings for word in ("--set", setting))],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            shown = [driver.stdout.readline()]
+            while shown[-1] and not shown[-1].startswith("epoch 2/"):
+                shown.append(driver.stdout.readline())
+            driver.terminate()
+            output = "".join(shown) + driver.communicate(timeout=200)[0]
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(driver.pid, signal.SIGKILL)
+    assert driver.returncode == 130, output
+    assert "the driver received SIGTERM" in output
+    assert "groundswell train: to continue: groundswell train --config smoke" in output
+    checkpoint = json.loads(result.read_text())["checkpoint"]
+    step = int(Path(checkpoint).name.removeprefix("step-").removesuffix(".npz"))
+    assert step >= EPOCHS[1]
+    assert step % 2 == 0, "where all ranks have the same weights"
