@@ -56,6 +56,8 @@ def load_keras(model: ModelDescription, file: bytes, settings: LoadSettings) -> 
         settings: Batch size and threads; a process keeps the threads of its first model.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+    # Several workers may share a GPU. By default each takes nearly all its memory at once, and the second one fails.
+    os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     _use_own_gpu()
     with _quiet_import():
         import keras

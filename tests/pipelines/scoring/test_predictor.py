@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from pipelines.scoring import predictor as module
-from pipelines.scoring.predictor import LoadSettings, predictor, task_threads
+from pipelines.scoring.model import ModelDescription
+from pipelines.scoring.predictor import LoadSettings, load_keras, predictor, task_threads
 
 
 @pytest.fixture(autouse=True)
@@ -51,6 +52,25 @@ def test_a_process_uses_the_gpus_of_its_first_task(monkeypatch: pytest.MonkeyPat
     in_task(monkeypatch, {"gpu": SimpleNamespace(addresses=["2"])})
     module._use_own_gpu()
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "1,3", "TensorFlow has looked already"
+
+
+def test_workers_that_share_a_gpu_take_its_memory_as_they_need_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = []
+
+    def importing() -> Any:
+        found.append(os.environ.get("TF_FORCE_GPU_ALLOW_GROWTH"))
+        raise ImportError("TensorFlow would read the variable now")
+
+    monkeypatch.setattr(module, "_quiet_import", importing)
+    for name in ("TF_CPP_MIN_LOG_LEVEL", "TF_FORCE_GPU_ALLOW_GROWTH"):
+        monkeypatch.setenv(name, "")  # it is put back after the test
+        monkeypatch.delenv(name)
+    model = ModelDescription("runs:/1/model", "m-1", "m-1", "multi_label", ("Sea",), ())
+    for _ in range(2):
+        with pytest.raises(ImportError, match="would read the variable now"):
+            load_keras(model, b"", LoadSettings(8, threads=1))
+        monkeypatch.setenv("TF_FORCE_GPU_ALLOW_GROWTH", "false")
+    assert found == ["true", "false"], "what the user has set stays"
 
 
 def test_a_task_has_as_many_threads_as_spark_gives_it_cores(monkeypatch: pytest.MonkeyPatch) -> None:
