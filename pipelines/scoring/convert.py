@@ -109,10 +109,9 @@ def convert(model: ModelDescription, file: bytes, runtime: Runtime, reference: R
     """Convert a `.keras` file in another process, and compare the result with it.
 
     Returns:
-        What `load_converted` takes, and how it compares.
+        What `load_converted` takes, and how it compares; `check_accepted` says whether it is good enough.
 
     Raises:
-        ValueError: The macro F1 falls by more than `reference.max_f1_drop`; says both.
         RuntimeError: The conversion failed.
     """
     with tempfile.TemporaryDirectory(prefix="groundswell-") as temporary:
@@ -132,9 +131,7 @@ def convert(model: ModelDescription, file: bytes, runtime: Runtime, reference: R
             raise RuntimeError(
                 f"score.runtime={runtime}: the conversion ended with exit code {done.returncode}: {last}"
             )
-        acceptance = Acceptance(**json.loads((folder / _REPORT).read_text()))
-        check_accepted(acceptance, reference.max_f1_drop)
-        return (folder / _MODEL).read_bytes(), acceptance
+        return (folder / _MODEL).read_bytes(), Acceptance(**json.loads((folder / _REPORT).read_text()))
 
 
 def check_accepted(acceptance: Acceptance, max_f1_drop: float) -> None:

@@ -80,6 +80,7 @@ def converted_model(
         "validation samples"
     )
     converted, acceptance = convert(model, file, runtime, reference)
+    check_accepted(acceptance, reference.max_f1_drop)
     say(f"accepted: {acceptance}")
     return ConvertedModel(converted, acceptance, made_of)
 

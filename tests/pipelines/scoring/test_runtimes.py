@@ -14,7 +14,7 @@ import pytest
 from jobs import cli
 from pipelines.dataset.manifest import read_manifest, write_manifest
 from pipelines.dataset.reader import ReaderSettings
-from pipelines.scoring import write
+from pipelines.scoring import kept, write
 from pipelines.scoring.convert import Acceptance, check_accepted
 from pipelines.scoring.model import describe
 from pipelines.scoring.output import check_ours
@@ -47,6 +47,31 @@ def test_a_worse_model_is_refused_with_both_figures() -> None:
         check_accepted(acceptance, 0.005)
     check_accepted(acceptance, 0.006)
     check_accepted(Acceptance("int8", 0.8, 0.7, 1000, 256, 0.99, "1"), 0.0)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("_use_store")
+def test_a_model_that_is_worse_once_converted_scores_nothing(
+    logged: Any,
+    small_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("openvino")
+    pytest.importorskip("nncf")
+    worse = Acceptance("bf16", 0.7149, 0.7201, 12, 0, 0.99, "1")
+    monkeypatch.setattr(kept, "convert", lambda *request: (b"a worse model", worse))
+    output = tmp_path / "predictions"
+    line = ["score", "--model", logged.uri, "--input", str(small_dataset), "--output", str(output)]
+    for setting in ("score.runtime=bf16", "score.acceptance_samples=12"):
+        line += ["--set", setting]
+    assert cli.execute(line) == 2
+    printed = capsys.readouterr()
+    (refusal,) = printed.err.splitlines()
+    assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in refusal
+    assert "accepted: " not in printed.out
+    assert [path for path in output.rglob("*") if path.is_file()] == []
 
 
 class _File:
