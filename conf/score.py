@@ -27,7 +27,8 @@ class ScoreConfig(Section):
     calibration_samples: int = Field(default=256, ge=64, le=512)
     """Training samples of the reference dataset by which int8 chooses its ranges."""
     acceptance_samples: int = Field(default=1000, gt=0)
-    """Validation samples of the reference dataset on which a converted model is compared with Keras."""
+    """Validation samples of the reference dataset on which a converted model is compared with Keras. With fewer than
+    1,000, a line warns that they say little."""
     max_f1_drop: float = Field(default=0.005, ge=0, le=1)
     """Largest fall of the macro F1 on these samples with which a converted model is accepted."""
     map_tile: str | None = Field(default=None, min_length=1)

@@ -12,6 +12,9 @@ from pipelines.scoring.output import ACCEPTANCE_FILE, CONVERTED_FILE
 from pipelines.scoring.processor import Runtime, why_unusable
 from pipelines.storage import Folder
 
+ENOUGH_SAMPLES = 1000
+"""Fewer validation samples say little: a rare class has a handful of them, and one decision moves the macro F1."""
+
 
 @dataclass(frozen=True)
 class ConvertedModel:
@@ -73,6 +76,7 @@ def converted_model(
     if kept is not None:
         check_accepted(kept.acceptance, reference.max_f1_drop)
         say(f"the model was converted before: {kept.acceptance}")
+        _warn_of_few_samples(kept.acceptance, say)
         return kept
     calibrated = f"calibrated on {reference.calibration_samples} training samples and " * (runtime == "int8")
     say(
@@ -82,7 +86,16 @@ def converted_model(
     converted, acceptance = convert(model, file, runtime, reference)
     check_accepted(acceptance, reference.max_f1_drop)
     say(f"accepted: {acceptance}")
+    _warn_of_few_samples(acceptance, say)
     return ConvertedModel(converted, acceptance, made_of)
+
+
+def _warn_of_few_samples(acceptance: Acceptance, say: Callable[[str], None]) -> None:
+    if acceptance.samples < ENOUGH_SAMPLES:
+        say(
+            f"warning: the {acceptance.runtime} model was accepted on only {acceptance.samples:,} validation samples; "
+            f"on fewer than {ENOUGH_SAMPLES:,}, the two figures say little about other samples"
+        )
 
 
 def _read(output: Folder, made_of: dict[str, Any]) -> ConvertedModel | None:

@@ -15,8 +15,8 @@ from jobs import cli
 from pipelines.dataset.manifest import read_manifest, write_manifest
 from pipelines.dataset.reader import ReaderSettings
 from pipelines.scoring import kept, write
-from pipelines.scoring.convert import Acceptance, check_accepted
-from pipelines.scoring.model import describe
+from pipelines.scoring.convert import Acceptance, Reference, check_accepted
+from pipelines.scoring.model import ModelDescription, describe
 from pipelines.scoring.output import check_ours
 from pipelines.scoring.processor import used_features, why_unusable
 from pipelines.scoring.source import dataset_source
@@ -72,6 +72,28 @@ def test_a_model_that_is_worse_once_converted_scores_nothing(
     assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in refusal
     assert "accepted: " not in printed.out
     assert [path for path in output.rglob("*") if path.is_file()] == []
+
+
+@pytest.mark.parametrize(("samples", "warned"), [(999, True), (1000, False)])
+def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
+    samples: int, warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acceptance = Acceptance("bf16", 0.7, 0.7, samples, 0, 1.0, "1")
+    monkeypatch.setattr(kept, "convert", lambda *request: (b"a model", acceptance))
+    monkeypatch.setattr(kept, "why_unusable", lambda runtime: None)
+    model = ModelDescription("runs:/1/model", "m-1", "m-1", "multi_label", ("Sea",), ())
+    output = Folder.at(tmp_path)
+    reference = Reference(Folder.at(tmp_path), "0123", 256, samples, 0.005, (0.5,), ReaderSettings())
+    for first in ("converting the model to bf16", "the model was converted before: macro F1 0.7000"):
+        lines: list[str] = []
+        found = kept.converted_model(model, b"a file", "bf16", reference, output, lines.append)
+        assert found is not None
+        found.keep(output)
+        assert lines[0].startswith(first)
+        assert [line for line in lines if "warning" in line] == warned * [
+            "warning: the bf16 model was accepted on only 999 validation samples; on fewer than 1,000, the two figures "
+            "say little about other samples"
+        ]
 
 
 class _File:
