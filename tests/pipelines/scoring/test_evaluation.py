@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from jobs import cli
 from jobs.evaluate import evaluate
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.report.figures import preview
 from pipelines.scoring.evaluation import SplitScores, measure, read_columns
 from pipelines.scoring.evaluation_page import evaluation_page
 from pipelines.storage import Folder
@@ -270,6 +272,27 @@ def test_one_label_has_a_confusion_matrix_and_no_thresholds() -> None:
         assert row["samples"] == matrix[names.index(row["missed"]), names.index(row["predicted"])]
     assert sum(row["samples"] for row in found.pairs) == matrix.sum() - np.trace(matrix)
     np.testing.assert_allclose(scores.losses("single_label").mean(), log_loss(classes, probabilities), rtol=1e-5)
+
+
+def test_the_best_and_the_worst_patches_are_those_of_the_smallest_and_the_largest_loss(small_dataset: Path) -> None:
+    reader = SplitReader(small_dataset, "train")
+    batch, ids = reader.gather(np.arange(len(reader))), reader.ids()
+    # Every class of a patch is wrong by the same amount, so its loss is -log(1 - error).
+    errors = np.random.default_rng(2).permutation(np.linspace(0.05, 0.45, len(ids)))
+    probabilities = np.abs(batch.targets - errors[:, np.newaxis]).astype(np.float32)
+    scores = SplitScores(ids, probabilities, batch.targets)
+    manifest = reader.manifest
+    found = measure(scores, class_names=manifest.class_names, task="multi_label", columns=pa.table({}), own_metrics={})
+    page = evaluation_page(found, scores, [reader], "train", {})
+    by_error = np.argsort(errors)
+    for section, rows in (("best", by_error[:12]), ("worst", by_error[::-1][:12])):
+        (content,) = re.findall(rf'<section id="{section}">(.*?)</section>', page, re.DOTALL)
+        shown = re.findall(r'<img src="(.*?)" alt="Patch (.*?)">', content)
+        assert [name for _, name in shown] == [ids[row] for row in rows]
+        losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)</code>", content)]
+        assert losses == pytest.approx(-np.log(1 - errors[rows]), abs=0.0006)
+        for (picture, _), row in zip(shown, rows, strict=True):
+            assert picture == preview({name: pixels[row] for name, pixels in batch.images.items()}, manifest.groups)
 
 
 @pytest.mark.timeout(120)
