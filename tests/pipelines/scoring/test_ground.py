@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import rasterio
+from matplotlib.colors import to_hex
 from PIL import Image
 from rasterio.warp import transform
 
@@ -18,6 +19,7 @@ from pipelines.scoring.ground import (
     GroundPredictions,
     check_map_file,
     class_colours,
+    draw,
     patch_metres,
     read_ground,
     write_map,
@@ -71,6 +73,30 @@ def test_a_geotiff_has_one_cell_for_each_patch(tmp_path: Path) -> None:
     with Image.open(tmp_path / "map.png") as image:
         assert min(image.size) > 600
         assert len(np.unique(np.asarray(image.convert("RGB")).reshape(-1, 3), axis=0)) > 3
+
+
+def test_the_legend_has_each_class_on_the_map_with_its_patches_and_colour() -> None:
+    long = "Land principally occupied by agriculture, with significant areas of natural vegetation"
+    likeliest = [2, 0, 2, 2]
+    found = ground([32633] * 4, [600000.0 + 1200 * column for column in range(4)], [5300040.0] * 4, likeliest)
+    found = replace(found, class_names=("Arable land", "Pastures", long))
+    figure = draw(found)
+    (legend,) = figure.legends
+    assert legend.get_title().get_text() == "likeliest class (patches)"
+    # The most frequent class first; no patch is a pasture.
+    assert [text.get_text() for text in legend.get_texts()] == [f"{long[:43]}… (3)", "Arable land (1)"]
+    colours = class_colours(3)
+    assert [to_hex(handle.get_facecolor()) for handle in legend.get_patches()] == [colours[2], colours[0]]
+    (axis,) = figure.axes
+    assert axis.get_title() == "EPSG 32633, 4 patches"
+
+
+def test_a_legend_counts_thousands_of_patches() -> None:
+    side = 40
+    place = np.arange(side * side)
+    corners = (600000 + 1200.0 * (place % side)).tolist(), (5300040 - 1200.0 * (place // side)).tolist()
+    figure = draw(ground([32633] * side**2, *corners, [1] * side**2))
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["Pastures (1,600)"]
 
 
 def test_geojson_has_squares_in_longitude_and_latitude(tmp_path: Path) -> None:
