@@ -70,6 +70,7 @@ KEYS = {
         "ratio_vs_predict_batch_udf",
         "patches_per_second",
         "patches_per_second_of",
+        "acceptance",
         "worker_mib",
         "hours_549k_extrapolated",
         "patches",
@@ -146,6 +147,12 @@ def test_smoke(script: Path, project: Path, tmp_path: Path) -> None:
         for figures in last["methods"].values():
             assert set(figures) >= COMPRESSION_KEYS
         assert last["methods"]["onebit"]["encode_decode_ms"] > 0
+    if script.stem == "score":
+        assert set(last["worker_mib"]) == {"quarter", "all"}
+        assert all(mib > 0 for mib in last["worker_mib"].values())
+        assert last["best_runtime"] in {"keras", *last["acceptance"]}
+        for figures in last["acceptance"].values():
+            assert set(figures) == {"f1_macro", "f1_macro_keras", "same_labels"}
     if script.stem == "network":
         assert set(last["links"]) == {"mbit_100", "mbit_1000", "unshaped"}
         assert last["seconds_per_image"] > 0
