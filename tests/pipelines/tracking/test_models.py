@@ -249,6 +249,8 @@ def test_a_model_has_an_example_and_a_card(
 ) -> None:
     client = MlflowClient(mlflow_store)
     client.log_metric(run.run_id, "val/f1_macro", 0.4321, step=8)
+    client.log_param(run.run_id, "optimizer.name", "lars")
+    client.log_param(run.run_id, "launch.num_workers", 16)
     described = {
         "class_names": ["Arable land", "Sea"],
         "task": "multi_label",
@@ -275,9 +277,11 @@ def test_a_model_has_an_example_and_a_card(
         "`4567cdef`",
         "| samples | test | train |\n|---|---|---|\n| all | 70 | 1,200 |\n",
         "| Arable land | 60 | 1,100 |\n| Sea | 20 | 300 |\n",
+        "## Recipe\n* `optimizer.name`: lars\n",
         "## Limits",
     ):
         assert text in card
+    assert "launch.num_workers" not in card, "it does not decide the model"
     saved: Any = mlflow.models.Model.load(folder).load_input_example(str(folder))
     np.testing.assert_array_equal(saved["a"], example["a"])
     # As after a training that ended between model and card.
