@@ -231,14 +231,19 @@ def test_slices_and_pairs_are_those_of_their_samples(small_dataset: Path) -> Non
     columns = read_columns(Folder.at(small_dataset), ["train"])
     scores = SplitScores(reader.ids(), probabilities, targets)
     found = measure(scores, class_names=manifest.class_names, task="multi_label", columns=columns, own_metrics={})
-    countries = np.array(columns["country"].to_pylist())
-    rows = {row["value"]: row for row in found.slices if row["column"] == "country"}
-    assert set(rows) == set(countries)
-    for country, row in rows.items():
-        chosen = countries == country
-        predicted = probabilities[chosen] >= 0.5
-        assert row["samples"] == chosen.sum()
-        assert row["f1_micro"] == pytest.approx(f1_score(targets[chosen], predicted, average="micro"))
+    for column in ("country", "season", "tile"):
+        values = np.array(columns[column].to_pylist())
+        rows = {row["value"]: row for row in found.slices if row["column"] == column}
+        assert set(rows) == set(values)
+        assert len(rows) > 1, column
+        for value, row in rows.items():
+            chosen = values == value
+            predicted = probabilities[chosen] >= 0.5
+            assert row["samples"] == chosen.sum()
+            assert row["f1_micro"] == pytest.approx(f1_score(targets[chosen], predicted, average="micro"))
+            assert row["f1_macro"] == pytest.approx(
+                f1_score(targets[chosen], predicted, average="macro", zero_division=0)
+            )
     predicted = probabilities >= 0.5
     for row in found.pairs:
         missed, invented = (manifest.class_names.index(row[name]) for name in ("missed", "predicted"))
