@@ -199,6 +199,22 @@ def test_a_run_ends_as_its_training_does_and_a_resumed_one_finishes(
     assert client.get_run(run_id).info.status == "FINISHED"
 
 
+def test_two_drivers_cannot_train_one_run(module_mlflow_store: str, tmp_path: Path) -> None:
+    client = MlflowClient(module_mlflow_store)
+    with recorded_run(config(tmp_path), MANIFEST, ignore) as driver:
+        run_id = driver.run.run_id
+        resumed = config(tmp_path, f"training.resume_run={run_id}")
+        with pytest.raises(ValueError, match=rf"run {run_id} is being trained or written by process \d+ on"):
+            record(resumed)
+        assert client.get_run(run_id).info.status == "RUNNING", "the second driver does not end the run of the first"
+        driver.finish(SUMMARY)
+    with recorded_run(resumed, MANIFEST, ignore) as driver:
+        with pytest.raises(ValueError, match=rf"run {run_id} is being trained"):
+            record(resumed)
+        driver.finish(SUMMARY)
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
 def test_a_diverged_run_says_so_and_a_new_run_takes_tags(module_mlflow_store: str, tmp_path: Path) -> None:
     outcomes = [
         Outcome(0, "here", "exception", "FloatingPointError: the loss is nan at step 7\nthe rest", 1),
