@@ -145,6 +145,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
     if not waiting:
         return
     first = waiting[0].config
+    runs.check_store()  # before Spark, which takes seconds to start
     with spark_session("groundswell grid", first.launch.master) as spark:
         for each in waiting:
             try:

@@ -22,7 +22,7 @@ from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
 from pipelines.tracking import store
-from pipelines.tracking.runs import page_of
+from pipelines.tracking.runs import check_store, page_of
 from pipelines.tracking.store import TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint_files import list_checkpoints
@@ -81,7 +81,9 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     check_reachable(config)
-    config = with_stored_run(with_run_to_resume(config))
+    chosen, config = config, with_stored_run(with_run_to_resume(config))
+    if config == chosen and not config.tracking.offline:  # else the store has just answered
+        check_store()  # before Spark, which takes seconds to start
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest, result)
 

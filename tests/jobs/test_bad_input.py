@@ -160,3 +160,13 @@ def test_class_names_that_were_swapped_by_hand(error_of: Callable[..., str], dat
 def test_checksums_that_petastorms_reader_does_not_know(error_of: Callable[..., str]) -> None:
     line = error_of("train", "reader.name=petastorm", "training.checkpoint_every_steps=null", "reader.verify=always")
     assert "reader.verify=always needs reader.name=groundswell" in line
+
+
+@pytest.mark.parametrize("verb", ["train", "find-rate"])
+def test_a_store_that_does_not_answer_is_told_before_spark_starts(
+    error_of: Callable[..., str], small_dataset: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(f"jobs.{verb.replace('-', '_')}.spark_session", None)
+    line = error_of(verb, f"dataset.path={small_dataset}", code=4)
+    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line

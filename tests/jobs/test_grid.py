@@ -363,3 +363,13 @@ def test_a_real_grid_is_killed_and_continued(
     done = subprocess.run(compared, cwd=tmp_path, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert "±" in (tmp_path / "comparison" / "report.html").read_text(), "two seeds have a deviation"
+
+
+def test_a_store_that_does_not_answer_is_told_before_spark_starts(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    monkeypatch.setattr(grid, "spark_session", None)
+    assert run(SEEDS) == 4
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line
