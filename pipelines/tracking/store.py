@@ -2,10 +2,12 @@
 
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import quote
 
 import mlflow
 from mlflow.exceptions import MlflowException, RestException
@@ -20,6 +22,9 @@ os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
 os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
 REQUEST_SECONDS = 5
 """How long a short wait for the answer to one request is."""
+# What is after the colon is no password where it is a port and a path.
+_HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
 _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 
@@ -45,7 +50,8 @@ def tracking_uri() -> str:
     """Return `MLFLOW_TRACKING_URI`, the workspace on Databricks, or a sqlite file under `mlruns/` in this folder.
 
     `mlflow.set_tracking_uri` sets that variable too. A relative path, of a sqlite file or of a folder, is made
-    absolute: workers have another working directory.
+    absolute: workers have another working directory. User and password of an HTTP address are quoted where they are
+    not: up to its last `@`, which a path may hold as `%40` only. Each `%XX` is left as it is.
 
     Raises:
         ValueError: It is the address of a registry, such as `databricks-uc`.
@@ -57,7 +63,17 @@ def tracking_uri() -> str:
         return f"{scheme}:///{Path(path).absolute()}"
     if ":" not in uri and uri != databricks.URI:
         return Path(uri).absolute().as_uri()
-    return uri
+    return _HTTP_CREDENTIALS.sub(_with_quoted_credentials, uri)
+
+
+def _with_quoted_credentials(address: re.Match[str]) -> str:
+    """An address whose host every parser finds: a password with a slash would end the host for some of them."""
+    scheme, user, password, rest = address.groups()
+    return f"{scheme}{_quoted(user)}:{_quoted(password)}@{rest}"
+
+
+def _quoted(text: str) -> str:
+    return "".join(part if _QUOTED.fullmatch(part) else quote(part, safe="") for part in _QUOTED.split(text))
 
 
 def check_writable(uri: str) -> None:

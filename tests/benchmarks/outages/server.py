@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 import urllib.request
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,24 @@ class Server:
             self.process = None
 
 
+@dataclass(frozen=True)
+class Request:
+    """A request that a server has answered."""
+
+    path: str
+    authorization: str | None
+    """The header of this name."""
+    body: bytes
+    status: int
+    """Of the answer."""
+
+
 class Door:
     """Passes requests on to a server: at once, late, or with error 500 in place of an answer."""
 
     def __init__(self, server: Server) -> None:
+        self.answered: list[Request] = []
+        """In the order in which the server has answered them."""
         self.seconds_late = 0.0
         self.fails = False
         door = self
@@ -81,6 +96,7 @@ class Door:
                 except OSError:  # the server is away: so is its door
                     self.close_connection = True
                     return
+                door.answered.append(Request(self.path, self.headers.get("Authorization"), body, status))
                 self.send_response(status)
                 for name, value in headers:
                     if name.lower() not in ("transfer-encoding", "content-length", "connection"):

@@ -1,5 +1,6 @@
 """A real MLflow server, which is killed and started again once."""
 
+import base64
 import os
 import sys
 import threading
@@ -16,7 +17,7 @@ from pipelines.tracking import metrics
 from pipelines.tracking.delivery import News
 from pipelines.tracking.models import log_model, model_metadata
 from pipelines.tracking.runs import end_run, start_run
-from pipelines.tracking.store import TrackedRun, TrackingError, worker_environment
+from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri, worker_environment
 from pipelines.tracking.writer import Point, RunWriter, now
 
 if TYPE_CHECKING:
@@ -44,6 +45,36 @@ class Told:
 
 def curve(client: MlflowClient, run: TrackedRun, name: str) -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, name)]
+
+
+@pytest.mark.parametrize("place", ["address", "variables"])
+def test_a_password_with_slashes_arrives_with_every_request(
+    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    from outages.server import Door
+
+    door = Door(server)
+    try:
+        uri = door.uri
+        if place == "address":
+            uri = uri.replace("//", "//me:p@ss/w%6Frd%@")
+        else:
+            monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+            monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "p@ss/word%")
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        run = start_run("tests", None, {}, {})
+        assert run.uri == tracking_uri() == worker_environment()["MLFLOW_TRACKING_URI"]
+        writer = RunWriter(run, tmp_path / "journal")
+        writer.metrics({"train/loss": 0.5}, step=1)
+        writer.text("a text", "notes.txt")
+        assert writer.drain() == ""
+        writer.close()
+        end_run(run, "FINISHED")
+    finally:
+        door.close()
+    assert any("artifacts" in request.path for request in door.answered)
+    secret = base64.b64encode(b"me:p@ss/word%").decode()
+    assert {request.authorization for request in door.answered} == {f"Basic {secret}"}
 
 
 def test_a_write_that_the_server_took_before_it_died_is_not_doubled(server: "Server", tmp_path: Path) -> None:

@@ -30,6 +30,28 @@ def test_a_relative_store_is_the_drivers(
 
 
 @pytest.mark.parametrize(
+    ("uri", "expected"),
+    [
+        ("https://user:p@ss/word@host/mlflow", "https://user:p%40ss%2Fword@host/mlflow"),
+        ("http://me@x.org:a%40b%zz:?#[@127.0.0.1:5000", "http://me%40x.org:a%40b%25zz%3A%3F%23%5B@127.0.0.1:5000"),
+        ("https://user:p%40ss%2Fword@host", "https://user:p%40ss%2Fword@host"),
+        ("https://user:5000@host", "https://user:5000@host"),
+        ("https://host:5000/team@site", "https://host:5000/team@site"),
+        ("https://token@host:5000", "https://token@host:5000"),
+        ("http://[::1]:5000/team@site", "http://[::1]:5000/team@site"),
+        ("postgresql://user:p@ss@host/db", "postgresql://user:p@ss@host/db"),
+    ],
+)
+def test_a_password_is_quoted_once(monkeypatch: pytest.MonkeyPatch, uri: str, expected: str) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert store.tracking_uri() == store.worker_environment()["MLFLOW_TRACKING_URI"] == expected
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", expected)
+    assert store.tracking_uri() == expected
+    run = store.TrackedRun(expected, "1")
+    assert not any(secret in store.show_command(run) for secret in ("ss", "a%40b", "token"))
+
+
+@pytest.mark.parametrize(
     ("address", "shown"),
     [
         ("postgresql://user:pw@host/db", "postgresql://***@host/db"),
@@ -92,7 +114,7 @@ def test_a_notebooks_store_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPat
     monkeypatch.chdir(tmp_path)
     try:
         for uri, expected in (
-            ("https://user:p@ss/word@host", "https://user:p@ss/word@host"),
+            ("https://user:p@ss/word@host", "https://user:p%40ss%2Fword@host"),
             ("sqlite:///relative.db", f"sqlite:///{tmp_path}/relative.db"),
             ("folder", f"file://{tmp_path}/folder"),
             ("databricks", "databricks"),

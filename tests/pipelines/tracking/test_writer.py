@@ -7,8 +7,8 @@ from matplotlib.figure import Figure
 from mlflow import MlflowClient
 
 from pipelines.tracking import metrics
-from pipelines.tracking.runs import end_run
-from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.runs import check_store, end_run, start_run
+from pipelines.tracking.store import TrackedRun, worker_environment
 from pipelines.tracking.writer import Point, RunWriter
 
 
@@ -35,6 +35,30 @@ def test_everything_written_is_read_back(
     assert stored.data.metrics["val/loss"] == 0.5
     assert len(client.get_metric_history(run.run_id, "train/learning_rate")) == 1500
     assert {item.path for item in client.list_artifacts(run.run_id)} == {"config.yaml", "per_class.json", "figure.png"}
+
+
+@pytest.mark.filterwarnings("ignore:The filesystem tracking backend:FutureWarning")
+def test_a_run_is_written_to_a_store_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifact_text: Callable[[str, str, str], str]
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # this version of MLflow refuses it otherwise
+    assert check_store() == f"file://{tmp_path}/mlruns answers"
+    run = start_run("tests", "name", {"a.b": 1}, {"tag": "value"})
+    assert (run.uri, worker_environment()["MLFLOW_ALLOW_FILE_STORE"]) == (f"file://{tmp_path}/mlruns", "true")
+    writer = RunWriter(run, tmp_path / "journal")
+    writer.curves({"train/loss": [Point(step, step / 10, 1_700_000_000_000) for step in range(3)]})
+    writer.text("hello", "config.yaml")
+    assert writer.drain() == ""
+    writer.close()
+    end_run(run, "FINISHED")
+    client = MlflowClient(run.uri)
+    stored = client.get_run(run.run_id)
+    assert (stored.info.status, stored.info.run_name) == ("FINISHED", "name")
+    assert (stored.data.params, stored.data.tags["tag"]) == ({"a.b": "1"}, "value")
+    history = client.get_metric_history(run.run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
+    assert artifact_text(run.uri, run.run_id, "config.yaml") == "hello"
 
 
 def test_a_metric_that_is_not_listed_is_never_written(run: TrackedRun, tmp_path: Path) -> None:
