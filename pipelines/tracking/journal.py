@@ -163,15 +163,16 @@ class Journal:
 
     def delivered(self, entry: Entry) -> None:
         """Remove the oldest entry, which the store has taken."""
+        # All of it within the lock: whoever sees that nothing is left may close the journal at once.
         with self._lock:
             first = self._pending.popleft()
             assert first == entry, (first, entry)
             with suppress(
                 OSError, ValueError
             ):  # a full disk or a closed file: it is delivered again, which is harmless
+                if entry.kind == "file":
+                    shutil.rmtree(self.file_of(self.content(entry)).parent, ignore_errors=True)
                 self._write({"delivered": entry.number})
-        if entry.kind == "file":
-            shutil.rmtree(self.file_of(self.content(entry)).parent, ignore_errors=True)
 
     def close(self) -> None:
         """Close the journal, and remove it where nothing is left in it."""

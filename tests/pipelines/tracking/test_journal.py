@@ -1,5 +1,8 @@
 import resource
+import shutil
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,6 +47,42 @@ def test_what_was_not_delivered_is_there_after_the_process_died(tmp_path: Path) 
     again = Journal(tmp_path / "j")
     add(again, 4, after_step=8)
     assert taken(again) == [2, 3, 4]
+
+
+def test_a_journal_that_is_closed_as_its_last_file_is_delivered_is_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append_file(b"a picture", "curves.png", after_step=0)
+    entry, remove = journal.next(), shutil.rmtree
+    assert entry is not None
+
+    def close_when_empty() -> None:
+        while len(journal):
+            pass
+        journal.close()
+
+    closing = threading.Thread(target=close_when_empty)
+
+    def remove_late(path: Path, **settings: Any) -> None:
+        closing.join(1)  # it may end the journal now, where nothing keeps it from doing so
+        remove(path, **settings)
+
+    monkeypatch.setattr(shutil, "rmtree", remove_late)
+    closing.start()
+    journal.delivered(entry)
+    closing.join()
+    assert not (tmp_path / "j").exists()
+
+
+def test_a_file_that_arrives_after_the_journal_was_closed_is_no_error(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "j")
+    journal.append_file(b"a picture", "curves.png", after_step=0)
+    entry = journal.next()
+    assert entry is not None
+    journal.close()  # while a request is on its way
+    journal.delivered(entry)
+    assert len(Journal(tmp_path / "j")) == 1, "it is delivered again"
 
 
 def test_training_that_falls_back_drops_the_steps_that_it_repeats(tmp_path: Path) -> None:
