@@ -21,6 +21,9 @@ from pipelines.scoring.processor import why_unusable
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 SPLITS = ("train", "test")
+SAME_LABELS = {"keras": 1.0, "bf16": 0.95, "int8": 0.85}
+"""Least part of the patches with the labels of Keras. Of int8, which is calibrated on 64 generated patches here, 28 of
+30 were measured."""
 
 
 def predicted(output: Path) -> dict[str, Any]:
@@ -42,6 +45,7 @@ def test_every_runtime_gives_the_metrics_of_evaluate(
     names = list(read_manifest(dataset).class_names)
     measured = {split: evaluate(config, uri, split).metrics for split in SPLITS}
     runtimes = ["keras", *(each for each in ("bf16", "int8") if why_unusable(each) is None)]
+    of_keras: dict[str, Any] = {}
     for runtime in runtimes:
         output = tmp_path / runtime
         line = [
@@ -65,6 +69,10 @@ def test_every_runtime_gives_the_metrics_of_evaluate(
         assert cli.execute(line) == 0
         rows = predicted(output)
         assert len(rows) == 30
+        of_keras = of_keras or rows
+        different = [set(rows[name]["labels"]) ^ set(row["labels"]) for name, row in of_keras.items()]
+        assert np.mean([not labels for labels in different]) >= SAME_LABELS[runtime], (runtime, different)
+        assert sum(map(len, different)) <= 0.02 * len(rows) * len(names), (runtime, different)
         for split in SPLITS:
             reader = SplitReader(dataset, split)
             targets = reader.gather(np.arange(len(reader))).targets
