@@ -13,7 +13,7 @@ from mlflow.entities import RunTag
 from mlflow.exceptions import MlflowException, RestException
 
 from pipelines.tracking.journal import Entry, Journal
-from pipelines.tracking.points import log_points
+from pipelines.tracking.points import absent_rows, log_points
 from pipelines.tracking.store import TrackedRun, reason_of, short_waits
 
 News = Literal["away", "back", "refused"]
@@ -189,7 +189,11 @@ class Delivery:
         match entry.kind:
             case "metrics":
                 with self._waits():
-                    log_points(client, self._run.uri, run_id, content["points"])
+                    points = content["points"]
+                    if "known_by" in content:
+                        points = absent_rows(client, run_id, points, content["known_by"])
+                    if points:
+                        log_points(client, self._run.uri, run_id, points)
             case "tags":
                 tags = [RunTag(name, value) for name, value in content["tags"].items()]
                 with self._waits():

@@ -49,6 +49,16 @@ def log_points(client: MlflowClient, uri: str, run_id: str, rows: Sequence[Row])
     verify_rest_response(response, _ENDPOINT)
 
 
+def absent_rows(client: MlflowClient, run_id: str, rows: Sequence[Row], known_by: str) -> list[Row]:
+    """Return the points at whose steps a run has no value of the metric `known_by`.
+
+    Raises:
+        MlflowException: As from MLflow's client.
+    """
+    stored = {metric.step for metric in client.get_metric_history(run_id, known_by)}
+    return [row for row in rows if row[1] not in stored]
+
+
 def _named(value: float) -> str:
     """What JSON of protocol buffers has for a number that plain JSON does not have."""
     return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

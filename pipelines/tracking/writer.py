@@ -11,6 +11,7 @@ from pipelines.tracking.delivery import PATIENCE_SECONDS, Delivery, OnNews, warn
 from pipelines.tracking.journal import Journal
 from pipelines.tracking.metrics import unlisted
 from pipelines.tracking.pictures import Draw, Pictures
+from pipelines.tracking.points import Row
 from pipelines.tracking.store import TrackedRun
 
 if TYPE_CHECKING:
@@ -82,6 +83,31 @@ class RunWriter:
             content = {"points": rows[start : start + _POINTS_PER_ENTRY]}
             self._journal.append("metrics", content, after_step=after_step)
         self._delivery.wake()
+
+    def absent_metrics(self, by_step: Mapping[int, Mapping[str, float]], known_by: str, *, after_step: int = 0) -> None:
+        """Write metrics that the store may have: where it has no value of `known_by` at their step, it gets them.
+
+        It is asked when they are delivered, after whatever the journal had before them. So nothing is doubled.
+
+        Args:
+            by_step: Metrics by optimizer step; those that are not listed, of an earlier version, are left out.
+            known_by: Name of a metric that is written with all others of its step.
+            after_step: Optimizer steps that they tell of.
+        """
+        measured, rows = now(), list[Row]()
+        for step, values in by_step.items():
+            unknown = unlisted(values, self._own_metrics)
+            of_step = [(name, step, float(value), measured) for name, value in values.items() if name not in unknown]
+            if len(rows) + len(of_step) > _POINTS_PER_ENTRY:  # the metrics of a step stay together
+                self._append_absent(rows, known_by, after_step)
+                rows = []
+            rows += of_step
+        self._append_absent(rows, known_by, after_step)
+
+    def _append_absent(self, rows: Sequence[Row], known_by: str, after_step: int) -> None:
+        if rows:
+            self._journal.append("metrics", {"points": rows, "known_by": known_by}, after_step=after_step)
+            self._delivery.wake()
 
     def tags(self, values: Mapping[str, str]) -> None:
         """Set tags of the run."""

@@ -167,14 +167,29 @@ class Record:
             return
         self._epochs_written = step
         self._write_steps(step)
-        first_shown = headlines({**history[-1], "train/learning_rate": self._schedule(step - 1)})
-        self._writer.metrics({**history[-1], **first_shown}, step=step, after_step=step)
+        self._writer.metrics(self._with_headlines(history[-1], step), step=step, after_step=step)
         self._writer.curves(curves_of(samples or []), after_step=step)
         rows_of_phases = self._phases.add(phases, epoch=len(history), step=step)
         self._writer.table(rows_of_phases, "where_the_step_goes.json", after_step=step)
         self._draw(history, evaluations, phases, step)
         self._writer.sync()
         self._journal.publish()
+
+    def write_absent(self, history: Sequence[dict[str, float]], *, steps: int) -> None:
+        """Write the epochs of a checkpoint that MLflow does not have, because their journal is lost with its disk.
+
+        Their points get the time of now. Curves by step and samples of machines are lost.
+
+        Args:
+            history: Metrics of each epoch.
+            steps: Optimizer steps of an epoch.
+        """
+        ends = {epoch * steps: metrics for epoch, metrics in enumerate(history, 1)}
+        by_step = {step: self._with_headlines(metrics, step) for step, metrics in ends.items()}
+        self._writer.absent_metrics(by_step, "train/loss", after_step=len(history) * steps)
+
+    def _with_headlines(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
+        return {**metrics, **headlines({**metrics, "train/learning_rate": self._schedule(step - 1)})}
 
     def draw_again(
         self, history: Sequence[dict[str, float]], evaluations: Mapping[str, Evaluation], *, step: int

@@ -74,6 +74,7 @@ def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
     facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.parts.collective)
     if record is not None:
         record.write_ranks(facts)
+        record.write_absent(start.history, steps=rank.steps)
         if start.epochs_done < rank.config.training.epochs:
             tell(Compiling())  # the first step reports nothing until it is done
     if rank.recovery is not None:

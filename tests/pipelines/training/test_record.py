@@ -1,6 +1,7 @@
 """What rank 0 writes while it trains, in a real store."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -59,6 +60,49 @@ def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
     # A run that an earlier version began has no rows of its first epochs, and the right numbers from then on.
     (checkpoints / FILE_NAME).unlink()
     assert [row["epoch"] for row in PhaseTable(checkpoints, 12).add(ONE_RANK, epoch=4, step=16)] == [4]
+
+
+def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(module_mlflow_store: str, tmp_path: Path) -> None:
+    run, checkpoints = runs.start_run("lost journal", None, {}, {}), tmp_path / "checkpoints"
+    history = [{**EPOCH, "train/loss": loss, "val/f1_micro": 1 - loss} for loss in (0.5, 0.4, 0.3, 0.2)]
+    client = MlflowClient(module_mlflow_store)
+
+    def record(start_step: int, store: str = module_mlflow_store) -> Record:
+        return Record(TrackedRun(store, run.run_id), checkpoints, lambda step: 0.1, start_step=start_step)
+
+    first = record(0)
+    first.write_epoch(history[:1], {}, TWO_RANKS, step=4)
+    first.hold(4)
+    assert first.write_end({}, {}, steps=4) == ("", "")
+    # Without the store the second epoch is in the journal only, which is lost; the third is in the journal that stays.
+    away = record(4, store="")
+    away.write_epoch(history[:2], {}, TWO_RANKS, step=8)
+    away.hold(8)
+    away.write_end({}, {}, steps=8)
+    shutil.rmtree(tmp_path / "journal")
+    again = record(8, store="")
+    again.write_epoch(history[:3], {}, TWO_RANKS, step=12)
+    again.hold(12)
+    again.write_end({}, {}, steps=12)
+    for _ in range(2):
+        resumed = record(12)
+        resumed.write_absent([{**row, "of_an_earlier_version": 1.0} for row in history[:3]], steps=4)
+        assert resumed.write_end({}, {}, steps=12) == ("", "")
+    last = record(12)
+    last.write_absent(history[:3], steps=4)
+    last.write_epoch(history, {}, TWO_RANKS, step=16)
+    last.hold(16)
+    assert last.write_end({}, {}, steps=16) == ("", "")
+    for name, expected in {
+        "train/loss": [0.5, 0.4, 0.3, 0.2],
+        "epoch/train_loss": [0.5, 0.4, 0.3, 0.2],
+        "val/f1_micro": [0.5, 0.6, 0.7, 0.8],
+        "time/step_seconds": [1.0] * 4,
+    }.items():
+        points = client.get_metric_history(run.run_id, name)
+        found = sorted((point.step, point.value) for point in points)
+        assert found == [(4 * number, value) for number, value in enumerate(expected, 1)], name
+    assert "of_an_earlier_version" not in client.get_run(run.run_id).data.metrics
 
 
 def test_a_table_that_cannot_be_read_is_begun_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
