@@ -10,6 +10,7 @@ AVERAGED_GROUP = "val_ema"
 SYSTEM_GROUP = "system"
 """Group of what MLflow samples of every rank's machine, under the names that MLflow has for it."""
 
+_LATER_STEPS = ", without the first step of each process, which compiles"
 _STEP = {
     "train/step_loss": "loss of rank 0's batch",
     "train/learning_rate": "learning rate of the optimizer",
@@ -17,9 +18,10 @@ _STEP = {
     "sums of batch norm over ranks",
     "exchange/compression_ratio": "bytes of the gradients in float32, divided by those of their exchange",
     "exchange/residual_norm": "Euclidean norm of what the codec of rank 0 has left to send",
-    "time/encode_seconds": "time in which rank 0 encodes gradients, measured on CPUs",
-    "time/collective_seconds": "time in which rank 0 sends, receives and waits for other ranks, measured on CPUs",
-    "time/decode_seconds": "time in which rank 0 decodes what it has received, measured on CPUs",
+    "time/encode_seconds": "time in which rank 0 encodes gradients, measured on CPUs" + _LATER_STEPS,
+    "time/collective_seconds": "time in which rank 0 sends, receives and waits for other ranks, measured on CPUs"
+    + _LATER_STEPS,
+    "time/decode_seconds": "time in which rank 0 decodes what it has received, measured on CPUs" + _LATER_STEPS,
 }
 _RANGE_TEST = {
     "range_test/loss": "mean loss of the global batch",

@@ -46,6 +46,7 @@ from pipelines.training.weight_average import WeightAverage
 
 _STEP_METRICS = [f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}" for name in METRICS]
 """Names in MLflow of what the exchange measures in each step."""
+_TIMES = np.array([name.endswith("_seconds") for name in METRICS])
 
 
 class Record:
@@ -84,18 +85,22 @@ class Record:
         self._rows = rows
         self._steps: list[StepRow] = [] if rows is None else rows.read()
         """Step, loss, milliseconds since 1970 and what was measured, of the steps that are not written yet."""
+        self._is_first_step = True
+        """Whether this process has taken no step yet: times of its first one would be mostly about compiling."""
         self._written = self._epochs_written = 0
         """Optimizer steps and those at the end of the latest epoch of which everything is written: where training goes
         on in place after a rank has died, some are taken again, and give the same."""
 
     def write_step(self, step: int, loss: float, measured: NDArray[np.float64]) -> None:
-        """Keep one step until `write_steps`.
+        """Keep one step until `write_steps`; of the first one of this process, which compiles, without its times.
 
         Args:
             step: Optimizer steps done before it.
             loss: Its loss on this rank.
             measured: What the exchange measured, in the order of `METRICS`.
         """
+        if self._is_first_step:
+            measured, self._is_first_step = np.where(_TIMES, np.nan, measured), False
         if step < self._written:
             return
         row = (step, loss, now(), measured)

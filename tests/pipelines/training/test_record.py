@@ -105,6 +105,28 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(module_mlf
     assert "of_an_earlier_version" not in client.get_run(run.run_id).data.metrics
 
 
+def test_curves_by_step_have_no_times_of_the_step_that_compiles(module_mlflow_store: str, tmp_path: Path) -> None:
+    run = runs.start_run("curves", None, {}, {})
+    for start in (0, 3):
+        record = Record(run, tmp_path / "checkpoints", lambda step: 0.1, start_step=start)
+        for step in range(start, start + 3):
+            measured = np.arange(6.0)
+            record.write_step(step, 0.5, measured)
+            assert measured.tolist() == [0, 1, 2, 3, 4, 5], "the epoch's sums are made of the same array"
+        record.write_steps(start + 3)
+        record.hold(start + 3)
+        assert record.write_end({}, {}, steps=start + 3) == ("", "")
+    client = MlflowClient(module_mlflow_store)
+
+    def curve(name: str) -> list[tuple[int, float]]:
+        return [(point.step, point.value) for point in client.get_metric_history(run.run_id, name)]
+
+    for name, value in {"time/encode_seconds": 3, "time/collective_seconds": 4, "time/decode_seconds": 5}.items():
+        assert curve(name) == [(step, value) for step in (1, 2, 4, 5)], name
+    for name, value in {"exchange/payload_bytes": 0, "exchange/residual_norm": 2, "train/step_loss": 0.5}.items():
+        assert curve(name) == [(step, value) for step in range(6)], name
+
+
 def test_a_table_that_cannot_be_read_is_begun_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / FILE_NAME).write_text("[{")
     rows = PhaseTable(tmp_path, 4).add(ONE_RANK, epoch=2, step=8)
