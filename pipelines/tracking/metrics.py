@@ -60,7 +60,8 @@ _SUMMARY = {
     "summary/images_per_second_per_rank": "median of speed/images_per_second divided by time/workers of the epoch",
     "summary/input_wait_fraction": "mean of time/input_wait_fraction over the epochs",
     "summary/payload_bytes": "payload of all steps of one rank",
-    "summary/wire_bytes": "bytes that all ranks send in all steps, 2 (N - 1) / N of the payload each",
+    "summary/wire_bytes": "bytes that all ranks send in all steps, by a formula and not measured: 2 (N - 1) / N of the "
+    "payload each",
     "summary/parameters": "trainable numbers of the model",
     "summary/flops_per_image": "operations of a training step for one image, 3 times those of the forward pass",
     "summary/matmul_flops_per_second": "operations per second of a matrix product, measured on rank 0",
