@@ -8,7 +8,8 @@ with the retries that ranks have by default, and a small model is logged.
 The cost is (the time that steps waited for the record + what the figures add to the graph of a step + processor time of
 the threads that record and sample) / wall time. The delay of an outage is the time that steps and the end of the run
 waited for the record, less that of the same training with a server that answers. After each outage `groundswell sync`'s
-function writes what is left, and all points are compared with those that were recorded.
+function writes what is left. All points are then compared with those that were recorded, and the order in which the
+server took them with the order of the steps.
 
 `--smoke` takes few steps.
 """
@@ -20,13 +21,14 @@ import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
 
 from mlflow import MlflowClient
-from outages.server import Door, Server, free_port
+from outages.server import Door, Request, Server, free_port
 from outages.training import STEP_SECONDS, Trained, log_small_model, seconds_of_figures, train
 
 from pipelines.tracking.sync import sync, unsynced
@@ -70,33 +72,45 @@ class Outage:
         return act
 
 
-def lost(trained: Trained, run_id: str, uri: str) -> dict[str, int]:
-    """What is wrong with a run's points in the store: lost, doubled, and out of order."""
-    client = MlflowClient(uri)
+def lost(trained: Trained, run_id: str, door: Door) -> dict[str, int]:
+    """What is wrong with a run's points in the store: lost, doubled, and arrived out of order."""
+    client = MlflowClient(door.uri)
+    arrived = arrivals(door.answered, run_id)
     found = Counter[str]()
     for name, expected in trained.points.items():
-        history = client.get_metric_history(run_id, name)
-        stored = Counter((metric.step, metric.value) for metric in history)
+        stored = Counter((metric.step, metric.value) for metric in client.get_metric_history(run_id, name))
         found["lost"] += sum((Counter(expected) - stored).values())
         found["doubled"] += sum((stored - Counter(expected)).values())
-        times = [metric.timestamp for metric in sorted(history, key=lambda metric: metric.step)]
-        found["out_of_order"] += sum(later < earlier for earlier, later in pairwise(times))
+        found["out_of_order"] += sum(later < earlier for earlier, later in pairwise(arrived.get(name, [])))
     return {f"points_{name}": found[name] for name in ("lost", "doubled", "out_of_order")}
 
 
-def measure(trained: Trained, healthy: Trained, uri: str) -> dict[str, float]:
+def arrivals(requests: Sequence[Request], run_id: str) -> dict[str, list[int]]:
+    """Steps of each metric of a run in the order in which the server took its points; of a repeated one, the first."""
+    steps: dict[str, list[int]] = {}
+    for request in requests:
+        if request.path.endswith("/runs/log-batch") and request.status == HTTPStatus.OK:
+            content = json.loads(request.body)
+            for point in content.get("metrics", []) if content["run_id"] == run_id else []:
+                taken = steps.setdefault(point["key"], [])
+                if int(point["step"]) not in taken:
+                    taken.append(int(point["step"]))
+    return steps
+
+
+def measure(trained: Trained, healthy: Trained, door: Door) -> dict[str, float]:
     """Write what is left, as `groundswell sync` does, and compare with what was recorded, and with a healthy server."""
-    before = lost(trained, trained.run.run_id, uri)["points_lost"] if not trained.run.is_offline else None
+    before = lost(trained, trained.run.run_id, door)["points_lost"] if not trained.run.is_offline else None
     run_id = trained.run.run_id
     for folder in unsynced(trained.folder.parent):
         run_id = sync(folder, lambda folder, run: log_small_model(run)).run_id
-    status = MlflowClient(uri).get_run(run_id).info.status
+    status = MlflowClient(door.uri).get_run(run_id).info.status
     assert status == "FINISHED", status
-    assert find_models(run_id, uri) == 1, "the model is logged once"
+    assert find_models(run_id, door.uri) == 1, "the model is logged once"
     delayed = trained.waited + trained.end_seconds - healthy.waited - healthy.end_seconds
     in_journal = sum(map(len, trained.points.values())) if before is None else before
     return {
-        **lost(trained, run_id, uri),
+        **lost(trained, run_id, door),
         "points_lost_before_sync": in_journal,
         "seconds_delayed": round(delayed, 2),
         "lines_told": len(trained.told),
@@ -138,7 +152,7 @@ def run_all(size: Size, folder: Path, server: Server, door: Door) -> dict[str, o
         trained = train(place, size.epochs_of_an_outage, size.steps, at_step=kind.at_step(moment, steps))
         kind.end()  # where it has not ended yet
         server.start()
-        figures = measure(trained, short, door.uri)
+        figures = measure(trained, short, door)
         show(name, moment, trained, figures)
         table.append({"outage": name, "moment": moment, **figures})
         if moment in ("middle", "to the end"):
@@ -155,11 +169,11 @@ def run_all(size: Size, folder: Path, server: Server, door: Door) -> dict[str, o
         f"{size.epochs * size.steps} steps of {1000 * STEP_SECONDS:.0f} ms in {healthy.seconds:.1f} s: waited "
         f"{healthy.waited:.3f} s, figures in the graph {in_graph:.3f} s, threads {healthy.thread_seconds:.3f} s of a "
         f"processor, cost {100 * cost:.2f} %; end of the run {healthy.end_seconds:.2f} s, "
-        f"{lost(healthy, healthy.run.run_id, door.uri)}"
+        f"{lost(healthy, healthy.run.run_id, door)}"
     )
     short = train(folder / "short", size.epochs_of_an_outage, size.steps)
     print(f"no outage: steps waited {short.waited:.3f} s, end of the run {short.end_seconds:.2f} s")
-    outages["down_at_start"] = measure(offline, short, door.uri)
+    outages["down_at_start"] = measure(offline, short, door)
     heads = f"{'lost':>6}{'doubled':>9}{'disorder':>9}{'before sync':>12}{'seconds':>9}{'told':>6}"
     print(f"{'outage':<20}{'moment':<12}{heads}")
     show("down_at_start", "offline", offline, outages["down_at_start"])
