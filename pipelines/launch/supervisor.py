@@ -44,6 +44,7 @@ _SILENT_SECONDS = 5.0
 _PAUSED_SECONDS = 2.0
 # Survivors notice within a tenth of a second that a rank has ended; the rank that caused it may take longer to say so.
 _CONSEQUENCES_SECONDS = 1.0
+_LAST_REPORTS_SECONDS = 10.0
 _CAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
@@ -130,7 +131,10 @@ class Supervisor:
             if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
                 self._settle()
                 raise failure_of(self._outcomes)
-            if finished:  # a rank whose channel broke has not said so itself: its result came by way of Spark
+            if finished:
+                # A rank whose channel broke has not said so itself: its result came by way of Spark. The reports of the
+                # others may still be on their way.
+                self._take_until(_LAST_REPORTS_SECONDS, lambda: all(each.gone_since for each in self._open()))
                 return
         if any(outcome.kind == "requested" for outcome in self._outcomes):
             raise failure_of(self._outcomes)

@@ -22,9 +22,9 @@ _AMPERE_AND_LATER = {
     "L40": (181.0, 90.5),
     "L4": (121.0, 60.0),
 }
-"""Of bfloat16 and float16, and of float32; a name that begins another one comes after it."""
+"""Peaks of bfloat16 and float16, and of float32; a name that begins another one comes after it."""
 _WITHOUT_BFLOAT16 = {"V100S": (130.0, 16.4), "V100-PCIE": (112.0, 14.0), "V100": (125.0, 15.7), "T4": (65.0, 8.1)}
-"""Of float16 and float32."""
+"""Peaks of float16 and float32."""
 
 
 def flops_per_second_of_gpu(name: str, precision: str) -> float | None:

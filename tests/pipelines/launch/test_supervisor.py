@@ -20,6 +20,7 @@ from pipelines.launch.messages import (
     Exit,
     Failure,
     Go,
+    Gone,
     Hello,
     JsonObject,
     Order,
@@ -88,6 +89,31 @@ def supervise(
     for task in range(size):
         channel.events.put((task, Begun()))
     return supervisor
+
+
+class FinishedTasks(FakeTasks):
+    def finished(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("end", [FINISHED, Gone()])
+def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
+    heard: list[JsonObject] = []
+    channel = FakeChannel(1)
+    supervisor = supervise(channel, 1, on_report=heard.append, tasks=FinishedTasks())
+
+    def arrive() -> None:
+        time.sleep(0.5)
+        channel.events.put((0, Report({"number": 1})))
+        time.sleep(0.5)
+        channel.events.put((0, Report({"number": 2})))
+        channel.events.put((0, end))
+
+    thread = threading.Thread(target=arrive)
+    thread.start()
+    supervisor.watch()
+    thread.join()
+    assert [report["number"] for report in heard] == [1, 2]
 
 
 def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
