@@ -140,7 +140,10 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
     [
         ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}"],
         ["training.mode=delayed"],
-        ["training.accumulation_steps=2", "training.ema=0.9", "training.precision=float16", "exchange.codec=powersgd"],
+        [
+            *("training.accumulation_steps=2", "training.epochs=8", "training.ema=0.9"),
+            *("training.precision=float16", "exchange.codec=powersgd"),
+        ],
     ],
 )
 def test_ranks_continue_in_place_in_every_mode(
