@@ -205,22 +205,55 @@ def submitted(project: Path, small_dataset: Path, tmp_path: Path, *settings: str
     )
 
 
+# A loss of the user's own that works on the driver, which tries it, and not in a rank.
+BROKEN_LOSS = """
+import os
+import keras
+
+def loss(targets, logits):
+    if "HOROVOD_RANK" in os.environ:
+        raise LookupError("this loss is broken")
+    return keras.ops.mean(keras.ops.square(targets - logits), axis=-1)
+"""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "code", "message"),
     [
         (["training.epochs=0"], 2, "config smoke: training.epochs=0: should be greater than 0"),
         (["launch.num_workers=3"], 4, "3 workers do not fit 1 slots"),
+        (
+            ["launch.num_workers=1", "training.loss={name: import, path: 'broken:loss'}"],
+            3,
+            "LookupError: this loss is broken",
+        ),
     ],
 )
 def test_spark_submit_ends_with_the_jobs_code(
     project: Path, small_dataset: Path, tmp_path: Path, settings: list[str], code: int, message: str
 ) -> None:
+    (tmp_path / "broken.py").write_text(BROKEN_LOSS)
     job = submitted(project, small_dataset, tmp_path, *settings)
     output, _ = job.communicate(timeout=200)
     assert job.returncode == code, output
     assert message in output
     assert "groundswell train: error: " in output
+
+
+@pytest.mark.long
+def test_spark_submit_that_is_interrupted_says_so(project: Path, small_dataset: Path, tmp_path: Path) -> None:
+    settings = ["launch.num_workers=1", "training.epochs=500", f"training.output={tmp_path / 'out'}"]
+    job = submitted(project, small_dataset, tmp_path, *settings)
+    assert job.stdout is not None
+    shown: list[str] = []
+    while not any(line.startswith("epoch 1/") for line in shown[-1:]):
+        shown.append(job.stdout.readline())
+        assert shown[-1], shown
+    os.killpg(job.pid, signal.SIGINT)  # as a terminal does
+    output, _ = job.communicate(timeout=200)
+    assert job.returncode == 130, "".join(shown) + output
+    assert "stopping; Ctrl-C again stops at once" in output
 
 
 @pytest.fixture
