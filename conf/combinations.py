@@ -1,11 +1,14 @@
 """Training modes and the settings of other sections that go together."""
 
+import math
 from typing import TYPE_CHECKING
 
 from conf.modes import DelayedConfig, LocalConfig
 
 if TYPE_CHECKING:
     from conf.schema import RunConfig
+
+_UPDATES_PER_AVERAGE = 10
 
 
 def check_mode(config: "RunConfig") -> None:
@@ -18,6 +21,40 @@ def check_mode(config: "RunConfig") -> None:
         _check_local(config, config.training.mode)
     if isinstance(config.training.mode, DelayedConfig):
         _check_delayed(config)
+
+
+def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
+    """Check that the training mode can do what it is for in a run of this length.
+
+    Args:
+        config: The whole configuration.
+        steps_per_epoch: Optimizer steps per epoch on the dataset.
+
+    Returns:
+        A warning; None: all is well.
+
+    Raises:
+        ValueError: The mode never begins.
+    """
+    mode = config.training.mode
+    if not isinstance(mode, LocalConfig):
+        return None
+    steps = config.training.epochs * steps_per_epoch
+    if mode.local_after_steps >= steps:
+        raise ValueError(
+            f"training.mode.local_after_steps={mode.local_after_steps} is not before the end of the run, which has "
+            f"{steps} steps, so that workers never train alone: lower it, or set training.mode=synchronous"
+        )
+    each = math.ceil(steps_per_epoch / mode.every_steps)
+    exchanges = math.ceil((steps - mode.local_after_steps) / steps_per_epoch * each)
+    # Momentum m averages about the last 1 / (1 - m) updates; a run that has only a few times as many does not get far.
+    needed = round(_UPDATES_PER_AVERAGE / (1 - mode.outer.momentum))
+    if not mode.outer.momentum or exchanges >= needed:
+        return None
+    return (
+        f"training.mode.outer.momentum={mode.outer.momentum:g} wants about {needed} exchanges, and this run has "
+        f"{exchanges}: lower it or training.mode.every_steps, or train longer"
+    )
 
 
 def check_recovery(config: "RunConfig") -> None:

@@ -89,7 +89,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     if report is not None:
         Path(report).write_text(page)
     run = _record(config, served, measured, name_of(splits), page, manifest)
-    if measured.thresholds is not None and served.metadata.get("dataset_fingerprint") == manifest.fingerprint:
+    if measured.thresholds is not None and served.metadata.dataset_fingerprint == manifest.fingerprint:
         keep_thresholds(served, measured.thresholds.tolist())
     return Evaluation(measured.metrics, measured.per_class, split=name_of(splits), run=run)
 
@@ -137,8 +137,8 @@ def _record(
     Returns:
         The child run.
     """
-    parent = TrackedRun(tracking_uri(), served.run_id or "")
-    known = served.run_id is not None and has_run(parent)
+    parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
+    known = served.metadata.run_id is not None and has_run(parent)
     name, facts = f"evaluate {split}", dataset_facts(config.dataset.path, manifest)
     parameters = {
         "model": served.uri,
@@ -155,7 +155,7 @@ def _record(
             chosen_experiment(config.tracking.experiment), name, parameters, tags, dataset=facts, context="evaluation"
         )
     )
-    step, own = served.optimizer_steps, list(config.training.metrics)
+    step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, split, own, step, page)
     if known:
@@ -178,9 +178,10 @@ def _write(
         writer.figure(per_class_bars(measured.per_class, split), f"per_class_{split}.png")
         if page is not None:
             writer.text(page, f"evaluation_{split}.html")
-            for name, rows in (("slices", measured.slices), ("label_pairs", measured.pairs)):
-                if rows:
-                    writer.table(rows, f"{name}_{split}.json")
+            if measured.slices:
+                writer.table([each.as_row() for each in measured.slices], f"slices_{split}.json")
+            if measured.pairs:
+                writer.table(measured.pairs, f"label_pairs_{split}.json")
             writer.table(_reliability_rows(measured), f"reliability_{split}.json")
         reason = writer.drain()
         writer.close()

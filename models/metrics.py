@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,10 +138,26 @@ def top_k_correct(probabilities: Array, targets_one_hot: Array, k: int) -> int:
     return int((likeliest == np.argmax(targets_one_hot, axis=1)[:, np.newaxis]).sum())
 
 
+ClassScores = TypedDict(
+    "ClassScores",
+    {
+        "class": str,
+        "support": int,
+        "precision": float,
+        "recall": float,
+        "f1": float,
+        "average_precision": float,
+        "threshold": NotRequired[float],
+        "f1_tuned": NotRequired[float],
+    },
+)
+"""Scores of one class, of which it has `support` positives; the last two where its threshold was tuned."""
+
+
 def per_class_table(
     class_names: Sequence[str], counts: Counts, average_precisions: NDArray[np.float64]
-) -> list[dict[str, float | int | str]]:
-    """Return one row per class: class, support (positives), precision, recall, f1, average_precision; 0 / 0 is 0.
+) -> list[ClassScores]:
+    """Return the scores of each class; 0 / 0 is 0.
 
     Raises:
         ValueError: lengths that differ.

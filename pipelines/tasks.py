@@ -3,9 +3,9 @@
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from py4j.protocol import Py4JError, Py4JNetworkError
@@ -18,6 +18,7 @@ from pipelines.storage import Folder
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
 _SECONDS_TO_CANCEL = 20.0
+_SECONDS_BETWEEN_LOOKS = 1.0
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
 _WORKER_DIED = "Python worker exited unexpectedly"
@@ -83,6 +84,83 @@ def run_tasks(
                 spark.sparkContext.cancelJobGroup(group)
         thread.join(_SECONDS_TO_CANCEL)
         raise
+
+
+def run_until_done(
+    spark: SparkSession,
+    items: Mapping[str, _Item],
+    function: Callable[[_Item], _Value],
+    *,
+    finished: Callable[[list[str]], dict[str, _Value]],
+    say: Callable[[str], None],
+    job: str,
+    folder: Folder,
+    less_memory: str,
+) -> dict[str, _Value]:
+    """Call a function for every item by its file, as `run_tasks` does, and return the values by file.
+
+    In local mode Spark does not try a task again, and a dead Python worker ends the job of all tasks. What is not
+    finished is then tried again, as on a cluster.
+
+    Args:
+        spark: The same as in `run_tasks`.
+        items: By the file that each writes.
+        function: The same as in `run_tasks`.
+        finished: Finds the values of those of some files that tasks have finished before the job was lost.
+        say: Told what is tried again.
+        job: The same as in `run_tasks`.
+        folder: The same as in `run_tasks`.
+        less_memory: The same as in `run_tasks`.
+
+    Raises:
+        LostWorkerError: A Python worker died, on a cluster or in the last attempt.
+        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+    """
+    done: dict[str, _Value] = {}
+    for attempt in range(1, ATTEMPTS + 1):
+        files = [file for file in items if file not in done]
+        waiting = [items[file] for file in files]
+        try:
+            values = run_tasks(spark, waiting, function, job=job, folder=folder, files=files, less_memory=less_memory)
+        except LostWorkerError as error:
+            if attempt == ATTEMPTS or not is_local_mode(spark):
+                raise
+            say(f"{error}; what is not finished is tried again, attempt {attempt + 1} of {ATTEMPTS}")
+            done |= finished(files)
+        else:
+            done |= dict(zip(files, values, strict=True))
+            break
+    return done
+
+
+@contextmanager
+def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
+    """Look at the progress of tasks once a second while the block runs, and once more at its end.
+
+    A look at a storage that fails is left out: where it fails for long, it stops the tasks.
+
+    Args:
+        look: Called in a thread.
+        name: Name of the thread.
+    """
+    ended = threading.Event()
+
+    def look_once() -> None:
+        with suppress(RuntimeError, OSError):
+            look()
+
+    def run() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
+            look_once()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        look_once()
 
 
 def _call_each(

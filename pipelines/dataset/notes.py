@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 from pipelines.dataset.files import NOTES_FILE, PROGRESS_FOLDER, note_name
+from pipelines.dataset.identity import Identity
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.statistics import BandSums
 from pipelines.storage import Folder
@@ -53,18 +54,18 @@ def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard
         return {shard: note for shard, note in zip(candidates, notes, strict=True) if note is not None}
 
 
-def write_all_notes(identity: dict[str, Any], shards: Iterable[WrittenShard], dataset: Folder) -> None:
+def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Folder) -> None:
     """Write the notes of all shards as one file, which stays in the finished dataset."""
-    lines = [json.dumps(identity), *(json.dumps(_values(written)) for written in shards)]
+    lines = [json.dumps(identity.as_json()), *(json.dumps(_values(written)) for written in shards)]
     dataset.write(NOTES_FILE, gzip.compress("\n".join(lines).encode(), mtime=0))
 
 
-def read_all_notes(dataset: Folder) -> tuple[dict[str, Any], dict[str, WrittenShard]] | None:
+def read_all_notes(dataset: Folder) -> tuple[Identity, dict[str, WrittenShard]] | None:
     """Read what `write_all_notes` wrote: identity, and notes by shard; None where it is lost or damaged."""
     try:
         identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")
         notes = [_written(json.loads(line)) for line in lines]
-        return json.loads(identity), {written.shard.file: written for written in notes}
+        return Identity.from_json(json.loads(identity)), {written.shard.file: written for written in notes}
     except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
         return None
 

@@ -3,14 +3,14 @@
 import hashlib
 import json
 import math
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.archives.archive import Archive, ArchiveDescription, ArchiveIndex
+from pipelines.archives.archive import Archive, ArchiveIndex
 from pipelines.dataset.files import shard_name
+from pipelines.dataset.identity import describe
 from pipelines.dataset.manifest import FORMAT_VERSION
 from pipelines.dataset.rows import fixed_fields
 from pipelines.dataset.shard import ShardPlan
@@ -58,20 +58,6 @@ def plan_shards(
             )
             plans[split].append(plan)
     return plans
-
-
-def describe(description: ArchiveDescription, read_settings: dict[str, int | None]) -> dict[str, Any]:
-    """Give what decides the rows beside the samples, in words that a message can name: kind, classes, images."""
-    names = json.dumps([description.task, *description.class_names]).encode()
-    return {
-        "archive": description.kind,
-        **read_settings,
-        "classes": f"{len(description.class_names)} ({hashlib.sha256(names).hexdigest()[:8]})",
-        "images": [
-            f"{group.name} {'x'.join(map(str, group.shape))} {group.dtype} {','.join(group.bands)}"
-            for group in description.groups
-        ],
-    }
 
 
 def _known(samples: pa.Table, unusable: dict[str, dict[str, str]]) -> tuple[dict[str, str], ...]:

@@ -84,7 +84,7 @@ ReadResult = BadRecordError | Georeference | None
 _Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable[ReadResult]]
 
 
-def read_sample(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> ReadResult:
+def try_to_read(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> ReadResult:
     """Read one sample into `out`; returns where it lies, or what is wrong with it."""
     try:
         return archive.read(sample["paths"], out)
@@ -100,7 +100,7 @@ def rejection(sample_id: str, error: BadRecordError) -> dict[str, str]:
 @contextmanager
 def _reader(archive: Archive) -> Iterator[tuple[_Read, int]]:
     """How samples are read, and how many at once: a remote storage answers late, but many at the same time."""
-    read_one = partial(read_sample, archive)
+    read_one = partial(try_to_read, archive)
     if is_local(archive.root):
         yield partial(map, read_one), 1
         return

@@ -1,12 +1,9 @@
 """The Spark job that writes shards: its progress, its retries, and errors that say what happened."""
 
-import threading
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import PurePosixPath
-from typing import TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -18,11 +15,8 @@ from pipelines.dataset.rows import Fields
 from pipelines.dataset.shard import ShardPlan, write_shard
 from pipelines.dataset.verify import ShardCheck, check_shard
 from pipelines.storage import Folder
-from pipelines.tasks import ATTEMPTS, LostWorkerError, is_local_mode, run_tasks
+from pipelines.tasks import run_tasks, run_until_done, watched
 
-_SECONDS_BETWEEN_LOOKS = 1.0
-_Item = TypeVar("_Item")
-_Value = TypeVar("_Value")
 _LESS_MEMORY = "a smaller prepare.row_group_mib"
 
 
@@ -67,24 +61,24 @@ def write_shards(
     Raises:
         RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
     """
-    finished = dict(found)
-    with _Watch(plans, staging, found, progress):
-        for attempt in range(1, ATTEMPTS + 1):
-            waiting = [plan for plan in plans if plan.file not in finished]
-            if not waiting:
-                break
-            try:
-                files = [plan.file for plan in waiting]
-                written = _run(spark, waiting, partial(_write, archive, staging), staging, files)
-                finished |= dict(zip(files, written, strict=True))
-            except LostWorkerError as error:
-                if attempt == ATTEMPTS or not is_local_mode(spark):
-                    raise
-                say(f"{error}; what is not finished is tried again, attempt {attempt + 1} of {ATTEMPTS}")
-                digests = {plan.file: plan.digest for plan in waiting}
-                notes = read_notes(staging, digests)
-                finished |= {file: note for file, note in notes.items() if note.digest == digests[file]}
-    return finished
+    waiting = {plan.file: plan for plan in plans if plan.file not in found}
+
+    def finished(files: list[str]) -> dict[str, WrittenShard]:
+        notes = read_notes(staging, files)
+        return {file: note for file, note in notes.items() if note.digest == waiting[file].digest}
+
+    with watched(_Progress(plans, staging, found, progress).look, name="groundswell-prepare-progress"):
+        written = run_until_done(
+            spark,
+            waiting,
+            partial(_write, archive, staging),
+            finished=finished,
+            say=say,
+            job="prepare",
+            folder=staging,
+            less_memory=_LESS_MEMORY,
+        )
+    return {**found, **written}
 
 
 def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
@@ -93,7 +87,9 @@ def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fiel
     Raises:
         RuntimeError: Spark gave up, or its JVM died; says why.
     """
-    return _run(spark, shards, partial(_check, dataset, fields), dataset, [shard.file for shard in shards])
+    files = [shard.file for shard in shards]
+    check = partial(_check, dataset, fields)
+    return run_tasks(spark, shards, check, job="prepare", folder=dataset, files=files, less_memory=_LESS_MEMORY)
 
 
 def _check(dataset: Folder, fields: Fields, shard: Shard) -> ShardCheck:
@@ -105,14 +101,7 @@ def _write(archive: Archive, staging: Folder, plan: ShardPlan) -> WrittenShard:
     return write_shard(plan, archive, staging)
 
 
-def _run(
-    spark: SparkSession, items: list[_Item], function: Callable[[_Item], _Value], folder: Folder, files: list[str]
-) -> list[_Value]:
-    """Call a function for every item, each in a task of its own."""
-    return run_tasks(spark, items, function, job="prepare", folder=folder, files=files, less_memory=_LESS_MEMORY)
-
-
-class _Watch:
+class _Progress:
     """Counts finished shards while the job runs, by the notes that they leave."""
 
     def __init__(
@@ -127,23 +116,9 @@ class _Watch:
         self._staging, self._progress = staging, progress
         self._found = self._done = sum(plan.rows for plan in plans if plan.file in found)
         self._rejected = sum(len(written.rejected) for written in found.values())
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="groundswell-prepare-progress", daemon=True)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._look()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
-            with suppress(RuntimeError, OSError):  # a storage that fails for long stops the tasks, not the display
-                self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Count what is finished now, and tell it."""
         for name in set(self._staging.names(PROGRESS_FOLDER)) & set(self._open):
             plan = self._open[name]
             written = read_note(plan.file, self._staging)

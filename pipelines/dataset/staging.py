@@ -12,7 +12,6 @@ import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from pipelines.dataset.files import (
     LEASE_PREFIX,
@@ -24,6 +23,7 @@ from pipelines.dataset.files import (
     remove_empty,
     remove_files,
 )
+from pipelines.dataset.identity import Identity
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
 from pipelines.dataset.swap import swap_folders
 from pipelines.storage import Folder
@@ -35,7 +35,7 @@ _SPLITS_OF_OLD_MARKS = ["train", "validation", "test"]
 class Mark:
     """What an unfinished dataset says about itself, in `_progress/plan.json`: this proves that it is ours."""
 
-    identity: dict[str, Any]
+    identity: Identity
     """Settings and digests that the job was started with."""
     splits: list[str]
     removing: list[str] = field(default_factory=list)
@@ -57,7 +57,9 @@ def read_mark(folder: Folder) -> Mark | None:
     """
     try:
         values = json.loads(folder.read(MARK_FILE))
-        return Mark(**values) if "identity" in values else Mark(dict(values), _SPLITS_OF_OLD_MARKS)
+        if "identity" not in values:
+            return Mark(Identity.from_json(values), _SPLITS_OF_OLD_MARKS)
+        return Mark(**{**values, "identity": Identity.from_json(values["identity"])})
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError) as error:
@@ -67,7 +69,7 @@ def read_mark(folder: Folder) -> Mark | None:
 def write_mark(folder: Folder, mark: Mark) -> None:
     """Write the mark of a folder."""
     folder.make(PROGRESS_FOLDER)
-    folder.write(MARK_FILE, json.dumps(asdict(mark)).encode())
+    folder.write(MARK_FILE, json.dumps({**asdict(mark), "identity": mark.identity.as_json()}).encode())
 
 
 def discard(staging: Folder, mark: Mark) -> None:
@@ -82,7 +84,7 @@ def discard(staging: Folder, mark: Mark) -> None:
     remove_empty(staging)
 
 
-def remove_finished(dataset: Folder, manifest: Manifest, identity: dict[str, Any], splits: list[str]) -> None:
+def remove_finished(dataset: Folder, manifest: Manifest, identity: Identity, splits: list[str]) -> None:
     """Remove a finished dataset behind a URL, file by file, `dataset.json` first; a mark tells what still has to go.
 
     Raises:

@@ -7,22 +7,26 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
-
-from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.archive import (
+    REJECTED_SCHEMA,
+    Archive,
+    ArchiveDescription,
+    ArchiveIndex,
+    BadRecordError,
+    read_sample,
+)
 from pipelines.archives.files import is_local
 from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
+from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.index import compare, index_digest, keep_known, read_index
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest
 from pipelines.dataset.notes import WrittenShard, read_all_notes, read_notes
-from pipelines.dataset.plan import describe
-from pipelines.dataset.shard import ShardPlan, read_sample, rejection
+from pipelines.dataset.shard import ShardPlan, rejection
 from pipelines.dataset.staging import read_mark, staging_of
 from pipelines.storage import Folder
 
 Plans = dict[str, list[ShardPlan]]
 _THREADS, _REMOTE_THREADS = 8, 32
-_INDEX = "index"
 OVERWRITE, RESTART = "--set prepare.overwrite=true", "--set prepare.restart=true"
 
 
@@ -31,8 +35,8 @@ class Existing:
     """Shards that an earlier run wrote."""
 
     folder: Folder
-    identity: dict[str, Any]
-    """Settings and digests that they were written with; `index` is that of the samples."""
+    identity: Identity
+    """What they were written of."""
     notes: dict[str, WrittenShard]
     sizes: dict[str, int]
     """Bytes of every file in the folder."""
@@ -82,10 +86,10 @@ def find_finished(dataset: Folder) -> Existing | None:
     return Existing(dataset, identity, notes, dataset.files(), manifest)
 
 
-def _identity_of(manifest: Manifest) -> dict[str, Any]:
+def _identity_of(manifest: Manifest) -> Identity:
     """What `dataset.json` tells of settings and samples, where the notes are lost."""
     described = describe(ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups), {})
-    return {"format": manifest.format_version, **manifest.settings, **described, _INDEX: manifest.source_fingerprint}
+    return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
 
 
 def find_unfinished(dataset: Folder) -> Existing | None:
@@ -108,22 +112,18 @@ def find_unfinished(dataset: Folder) -> Existing | None:
     return Existing(staging, mark.identity, read_notes(staging, shards), sizes, None)
 
 
-def refuse_another(existing: Existing, identity: dict[str, Any]) -> None:
+def refuse_another(existing: Existing, identity: Identity) -> None:
     """Make sure that the settings are the same.
 
     Raises:
         ValueError: They are not; names the differences.
     """
-    differences = [
-        f"{name} {existing.identity[name]} there, {value} asked for"
-        for name, value in identity.items()
-        if name != _INDEX and existing.identity.get(name, value) != value
-    ]
+    differences = existing.identity.differences(identity)
     if differences:
         raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
 
 
-def check_old(existing: Existing, identity: dict[str, Any], index: ArchiveIndex) -> None:
+def check_old(existing: Existing, identity: Identity, index: ArchiveIndex) -> None:
     """Look at a dataset of format version 1. It keeps no notes: it can be left as it is, or replaced.
 
     Raises:
@@ -153,7 +153,7 @@ def reconcile(existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIn
     Raises:
         ValueError: The archive's samples changed; says how many.
     """
-    if existing.identity.get(_INDEX) == index_digest(index.samples):
+    if existing.identity.index == index_digest(index.samples):
         return index
     before = read_index(existing.folder)
     if before is None:
@@ -222,9 +222,11 @@ def _with_other_outcomes(plans: list[ShardPlan], existing: Existing, archive: Ar
 
 
 def _try(archive: Archive, sample: dict[str, Any]) -> dict[str, str] | None:
-    out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
-    result = read_sample(archive, sample, out)
-    return rejection(sample["id"], result) if isinstance(result, BadRecordError) else None
+    try:
+        read_sample(archive, sample["paths"])
+    except BadRecordError as error:
+        return rejection(sample["id"], error)
+    return None
 
 
 def _same(one: dict[str, str], other: dict[str, str]) -> bool:

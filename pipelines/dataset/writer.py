@@ -2,9 +2,8 @@
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
@@ -24,12 +23,13 @@ from pipelines.dataset.files import (
     note_name,
     remove_files,
 )
+from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.index import index_digest, write_index
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
 from pipelines.dataset.notes import WrittenShard, count_reasons, write_all_notes, write_note
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-from pipelines.dataset.plan import describe, plan_shards
+from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.report.page import write_report
 from pipelines.dataset.rows import Fields, fixed_fields
 from pipelines.dataset.spark_job import PrepareProgress, check_shards, write_shards
@@ -157,7 +157,7 @@ class _Stock:
     """What is to be written, and what of it is there."""
 
     index: ArchiveIndex
-    identity: dict[str, Any]
+    identity: Identity
     plans: Plans
     usable: Usable
 
@@ -197,14 +197,11 @@ class _Job:
         def plan(index: ArchiveIndex) -> Plans:
             return plan_shards(self.archive, index, **self.settings)
 
-        identity = {
-            "format": FORMAT_VERSION,
-            **self.settings,
-            **describe(self.archive.description, self.archive.read_settings),
-        }
+        settings = {**self.settings, **describe(self.archive.description, self.archive.read_settings)}
+        identity = Identity({"format": FORMAT_VERSION, **settings})
         for existing in sources:
             if existing.is_old:
-                check_old(existing, {name: value for name, value in identity.items() if name != "format"}, index)
+                check_old(existing, Identity(settings), index)
                 continue
             refuse_another(existing, identity)
             index = reconcile(existing, index, plan)
@@ -213,8 +210,7 @@ class _Job:
         for existing in sources:
             found = find_usable(existing, plans, self.archive)
             usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
-        identity["index"] = index_digest(index.samples)
-        return _Stock(index, identity, plans, usable)
+        return _Stock(index, replace(identity, index=index_digest(index.samples)), plans, usable)
 
     def verified(self, folder: Folder, usable: Usable) -> Usable:
         """Leave out the shards whose rows differ from their checksums."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple, TypedDict
 
 import numpy as np
 import pyarrow as pa
@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from models.calibration import Reliability, best_thresholds, multi_label_reliability, single_label_reliability
 from models.metrics import (
+    ClassScores,
     Metric,
     classification_scores,
     f1_macro,
@@ -56,22 +57,42 @@ class SplitScores:
         return np.asarray(-np.where(self.targets > 0, np.log(known), np.log(1 - known)).mean(axis=1))
 
 
+class SliceScores(NamedTuple):
+    """Scores of the samples that have one value in a column."""
+
+    column: str
+    value: str
+    samples: int
+    metrics: dict[str, float]
+
+    def as_row(self) -> dict[str, str | int | float]:
+        """Return all as one row of a table."""
+        return {"column": self.column, "value": self.value, "samples": self.samples, **self.metrics}
+
+
+class LabelPair(TypedDict):
+    """Two labels of which one was missed and the other was predicted instead."""
+
+    missed: str
+    predicted: str
+    samples: int
+
+
 @dataclass(frozen=True)
 class Measured:
     """Everything that is measured of one split."""
 
     metrics: dict[str, float]
     """Scores by the names of `pipelines.tracking.metrics`, without the split."""
-    per_class: list[dict[str, Any]]
-    """Rows of `models.metrics.per_class_table`, with the threshold that suits the class where it was tuned."""
+    per_class: list[ClassScores]
+    """With the threshold that suits the class where it was tuned."""
     reliability: Reliability
     thresholds: NDArray[np.float64] | None
     """Threshold of each class, tuned on validation; None where they were not."""
-    slices: list[dict[str, Any]]
-    """A row for each value of a column: column, value, samples, and scores."""
-    pairs: list[dict[str, Any]]
-    """A row for each pair of labels of which one was missed and the other was predicted instead, the most frequent
-    first: missed, predicted, samples."""
+    slices: list[SliceScores]
+    """By column, in each the most frequent value first."""
+    pairs: list[LabelPair]
+    """The most frequent pair first."""
 
 
 @dataclass(frozen=True)
@@ -179,7 +200,7 @@ def measure(
         scores.probabilities, scores.targets
     )
     metrics["expected_calibration_error"] = reliability.expected_error
-    per_class: list[dict[str, Any]] = per_class_table(class_names, found.counts, precisions)
+    per_class = per_class_table(class_names, found.counts, precisions)
     thresholds = None
     if validation is not None and task == "multi_label":
         thresholds = best_thresholds(validation.probabilities, validation.targets, DEFAULT_THRESHOLD)
@@ -212,23 +233,23 @@ def read_columns(dataset: Folder, splits: Sequence[str]) -> pa.Table:
     return pa.concat_tables(tables) if tables else pa.table({})
 
 
-def _slices(scores: SplitScores, task: Task, columns: pa.Table) -> list[dict[str, Any]]:
+def _slices(scores: SplitScores, task: Task, columns: pa.Table) -> list[SliceScores]:
     """Scores for each value of each column, the most frequent value first; what is unknown is left out."""
-    rows: list[dict[str, Any]] = []
+    rows: list[SliceScores] = []
     for name in columns.column_names:
         values = columns[name].combine_chunks()
         found = []
         for value in pc.unique(values.drop_null()).to_pylist():
             chosen = pc.fill_null(pc.equal(values, value), False).to_numpy(zero_copy_only=False)
             metrics = classification_scores(scores.probabilities[chosen], scores.targets[chosen], task).metrics
-            found.append({"column": name, "value": value, "samples": int(chosen.sum()), **metrics})
-        rows += sorted(found, key=lambda row: (-row["samples"], row["value"]))
+            found.append(SliceScores(name, value, int(chosen.sum()), metrics))
+        rows += sorted(found, key=lambda row: (-row.samples, row.value))
     return rows
 
 
 def _pairs(
     scores: SplitScores, task: Task, class_names: Sequence[str], thresholds: float | NDArray[np.float64]
-) -> list[dict[str, Any]]:
+) -> list[LabelPair]:
     present = scores.targets > 0
     if task == "multi_label":
         predicted = scores.probabilities >= thresholds

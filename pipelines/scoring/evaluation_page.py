@@ -12,7 +12,7 @@ from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.report.figures import Colors, Plot, plot, preview
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
-from pipelines.scoring.evaluation import Measured, SplitScores
+from pipelines.scoring.evaluation import Measured, SliceScores, SplitScores
 from pipelines.scoring.evaluation_template import STYLE, TEMPLATE
 from pipelines.tracking import metrics
 
@@ -88,17 +88,17 @@ def _patches(
     return found
 
 
-def _slice_tables(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _slice_tables(rows: Sequence[SliceScores]) -> list[dict[str, Any]]:
     tables = []
-    for column in dict.fromkeys(row["column"] for row in rows):
-        own = [row for row in rows if row["column"] == column]
-        names = [name for name in own[0] if name not in ("column", "value", "samples")]
+    for column in dict.fromkeys(row.column for row in rows):
+        own = [row for row in rows if row.column == column]
+        names = list(own[0].metrics)
         tables.append(
             {
                 "title": column.capitalize(),
                 "names": [name.replace("_", " ") for name in names],
                 "rows": [
-                    {"value": row["value"], "samples": row["samples"], "scores": [row[name] for name in names]}
+                    {"value": row.value, "samples": row.samples, "scores": [row.metrics[name] for name in names]}
                     for row in own[:_SHOWN_SLICES]
                 ],
                 "hidden": max(0, len(own) - _SHOWN_SLICES),

@@ -1,9 +1,9 @@
 """From samples to predictions, as one Spark job that may be killed at any time and started again."""
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from html import escape
 from typing import Any
 
@@ -40,9 +40,8 @@ from pipelines.scoring.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source
 from pipelines.scoring.write import Scorer
 from pipelines.storage import Folder, StorageError
-from pipelines.tasks import ATTEMPTS, LostWorkerError, is_local_mode, run_tasks
+from pipelines.tasks import is_local_mode, run_until_done, watched
 
-_SECONDS_BETWEEN_LOOKS = 1.0
 _LESS_MEMORY = "a smaller score.batch_size"
 
 
@@ -240,14 +239,13 @@ def _write(
     say: Callable[[str], None],
     progress: Callable[[ScoreProgress], None],
 ) -> dict[str, WrittenPart]:
-    """Score the parts that are not found. Spark in local mode does not try a task again: this is done here."""
-    written = dict(found)
+    """Score the parts that are not found."""
     # In local mode the executor is this machine: where it can run the converted model, nothing needs Keras's.
     takes_keras = converted is None or not is_local_mode(spark) or why_unusable(settings.runtime) is not None
     with (
         _sent(spark, file if takes_keras else b"") as sent,
         _sent(spark, b"" if converted is None else converted.file) as sent_converted,
-        _Watch(source.parts, output, found, progress),
+        watched(_Progress(source.parts, output, found, progress).look, name="groundswell-score-progress"),
     ):
         scorer = Scorer(
             model,
@@ -260,21 +258,17 @@ def _write(
             settings.thresholds,
             settings.threads,
         )
-        for attempt in range(1, ATTEMPTS + 1):
-            waiting = [part for part in source.parts if part.file not in written]
-            names = [part.file for part in waiting]
-            try:
-                done = run_tasks(
-                    spark, waiting, scorer.write, job="score", folder=output, files=names, less_memory=_LESS_MEMORY
-                )
-                written |= dict(zip(names, done, strict=True))
-                break
-            except LostWorkerError as error:
-                if attempt == ATTEMPTS or not is_local_mode(spark):
-                    raise
-                say(f"{error}; what is not finished is tried again, attempt {attempt + 1} of {ATTEMPTS}")
-                written |= find_written(output, names)
-    return written
+        written = run_until_done(
+            spark,
+            {part.file: part for part in source.parts if part.file not in found},
+            scorer.write,
+            finished=partial(find_written, output),
+            say=say,
+            job="score",
+            folder=output,
+            less_memory=_LESS_MEMORY,
+        )
+    return {**found, **written}
 
 
 @contextmanager
@@ -302,7 +296,7 @@ def _check_apart(source: Source, output: Folder) -> None:
         raise ValueError(f"--output {output} and --input {source.where} contain each other: choose another --output")
 
 
-class _Watch:
+class _Progress:
     """Counts finished parts while the job runs, by the notes that they leave."""
 
     def __init__(
@@ -316,23 +310,8 @@ class _Watch:
         self._total = sum(part.rows for part in parts)
         self._found = self._total - sum(self._rows.values())
         self._output, self._progress = output, progress
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="groundswell-score-progress", daemon=True)
 
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        with suppress(RuntimeError, OSError):
-            self._look()
-
-    def _run(self) -> None:
-        while not self._stop.wait(_SECONDS_BETWEEN_LOOKS):
-            with suppress(RuntimeError, OSError):  # a storage that fails for long stops the tasks, not the display
-                self._look()
-
-    def _look(self) -> None:
+    def look(self) -> None:
+        """Count what is finished now, and tell it."""
         done = sum(self._rows.get(name, 0) for name in self._output.names(PROGRESS_FOLDER))
         self._progress(ScoreProgress(self._found + done, self._total, self._found))

@@ -49,23 +49,22 @@ def describe(model: ServedModel) -> ModelDescription:
     Raises:
         ValueError: It does not say what scoring must know; names what is missing.
     """
-    task = model.metadata.get("task")
+    task = model.metadata.task
     if task not in get_args(Task):
         raise ValueError(
             f"{model.uri}: its metadata has the task {task!r}, expected one of {', '.join(get_args(Task))}"
         )
-    bands = {group["name"]: tuple(group["bands"]) for group in model.metadata.get("groups", [])}
     inputs = []
     for name, (shape, dtype) in model.inputs.items():
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"{model.uri}: its input {name!r} has the shape {shape}, expected (height, width, bands)")
-        inputs.append(ModelInput(name, shape, dtype, bands.get(name)))
+        inputs.append(ModelInput(name, shape, dtype, model.metadata.groups.get(name)))
     return ModelDescription(
         model.uri,
         model.model_id,
         model.version,
         cast(Task, task),
-        tuple(model.metadata["class_names"]),
+        model.metadata.class_names,
         tuple(inputs),
         model.thresholds,
     )

@@ -18,7 +18,7 @@ from pipelines.dataset.buffers import BufferPool
 from pipelines.dataset.columns import ID_FIELD
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.reader import DamageError, ReaderSettings, SplitReader
-from pipelines.dataset.shard import read_sample, rejection
+from pipelines.dataset.shard import rejection, try_to_read
 from pipelines.storage import Folder
 
 KNOWN_SCHEMA = pa.schema(
@@ -163,7 +163,7 @@ class ArchivePart:
         images = {group.name: np.zeros((batch_size, *group.shape), group.dtype) for group in groups}
         rows: list[dict[str, Any]] = samples.select(["id", "paths"]).to_pylist()
         places = [{name: pixels[row] for name, pixels in images.items()} for row in range(len(rows))]
-        results = list((pool.map if pool else map)(partial(read_sample, self.archive), rows, places))
+        results = list((pool.map if pool else map)(partial(try_to_read, self.archive), rows, places))
         good = [row for row, result in enumerate(results) if not isinstance(result, BadRecordError)]
         rejected = [
             rejection(row["id"], result)

@@ -10,9 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.archives.archive import Archive
+from pipelines.dataset.identity import describe
 from pipelines.dataset.index import index_digest
 from pipelines.dataset.manifest import FILE_NAME, Split, read_manifest
-from pipelines.dataset.plan import describe
 from pipelines.dataset.reader import ReaderSettings, check_readable
 from pipelines.sample import ImageGroup, Task
 from pipelines.scoring.parts import ArchivePart, DatasetPart, Part

@@ -1,32 +1,29 @@
 """The model card: what a model is, of what it was made, how good it is, and where its limits are."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+
+from pipelines.tracking.model_metadata import ModelMetadata, SplitSamples
 
 FILE_NAME = "model_card.md"
-THRESHOLDS = "thresholds"
-"""Key of a model's metadata: least probability of each predicted class, tuned on validation."""
 Card = Callable[[Mapping[str, float]], str]
 """From the metrics of a model to the text of its card."""
 _RECIPE = ("model", "optimizer", "schedule", "training", "input", "exchange")
 
 
-def model_card(
-    name: str, metadata: Mapping[str, Any], parameters: Mapping[str, str], metrics: Mapping[str, float]
-) -> str:
+def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str], metrics: Mapping[str, float]) -> str:
     """Write a model card in Markdown.
 
     Args:
         name: Title.
-        metadata: The metadata that is logged beside the model: task, classes, bands, image groups, dataset.
+        metadata: What is logged beside the model.
         parameters: Parameters of the run, `section.key` -> value.
         metrics: Scores at the step of the model.
 
     Source: Mitchell et al. (2019), "Model Cards for Model Reporting", for the sections.
     """
-    names, task = metadata.get("class_names", []), str(metadata.get("task", "")).replace("_", "-")
-    thresholds = dict(zip(names, metadata.get(THRESHOLDS, []), strict=False))
-    source = metadata.get("source_fingerprint")
+    names, task = metadata.class_names, metadata.task.replace("_", "-")
+    thresholds = dict(zip(names, metadata.thresholds or (), strict=False))
+    source = metadata.source_fingerprint
     recipe = {key: value for key, value in sorted(parameters.items()) if key.partition(".")[0] in _RECIPE}
     lines = [
         f"# {name}",
@@ -35,17 +32,17 @@ def model_card(
         "normalisation are layers of the model.",
         "",
         "## Input and output",
-        *(f"* `{group['name']}`: bands {', '.join(group['bands'])}" for group in metadata.get("groups", [])),
+        *(f"* `{group}`: bands {', '.join(bands)}" for group, bands in metadata.groups.items()),
         f"* Output: one probability per class, in this order: {', '.join(names)}.",
         *(["", "## Thresholds", "Those with the largest F1 of each class on the validation split:"] * bool(thresholds)),
         *(f"* {name}: {threshold:.4f}" for name, threshold in thresholds.items()),
         "",
         "## Data",
-        f"* Archive: {metadata.get('archive')}",
-        f"* Dataset fingerprint: `{metadata.get('dataset_fingerprint')}`",
+        f"* Archive: {metadata.archive}",
+        f"* Dataset fingerprint: `{metadata.dataset_fingerprint}`",
         *([f"* Fingerprint of the archive's index: `{source}`"] if source else []),
         "* Source, dates and licence are the archive's; they are not recorded here.",
-        *_counts(metadata.get("samples", {}), names),
+        *_counts(metadata.samples, names),
         "",
         "## Recipe",
         *(f"* `{key}`: {value}" for key, value in recipe.items()),
@@ -64,12 +61,12 @@ def model_card(
     return "\n".join(lines)
 
 
-def _counts(samples: Mapping[str, Mapping[str, Any]], names: Sequence[str]) -> list[str]:
+def _counts(samples: Mapping[str, SplitSamples], names: Sequence[str]) -> list[str]:
     """A table of the samples of each split, all and by class."""
     if not samples:
         return []
     splits = sorted(samples)
-    columns = [[samples[split]["rows"], *samples[split]["of_class"]] for split in splits]
+    columns = [[samples[split].rows, *samples[split].of_class] for split in splits]
     rows = [
         f"| {name} | {' | '.join(f'{count:,}' for count in counts)} |"
         for name, *counts in zip(["all", *names], *columns, strict=True)

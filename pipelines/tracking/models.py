@@ -5,6 +5,7 @@ import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from pipelines.tracking.card import model_card
+from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.registry import Promotion, name_in, promote, registry_client, using_registry
 from pipelines.tracking.store import TrackedRun, TrackingError, readable_errors, reason_of, tracking_uri
 
@@ -34,15 +36,13 @@ its run, which is part of the address that `log_model` returns.
 """
 AVERAGED_MODEL = "model_ema"
 """Name of the same model with averaged weights."""
-OPTIMIZER_STEPS = "optimizer_steps"
-"""Key of a model's metadata: those that the model has seen."""
 _log = logging.getLogger(__name__)
 
 
 def log_model(
     run: TrackedRun,
     model: "keras.Model",
-    metadata: Mapping[str, Any],
+    metadata: ModelMetadata,
     registered_name: str | None,
     *,
     step: int,
@@ -55,7 +55,7 @@ def log_model(
     Args:
         run: The run that made the model.
         model: Saved with its preprocessing layers.
-        metadata: What `load_model` returns beside the model.
+        metadata: What `load_model` returns beside the model; `step` takes the place of its `optimizer_steps`.
         registered_name: Name in the registry; None: the model is not registered.
         step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
         name: Name of the model within the run.
@@ -74,7 +74,7 @@ def log_model(
                 "model": model,
                 "signature": _signature(model),
                 "input_example": None if example is None else dict(example),
-                "metadata": {**metadata, OPTIMIZER_STEPS: step},
+                "metadata": replace(metadata, optimizer_steps=step).as_json(),
                 # Stated, not inferred: inference would load the model in another process.
                 "pip_requirements": [f"keras=={keras.__version__}", "tensorflow"],
             }
@@ -83,7 +83,7 @@ def log_model(
             found_by, version = log_once(run, content, registered_name, step=step, name=name, card=card)
             if version is not None and promotion is not None:
                 client = registry_client(run.uri, version.name)
-                promote(client, version, promotion, metadata.get("dataset_fingerprint"))
+                promote(client, version, promotion, metadata.dataset_fingerprint)
     except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
         _log.warning("MLflow did not take the model", exc_info=True)
         raise TrackingError(reason_of(error)) from error
@@ -110,7 +110,7 @@ class _Flavor:
         mlflow.keras.save_model(path=path, **settings)
 
 
-def load_model(uri: str) -> tuple["keras.Model", dict[str, Any]]:
+def load_model(uri: str) -> tuple["keras.Model", ModelMetadata]:
     """Load a logged model (`runs:/...` or `models:/...`) and its metadata.
 
     Raises:
@@ -119,11 +119,11 @@ def load_model(uri: str) -> tuple["keras.Model", dict[str, Any]]:
     """
     with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
         found = known_uri(uri)
-        return mlflow.keras.load_model(found), dict(model_metadata(found))
+        return mlflow.keras.load_model(found), model_metadata(found)
 
 
-def model_metadata(uri: str) -> dict[str, Any]:
-    """Return what was logged beside the model: classes, task, dataset fingerprint, run.
+def model_metadata(uri: str) -> ModelMetadata:
+    """Return what was logged beside the model.
 
     Raises:
         ValueError: The store has no such model.
@@ -131,7 +131,7 @@ def model_metadata(uri: str) -> dict[str, Any]:
     """
     with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
         info = Model.load(known_uri(uri))
-        return {**(info.metadata or {}), "run_id": info.run_id}
+        return ModelMetadata.from_json({**(info.metadata or {}), "run_id": info.run_id})
 
 
 @contextmanager

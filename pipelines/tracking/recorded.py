@@ -10,6 +10,7 @@ from mlflow.entities import Experiment, Run
 
 from pipelines.locations import redacted
 from pipelines.tracking.experiments import name_in_store
+from pipelines.tracking.runs import newest_runs
 from pipelines.tracking.store import TrackingError, readable_errors, reason_of, short_waits, tracking_uri
 from pipelines.tracking.writer import Point
 
@@ -87,24 +88,15 @@ def runs_with_tag(experiment: str, tag: str, value: str) -> list[TaggedRun]:
     Raises:
         TrackingError: The store does not answer.
     """
-    uri = tracking_uri()
-    with readable_errors(uri), short_waits():
-        client = MlflowClient(uri)
-        found = client.get_experiment_by_name(name_in_store(uri, experiment))
-        if found is None:
-            return []
-        runs = client.search_runs(
-            [found.experiment_id], f"tags.`{tag}` = '{value}'", order_by=["attributes.start_time DESC"]
+    return [
+        TaggedRun(
+            run_id=str(run.info.run_id),
+            status=str(run.info.status),
+            tags=dict(run.data.tags),
+            seconds=max(0, (run.info.end_time or 0) - (run.info.start_time or 0)) / 1000,
         )
-        return [
-            TaggedRun(
-                run_id=str(run.info.run_id),
-                status=str(run.info.status),
-                tags=dict(run.data.tags),
-                seconds=max(0, (run.info.end_time or 0) - (run.info.start_time or 0)) / 1000,
-            )
-            for run in runs
-        ]
+        for run in newest_runs(experiment, f"tags.`{tag}` = '{value}'")
+    ]
 
 
 def recorded_training(run_id: str, *, groups: Sequence[str], metrics: Sequence[str]) -> RecordedRun:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, RunTag
+from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
@@ -239,16 +239,23 @@ def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
     Raises:
         TrackingError: The store does not answer.
     """
+    runs = newest_runs(experiment, "attributes.status != 'FINISHED'")
+    return [UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status) for run in runs]
+
+
+def newest_runs(experiment: str, filter_text: str) -> list[Run]:
+    """Return the runs of an experiment that MLflow's filter chooses, the newest first; none without the experiment.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
     uri = tracking_uri()
     with readable_errors(uri), short_waits():
         client = MlflowClient(uri)
         found = client.get_experiment_by_name(name_in_store(uri, experiment))
         if found is None:
             return []
-        runs = client.search_runs(
-            [found.experiment_id], "attributes.status != 'FINISHED'", order_by=["attributes.start_time DESC"]
-        )
-        return [UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status) for run in runs]
+        return list(client.search_runs([found.experiment_id], filter_text, order_by=["attributes.start_time DESC"]))
 
 
 def page_of(run: TrackedRun) -> str | None:

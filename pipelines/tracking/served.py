@@ -5,15 +5,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
 
-from pipelines.tracking.card import THRESHOLDS
-from pipelines.tracking.models import OPTIMIZER_STEPS, known_uri, using_store
+from pipelines.tracking.model_metadata import ModelMetadata
+from pipelines.tracking.models import known_uri, using_store
 from pipelines.tracking.registry import REGISTERED, name_in
 from pipelines.tracking.store import readable_errors, short_waits, tracking_uri
 
@@ -34,20 +33,12 @@ class ServedModel:
     """MLflow's identifier, the same for all names of one model."""
     version: str
     """What a person calls it: `<name>/<version>` in a registry, else its identifier."""
-    metadata: dict[str, Any]
-    """What was logged beside it: classes, task, bands."""
-    run_id: str | None
-    """The run that made it."""
+    metadata: ModelMetadata
     thresholds: tuple[float, ...] | None
     """Least probability of each predicted class: as `keep_thresholds` has written them, or else as the model was logged
     with them; None: it has none."""
     inputs: dict[str, tuple[tuple[int, ...], str]]
     """Inputs by name: shape without the batch, and dtype."""
-
-    @property
-    def optimizer_steps(self) -> int:
-        """Those that the model has seen; 0 of a model that does not say so."""
-        return int(self.metadata.get(OPTIMIZER_STEPS, 0))
 
 
 def find_model(uri: str) -> ServedModel:
@@ -70,17 +61,15 @@ def find_model(uri: str) -> ServedModel:
         # MLflow 2 has the latter alone.
         model_id = str(getattr(info, "model_id", None) or info.model_uuid)
         tags = _tags(model_id, info.run_id)
-    metadata = dict(info.metadata or {})
-    if "class_names" not in metadata or info.signature is None:
+    metadata = ModelMetadata.from_json({**(info.metadata or {}), "run_id": info.run_id})
+    if not metadata.class_names or info.signature is None:
         raise ValueError(f"{uri} was not logged by groundswell: its metadata has no class_names")
     kept = (tags or {}).get(_tag(model_id))
-    thresholds = metadata.get(THRESHOLDS) if kept is None else json.loads(kept)
+    thresholds = metadata.thresholds if kept is None else tuple(json.loads(kept))
     inputs = {
         spec.name: (tuple(int(size) for size in spec.shape[1:]), str(spec.type)) for spec in info.signature.inputs
     }
-    return ServedModel(
-        fixed, model_id, version or model_id, metadata, info.run_id, thresholds and tuple(thresholds), inputs
-    )
+    return ServedModel(fixed, model_id, version or model_id, metadata, thresholds, inputs)
 
 
 def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
@@ -93,13 +82,13 @@ def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
     """
     tag, text = _tag(model.model_id), json.dumps([float(each) for each in thresholds])
     with readable_errors(model.uri), short_waits():
-        tags, client = _tags(model.model_id, model.run_id), MlflowClient(tracking_uri())
+        tags, client = _tags(model.model_id, model.metadata.run_id), MlflowClient(tracking_uri())
         if tags is None or tags.get(tag) == text:
             return
         if _HAS_TAGS_OF_MODELS:
             client.set_logged_model_tags(model.model_id, {tag: text})
         else:
-            client.set_tag(str(model.run_id), tag, text)
+            client.set_tag(str(model.metadata.run_id), tag, text)
 
 
 def _tag(model_id: str) -> str:
@@ -131,7 +120,7 @@ def read_model_file(model: ServedModel) -> bytes:
         if not (folder / _MODEL_FILE).is_file():
             with using_store(tracking_uri(), name_in(model.uri)), readable_errors(model.uri):
                 with short_waits():
-                    _tags(model.model_id, model.run_id)  # a store that is away fails here, and soon
+                    _tags(model.model_id, model.metadata.run_id)  # a store that is away fails here, and soon
                 folder = Path(mlflow.artifacts.download_artifacts(artifact_uri=model.uri, dst_path=temporary))
         files = sorted(folder.rglob("*.keras"))
         if len(files) != 1:

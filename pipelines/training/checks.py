@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 
 from conf.augmentations import PadCropConfig
-from conf.modes import LocalConfig
+from conf.combinations import check_length
 from conf.schema import RunConfig
 from models.layers.grids import shift_units
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -29,7 +29,6 @@ from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
 from pipelines.training.warm_start import check_source
 
-_UPDATES_PER_AVERAGE = 10
 _log = logging.getLogger(__name__)
 
 
@@ -50,8 +49,10 @@ def check_dataset(config: RunConfig) -> Manifest:
         raise ValueError(f"{config.dataset.path} has no training split, only {manifest.split_names()}")
     _check_steps(config, manifest)
     _check_trace(config, manifest)
-    _check_mode(config, manifest)
-    make_schedule(config, steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size))
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    if (warning := check_length(config, steps)) is not None:
+        _log.warning(warning)
+    make_schedule(config, steps)
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
     check_own_metrics(config)
@@ -215,30 +216,6 @@ def _check_trace(config: RunConfig, manifest: Manifest) -> None:
         raise ValueError(
             f"training.tensorflow_profiler=true writes files, and training.output={config.training.output} is a URL: "
             "set a folder that all hosts mount, or training.tensorflow_profiler=false"
-        )
-
-
-def _check_mode(config: RunConfig, manifest: Manifest) -> None:
-    mode = config.training.mode
-    if not isinstance(mode, LocalConfig):
-        return
-    each = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    steps = config.training.epochs * each
-    if mode.local_after_steps >= steps:
-        raise ValueError(
-            f"training.mode.local_after_steps={mode.local_after_steps} is not before the end of the run, which has "
-            f"{steps} steps, so that workers never train alone: lower it, or set training.mode=synchronous"
-        )
-    exchanges = math.ceil((steps - mode.local_after_steps) / each * math.ceil(each / mode.every_steps))
-    # Momentum m averages about the last 1 / (1 - m) updates; a run that has only a few times as many does not get far.
-    needed = round(_UPDATES_PER_AVERAGE / (1 - mode.outer.momentum))
-    if mode.outer.momentum and exchanges < needed:
-        _log.warning(
-            "training.mode.outer.momentum=%g wants about %d exchanges, and this run has %d: lower it or "
-            "training.mode.every_steps, or train longer",
-            mode.outer.momentum,
-            needed,
-            exchanges,
         )
 
 

@@ -12,6 +12,7 @@ from pipelines.locations import redacted
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.local_run import DESCRIPTION_TAG, DatasetFacts, Description
+from pipelines.tracking.model_metadata import ModelMetadata, SplitSamples
 from pipelines.training.bands import seen_bands, used_groups
 
 _NO_SETTINGS_OF_A_TRAINING = (
@@ -110,24 +111,19 @@ def dataset_facts(path: str, manifest: Manifest) -> DatasetFacts:
     )
 
 
-def model_description(manifest: Manifest, config: RunConfig) -> dict[str, Any]:
-    """What whoever loads the model must know: the meaning of its outputs, and the data that it saw."""
-    return {
-        "task": manifest.task,
-        "class_names": list(manifest.class_names),
-        "dataset_fingerprint": manifest.fingerprint,
-        "archive": manifest.archive,
-        "source_fingerprint": manifest.source_fingerprint,
-        "samples": {
-            name: {"rows": split.rows, "of_class": list(split.class_counts)} for name, split in manifest.splits.items()
-        },
-        "network": config.model.model_dump(),
-        "bands": seen_bands(manifest.groups, config.input.bands),
-        "groups": [
-            {"name": group.name, "bands": list(group.bands)}
-            for group in used_groups(manifest.groups, config.input.bands)
-        ],
-    }
+def metadata_of_model(manifest: Manifest, config: RunConfig) -> ModelMetadata:
+    """What is logged beside each model of a training."""
+    return ModelMetadata(
+        class_names=manifest.class_names,
+        task=manifest.task,
+        groups={group.name: group.bands for group in used_groups(manifest.groups, config.input.bands)},
+        bands=tuple(seen_bands(manifest.groups, config.input.bands)),
+        archive=manifest.archive,
+        dataset_fingerprint=manifest.fingerprint,
+        source_fingerprint=manifest.source_fingerprint,
+        samples={name: SplitSamples(split.rows, tuple(split.class_counts)) for name, split in manifest.splits.items()},
+        network=config.model.model_dump(),
+    )
 
 
 def tags_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:

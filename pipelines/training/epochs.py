@@ -12,9 +12,9 @@ from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.events import EpochTrained, StepTrained, tell
 from pipelines.training.gathering import gather_json
-from pipelines.training.loop import EpochResult, LossTotal, Progress, average_statistics, train_epoch
+from pipelines.training.loop import EpochResult, LossTotal, Progress, StepHooks, average_statistics, train_epoch
 from pipelines.training.observer import StepMeasurements, gather_phases
-from pipelines.training.parts import make_mixing, make_seeds
+from pipelines.training.parts import make_inputs
 from pipelines.training.phases import line_of
 from pipelines.training.rank import Rank
 from pipelines.training.record import Record, epoch_metrics, totals_after
@@ -224,10 +224,11 @@ class Epochs:
             trainer,
             first_step=place.epoch * rank.steps + place.start_step,
             earlier=place.earlier,
-            seeds_of=make_seeds(config, model, place.epoch),
-            mixing=make_mixing(config, place.epoch),
-            saver=saver if rank.data.resumes_within_epoch else None,
-            keeper=keeper,
-            observer=self.measurements,
-            report=make_progress_report(rank.parts.collective, place),
+            inputs_of=make_inputs(config, model, place.epoch),
+            hooks=StepHooks(
+                observer=self.measurements,
+                saver=saver if rank.data.resumes_within_epoch else None,
+                keeper=keeper,
+                report=make_progress_report(rank.parts.collective, place),
+            ),
         )

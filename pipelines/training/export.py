@@ -1,6 +1,7 @@
 """The model of a checkpoint, logged to its run without training: what an outage or a crash has left out."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,15 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import SplitReader
 from pipelines.remote_path import AnyPath
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.tracking.card import THRESHOLDS
 from pipelines.tracking.local_run import CONFIG_FILE
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import AVERAGED_MODEL, MODEL, log_model
 from pipelines.tracking.registry import Promotion
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState, assign_arrays, read_checkpoint, readable_checkpoints
 from pipelines.training.checkpoint_files import DamagedError, checkpoint_path, list_checkpoints
-from pipelines.training.description import model_description
+from pipelines.training.description import metadata_of_model
 from pipelines.training.input import reader_settings
 from pipelines.training.output import CHECKPOINTS
 from pipelines.training.recipe import make_model
@@ -83,21 +84,21 @@ def log_trained(
     Raises:
         TrackingError: The store did not take a model.
     """
-    description, task, tracking = model_description(manifest, config), manifest.task, config.tracking
+    metadata, task, tracking = metadata_of_model(manifest, config), manifest.task, config.tracking
 
-    def tuned(group: str) -> dict[str, list[float]]:
-        return {THRESHOLDS: thresholds[group]} if group in thresholds else {}
+    def tuned(group: str) -> ModelMetadata:
+        return replace(metadata, thresholds=tuple(thresholds[group])) if group in thresholds else metadata
 
     if average is not None:
         with average.in_model():
             averaged = with_probabilities(model, task)
-        of_average = {**description, **tuned(AVERAGED_GROUP), "ema": average.decay}
+        of_average = replace(tuned(AVERAGED_GROUP), ema=average.decay)
         log_model(run, averaged, of_average, None, step=step, name=AVERAGED_MODEL)
     served = with_probabilities(model, task)
     return log_model(
         run,
         served,
-        {**description, **tuned(VALIDATION_GROUP)},
+        tuned(VALIDATION_GROUP),
         tracking.registered_model,
         step=step,
         name=MODEL,

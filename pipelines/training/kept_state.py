@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 
 from pipelines.training.checkpoint import TrainingState
 
-KERNELS = "kernels"
-"""The fact that says whether the rank uses C++ kernels."""
 _HEAD = struct.Struct("<QQ")
 """Place of the state plus one, 0 while it is being written; and the length of the JSON text behind it."""
+_KERNELS = "uses_kernels"
 _STEPS = 1 << 40
 _NOTHING = -1
 _LOOK_SECONDS = 0.2
@@ -62,15 +61,15 @@ class KeptStates:
         """Places of the states that are there, the latest last."""
         return sorted(place for place, _ in map(_head, self._files) if place is not None)
 
-    def write(self, state: TrainingState, facts: dict[str, Any]) -> None:
+    def write(self, state: TrainingState, *, uses_kernels: bool) -> None:
         """Keep the variables as they are now instead of an older state; waits until they are computed.
 
         Args:
             state: Where this rank stands; its losses are this rank's own.
-            facts: What else a process needs that continues from here; JSON.
+            uses_kernels: Whether this rank compresses with C++ kernels, as a process must that continues from here.
         """
         file = self._file_for(place_of(state))
-        text = json.dumps({"state": asdict(state), "facts": facts}).encode()
+        text = json.dumps({"state": asdict(state), _KERNELS: uses_kernels}).encode()
         _write(file, _HEAD.pack(0, 0), 0)
         offset = _write(file, text, _HEAD.size)
         for variable in self._variables:
@@ -98,15 +97,14 @@ class KeptStates:
         return TrainingState(**content["state"])
 
 
-def first_facts(files: Sequence[int], *, give_up: Callable[[], bool]) -> dict[str, Any] | None:
-    """Wait until the rank's own process has kept a state, and return the facts beside it; None where it is given up."""
+def rank_uses_kernels(files: Sequence[int], *, give_up: Callable[[], bool]) -> bool | None:
+    """Wait until the rank's own process has kept a state, and return whether it uses C++ kernels; None: given up."""
     while not give_up():
         for file in files:
             place, length = _head(file)
             if place is not None:
                 with suppress(ValueError):  # the next state was written over it meanwhile
-                    facts: dict[str, Any] = json.loads(_read(file, length, _HEAD.size))["facts"]
-                    return facts
+                    return bool(json.loads(_read(file, length, _HEAD.size))[_KERNELS])
         time.sleep(_LOOK_SECONDS)
     return None
 

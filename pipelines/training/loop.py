@@ -10,7 +10,6 @@ from typing import Protocol
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from conf.codecs import overflow_remedy
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
@@ -20,19 +19,14 @@ from pipelines.launch.report import StoppedOnRequest, step_done
 from pipelines.training.accumulation import moving_statistics
 from pipelines.training.clock import Clock
 from pipelines.training.collective import HorovodCollective
-from pipelines.training.mixing import Mixing
 from pipelines.training.resume import REMEDY
 from pipelines.training.step import Accumulate, Step
+from pipelines.training.step_inputs import Inputs, StepInputs
 from pipelines.training.stop import StopAgreement
-from pipelines.training.tensors import image_tensors
 
 _SECONDS_BETWEEN_REPORTS = 1.0
+_AS_IT_IS = StepInputs()
 _CODEC_OF_MEANS = re.compile(rf"codec (\w+): {MEANS_NOT_FINITE}")
-
-SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
-"""Function from the rows of a batch to the seeds of their augmentation."""
-Inputs = tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]
-"""Images, targets and seeds of a batch, as a step takes them."""
 
 
 @dataclass(frozen=True)
@@ -129,18 +123,35 @@ class StepSaver(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class StepHooks:
+    """What is called after the steps of an epoch."""
+
+    observer: StepObserver | None = None
+    """Receives the values of every step."""
+    saver: StepSaver | None = None
+    """Writes checkpoints within the epoch, also when training is stopped; None: there are none."""
+    keeper: StepSaver | None = None
+    """Keeps the state in memory; None: nothing does."""
+    report: Callable[[Progress], None] = lambda progress: None
+    """Called about once a second."""
+
+    def save_where_due(self, step: int, losses: "_Losses") -> None:
+        """Let what holds states take that after so many optimizer steps, if it is due."""
+        for saver in (self.saver, self.keeper):  # a checkpoint averages what the kept state must include
+            if saver is not None and saver.is_due(step):
+                losses.settle()  # a state includes no step whose loss is unknown
+                saver.save(step, losses.total)
+
+
 def train_epoch(
     batches: Iterator[Batch],
     trainer: Trainer,
     *,
     first_step: int,
     earlier: LossTotal = LossTotal(),
-    seeds_of: SeedsOf | None = None,
-    mixing: Mixing | None = None,
-    saver: StepSaver | None = None,
-    keeper: StepSaver | None = None,
-    observer: StepObserver | None = None,
-    report: Callable[[Progress], None] = lambda progress: None,
+    inputs_of: Callable[[Batch], Inputs] = _AS_IT_IS,
+    hooks: StepHooks = StepHooks(),
 ) -> EpochResult:
     """Run every batch of one epoch.
 
@@ -149,50 +160,54 @@ def train_epoch(
         trainer: What turns a batch into an update.
         first_step: Optimizer steps done before the first of these batches.
         earlier: Losses of this epoch's earlier steps over all ranks; given on one rank only.
-        seeds_of: Returns the seeds of a batch's augmentation from its rows; None if the model does not augment.
-        mixing: Mixes the samples of each batch; None if they stay as they are.
-        saver: Writes checkpoints within the epoch; None if there are none.
-        keeper: Keeps the state in memory; None if nothing does.
-        observer: Receives the values of every step.
-        report: Called about once a second.
+        inputs_of: Makes of a batch what a step takes.
+        hooks: What is called after the steps.
 
     Raises:
         FloatingPointError: The loss, a gradient or the mean of gradients is not finite; names step and rank, or codec.
         StoppedOnRequest: A rank was asked to stop; the checkpoint is written if there is a saver.
     """
-    losses = _Losses(trainer, first_step, earlier, observer)
+    losses = _Losses(trainer, first_step, earlier, hooks.observer)
     clock, pace = Clock(), _Pace()
     step = first_step
     for number, batch in enumerate(batches, start=1):
         clock.batch_arrived(len(batch.rows))
         if number % trainer.micro_batches:
-            _take_micro_batch(trainer, inputs_of_step(batch, seeds_of, mixing))
+            _take_micro_batch(trainer, inputs_of(batch))
             if clock.measures and pace.is_due():
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
-            del batch
-            clock.begin_waiting()
-            continue
-        loss = _take_step(trainer, step, inputs_of_step(batch, seeds_of, mixing), losses)
-        losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
-        losses.begin(loss, wait=step == first_step)
-        clock.step_done()
-        step += 1
-        if losses.stop_is_agreed and trainer.block(step) == step:  # a checkpoint holds what all ranks have
-            break
-        _save_where_due((saver, keeper), step, losses)  # a checkpoint averages what the kept state must include
-        if clock.measures and pace.is_due():
-            report(Progress(step - first_step, losses.latest, trainer.collective.size * clock.images_per_second))
+        else:
+            loss = _take_step(trainer, step, inputs_of(batch), losses)
+            losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
+            losses.begin(loss, wait=step == first_step)
+            clock.step_done()
+            step += 1
+            if losses.stop_is_agreed and trainer.block(step) == step:  # a checkpoint holds what all ranks have
+                break
+            hooks.save_where_due(step, losses)
+            if clock.measures and pace.is_due():
+                rate = trainer.collective.size * clock.images_per_second
+                hooks.report(Progress(step - first_step, losses.latest, rate))
         del batch  # the reader may reuse its memory once the step has used it
         clock.begin_waiting()
     losses.settle()
     if losses.stop_is_agreed:
-        if saver is not None:
-            saver.save(step, losses.total)
+        if hooks.saver is not None:
+            hooks.saver.save(step, losses.total)
         raise StoppedOnRequest(f"stopped after step {step}")
-    rate, wait_fraction, steps, seconds = clock.images_per_second, clock.wait_fraction, clock.steps, clock.seconds
-    first_step_seconds, total = clock.first_step_seconds, losses.total.over_ranks(trainer.collective)
-    rate *= trainer.collective.size
-    return EpochResult(total.sum / total.count, rate, wait_fraction, steps, seconds, first_step_seconds)
+    return _result(losses, clock, trainer.collective)
+
+
+def _result(losses: "_Losses", clock: Clock, collective: HorovodCollective) -> EpochResult:
+    total = losses.total.over_ranks(collective)
+    return EpochResult(
+        total.sum / total.count,
+        collective.size * clock.images_per_second,
+        clock.wait_fraction,
+        clock.steps,
+        clock.seconds,
+        clock.first_step_seconds,
+    )
 
 
 class _Pace:
@@ -208,14 +223,6 @@ class _Pace:
             return False
         self._last = now
         return True
-
-
-def _save_where_due(savers: Sequence[StepSaver | None], step: int, losses: "_Losses") -> None:
-    """Let each saver write its state after so many optimizer steps, if it is due."""
-    for saver in savers:
-        if saver is not None and saver.is_due(step):
-            losses.settle()  # a state includes no step whose loss is unknown
-            saver.save(step, losses.total)
 
 
 def _take_micro_batch(trainer: Trainer, inputs: Inputs) -> None:
@@ -238,15 +245,6 @@ def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -
             raise
     # Outside the handler, so that TensorFlow's trace of the graph does not follow.
     raise FloatingPointError(text)
-
-
-def inputs_of_step(batch: Batch, seeds_of: SeedsOf | None, mixing: Mixing | None) -> Inputs:
-    """Return images, targets and the seeds of the augmentation, as a training step takes them."""
-    seeds = None if seeds_of is None else tf.convert_to_tensor(seeds_of(batch.rows))
-    images, targets = image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32)
-    if mixing is not None:
-        images, targets = mixing(images, targets, batch.rows)
-    return images, targets, seeds
 
 
 def _divergence(message: str, rank: int, step: int) -> str | None:

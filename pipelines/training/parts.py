@@ -26,14 +26,15 @@ from pipelines.training.accumulation import Accumulation
 from pipelines.training.bands import used_groups
 from pipelines.training.collective import HorovodCollective, job_of_one, ranks_of_job, use_assigned_devices
 from pipelines.training.input import TrainingInput, make_input
-from pipelines.training.kept_state import KERNELS, first_facts
-from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
+from pipelines.training.kept_state import rank_uses_kernels
+from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.modes.mode import Mode
 from pipelines.training.objective import make_loss
 from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_rate_factors
 from pipelines.training.step import StepClocks, make_accumulate, make_train_step
+from pipelines.training.step_inputs import StepInputs
 from pipelines.training.stop import StopAgreement
 from pipelines.training.tracing.timeline import allow_timeline
 from pipelines.training.warm_start import begin_with
@@ -175,17 +176,20 @@ def use_kernels(config: RunConfig) -> bool:
 
 def _use_kernels_as_others(config: RunConfig) -> None:
     """Let a spare use C++ kernels if the process uses them whose place it may take."""
-    if config.exchange.codec.name in kernels.CODECS:
-        facts = first_facts(membership.kept_memory()[:2], give_up=membership.is_turn)
-        if facts is not None and not facts[KERNELS]:
-            kernels.disable()
+    if config.exchange.codec.name not in kernels.CODECS:
+        return
+    if rank_uses_kernels(membership.kept_memory()[:2], give_up=membership.is_turn) is False:
+        kernels.disable()
 
 
-def make_seeds(config: RunConfig, model: keras.Model, epoch: int) -> SeedsOf | None:
-    """Return the function from rows to the seeds of their augmentation; None if the model does not augment."""
-    if not isinstance(model, AugmentedModel):
-        return None
-    return functools.partial(augmentation_seeds, config.training.seed, epoch)
+def make_inputs(config: RunConfig, model: keras.Model, epoch: int) -> StepInputs:
+    """Return what makes the inputs of a step from a batch of this epoch: with its seeds, mixed as configured."""
+    training = config.training
+    augments = isinstance(model, AugmentedModel)
+    return StepInputs(
+        functools.partial(augmentation_seeds, training.seed, epoch) if augments else None,
+        Mixing(training.mixup, training.seed, epoch) if training.mixup else None,
+    )
 
 
 def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: bool) -> None:
@@ -218,7 +222,7 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: b
         np.ones(size, np.float32),
         np.zeros(size, np.int64),
     )
-    inputs, began = inputs_of_step(batch, make_seeds(config, parts.model, 0), make_mixing(config, 0)), time.monotonic()
+    inputs, began = make_inputs(config, parts.model, 0)(batch), time.monotonic()
     for graph in graphs:
         graph.get_concrete_function(*inputs)
     if not has_room:
@@ -233,11 +237,6 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: b
         _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
     else:
         _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
-
-
-def make_mixing(config: RunConfig, epoch: int) -> Mixing | None:
-    """Return what mixes the samples of an epoch's batches; None if they stay as they are."""
-    return Mixing(config.training.mixup, config.training.seed, epoch) if config.training.mixup else None
 
 
 def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:

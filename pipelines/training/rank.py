@@ -16,7 +16,6 @@ from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.finders.shortage import Shortage
 from pipelines.training.input import TrainingInput
-from pipelines.training.kept_state import KERNELS
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.modes.mode import Mode
@@ -88,8 +87,14 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
     further = [*_variables(loss_scale), *_variables(average)]
     checkpoints = _make_checkpoints(config, parts, run, checkpoint_folder, data.order, mode, further)
     own = [*checkpoints.variables, *checkpoints.own, *parts.exchange.variables]
-    kernels = {KERNELS: use_kernels(config)}
-    recovery = make_recovery(parts.collective, own, mode, config.launch.recover_every_steps, kernels, trainer.reset)
+    recovery = make_recovery(
+        parts.collective,
+        own,
+        mode,
+        config.launch.recover_every_steps,
+        trainer.reset,
+        uses_kernels=use_kernels(config),
+    )
     return Rank(
         config=config,
         run=run,

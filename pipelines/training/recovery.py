@@ -41,8 +41,8 @@ class Recovery:
     kept: KeptStates
     every_steps: int
     """Optimizer steps from one kept state to the next."""
-    facts: dict[str, Any]
-    """What a spare must know of how this rank computes, before it is this rank."""
+    uses_kernels: bool
+    """Whether this rank compresses with C++ kernels; a spare must know it before it is this rank."""
     reset: Callable[[], None]
     """Forgets what the micro-batches of an unfinished step have left."""
     replaced: list[int] = field(default_factory=list)
@@ -50,7 +50,7 @@ class Recovery:
 
     def keep(self, state: TrainingState) -> None:
         """Keep the state of this rank; its losses are this rank's own."""
-        self.kept.write(state, self.facts)
+        self.kept.write(state, uses_kernels=self.uses_kernels)
 
     def take_over(self) -> TrainingState:
         """Wait, in a spare, until it is this rank; join the others, and return the state to continue from.
@@ -97,8 +97,9 @@ def make_recovery(
     variables: Sequence[Any],
     mode: Mode,
     every_steps: int,
-    facts: dict[str, Any],
     reset: Callable[[], None],
+    *,
+    uses_kernels: bool,
 ) -> Recovery | None:
     """Make what lets this rank go on where another one has died; None where the launcher holds no spares.
 
@@ -108,12 +109,12 @@ def make_recovery(
             between two exchanges; the same in its next process.
         mode: Says which states of the ranks go together.
         every_steps: The same as in `Recovery`.
-        facts: The same as in `Recovery`.
         reset: The same as in `Recovery`.
+        uses_kernels: The same as in `Recovery`.
     """
     files = membership.kept_memory()
     if not files:
         return None
     plain = [variable if isinstance(variable, tf.Variable) else variable.value for variable in variables]
     kept = KeptStates(files[:2], [*plain, *mode.between], mode.block)
-    return Recovery(collective, kept, every_steps, facts, reset)
+    return Recovery(collective, kept, every_steps, uses_kernels, reset)

@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
 
+    from models.metrics import ClassScores
     from pipelines.tracking.store import TrackedRun
 
 from pipelines.training.predictions import Predictions
@@ -19,8 +20,8 @@ class Evaluation:
     """Metrics of one split, the same on every rank."""
 
     metrics: dict[str, float]
-    per_class: list[dict[str, Any]]
-    """Rows of `models.metrics.per_class_table`."""
+    per_class: "list[ClassScores]"
+    """By `models.metrics.per_class_table`."""
     predictions: Predictions | None = None
     """All samples, where they were asked for."""
     split: str = ""

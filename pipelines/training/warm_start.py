@@ -70,7 +70,7 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
     assert config.source is not None
     if config.is_logged:
         model, metadata = load_model(config.source)
-        return TrainedWeights(_arrays_of(model), metadata.get("bands"), metadata.get("class_names"))
+        return TrainedWeights(_arrays_of(model), metadata.bands, metadata.class_names or None)
     if config.source.endswith(_KERAS_FILE):
         return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
     state, arrays = read_arrays(Path(config.source))

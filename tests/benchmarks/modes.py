@@ -5,11 +5,13 @@
 
 The first part trains a ResNet-50 of 12 bands at batch 8 on two ranks in network namespaces, one core each, with 100
 Mbit/s between them: synchronous in float32 and with PowerSGD, and with `training.mode=local` for 8 and 32 steps between
-two exchanges. It needs root. The second part trains a ResNet-50 with two workers by `groundswell train`, kills one at a
-step, and takes the time from the kill to the end of the next step: with `launch.recover=in_place`, and with a restart
-from a checkpoint of every step. It also has the time that keeping the state takes of a step. In turn; medians.
+two exchanges. The second part trains the network of `convergence` on a fifth of CIFAR-10 over that link, one seed by
+each method, and takes the time in steps until a test accuracy is reached. Both need root. The third part trains a
+ResNet-50 with two workers by `groundswell train`, kills one at a step, and takes the time from the kill to the end of
+the next step: with `launch.recover=in_place`, and with a restart from a checkpoint of every step. It also has the time
+of a step before. In turn; medians.
 
-The last line is JSON. `--smoke` has no links, one death and a tiny network.
+The last line is JSON. `--part NAME` measures one part. `--smoke` has no links, one death and a tiny network.
 """
 
 import argparse
@@ -43,6 +45,10 @@ METHODS: dict[str, dict[str, Any]] = {
     "local, every 8 steps": {"codec": "none", "parameters": {}, "mode": {"name": "local", "every_steps": 8}},
     "local, every 32 steps": {"codec": "none", "parameters": {}, "mode": {"name": "local", "every_steps": 32}},
 }
+TRAINED = ["none", "powersgd rank 4", "local, every 6 steps", "local, every 26 steps"]
+"""Methods of `cifar10.methods` whose time to an accuracy is taken."""
+TARGET = 0.60
+PARTS = ("links", "accuracy", "recovery")
 ROUNDS = 3
 DEATH = 28
 """Optimizer steps before the death, of 36: a spare takes half a minute on a shared core to be ready."""
@@ -71,6 +77,44 @@ def over_a_link() -> dict[str, dict[str, float]]:
             "payload_bytes_per_step": round(statistics.mean(answers[0]["payload_bytes"])),
         }
         print(f"{name:24} {found[name]}", flush=True)
+    return found
+
+
+def to_an_accuracy() -> dict[str, dict[str, Any]]:
+    """Training seconds and epochs until the test accuracy is `TARGET`, by method; nothing without the images."""
+    benchmarks = Path(__file__).parent
+    sys.path.insert(0, str(benchmarks))
+    import numpy as np
+    from cifar10.methods import EPOCHS_PER_EVALUATION
+    from convergence import ARCHIVE, read_archive  # type: ignore[import-not-found]
+    from links.network import Hosts
+    from links.ring import PROJECT, Ring
+
+    if not ARCHIVE.exists():
+        print(f"{ARCHIVE} is not there: no training over the link", flush=True)
+        return {}
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as folder, Hosts(2) as hosts:
+        images = Path(folder) / "cifar10.npz"
+        np.savez(images, **read_archive(ARCHIVE))
+        paths = {"PYTHONPATH": f"{PROJECT}{os.pathsep}{benchmarks}"}
+        with Ring(hosts, {"images": str(images)}, benchmarks / "cifar10" / "link_rank.py", paths) as ring:
+            ring.wait_until_ready()
+            hosts.shape(MBIT)
+            for name in TRAINED:
+                first, second = ring.ask(method=name, seed=0)
+                # A step ends when the last rank has done it.
+                seconds = np.cumsum(np.maximum(first["training_seconds"], second["training_seconds"]))
+                reached = [n for n, value in enumerate(first["accuracy"], start=1) if value >= TARGET]
+                epochs = reached[0] * EPOCHS_PER_EVALUATION if reached else None
+                found[name] = {
+                    "seconds_to_target": None if epochs is None else round(float(seconds[epochs - 1]), 1),
+                    "epochs_to_target": epochs,
+                    "seconds": round(float(seconds[-1]), 1),
+                    "accuracy": first["accuracy"][-1],
+                    "payload_bytes_per_step": round(first["payload_bytes"]),
+                }
+                print(f"{name:24} {found[name]}", flush=True)
     return found
 
 
@@ -116,13 +160,8 @@ def seconds_after_a_death(
     return min(at for at in ended if at > died) - died, statistics.median(steps)
 
 
-def main() -> None:
-    """Measure, and print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="no links, one death, a tiny network")
-    smoke = parser.parse_args().smoke
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    links = {} if smoke else over_a_link()
+def recoveries(*, smoke: bool) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
+    """Seconds to the next step after each death, and of a step before it, by way to recover."""
     settings = ["training.batch_size_per_worker=2" if smoke else "training.batch_size_per_worker=8"]
     settings += [] if smoke else ["model.depth=50", "model.width_factor=1"]
     death = SMOKE_DEATH if smoke else DEATH
@@ -142,15 +181,31 @@ def main() -> None:
                 steps[recover].append(step)
                 print(f"{recover:9} {after:6.2f} s to the next step, {step:.2f} s a step before", flush=True)
                 time.sleep(1)
-    median = {name: round(statistics.median(values), 2) if values else None for name, values in seconds.items()}
+    return seconds, steps
+
+
+def main() -> None:
+    """Measure, and print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="no links, one death, a tiny network")
+    parser.add_argument("--part", choices=PARTS, help="measure this part only")
+    chosen = parser.parse_args()
+    smoke, parts = chosen.smoke, PARTS if chosen.part is None else (chosen.part,)
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    links = over_a_link() if "links" in parts and not smoke else {}
+    accuracy = to_an_accuracy() if "accuracy" in parts and not smoke else {}
+    seconds, steps = recoveries(smoke=smoke) if "recovery" in parts else ({}, {})
+    median = {name: round(statistics.median(values), 2) for name, values in seconds.items() if values}
     local, synchronous = links.get("local, every 8 steps"), links.get("synchronous")
     figures = {
         "bytes_local_h8": None,
         "speedup_local_h8_100mbit": None,
-        "seconds_in_place_recovery": median["in_place"],
-        "seconds_restart": median["restart"],
+        "seconds_in_place_recovery": median.get("in_place"),
+        "seconds_restart": median.get("restart"),
         "steps": {name: round(statistics.median(values), 2) if values else None for name, values in steps.items()},
         "methods": links,
+        "target_accuracy": TARGET,
+        "to_accuracy": accuracy,
     }
     if local is not None and synchronous is not None:
         figures["bytes_local_h8"] = round(local["sent_bytes_per_step"] / synchronous["sent_bytes_per_step"], 4)

@@ -75,7 +75,7 @@ from pipelines.dataset.reader import SplitReader, training_batches
 from pipelines.tracking.models import log_model
 from pipelines.tracking.runs import start_run
 from pipelines.training.recipe import make_model
-from pipelines.training.description import model_description
+from pipelines.training.description import metadata_of_model
 
 dataset, file, depth, width = sys.argv[1:]
 config = load("smoke", [f"dataset.path={dataset}", f"model.depth={depth}", f"model.width_factor={width}"])
@@ -99,7 +99,7 @@ for batch in training_batches(SplitReader(dataset, "train"), seed=0, epoch=0, gl
 print(f"trained: loss {float(value):.3f}", file=sys.stderr)
 served = with_probabilities(model, manifest.task)
 served.save(file)
-run, description = start_run("benchmark", None, {}, {}), model_description(manifest, config)
+run, description = start_run("benchmark", None, {}, {}), metadata_of_model(manifest, config)
 print(json.dumps(log_model(run, served, description, None, step=1)))
 """
 

@@ -3,6 +3,7 @@
 import pytest
 
 from conf.codecs import CODEC_NAMES
+from conf.combinations import check_length
 from conf.effect import refuse_without_effect
 from conf.load import load
 from conf.optimizers import OPTIMIZER_NAMES
@@ -118,3 +119,25 @@ def test_what_does_not_go_with_recovery_in_place_is_refused(setting: str, messag
     load("smoke", [setting])
     with pytest.raises(ValueError, match=message):
         load("smoke", [setting, "launch.recover=in_place"])
+
+
+def test_workers_train_alone_before_the_end() -> None:
+    local = "training.mode={name: local, every_steps: 2, local_after_steps: %d}"
+    assert check_length(load("smoke", [local % 19, "training.epochs=2"]), 10) is None
+    message = (
+        r"local_after_steps=20 is not before the end of the run, which has 20 steps, .* training\.mode=synchronous$"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_length(load("smoke", [local % 20, "training.epochs=2"]), 10)
+
+
+@pytest.mark.parametrize(
+    ("momentum", "epochs", "warns"),
+    # 20 steps an epoch, the last of them an exchange too: 7 exchanges.
+    [(0.9, 14, True), (0.9, 15, False), (0.5, 2, True), (0.5, 3, False), (0.0, 1, False)],
+)
+def test_a_short_run_is_warned_of_a_large_outer_momentum(momentum: float, epochs: int, warns: bool) -> None:
+    mode = f"training.mode={{name: local, every_steps: 3, outer: {{momentum: {momentum}}}}}"
+    warning = check_length(load("smoke", [mode, f"training.epochs={epochs}"]), 20)
+    text = f"training.mode.outer.momentum={momentum:g} wants about {round(10 / (1 - momentum))} exchanges, and this run"
+    assert (warning is not None and warning.startswith(text)) == warns

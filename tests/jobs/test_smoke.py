@@ -145,7 +145,8 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     result, chosen = trained
     evaluation = evaluate(chosen, result.summary.model_uri)
     assert 0 <= evaluation.metrics["f1_micro"] <= 1
-    logged = model_metadata(result.summary.model_uri)["thresholds"]
+    logged = model_metadata(result.summary.model_uri).thresholds
+    assert logged is not None
     assert len(logged) == len(evaluation.per_class), "training has tuned one for each class"
     assert sum(row["support"] for row in evaluation.per_class) > 12
     assert len(per_class_lines(evaluation)) == 20
@@ -284,14 +285,7 @@ def test_spark_submit_trains(
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "epoch 1/1: loss" in done.stdout
-    description = evaluate_metadata("models:/submitted/1")
-    assert len(description["class_names"]) == 19
-
-
-def evaluate_metadata(uri: str) -> dict[str, object]:
-    from pipelines.tracking.models import model_metadata
-
-    return model_metadata(uri)
+    assert len(model_metadata("models:/submitted/1").class_names) == 19
 
 
 def test_the_console_script_lists_its_verbs() -> None:

@@ -95,4 +95,4 @@ def test_a_server_that_dies_costs_no_record(
     ends = [4 * epoch for epoch in range(1, EPOCHS + 1)]
     for name, steps in (("train/loss", ends), ("val/loss", ends), ("train/step_loss", list(range(4 * EPOCHS)))):
         assert [metric.step for metric in client.get_metric_history(folder.name, name)] == steps, name
-    assert model_metadata(f"runs:/{folder.name}/model")["optimizer_steps"] == 4 * EPOCHS
+    assert model_metadata(f"runs:/{folder.name}/model").optimizer_steps == 4 * EPOCHS

@@ -34,5 +34,5 @@ def test_a_network_of_keras_on_three_bands(
     assert run.info.status == "FINISHED"
     assert run.data.params["model.path"] == "keras.applications:MobileNet"
     assert run.data.params["input.augmentation.padding"] == "4"
-    assert model_metadata(trained.summary.model_uri)["bands"] == ["B04", "B03", "B02"]
+    assert model_metadata(trained.summary.model_uri).bands == ("B04", "B03", "B02")
     assert 0 <= evaluate(config, trained.summary.model_uri).metrics["f1_micro"] <= 1

@@ -77,8 +77,8 @@ class Ring:
         moved = [after - before for after, before in zip(weights[-1], start, strict=True)]
         return {"moved": moved, "weights": weights, "payloads": payloads}
 
-    def by_hand(self, every: int, rate: float, momentum: float, kind: str) -> dict[str, Any]:
-        """The published rules in float64, with plain SGD inside: BMUF (`classical`, `nesterov`), DiLoCo's outer SGD."""
+    def by_hand(self, every: int, rate: float, momentum: float, kind: str, *, adamw: bool = False) -> dict[str, Any]:
+        """The published rules in float64: BMUF (`classical`, `nesterov`), DiLoCo; inside plain SGD, or AdamW."""
         import tensorflow as tf
 
         from models.losses import classification_loss
@@ -87,11 +87,20 @@ class Ring:
         variables = model.trainable_variables
         start = anchor = [np.array(each, np.float64) for each in variables]
         speed = [np.zeros_like(each) for each in start]
+        first, second = ([np.zeros_like(each) for each in start] for _ in range(2))
         for number, (images, targets) in enumerate(self.batches(same=False), start=1):
             with tf.GradientTape() as tape:
                 value = tf.reduce_mean(loss(targets, model(images, training=True)))
-            for variable, gradient in zip(variables, tape.gradient(value, [v.value for v in variables]), strict=True):
-                variable.assign(variable.value - self.rate * gradient)
+            found = tape.gradient(value, [v.value for v in variables])
+            ways = [np.array(each, np.float64) for each in found]
+            if adamw:  # Loshchilov and Hutter (2019), algorithm 2, without weight decay
+                first = [0.9 * m + 0.1 * g for m, g in zip(first, ways, strict=True)]
+                second = [0.999 * v + 0.001 * g**2 for v, g in zip(second, ways, strict=True)]
+                means = [m / (1 - 0.9**number) for m in first]
+                roots = [np.sqrt(v / (1 - 0.999**number)) for v in second]
+                ways = [m / (root + 1e-8) for m, root in zip(means, roots, strict=True)]
+            for variable, way in zip(variables, ways, strict=True):
+                variable.assign((np.array(variable, np.float64) - self.rate * way).astype(np.float32))
             if number % every:
                 continue
             mean = [self.collective.sum(np.array(each, np.float64)) / self.collective.size for each in variables]
@@ -135,11 +144,12 @@ class Ring:
 
 def trainings(ranks: int, steps: int, rate: float) -> dict[str, Any]:
     """Every training that the tests below compare, on one ring."""
-    ring = Ring(ranks, steps, rate)
+    ring, slow = Ring(ranks, steps, rate), Ring(ranks, steps, rate / 100)
     plain = "{name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"
     momentum = "{name: sgd, momentum: 0.9, nesterov: false, weight_decay: 0.0}"
     nesterov = "{name: sgd, momentum: 0.9, nesterov: true, weight_decay: 0.0}"
     lars = "{name: lars, weight_decay: 0.0}"
+    adamw = "{name: adamw, weight_decay: 0.0}"
 
     def local(every: int, outer: str = "{}", after: int = 0) -> str:
         return f"{{name: local, every_steps: {every}, local_after_steps: {after}, outer: {outer}}}"
@@ -151,6 +161,8 @@ def trainings(ranks: int, steps: int, rate: float) -> dict[str, Any]:
         "every step": ring.train(local(1), momentum),
         "every step, outer nesterov": ring.train(local(1, "{momentum: 0.9}"), plain),
         "every step, lars": ring.train(local(1), lars),
+        "synchronous adamw": slow.train("synchronous", adamw),
+        "every step, adamw": slow.train(local(1), adamw),
         "averages": ring.train(local(4), plain),
         "averages by hand": ring.by_hand(4, 1.0, 0.0, "classical"),
         "bmuf": ring.train(local(4, "{rate: 0.9, momentum: 0.5, nesterov: false}"), plain),
@@ -159,6 +171,8 @@ def trainings(ranks: int, steps: int, rate: float) -> dict[str, Any]:
         "bmuf nesterov by hand": ring.by_hand(4, 0.9, 0.5, "nesterov"),
         "diloco": ring.train(local(4, "{rate: 0.7, momentum: 0.9}"), plain),
         "diloco by hand": ring.by_hand(4, 0.7, 0.9, "diloco"),
+        "diloco, adamw": slow.train(local(4, "{rate: 0.7, momentum: 0.9}"), adamw),
+        "diloco, adamw by hand": slow.by_hand(4, 0.7, 0.9, "diloco", adamw=True),
         "same data": ring.train(local(6), momentum, same=True),
         "post-local, never local": ring.train(local(4, after=steps), momentum),
         "post-local": ring.train(local(4, after=5), momentum),
@@ -220,6 +234,11 @@ def test_modes_equal(everyones: list[dict[str, Any]], mode: str, equal: str) -> 
     assert difference(everyones[0][mode], everyones[0][equal]) < 2e-5
 
 
+def test_diloco_is_local_adamw_with_outer_nesterov_momentum(everyones: list[dict[str, Any]]) -> None:
+    # AdamW divides by the root of the squares, so that rounding of the smallest gradients moves whole steps.
+    assert difference(everyones[0]["diloco, adamw"], everyones[0]["diloco, adamw by hand"]) < 1e-3
+
+
 def test_a_delay_of_one_step_is_one(everyones: list[dict[str, Any]]) -> None:
     assert difference(everyones[0]["delayed"], everyones[0]["synchronous"]) > 0.01
     first, *_ = everyones[0]["delayed"]["weights"]
@@ -234,9 +253,14 @@ def test_ranks_with_delayed_gradients_are_equal_always(everyones: list[dict[str,
             np.testing.assert_array_equal(ours, others)
 
 
-def test_a_rule_that_is_not_linear_in_the_gradient_is_another_one(everyones: list[dict[str, Any]]) -> None:
-    """The mean of what LARS makes of two gradients is not what it makes of their mean."""
-    assert difference(everyones[0]["every step, lars"], everyones[0]["synchronous lars"]) > 0.01
+@pytest.mark.parametrize("optimizer", ["lars", "adamw"])
+def test_a_rule_that_is_not_linear_in_the_gradient_is_another_one(
+    everyones: list[dict[str, Any]], optimizer: str
+) -> None:
+    """The mean of what it makes of two gradients is not what it makes of their mean."""
+    found = difference(everyones[0][f"every step, {optimizer}"], everyones[0][f"synchronous {optimizer}"])
+    print(f"{optimizer}: the ways differ by {found:.3f} of their length")
+    assert found > 0.01
 
 
 @pytest.mark.parametrize("name", ["averages", "diloco", "compressed", "post-local"])

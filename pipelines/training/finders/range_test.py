@@ -1,5 +1,6 @@
 """The learning-rate range test as every rank runs it, on the real global batch with the real optimizer."""
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 
@@ -9,20 +10,18 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
-from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.events import Compiling, RateTried, tell
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
 from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.input import TrainingInput
-from pipelines.training.loop import SeedsOf, Trainer, inputs_of_step
+from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.mixing import Mixing
-from pipelines.training.parts import make_data, make_mixing, make_parts, make_seeds, make_trainer
+from pipelines.training.parts import make_data, make_inputs, make_parts, make_trainer
+from pipelines.training.step_inputs import Inputs
 
 _NEVER = 2**31 - 1
-_Batches = Iterator[tuple[Batch, SeedsOf | None, Mixing | None]]
 
 
 def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
@@ -53,13 +52,13 @@ def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> Rang
     collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
     if collective.rank == 0:
         tell(Compiling())
-    return _run(_batches(config, make_data(config, parts), model), trainer, rates)
+    return _run(_inputs(config, make_data(config, parts), model), trainer, rates)
 
 
-def _run(batches: _Batches, trainer: Trainer, rates: Sequence[float]) -> RangeTest:
+def _run(inputs: Iterator[Inputs], trainer: Trainer, rates: Sequence[float]) -> RangeTest:
     losses = SmoothedLosses()
     for step, rate in enumerate(rates):
-        loss = _step(trainer, rate, batches)
+        loss = _step(trainer, rate, inputs)
         if _add(losses, rate, loss, trainer.collective):
             return RangeTest(losses.points, diverged=True)
         if trainer.collective.rank == 0:
@@ -70,25 +69,20 @@ def _run(batches: _Batches, trainer: Trainer, rates: Sequence[float]) -> RangeTe
     return RangeTest(losses.points, diverged=False)
 
 
-def _batches(config: RunConfig, data: TrainingInput, model: keras.Model) -> _Batches:
-    """This rank's batches, epoch after epoch."""
-    epoch = 0
-    while True:
-        seeds_of = make_seeds(config, model, epoch)
-        mixing = make_mixing(config, epoch)
-        for batch in data.batches_of(epoch, 0):
-            yield batch, seeds_of, mixing
-        epoch += 1
+def _inputs(config: RunConfig, data: TrainingInput, model: keras.Model) -> Iterator[Inputs]:
+    """The inputs of this rank's batches, epoch after epoch."""
+    for epoch in itertools.count():
+        yield from map(make_inputs(config, model, epoch), data.batches_of(epoch, 0))
 
 
-def _step(trainer: Trainer, rate: float, batches: _Batches) -> float:
+def _step(trainer: Trainer, rate: float, inputs: Iterator[Inputs]) -> float:
     """Take one optimizer step; return its loss on this rank, or NaN on all ranks where it could not be taken."""
     trainer.optimizer.learning_rate = rate
     for _ in range(trainer.micro_batches - 1):
         assert trainer.accumulate is not None
-        trainer.accumulate(*inputs_of_step(*next(batches)))
+        trainer.accumulate(*next(inputs))
     try:
-        return float(trainer.step(*inputs_of_step(*next(batches))))
+        return float(trainer.step(*next(inputs)))
     except tf.errors.InvalidArgumentError as error:
         if GRADIENTS_NOT_FINITE not in error.message and MEANS_NOT_FINITE not in error.message:
             raise

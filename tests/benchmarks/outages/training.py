@@ -24,6 +24,7 @@ from models.compression.exchange.exchange import GradientExchange
 from pipelines.dataset.manifest import Manifest, Shard, Split
 from pipelines.sample import TRAINING_SPLIT, ImageGroup
 from pipelines.tracking.metrics import VALIDATION_GROUP
+from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import log_model
 from pipelines.tracking.store import TrackedRun, TrackingError, worker_environment
 from pipelines.tracking.system import SystemSampler
@@ -131,7 +132,7 @@ def train(
 def log_small_model(run: TrackedRun) -> str:
     """Log a model of some kilobytes."""
     image = keras.Input((16,), name="image")
-    return log_model(run, keras.Model({"image": image}, keras.layers.Dense(16)(image)), {}, None, step=1)
+    return log_model(run, keras.Model({"image": image}, keras.layers.Dense(16)(image)), ModelMetadata(), None, step=1)
 
 
 def seconds_of_figures(steps: int) -> float:

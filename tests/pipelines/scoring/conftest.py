@@ -34,6 +34,7 @@ class Logged:
 
 _LOG = """
 import json, sys
+from dataclasses import replace
 import keras, numpy as np
 from conf.load import load
 from models.networks.model import inputs_of, with_probabilities
@@ -42,7 +43,7 @@ from pipelines.dataset.reader import SplitReader
 from pipelines.tracking.models import log_model
 from pipelines.tracking.runs import start_run
 from pipelines.training.recipe import make_model
-from pipelines.training.description import model_description
+from pipelines.training.description import metadata_of_model
 
 dataset, file, seed, fitted = sys.argv[1:]
 config = load("smoke", [f"dataset.path={dataset}"])
@@ -64,7 +65,8 @@ if fitted:
     head.set_weights([weights[:-1], weights[-1]])
 run = start_run("scoring", None, {}, {})
 thresholds = [0.3 + 0.01 * index for index in range(len(manifest.class_names))]
-uri = log_model(run, model, {**model_description(manifest, config), "thresholds": thresholds}, "scored", step=1)
+metadata = replace(metadata_of_model(manifest, config), thresholds=tuple(thresholds))
+uri = log_model(run, model, metadata, "scored", step=1)
 model.save(file)
 print(json.dumps(uri))
 """

@@ -233,7 +233,7 @@ def test_slices_and_pairs_are_those_of_their_samples(small_dataset: Path) -> Non
     found = measure(scores, class_names=manifest.class_names, task="multi_label", columns=columns, own_metrics={})
     for column in ("country", "season", "tile"):
         values = np.array(columns[column].to_pylist())
-        rows = {row["value"]: row for row in found.slices if row["column"] == column}
+        rows = {each.value: each.as_row() for each in found.slices if each.column == column}
         assert set(rows) == set(values)
         assert len(rows) > 1, column
         for value, row in rows.items():

@@ -15,6 +15,7 @@ from mlflow.entities import Metric
 
 from pipelines.tracking import metrics
 from pipelines.tracking.delivery import News
+from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import log_model, model_metadata
 from pipelines.tracking.runs import end_run, start_run
 from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri, worker_environment
@@ -151,7 +152,7 @@ def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
     assert left.drain(patience=0.5)
     left.close()
     with pytest.raises(TrackingError):
-        log_model(ended, keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), {}, None, step=8)
+        log_model(ended, keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)]), ModelMetadata(), None, step=8)
     with pytest.raises(TrackingError, match="MLFLOW_TRACKING_URI"):
         model_metadata(f"runs:/{ended.run_id}/model")
     # The driver, whose environment is a notebook's.

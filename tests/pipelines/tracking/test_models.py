@@ -1,4 +1,5 @@
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.tracking import served
+from pipelines.tracking.model_metadata import ModelMetadata, SplitSamples
 from pipelines.tracking.models import (
     AVERAGED_MODEL,
     MODEL,
@@ -37,12 +39,12 @@ def model() -> keras.Model:
 
 
 def test_a_model_comes_back_with_signature_metadata_and_equal_outputs(run: TrackedRun, model: keras.Model) -> None:
-    uri = log_model(run, model, {"class_names": ["x", "y", "z"]}, "registered", step=8)
+    uri = log_model(run, model, ModelMetadata(("x", "y", "z")), "registered", step=8)
     images = {"a": np.arange(64, dtype=np.uint16).reshape(2, 4, 4, 2)}
     for address in (uri, "models:/registered/1"):
         loaded, metadata = load_model(address)
-        assert metadata["class_names"] == ["x", "y", "z"]
-        assert metadata["run_id"] == run.run_id
+        assert metadata.class_names == ("x", "y", "z")
+        assert metadata.run_id == run.run_id
         np.testing.assert_array_equal(loaded(images), model(images))
     signature = mlflow.models.get_model_info(uri).signature
     assert signature.inputs.to_dict()[0]["name"] == "a"
@@ -62,10 +64,10 @@ def test_a_model_is_logged_once_for_each_step(
     writer.metrics({"val/loss": 0.5}, step=8)
     assert writer.drain() == ""
     environment = dict(os.environ)
-    log_model(run, model, {}, None, step=8)
+    log_model(run, model, ModelMetadata(), None, step=8)
     # As after a training that ended before the model was registered.
-    log_model(run, model, {}, "once", step=8)
-    log_model(run, model, {}, "once", step=8)
+    log_model(run, model, ModelMetadata(), "once", step=8)
+    log_model(run, model, ModelMetadata(), "once", step=8)
     outputs = client.get_run(run.run_id).outputs.model_outputs
     assert [output.step for output in outputs] == [8]
     assert [version.source for version in client.search_model_versions("name = 'once'")] == [
@@ -76,7 +78,7 @@ def test_a_model_is_logged_once_for_each_step(
     # The run goes on, and the notebook that trains keeps its settings.
     assert client.get_run(run.run_id).info.status == "RUNNING"
     assert dict(os.environ) == environment
-    log_model(run, model, {}, "once", step=16)
+    log_model(run, model, ModelMetadata(), "once", step=16)
     # The store returns them in any order.
     assert sorted(output.step for output in client.get_run(run.run_id).outputs.model_outputs) == [8, 16]
 
@@ -87,21 +89,21 @@ def test_a_model_is_an_artifact_of_its_run_and_logged_once_for_each_step(
 ) -> None:
     client = MlflowClient(mlflow_store)
     for step, versions in ((8, 1), (8, 1), (16, 2)):
-        uri = log_model(run, model, {"seen": step}, "once", step=step)
-        assert model_metadata(uri)["seen"] == step
+        uri = log_model(run, model, ModelMetadata(("x",), archive=str(step)), "once", step=step)
+        assert model_metadata(uri).archive == str(step)
         registered = client.search_model_versions("name = 'once'")
         assert [version.run_id for version in registered] == [run.run_id] * versions
     assert {version.tags["optimizer_steps"] for version in registered} == {"8", "16"}
     assert client.get_run(run.run_id).info.status == "RUNNING"
     client.set_tag(run.run_id, "groundswell.logged.model", "8")  # as after an attempt that died while it logged
-    log_model(run, model, {"seen": 17}, None, step=16)
-    assert model_metadata(uri)["seen"] == 17
+    log_model(run, model, ModelMetadata(("x",), archive="17"), None, step=16)
+    assert model_metadata(uri).archive == "17"
 
 
 def test_a_run_has_models_of_several_names(run: TrackedRun, model: keras.Model) -> None:
     averaged = keras.models.clone_model(model)
     uris = [
-        log_model(run, chosen, {"ema": ema}, None, step=8, name=name)
+        log_model(run, chosen, ModelMetadata(("x",), ema=ema), None, step=8, name=name)
         for chosen, ema, name in ((averaged, 0.9, AVERAGED_MODEL), (model, None, MODEL))
     ]
     assert uris[0] == averaged_model_uri(uris[1])
@@ -109,7 +111,7 @@ def test_a_run_has_models_of_several_names(run: TrackedRun, model: keras.Model) 
     images = {"a": np.arange(64, dtype=np.uint16).reshape(2, 4, 4, 2)}
     for uri, expected, ema in zip(uris, (averaged, model) * 2, (0.9, None) * 2, strict=True):
         loaded, metadata = load_model(uri)
-        assert metadata["ema"] == ema
+        assert metadata.ema == ema
         np.testing.assert_array_equal(loaded(images), expected(images))
 
 
@@ -118,18 +120,18 @@ def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str) -
     client = MlflowClient(mlflow_store)
     run = start_run("tests", "r50: 0.5/g8", {}, {})
     experiment = client.get_run(run.run_id).info.experiment_id
-    uri = log_model(run, model, {"class_names": ["x"], "seen": 8}, None, step=8)
+    uri = log_model(run, model, ModelMetadata(("x",), archive="8"), None, step=8)
     assert uri == f"runs:/{run.run_id}/r50- 0-5-g8"
     with using_store(mlflow_store):
         assert mlflow.keras.load_model(uri).count_params() == model.count_params(), "plain MLflow loads it"
     # By its name within the run, it is the newest one that is complete.
     alias = f"runs:/{run.run_id}/model"
-    assert log_model(run, model, {"class_names": ["x"], "seen": 16}, None, step=16) == uri
+    assert log_model(run, model, ModelMetadata(("x",), archive="16"), None, step=16) == uri
     for address in (alias, uri):
-        assert model_metadata(address)["seen"] == 16
+        assert model_metadata(address).archive == "16"
     served = find_model(alias)
     assert served.uri == f"models:/{served.model_id}"
-    assert served.run_id == run.run_id
+    assert served.metadata.run_id == run.run_id
     assert read_model_file(served).startswith(b"PK")
     assert {logged.name for logged in client.search_logged_models([experiment])} == {"r50- 0-5-g8"}
     # An earlier version has named its models themselves so.
@@ -138,7 +140,7 @@ def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str) -
     mlflow.models.Model.log(
         artifact_path=None, model_id=logged.model_id, run_id=old.run_id, flavor=Flavor, model=model, step=8
     )
-    assert log_model(old, model, {}, None, step=8) == f"runs:/{old.run_id}/model"
+    assert log_model(old, model, ModelMetadata(), None, step=8) == f"runs:/{old.run_id}/model"
     assert load_model(f"runs:/{old.run_id}/model")[0].count_params() == model.count_params()
 
 
@@ -152,7 +154,7 @@ def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
     experiment = client.get_run(run.run_id).info.experiment_id
     left = client.create_logged_model(experiment, name="model", source_run_id=run.run_id)
     client.log_outputs(run.run_id, [LoggedModelOutput(left.model_id, step=8)])  # here a driver was killed
-    uri = log_model(run, model, {"class_names": ["x"]}, None, step=8)
+    uri = log_model(run, model, ModelMetadata(("x",)), None, step=8)
     assert client.get_logged_model(left.model_id).status == "FAILED"
     (logged,) = (
         output.model_id
@@ -160,7 +162,7 @@ def test_a_model_whose_logging_was_cut_off_is_failed_and_logged_anew(
         if output.model_id != left.model_id
     )
     assert client.get_logged_model(logged).status == "READY"
-    assert load_model(uri)[1]["class_names"] == ["x"]
+    assert load_model(uri)[1].class_names == ("x",)
 
 
 @pytest.mark.parametrize("has_tags_of_models", [pytest.param(True, marks=mlflow_3), False])
@@ -173,9 +175,9 @@ def test_thresholds_are_those_that_were_kept_last_or_logged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(served, "_HAS_TAGS_OF_MODELS", has_tags_of_models)
-    described = {"class_names": ["x", "y", "z"], "thresholds": [0.1, 0.2, 0.3]}
+    described = ModelMetadata(("x", "y", "z"), thresholds=(0.1, 0.2, 0.3))
     uri = log_model(run, model, described, None, step=8)
-    other = log_model(run, model, {"class_names": ["x"]}, None, step=8, name="other")
+    other = log_model(run, model, ModelMetadata(("x",)), None, step=8, name="other")
     assert served.find_model(uri).thresholds == (0.1, 0.2, 0.3)
     assert served.find_model(other).thresholds is None
     folder = mlflow.artifacts.download_artifacts(uri, dst_path=str(tmp_path / "model"), tracking_uri=mlflow_store)
@@ -196,7 +198,7 @@ def test_thresholds_are_those_that_were_kept_last_or_logged(
 def test_files_of_a_store_that_is_away_are_not_waited_for(
     run: TrackedRun, model: keras.Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = served.find_model(log_model(run, model, {"class_names": ["x"]}, None, step=8))
+    found = served.find_model(log_model(run, model, ModelMetadata(("x",)), None, step=8))
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(TrackingError, match=r"^no answer from MLflow, see MLFLOW_TRACKING_URI: API request to"):
         served.read_model_file(found)
@@ -216,7 +218,7 @@ def test_the_champion_changes_only_by_the_margin(mlflow_store: str, model: keras
     champions = ["1", "1", "3", "3", "3", "3"]
     for number, (value, status, champion) in enumerate(zip(values, expected, champions, strict=True), start=1):
         # The last two are of another dataset, whose figures say nothing about the champion.
-        described = {"dataset_fingerprint": "f" if number < 5 else "other"}
+        described = ModelMetadata(dataset_fingerprint="f" if number < 5 else "other")
         run = start_run("tests", None, {}, {})
         client.log_metric(run.run_id, "val/f1_macro", value, step=8)
         for _ in range(2):  # as after a training that ended while it registered the model
@@ -237,7 +239,7 @@ def test_a_champion_that_was_deleted_has_a_successor(mlflow_store: str, model: k
     for number, value in enumerate((0.9, 0.1), start=1):
         run = start_run("tests", None, {}, {})
         client.log_metric(run.run_id, "val/f1_macro", value, step=8)
-        log_model(run, model, {}, "bereft", step=8, promotion=rule)
+        log_model(run, model, ModelMetadata(), "bereft", step=8, promotion=rule)
         if number == 1:
             client.delete_model_version("bereft", "1")
     assert client.get_model_version("bereft", "2").tags["validation_status"] == "champion"
@@ -251,16 +253,16 @@ def test_a_model_has_an_example_and_a_card(
     client.log_metric(run.run_id, "val/f1_macro", 0.4321, step=8)
     client.log_param(run.run_id, "optimizer.name", "lars")
     client.log_param(run.run_id, "launch.num_workers", 16)
-    described = {
-        "class_names": ["Arable land", "Sea"],
-        "task": "multi_label",
-        "groups": [{"name": "a", "bands": ["B02", "B03"]}],
-        "dataset_fingerprint": "0123abcd",
-        "archive": "bigearthnet_v2",
-        "thresholds": [0.25, 0.75],
-        "source_fingerprint": "4567cdef",
-        "samples": {"train": {"rows": 1200, "of_class": [1100, 300]}, "test": {"rows": 70, "of_class": [60, 20]}},
-    }
+    described = ModelMetadata(
+        class_names=("Arable land", "Sea"),
+        task="multi_label",
+        groups={"a": ("B02", "B03")},
+        thresholds=(0.25, 0.75),
+        archive="bigearthnet_v2",
+        dataset_fingerprint="0123abcd",
+        source_fingerprint="4567cdef",
+        samples={"train": SplitSamples(1200, (1100, 300)), "test": SplitSamples(70, (60, 20))},
+    )
     example = {"a": np.arange(32, dtype=np.uint16).reshape(1, 4, 4, 2)}
     uri = log_model(run, model, described, None, step=8, example=example)
     folder = Path(
@@ -286,6 +288,7 @@ def test_a_model_has_an_example_and_a_card(
     np.testing.assert_array_equal(saved["a"], example["a"])
     # As after a training that ended between model and card.
     assert log_model(run, model, described, None, step=8, example=example) == uri
+    assert model_metadata(uri) == replace(described, optimizer_steps=8, run_id=run.run_id)
 
 
 @mlflow_3
@@ -294,7 +297,7 @@ def test_the_page_of_a_model_says_what_it_is_and_who_made_it(
 ) -> None:
     client = MlflowClient(mlflow_store)
     client.log_param(run.run_id, "optimizer.name", "lars")
-    log_model(run, model, {"class_names": [f"class {n}" for n in range(1000)], "task": "single_label"}, None, step=8)
+    log_model(run, model, ModelMetadata(tuple(f"class {n}" for n in range(1000)), "single_label"), None, step=8)
     made_by = client.get_run(run.run_id)
     (output,) = made_by.outputs.model_outputs
     tags = client.get_logged_model(output.model_id).tags
@@ -312,7 +315,7 @@ def test_a_lower_loss_is_better_and_no_metric_is_no_champion(mlflow_store: str, 
         run = start_run("tests", None, {}, {})
         if value is not None:
             client.log_metric(run.run_id, "val/loss", value, step=8)
-        log_model(run, model, {}, "by_loss", step=8, promotion=rule)
+        log_model(run, model, ModelMetadata(), "by_loss", step=8, promotion=rule)
     statuses = {each.version: each.tags["validation_status"] for each in client.search_model_versions("name='by_loss'")}
     assert {int(version): status for version, status in statuses.items()} == {
         1: "champion",

@@ -14,7 +14,6 @@ from pipelines.sample import ImageGroup
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
 from pipelines.training.checks import (
     _check_cache_is_default,
-    _check_mode,
     _check_model_input,
     _check_steps,
     _check_trace,
@@ -103,32 +102,6 @@ def test_steps_beyond_the_end_are_not_traced() -> None:
         ValueError, match=r"tensorflow_profiler=true writes files, and training\.output=s3://a/b is a URL"
     ):
         _check_trace(load("smoke", [*profiled, "training.output=s3://a/b"]), dataset)
-
-
-def test_workers_train_alone_before_the_end() -> None:
-    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=80)})
-    local = "training.mode={name: local, every_steps: 2, local_after_steps: %d}"
-    _check_mode(load("smoke", [local % 19]), dataset)
-    message = (
-        r"local_after_steps=20 is not before the end of the run, which has 20 steps, .* training\.mode=synchronous$"
-    )
-    with pytest.raises(ValueError, match=message):
-        _check_mode(load("smoke", [local % 20]), dataset)
-
-
-@pytest.mark.parametrize(
-    ("momentum", "epochs", "warns"),
-    # 20 steps an epoch, the last of them an exchange too: 7 exchanges.
-    [(0.9, 14, True), (0.9, 15, False), (0.5, 2, True), (0.5, 3, False), (0.0, 1, False)],
-)
-def test_a_short_run_is_warned_of_a_large_outer_momentum(
-    momentum: float, epochs: int, warns: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=160)})
-    mode = f"training.mode={{name: local, every_steps: 3, outer: {{momentum: {momentum}}}}}"
-    _check_mode(load("smoke", [mode, f"training.epochs={epochs}"]), dataset)
-    text = f"training.mode.outer.momentum={momentum:g} wants about {round(10 / (1 - momentum))} exchanges"
-    assert [record.message.startswith(text) for record in caplog.records] == [True] * warns
 
 
 def test_upsampling_needs_images_of_several_sizes() -> None:

@@ -76,10 +76,10 @@ def test_the_best_epochs_model_and_its_average_are_made_from_checkpoints(mlflow_
     model, description = load_model(uri)
     expected = keras.ops.softmax(answers(best))
     np.testing.assert_allclose(answers(model), expected, rtol=1e-5)
-    assert (description["class_names"], description["archive"]) == (["water", "land", "town"], "eurosat_rgb")
-    assert description["thresholds"] == [0.1, 0.2, 0.4]
+    assert (description.class_names, description.archive) == (("water", "land", "town"), "eurosat_rgb")
+    assert description.thresholds == (0.1, 0.2, 0.4)
     averaged, description = load_model(averaged_model_uri(uri))
-    assert (description["ema"], description["thresholds"]) == (0.9, [0.3, 0.4, 0.4])
+    assert (description.ema, description.thresholds) == (0.9, (0.3, 0.4, 0.4))
     assert np.abs(answers(averaged) - expected).max() > 1e-3
 
     export_model(folder, folder / "checkpoints" / "step-00000008.npz")

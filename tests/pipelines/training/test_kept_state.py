@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from pipelines.training.checkpoint import TrainingState
-from pipelines.training.kept_state import KERNELS, KeptRows, KeptStates, first_facts, place_of
+from pipelines.training.kept_state import KeptRows, KeptStates, place_of, rank_uses_kernels
 
 
 @pytest.fixture
@@ -38,27 +38,28 @@ def fill(values: list[tf.Variable], number: int) -> None:
         value.assign(tf.cast(tf.fill(value.shape, number), value.dtype))
 
 
-def test_the_two_latest_states_are_there_for_another_process(files: list[int]) -> None:
+@pytest.mark.parametrize("uses_kernels", [True, False])
+def test_the_two_latest_states_are_there_for_another_process(files: list[int], uses_kernels: bool) -> None:
     mine = variables()
     kept = KeptStates(files[:2], mine)
     assert kept.places() == []
     for number, each in enumerate([state(0, 0), state(0, 7), state(1, 7)]):
         fill(mine, number)
-        kept.write(each, {KERNELS: True})
+        kept.write(each, uses_kernels=uses_kernels)
     others = variables()
     again = KeptStates(files[:2], others)
     assert again.places() == [place_of(state(0, 7)), place_of(state(1, 7))]
     for number, each in ((1, state(0, 7)), (2, state(1, 7))):
         assert again.restore(place_of(each)) == each
         assert all(np.all(np.asarray(value.numpy(), np.float64) == number) for value in others)
-    assert first_facts(files[:2], give_up=lambda: False) == {KERNELS: True}
+    assert rank_uses_kernels(files[:2], give_up=lambda: False) is uses_kernels
 
 
 def test_a_state_that_was_cut_short_is_none(files: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     mine = variables()
     kept = KeptStates(files[:2], mine)
-    kept.write(state(0, 1), {})
-    kept.write(state(0, 2), {})
+    kept.write(state(0, 1), uses_kernels=False)
+    kept.write(state(0, 2), uses_kernels=False)
     write, writes = os.pwrite, 0
 
     def dies(*arguments: object) -> int:
@@ -70,7 +71,7 @@ def test_a_state_that_was_cut_short_is_none(files: list[int], monkeypatch: pytes
 
     monkeypatch.setattr(os, "pwrite", dies)
     with pytest.raises(KeyboardInterrupt):
-        kept.write(state(0, 3), {})
+        kept.write(state(0, 3), uses_kernels=False)
     assert KeptStates(files[:2], variables()).places() == [place_of(state(0, 2))]
 
 
@@ -90,7 +91,7 @@ def test_ranks_that_train_alone_always_have_states_of_one_block(
         os.pwrite(unfinished, bytes(16), 0)
         cut.append({block(place) for place in kept.places()})
         os.pwrite(unfinished, head, 0)
-        kept.write(state(0, step), {})
+        kept.write(state(0, step), uses_kernels=False)
         whole.append({block(place) for place in kept.places()})
     for ahead in range(1, steps):
         for behind in range(max(block(ahead) - 1, 0), ahead + 1):  # it took part in the last exchange
@@ -100,7 +101,7 @@ def test_ranks_that_train_alone_always_have_states_of_one_block(
 
 
 def test_nobody_waits_for_facts_that_will_not_come(files: list[int]) -> None:
-    assert first_facts(files[:2], give_up=lambda: True) is None
+    assert rank_uses_kernels(files[:2], give_up=lambda: True) is None
 
 
 def test_rows_outlive_their_writer_and_are_forgotten_by_step(files: list[int]) -> None:

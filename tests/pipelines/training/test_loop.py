@@ -17,11 +17,12 @@ from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest
 from pipelines.training.checkpoint import TrainingState, newest_state
 from pipelines.training.clock import Clock
-from pipelines.training.loop import EpochResult, LossTotal, Trainer, average_statistics, train_epoch
+from pipelines.training.loop import EpochResult, LossTotal, StepHooks, Trainer, average_statistics, train_epoch
 from pipelines.training.mixing import Mixing
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import Step, make_train_step
+from pipelines.training.step_inputs import StepInputs
 
 
 class TwoRanks:
@@ -50,7 +51,9 @@ def one_epoch(one_rank: Any) -> Callable[..., EpochResult]:
         block = settings.pop("block", lambda step: step)
         trainer = Trainer(step, optimizer, schedule, one_rank, settings.pop("stop", None), block=block)
         given = batches(count) if isinstance(count, int) else iter(count)
-        return train_epoch(given, trainer, first_step=first_step, **settings)
+        inputs = StepInputs(settings.pop("seeds_of", None), settings.pop("mixing", None))
+        hooks = StepHooks(saver=settings.pop("saver", None))
+        return train_epoch(given, trainer, first_step=first_step, inputs_of=inputs, hooks=hooks, **settings)
 
     return run
 
@@ -266,9 +269,8 @@ def test_a_step_takes_its_micro_batches_one_by_one(one_rank: Any) -> None:
     )
     saver = Saver(every=1)
     rows = itertools.count()
-    result = train_epoch(
-        batches(6), trainer, first_step=5, saver=saver, seeds_of=lambda _: np.array([next(rows)], np.int32)
-    )
+    inputs = StepInputs(lambda _: np.array([next(rows)], np.int32))
+    result = train_epoch(batches(6), trainer, first_step=5, inputs_of=inputs, hooks=StepHooks(saver=saver))
     assert [name for name, _, _ in calls] == ["accumulate", "accumulate", "update"] * 2
     assert [seeds for _, _, seeds in calls] == [[number] for number in range(6)]
     assert [rate for name, rate, _ in calls if name == "update"] == [6.0, 7.0]
