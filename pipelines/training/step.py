@@ -121,7 +121,8 @@ def make_train_step(
 
         def apply(means: Sequence[tf.Tensor]) -> None:
             before = [tf.identity(variable.value) for variable, _ in rate_factors]
-            optimizer.apply(means, variables)
+            with tf.control_dependencies(means):  # the decay of weights needs no mean, and would not wait for them
+                optimizer.apply(means, variables)
             for (variable, factor), start in zip(rate_factors, before, strict=True):
                 variable.assign(start + factor * (variable.value - start))
             if average is not None:

@@ -38,11 +38,12 @@ class StopAgreement:
             self._flag.assign(1.0)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-    def exchange(self) -> None:
-        """Sum the flags; part of the training step's graph."""
+    def exchange(self) -> tf.Tensor:
+        """Sum the flags, and return the sum; part of the training step's graph."""
         with tf.device("CPU:0"):
             (requests,) = self._collective.allreduce([self._flag.read_value()], "stop_requests")
             self._requests.assign(requests)
+            return requests
 
     def requests(self) -> tf.Tensor:
         """Number of ranks that were asked to stop before the latest step; does not wait for the step."""

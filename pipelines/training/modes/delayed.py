@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Apply
+from pipelines.training.modes.mode import Apply, once_all_arrived
 from pipelines.training.stop import StopAgreement
 
 
@@ -69,10 +69,10 @@ class Delayed:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:
         """Let the last step's gradients, and the flags of the agreement, travel while this step computes its own."""
-        if self._stop is not None:
-            self._stop.exchange()
+        flags = None if self._stop is None else self._stop.exchange()
         pending = [variable.value.read_value() for variable in self._pending]
-        self._means = self._exchange.exchange(pending, self._optimizer.learning_rate)
+        means = self._exchange.exchange(pending, self._optimizer.learning_rate)
+        self._means = once_all_arrived(means, flags)
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
@@ -83,7 +83,9 @@ class Delayed:
             apply(means)
             return True
 
-        tf.cond(self._has_pending.value > 0, take_step, lambda: False)
+        with tf.control_dependencies(means):  # a branch begins with what needs none of them, as soon as it is chosen
+            has_pending = self._has_pending.value > 0
+        tf.cond(has_pending, take_step, lambda: False)
         self._has_pending.assign(1)
         for variable, gradient in zip(self._pending, gradients, strict=True):
             variable.assign(gradient)

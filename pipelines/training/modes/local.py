@@ -8,7 +8,7 @@ import tensorflow as tf
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite
 from models.compression.codecs.none import NoneCodec
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Apply
+from pipelines.training.modes.mode import Apply, once_all_arrived
 from pipelines.training.stop import StopAgreement
 
 
@@ -126,10 +126,8 @@ class LocalUpdates:
 
     def _averaged(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The mean over the ranks, in float32."""
-        if self._stop is not None:
-            self._stop.exchange()
-        means: list[tf.Tensor] = self._dense.exchange(gradients)
-        return means
+        flags = None if self._stop is None else self._stop.exchange()
+        return once_all_arrived(self._dense.exchange(gradients), flags)
 
     def _checked(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The gradients, once they are known to be finite: a rank that diverges alone stops at once."""
@@ -139,14 +137,14 @@ class LocalUpdates:
             return [tf.identity(gradient) for gradient in gradients]
 
     def _come_together(self) -> None:
-        if self._stop is not None:
-            self._stop.exchange()
+        flags = None if self._stop is None else self._stop.exchange()
         ways = [anchor.read_value() - weight.value for anchor, weight in zip(self._anchors, self._weights, strict=True)]
         # Without a learning rate: it is in the length of the way already, and residuals are of such lengths.
-        means = self._exchange.exchange(ways)
-        for anchor, weight in zip(self._anchors, self._weights, strict=True):
-            weight.assign(anchor.read_value())
-        self._outer.apply(means, self._weights)
+        means = once_all_arrived(self._exchange.exchange(ways), flags)
+        with tf.control_dependencies(means):
+            for anchor, weight in zip(self._anchors, self._weights, strict=True):
+                weight.assign(anchor.read_value())
+            self._outer.apply(means, self._weights)
         self._set_anchors()
 
     def _set_anchors(self) -> None:

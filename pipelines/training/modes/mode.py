@@ -10,6 +10,18 @@ Apply = Callable[[Sequence[tf.Tensor]], None]
 """Lets the optimizer update the model by one gradient per trainable variable; part of a graph."""
 
 
+def once_all_arrived(means: Sequence[tf.Tensor], flags: tf.Tensor | None) -> list[tf.Tensor]:
+    """Return means over the ranks that wait for the flags of the agreement on when to stop, if there is one.
+
+    The exchange gives no mean before it has all of them. So an update by these means begins when nothing that comes
+    from other ranks can fail any more: where a rank dies, the others have applied all means of a step, or none.
+    """
+    if flags is None:
+        return list(means)
+    with tf.control_dependencies([flags]):
+        return [tf.identity(mean) for mean in means]
+
+
 class Mode(Protocol):
     """What one step does with the gradients of this rank.
 

@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Apply
+from pipelines.training.modes.mode import Apply, once_all_arrived
 from pipelines.training.stop import StopAgreement
 
 
@@ -28,6 +28,7 @@ class Synchronous:
             stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
         """
         self._optimizer, self._exchange, self._stop = optimizer, exchange, stop
+        self._flags: tf.Tensor | None = None
         self.shared: Sequence[keras.Variable] = ()
         self.own: Sequence[keras.Variable] = ()
         self.between: Sequence[tf.Variable] = ()
@@ -42,10 +43,10 @@ class Synchronous:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def begin_step(self) -> None:
         """Let the flags of the agreement travel while the gradients are computed."""
-        if self._stop is not None:
-            self._stop.exchange()
+        self._flags = None if self._stop is None else self._stop.exchange()
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
         """Apply the mean over the ranks; see `Mode`."""
-        apply(self._exchange.exchange(gradients, self._optimizer.learning_rate))
+        means = self._exchange.exchange(gradients, self._optimizer.learning_rate)
+        apply(once_all_arrived(means, self._flags))
