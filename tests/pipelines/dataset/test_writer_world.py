@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 
+from pipelines import tasks as spark_tasks
 from pipelines.archives.archive import (
     INDEX_SCHEMA,
     REJECTED_SCHEMA,
@@ -126,7 +127,7 @@ class Tasks:
         self.before: Callable[[str], None] = lambda file: None
 
     def __call__(
-        self, spark: object, items: list[Any], function: Callable[[Any], Any], folder: Folder, files: list[str]
+        self, spark: object, items: list[Any], function: Callable[[Any], Any], *, files: list[str], **_: Any
     ) -> list[Any]:
         results = []
         for item, file in zip(items, files, strict=True):
@@ -140,7 +141,8 @@ class Tasks:
 @pytest.fixture
 def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
     run = Tasks()
-    monkeypatch.setattr(spark_job, "_run", run)
+    for module in (spark_tasks, spark_job):
+        monkeypatch.setattr(module, "run_tasks", run)
 
     def page(dataset: Folder, manifest: Manifest, *_: object) -> None:
         dataset.write("report.html", manifest.fingerprint.encode())
@@ -177,7 +179,7 @@ class Kill:
             self._wrap(monkeypatch, Folder, name)
         for module, name in ((writer, "write_index"), (writer, "write_petastorm_metadata"), (writer, "link_shard")):
             self._wrap(monkeypatch, module, name)
-        for module, name in ((staging, "swap_folders"), (spark_job, "_run"), (writer, "write_note")):
+        for module, name in ((staging, "swap_folders"), (spark_tasks, "run_tasks"), (writer, "write_note")):
             self._wrap(monkeypatch, module, name)
         self._wrap(monkeypatch, Path, "rename")
         self._wrap(monkeypatch, Path, "rmdir")

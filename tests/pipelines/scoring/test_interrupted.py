@@ -44,7 +44,7 @@ def model(small_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> ModelDescript
 
     monkeypatch.setattr(write, "load_keras", load)
     monkeypatch.setattr(predictor, "_loaded", {})
-    monkeypatch.setattr(job, "run_tasks", run)
+    monkeypatch.setattr("pipelines.tasks.run_tasks", run)
     monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "send", lambda spark, file: SimpleNamespace(value=file, destroy=lambda: None))
     manifest = read_manifest(small_dataset)
