@@ -259,7 +259,6 @@ def test_a_rule_that_is_not_linear_in_the_gradient_is_another_one(
 ) -> None:
     """The mean of what it makes of two gradients is not what it makes of their mean."""
     found = difference(everyones[0][f"every step, {optimizer}"], everyones[0][f"synchronous {optimizer}"])
-    print(f"{optimizer}: the ways differ by {found:.3f} of their length")
     assert found > 0.01
 
 
