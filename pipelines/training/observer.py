@@ -34,11 +34,12 @@ class StepMeasurements:
 
     def measure(self) -> tf.Tensor:
         """See `StepObserver`."""
-        return self._figures.read_value()
+        # One operation in place of the three of `read_value`, in every step.
+        return tf.raw_ops.ReadVariableOp(resource=self._figures.handle, dtype=self._figures.dtype)
 
     def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
         """See `StepObserver`."""
-        values = measured.numpy()
+        values = np.array(measured)  # a copy: the memory may be the variable's own
         values[_PAYLOAD] += self._further_bytes
         self._rows.append(values)
         self.steps_done = step + 1
