@@ -104,7 +104,7 @@ def run_until_done(
 
     Args:
         spark: The same as in `run_tasks`.
-        items: By the file that each writes.
+        items: What is sent to the executors, by the file that each writes.
         function: The same as in `run_tasks`.
         finished: Finds the values of those of some files that tasks have finished before the job was lost.
         say: Told what is tried again.

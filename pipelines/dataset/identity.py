@@ -16,7 +16,7 @@ class Identity:
     """Settings, classes and images of a dataset, and the samples of which it is made."""
 
     settings: Mapping[str, Value]
-    """By names that a message can show."""
+    """Values by names that a message can show."""
     index: str | None = None
     """Digest of the samples; None: unknown."""
 

@@ -85,12 +85,12 @@ class Measured:
     metrics: dict[str, float]
     """Scores by the names of `pipelines.tracking.metrics`, without the split."""
     per_class: list[ClassScores]
-    """With the threshold that suits the class where it was tuned."""
+    """Scores of each class, with the threshold that suits the class where it was tuned."""
     reliability: Reliability
     thresholds: NDArray[np.float64] | None
     """Threshold of each class, tuned on validation; None where they were not."""
     slices: list[SliceScores]
-    """By column, in each the most frequent value first."""
+    """Scores by column, in each the most frequent value first."""
     pairs: list[LabelPair]
     """The most frequent pair first."""
 

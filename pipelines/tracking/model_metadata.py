@@ -25,7 +25,7 @@ class ModelMetadata:
     """
 
     class_names: tuple[str, ...] = ()
-    """In the order of the model's outputs."""
+    """Names of the classes, in the order of the model's outputs."""
     task: str = ""
     """`multi_label` or `single_label`."""
     groups: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -40,7 +40,7 @@ class ModelMetadata:
     source_fingerprint: str | None = None
     """Digest of the archive's index."""
     samples: Mapping[str, SplitSamples] = field(default_factory=dict)
-    """By the name of the split."""
+    """Samples of each split, by its name."""
     network: JsonObject | None = None
     """The section `model` of the configuration."""
     ema: float | None = None

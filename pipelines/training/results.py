@@ -21,7 +21,7 @@ class Evaluation:
 
     metrics: dict[str, float]
     per_class: "list[ClassScores]"
-    """By `models.metrics.per_class_table`."""
+    """Scores of each class, by `models.metrics.per_class_table`."""
     predictions: Predictions | None = None
     """All samples, where they were asked for."""
     split: str = ""
