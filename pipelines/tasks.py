@@ -107,7 +107,7 @@ def run_until_done(
         items: What is sent to the executors, by the file that each writes.
         function: The same as in `run_tasks`.
         finished: Finds the values of those of some files that tasks have finished before the job was lost.
-        say: Told what is tried again.
+        say: Called with a line about what is tried again.
         job: The same as in `run_tasks`.
         folder: The same as in `run_tasks`.
         less_memory: The same as in `run_tasks`.
