@@ -165,7 +165,7 @@ class Link:
         self._log_offset, self._result_offset = welcome.log_bytes, welcome.result_bytes
         connection.settimeout(None)
         self.connected = True
-        listener = threading.Thread(target=self._listen, args=(lines,), daemon=True)
+        listener = threading.Thread(target=self._listen, args=(connection, lines), daemon=True)
         listener.start()
         last_sent = time.monotonic()
         try:
@@ -215,7 +215,7 @@ class Link:
                 self._next_number = number + 1
         return b"".join(parts)
 
-    def _listen(self, lines: IO[bytes]) -> None:
+    def _listen(self, connection: socket.socket, lines: IO[bytes]) -> None:
         with suppress(OSError, ValueError):
             while line := lines.readline(MAXIMUM_LINE_BYTES):
                 message, _ = decode(line)
@@ -223,3 +223,7 @@ class Link:
                     self._forget(message)
                 elif isinstance(message, Order):
                     self.orders.put(message)
+        # The driver has hung up. The other thread may wait for room in the socket, which the kernel would go on
+        # asking the driver for, less and less often: up to two minutes.
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)

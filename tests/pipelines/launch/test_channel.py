@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.launch.channel import ChannelAddress, DriverChannel, ResultLostError
-from pipelines.launch.handshake import prove_task
+from pipelines.launch.handshake import accept_task, prove_task
 from pipelines.launch.link import Link
 from pipelines.launch.messages import (
     Alive,
@@ -328,6 +328,29 @@ def test_a_large_return_value_survives_a_broken_connection(
         channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
         sender.join(50)
         assert channel.result(0).read() == value
+
+
+def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_up() -> None:
+    """Without that it connects again when the kernel next asks for room: up to two minutes later."""
+    with socket.create_server(("127.0.0.1", 0)) as driver, tempfile.TemporaryFile() as file:
+        driver.settimeout(30)
+        secret = secrets.token_bytes(32)
+        file.truncate(100 << 20)  # more than a socket holds
+        with link_to(ChannelAddress("127.0.0.1", driver.getsockname()[1], secret)) as (link, _):
+            connection, _ = driver.accept()
+            with connection:
+                assert accept_task(connection, secret)
+                connection.sendall(encode(Welcome(0, 0, 0)))
+                sender = threading.Thread(target=link.send_result, args=(file, 2))
+                sender.start()
+                sent = 0
+                while sent < (sent := link._result_offset) or not sent:  # until the socket is full
+                    time.sleep(0.5)
+                assert sent < 100 << 20
+                connection.shutdown(socket.SHUT_WR)
+                again, _ = driver.accept()
+                again.close()
+            sender.join(50)
 
 
 def test_nothing_is_taken_from_a_connection_that_was_replaced(channel: DriverChannel) -> None:
