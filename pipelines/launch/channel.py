@@ -216,7 +216,7 @@ class DriverChannel:
                         return
                     receipt = self._take(task, peer, line)
                 if receipt:
-                    peer.send(Received(peer.number, peer.result_bytes))
+                    peer.send(Received(peer.number, peer.log_bytes, peer.result_bytes))
         finally:
             if peer.connection is connection:
                 self._connected.discard(task)

@@ -69,9 +69,10 @@ class Link:
         self._held_bytes = self._dropped = 0
         self._last_number = 0
         self._next_number = 1
-        self._log_offset = 0
+        self._log_offset = self._log_received = 0
         self._result: IO[bytes] | None = None
         self._result_bytes = self._result_offset = self._result_received = 0
+        self._asks_receipt = False
         self._wake = threading.Event()
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="groundswell-link", daemon=True)
@@ -113,11 +114,16 @@ class Link:
         return True
 
     def flush(self, seconds: float) -> None:
-        """Wait until messages and log are sent, as long as there is a connection."""
+        """Wait until the driver has received messages and log, as long as there is a connection.
+
+        What has only been sent is lost when the connection is closed: the kernel discards it as soon as the driver
+        answers to a connection that is no more.
+        """
         deadline = time.monotonic() + seconds
+        self._asks_receipt = True
         self._wake.set()
         while self.connected and time.monotonic() < deadline:
-            if self._next_number > self._last_number and self._log_offset >= self._log.size():
+            if not self._held and self._log_received >= self._log.size():
                 return
             time.sleep(_LOOK_SECONDS)
 
@@ -134,7 +140,7 @@ class Link:
         self._held_bytes += len(line)
 
     def _forget(self, received: Received | Welcome) -> None:
-        self._result_received = received.result_bytes
+        self._log_received, self._result_received = received.log_bytes, received.result_bytes
         with self._lock:
             while self._held and self._held[0][0] <= received.number:
                 self._held_bytes -= len(self._held.popleft()[1])
@@ -174,8 +180,9 @@ class Link:
                 self._wake.clear()
                 log_offset = self._log_offset
                 data = self._next_log() + self._next_result() + self._next_messages()
-                if not data and time.monotonic() - last_sent > _HEARTBEAT_SECONDS:
-                    data = encode(Alive())
+                if not data and (self._asks_receipt or time.monotonic() - last_sent > _HEARTBEAT_SECONDS):
+                    self._asks_receipt = False
+                    data = encode(Alive())  # the driver answers with what it has received
                 if data:
                     connection.sendall(data)
                     last_sent = time.monotonic()

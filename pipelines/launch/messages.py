@@ -176,6 +176,7 @@ class Received:
     """Driver to task: what has arrived, so that the task can forget it."""
 
     number: int
+    log_bytes: int
     result_bytes: int
 
 

@@ -244,6 +244,32 @@ def test_a_broken_connection_is_made_again_and_nothing_is_lost(
     assert [event for event in received if isinstance(event, Gone | Back)] == [Gone(), Back()] * 2
 
 
+def test_what_a_slow_driver_has_not_read_when_the_task_ends_arrives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.launch.channel._QUEUED_EVENTS", 10)
+    channel = DriverChannel("127.0.0.1")
+    received: list[Event] = []
+
+    def read_slowly() -> None:
+        while EXIT not in received:
+            received.append(channel.events.get(timeout=50)[1])
+            time.sleep(0.0005)
+
+    with link_to(channel.address) as (link, log):
+        reader = threading.Thread(target=read_slowly)
+        reader.start()
+        for number in range(3000):
+            link.send(Report({"value": number}))
+        log.write("last words\n")
+        wait_until(lambda: link.connected)
+        link.flush(30)
+        link.send(EXIT)
+        link.flush(30)
+    reader.join(50)
+    channel.close()
+    assert [event.fields["value"] for event in received if isinstance(event, Report)] == list(range(3000))
+    assert lines_of(received) == ["last words"]
+
+
 def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel) -> None:
     with link_to(channel.address) as (first, _):
         first_message(channel, first)
