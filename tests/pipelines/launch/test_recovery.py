@@ -51,15 +51,20 @@ def job(
         """Raise ConnectionError where another rank has died."""
         name = f"{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}-{step}"
         (place / f"{name}-{rank}").touch()
-        while any(not (place / f"{name}-{other}").exists() for other in range(size)):
-            for other in range(size):
-                file = place / f"pid-{other}"
-                if (
-                    not Path("/proc", file.read_text(), "stat").exists()
-                    or ") Z " in Path("/proc", file.read_text(), "stat").read_text()
-                ):
-                    raise ConnectionError("gloo/transport: Connection closed by peer")
+        while True:
+            # Who is dead comes first: a rank that has met the others and died after that has left its file.
+            dead = [other for other in range(size) if not is_alive((place / f"pid-{other}").read_text())]
+            if all((place / f"{name}-{other}").exists() for other in range(size)):
+                return
+            if dead:
+                raise ConnectionError("gloo/transport: Connection closed by peer")
             time.sleep(0.01)
+
+    def is_alive(pid: str) -> bool:
+        try:
+            return ") Z " not in Path("/proc", pid, "stat").read_text()
+        except (FileNotFoundError, ProcessLookupError):
+            return False
 
     new = place / f"new-{rank}"
     new.write_text(str(os.getpid()))
