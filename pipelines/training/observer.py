@@ -27,19 +27,18 @@ class StepMeasurements:
             record: The record that each step is written to; None on ranks other than 0.
             further_bytes: Payload of a step beside that of the gradients.
         """
-        self._figures, self._record, self._further_bytes = clocks.figures, record, further_bytes
+        self._clocks, self._record, self._further_bytes = clocks, record, further_bytes
         self._rows: list[NDArray[np.float64]] = []
         self.steps_done = 0
         """Optimizer steps of the run so far."""
 
     def measure(self) -> tf.Tensor:
         """See `StepObserver`."""
-        # One operation in place of the three of `read_value`, in every step.
-        return tf.raw_ops.ReadVariableOp(resource=self._figures.handle, dtype=self._figures.dtype)
+        return self._clocks.figures
 
     def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
         """See `StepObserver`."""
-        values = np.array(measured)  # a copy: the memory may be the variable's own
+        values = np.array(measured)  # a copy: the memory is the tensor's own
         values[_PAYLOAD] += self._further_bytes
         self._rows.append(values)
         self.steps_done = step + 1

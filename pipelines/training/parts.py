@@ -33,7 +33,7 @@ from pipelines.training.mixing import Mixing
 from pipelines.training.modes.mode import Mode
 from pipelines.training.objective import make_loss
 from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_rate_factors
-from pipelines.training.step import StepClocks, make_accumulate, make_train_step
+from pipelines.training.step import StepClocks, Traceable, make_accumulate, make_train_step
 from pipelines.training.step_inputs import StepInputs
 from pipelines.training.stop import StopAgreement
 from pipelines.training.tracing.timeline import allow_timeline
@@ -205,11 +205,8 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: b
         trainer: Its steps.
         has_room: Whether there is memory to compute it; else its graphs are only traced.
     """
-    graphs = [
-        graph
-        for graph in (trainer.accumulate, trainer.step)
-        if isinstance(graph, tf.types.experimental.PolymorphicFunction)
-    ]
+    steps: tuple[object, ...] = (trainer.accumulate, trainer.step)
+    graphs = [graph for graph in steps if isinstance(graph, Traceable)]
     if not graphs or membership.is_turn():
         return
     size, manifest = config.training.batch_size_per_worker, parts.manifest

@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from pipelines.training.gathering import gather_json
 from pipelines.training.gpu_peaks import flops_per_second_of_gpu
@@ -29,7 +30,7 @@ def test_the_steps_of_the_rate_are_summed_and_the_first_one_is_not() -> None:
     for step in range(3):
         compiling = 10.0 if step == 0 else 0.0
         of_exchange = [100.0 * (step + 1), 1.0, 0.0, 0.1 + compiling, 0.2 + compiling, 0.3]
-        clocks.figures.assign([*of_exchange, 0.4 + compiling, 1.0 + compiling])
+        clocks.figures = tf.constant([*of_exchange, 0.4 + compiling, 1.0 + compiling], tf.float64)
         measurements.record_step(step, 0.5, measurements.measure())
     assert measurements.steps_done == 3
     measured = measurements.take(EpochResult(0.5, 8.0, 0.25, measured_steps=2, measured_seconds=4.0))
@@ -40,7 +41,7 @@ def test_the_steps_of_the_rate_are_summed_and_the_first_one_is_not() -> None:
     phases = gather_phases(measured, Alone())
     assert phases.seconds[0]["compute"] == pytest.approx((4.0 - 1.0 - 2.0) / 2)
 
-    clocks.figures.assign([1.0] * 8)
+    clocks.figures = tf.constant([1.0] * 8, tf.float64)
     measurements.record_step(3, 0.5, measurements.measure())
     assert measurements.take(EpochResult(0.5, 8.0, 0.0, measured_steps=1, measured_seconds=1.0)).encode == 1.0
 
@@ -52,11 +53,11 @@ def test_steps_that_are_trained_again_count_once() -> None:
     clocks = StepClocks()
     measurements = StepMeasurements(clocks, None)
     for step, payload in enumerate((100.0, 200.0, 900.0)):
-        clocks.figures.assign([payload] * 8)
+        clocks.figures = tf.constant([payload] * 8, tf.float64)
         measurements.record_step(step, 0.5, measurements.measure())
     measurements.go_on_after(2)
     assert measurements.steps_done == 2
-    clocks.figures.assign([300.0] * 8)
+    clocks.figures = tf.constant([300.0] * 8, tf.float64)
     measurements.record_step(2, 0.5, measurements.measure())
     assert measurements.take(EpochResult(0.5, 8.0, 0.0, measured_steps=1, measured_seconds=1.0)).payload_bytes == 200.0
 
@@ -64,7 +65,7 @@ def test_steps_that_are_trained_again_count_once() -> None:
 def test_the_sums_of_batch_norm_count_as_payload() -> None:
     clocks = StepClocks()
     measurements = StepMeasurements(clocks, None, further_bytes=50)
-    clocks.figures.assign([100.0] * 8)
+    clocks.figures = tf.constant([100.0] * 8, tf.float64)
     measurements.record_step(0, 0.5, measurements.measure())
     assert measurements.take(EpochResult(0.5, 8.0, 0.0, measured_steps=1, measured_seconds=1.0)).payload_bytes == 150.0
 
