@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Draw = Callable[[], "Figure"]
-LARGEST_COST = 0.003
+LARGEST_COST = 0.002
 """Part of the time since the start that drawing may take before the end of a training, in processor time."""
 _LONGEST_PAUSE_SECONDS = 1.0
 _log = logging.getLogger(__name__)
