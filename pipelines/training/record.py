@@ -292,7 +292,8 @@ class Record:
         rates = [self._schedule(step) for step in range(steps)]
         if tags:
             self._writer.tags(tags)
-        self._writer.metrics(summary, step=steps)
+        # A run whose model was not logged is finished again, and has its summary already.
+        self._writer.absent_metrics({steps: summary}, "summary/parameters")
         self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
         self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
         self._writer.hurry_pictures()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import mlflow
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -209,6 +210,50 @@ def test_several_splits_are_measured_as_one_with_a_slice_each(
     page = report.read_text()
     assert "Evaluation on test, train" in page
     assert page.count("<img ") == 25
+
+
+def evaluate_on_two_executors(model: str, settings: list[str]) -> tuple[dict[str, float], list[int]]:
+    """The scores of the training split, and how many tasks each executor has done."""
+    from pyspark.sql import SparkSession
+
+    from conf.load import load
+    from jobs.evaluate import evaluate
+
+    builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
+    spark = builder.config("spark.scheduler.minRegisteredResourcesRatio", "1.0").getOrCreate()
+    try:
+        metrics = evaluate(load("smoke", settings), model, "train").metrics
+        executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)
+        each = [executors.apply(index) for index in range(executors.size())]
+        return metrics, [executor.completedTasks() for executor in each if executor.id() != "driver"]
+    finally:
+        spark.stop()
+
+
+@pytest.mark.spark
+@pytest.mark.long
+@pytest.mark.timeout(280)
+def test_an_exported_model_is_evaluated_on_several_executors(
+    in_fresh_process: Callable[..., Any],
+    logged: Any,
+    small_dataset: Path,
+    expected: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    mlflow.artifacts.download_artifacts(logged.uri, dst_path=str(tmp_path / "exported"), tracking_uri=logged.store)
+    (exported,) = (path.parent for path in (tmp_path / "exported").rglob("MLmodel"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'elsewhere.db'}")
+    settings = [f"dataset.path={small_dataset}", "evaluate.tune_thresholds=false"]
+    metrics, tasks = in_fresh_process(evaluate_on_two_executors, str(exported), settings)
+    assert len(tasks) == 2
+    assert min(tasks) > 0
+    targets, probabilities = truth(small_dataset, "train", expected)
+    predicted = probabilities >= 0.5
+    assert metrics["f1_micro"] == pytest.approx(f1_score(targets, predicted, average="micro"))
+    assert metrics["f1_macro"] == pytest.approx(f1_score(targets, predicted, average="macro", zero_division=0))
+    assert not any(name.endswith("_tuned") for name in metrics)
 
 
 def test_a_store_that_does_not_answer_is_one_line(
