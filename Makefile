@@ -65,7 +65,7 @@ bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its ow
 
 ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 	@case "$${MLFLOW_TRACKING_URI:-}" in http*) echo "the runs are at MLFLOW_TRACKING_URI"; exit 0 ;; esac; \
-	  echo "http://127.0.0.1:$(PORT) (Ctrl-C ends it)"; \
+	  echo "http://127.0.0.1:$(PORT)/#/experiments?workflowType=machine_learning (Ctrl-C ends it)"; \
 	  export MLFLOW_BACKEND_STORE_URI="$${MLFLOW_TRACKING_URI:-sqlite:///$(CURDIR)/mlruns/mlflow.db}"; \
 	  exec $(BIN)/mlflow ui --host 127.0.0.1 --port $(PORT)
 

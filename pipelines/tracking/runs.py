@@ -270,7 +270,9 @@ def page_of(run: TrackedRun) -> str | None:
         return None
     if host is not None:
         return f"{host.rstrip('/')}/ml/experiments/{experiment}/runs/{run.run_id}"
-    return f"{redacted(run.uri).rstrip('/')}/#/experiments/{experiment}/runs/{run.run_id}"
+    # MLflow 3.17 shows every experiment as one of GenAI to a new browser, whatever `_KIND` says.
+    view = "workflowType=machine_learning"
+    return f"{redacted(run.uri).rstrip('/')}/#/experiments/{experiment}/runs/{run.run_id}?{view}"
 
 
 def link_to(run: TrackedRun) -> str:

@@ -13,6 +13,7 @@ from pipelines.tracking.runs import page_of, start_run
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.results import Evaluation, TrainingSummary
 
+VIEW = "workflowType=machine_learning"
 HISTORY = [
     {"train/loss": 0.75, "val/loss": 0.5, "val/f1_micro": 0.25},
     {"train/loss": 0.5, "val/loss": 0.375, "val/f1_micro": 0.5},
@@ -59,7 +60,7 @@ def test_a_server_has_a_page_of_the_run(monkeypatch: pytest.MonkeyPatch, mlflow_
         page_of(TrackedRun("databricks", run.run_id)) == f"https://workspace.example/ml/experiments/1/runs/{run.run_id}"
     )
     server = TrackedRun("http://user:password@server:5000", run.run_id)
-    assert page_of(server) == f"http://***@server:5000/#/experiments/1/runs/{run.run_id}"
+    assert page_of(server) == f"http://***@server:5000/#/experiments/1/runs/{run.run_id}?{VIEW}"
 
 
 class _Client:
@@ -97,7 +98,7 @@ def test_an_evaluation_has_bars_and_a_link_to_its_run(trained: TrainedRun) -> No
     server = Evaluation({}, rows, split="test", run=TrackedRun("http://server:5000", trained.run.run_id))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipelines.tracking.runs.MlflowClient", lambda uri: _Client(trained.run.uri))
-        assert f'<a href="http://server:5000/#/experiments/1/runs/{trained.run.run_id}"' in server._repr_html_()
+        assert f'<a href="http://server:5000/#/experiments/1/runs/{trained.run.run_id}?{VIEW}"' in server._repr_html_()
 
 
 def test_predictions_say_how_many_and_where() -> None:
