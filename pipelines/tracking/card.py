@@ -8,6 +8,8 @@ FILE_NAME = "model_card.md"
 Card = Callable[[Mapping[str, float]], str]
 """From the metrics of a model to the text of its card."""
 _RECIPE = ("model", "optimizer", "schedule", "training", "input", "exchange")
+_NO_SCORES = ("epoch", "exchange", "speed", "summary", "system", "time")
+"""Groups of metrics about the training and its machines, and not about the model."""
 
 
 def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str], metrics: Mapping[str, float]) -> str:
@@ -17,7 +19,7 @@ def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str]
         name: Title.
         metadata: What is logged beside the model.
         parameters: Parameters of the run, `section.key` -> value.
-        metrics: Scores at the step of the model.
+        metrics: Metrics at the step of the model, of which the card has the scores.
 
     Source: Mitchell et al. (2019), "Model Cards for Model Reporting", for the sections.
     """
@@ -25,6 +27,7 @@ def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str]
     thresholds = dict(zip(names, metadata.thresholds or (), strict=False))
     source = metadata.source_fingerprint
     recipe = {key: value for key, value in sorted(parameters.items()) if key.partition(".")[0] in _RECIPE}
+    scores = {key: value for key, value in sorted(metrics.items()) if key.partition("/")[0] not in _NO_SCORES}
     lines = [
         f"# {name}",
         "",
@@ -48,7 +51,7 @@ def model_card(name: str, metadata: ModelMetadata, parameters: Mapping[str, str]
         *(f"* `{key}`: {value}" for key, value in recipe.items()),
         "",
         "## Scores",
-        *([f"* {key}: {value:.4f}" for key, value in sorted(metrics.items())] or ["* none were recorded"]),
+        *([f"* {key}: {value:.4f}" for key, value in scores.items()] or ["* none were recorded"]),
         "",
         "## Limits",
         "* The scores are of the dataset above. Other regions, seasons, sensors and processing levels were not "

@@ -250,7 +250,8 @@ def test_a_model_has_an_example_and_a_card(
     run: TrackedRun, model: keras.Model, mlflow_store: str, tmp_path: Path
 ) -> None:
     client = MlflowClient(mlflow_store)
-    client.log_metric(run.run_id, "val/f1_macro", 0.4321, step=8)
+    for name, value in (("val/f1_macro", 0.4321), ("speed/images_per_second", 17.0), ("system/rank-0/x", 1.0)):
+        client.log_metric(run.run_id, name, value, step=8)
     client.log_param(run.run_id, "optimizer.name", "lars")
     client.log_param(run.run_id, "launch.num_workers", 16)
     described = ModelMetadata(
@@ -274,7 +275,7 @@ def test_a_model_has_an_example_and_a_card(
         "`a`: bands B02, B03",
         "Arable land, Sea",
         "`0123abcd`",
-        "val/f1_macro: 0.4321",
+        "## Scores\n* val/f1_macro: 0.4321\n\n",
         "* Arable land: 0.2500\n* Sea: 0.7500",
         "`4567cdef`",
         "| samples | test | train |\n|---|---|---|\n| all | 70 | 1,200 |\n",
