@@ -37,7 +37,8 @@ _NOTHING = 255
 _LARGEST_SIDE = 20_000  # cells of a GeoTIFF
 _FINEST = 12  # cells of a GeoTIFF along a patch
 _INCHES, _DOTS_PER_INCH, _LONGEST_NAME = 10.0, 150, 44
-_CELLS_OF_A_PICTURE = 1500
+_CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
+"""Cells along the longer side of a picture, and along a patch: with fewer it could fall between two dots."""
 _FEATURES_AT_ONCE = 10_000
 _COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
 _SHOWN_TILES = 5
@@ -245,12 +246,15 @@ def _write_geotiff(found: GroundPredictions, file: Path) -> None:
         raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
 
 
-def _raster(found: GroundPredictions, cell: float, nothing: int) -> NDArray[np.int64]:
-    """The likeliest class in each cell of so many metres, north up; `nothing` where there is no patch."""
+def _raster(found: GroundPredictions, cell: float, nothing: int, *, smallest: int = 1) -> NDArray[np.int64]:
+    """The likeliest class in each cell of so many metres, north up; `nothing` where there is no patch.
+
+    A patch is drawn with at least `smallest` cells along each side.
+    """
     corners = found.corners
     first = np.stack([corners[:, 0] - corners[:, 0].min(), corners[:, 1].max() - corners[:, 1]], axis=1)
     starts = np.rint(first / cell).astype(np.int64)
-    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + 1)
+    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + smallest)
     columns, rows = ends.max(axis=0).tolist()
     pixels = np.full((rows, columns), nothing, np.int64)
     for (left, top), (right, bottom), index in zip(
@@ -271,20 +275,24 @@ def draw(found: GroundPredictions) -> Figure:
     scheme = ListedColormap(colours).with_extremes(under="none")
     for axis, code in zip(axes, codes, strict=False):
         own = found.of(code)
-        corners, margin = own.corners, own.metres
+        corners = own.corners
+        width, height = np.ptp(corners, axis=0).tolist()
+        margin = max(own.metres, 0.03 * max(width, height))
         # One image, however many patches: an artist for each would take minutes and gigabytes.
-        cell = max(float(np.ptp(corners, axis=0).max() + margin) / _CELLS_OF_A_PICTURE, 1.0)
-        pixels = _raster(own, cell, -1)
+        cell = max((max(width, height) + own.metres) / _CELLS_OF_A_PICTURE, 1.0)
+        pixels = _raster(own, cell, -1, smallest=_SMALLEST_IN_A_PICTURE)
         left, top = corners[:, 0].min(), corners[:, 1].max()
         extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
         axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
         axis.set_xlim(extent[0] - margin, extent[1] + margin)
         axis.set_ylim(extent[2] - margin, extent[3] + margin)
         axis.set_aspect("equal")
-        axis.set_title(f"EPSG {code}, {len(corners):,} patches", fontsize=9)
+        axis.set_title(f"EPSG {code}, {len(corners):,} {'patch' if len(corners) == 1 else 'patches'}", fontsize=9)
         axis.ticklabel_format(style="plain", useOffset=False)
         axis.tick_params(labelsize=7)
         axis.tick_params(axis="x", labelrotation=30)
+        if width < height / 2:  # two labels would lie on each other
+            axis.set_xticks([left])
     for axis in list(axes)[len(codes) :]:
         axis.set_visible(False)
     counts = Counter(found.likeliest.tolist())

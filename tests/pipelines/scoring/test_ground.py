@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import rasterio
-from matplotlib.colors import to_hex
+from matplotlib.colors import to_hex, to_rgb
 from PIL import Image
 from rasterio.warp import transform
 
@@ -89,6 +89,21 @@ def test_the_legend_has_each_class_on_the_map_with_its_patches_and_colour() -> N
     assert [to_hex(handle.get_facecolor()) for handle in legend.get_patches()] == [colours[2], colours[0]]
     (axis,) = figure.axes
     assert axis.get_title() == "EPSG 32633, 4 patches"
+
+
+def test_single_patches_far_apart_are_seen(tmp_path: Path) -> None:
+    places = [5300040.0 + 1e6 * number / 7 for number in range(8)]
+    systems = [32633] * 8 + [32634] * 8 + [32635] * 8
+    (_, picture) = write_map(ground(systems, [600000.0] * 24, places * 3, [0] * 24), tmp_path / "map.geojson")
+    colour = [round(255 * part) for part in to_rgb(class_colours(3)[0])]
+    with Image.open(picture) as image:
+        rows = (np.asarray(image.convert("RGB")) == colour).all(axis=2).any(axis=1)
+    assert np.count_nonzero(rows[1:] & ~rows[:-1]) == 8 + 1, "each row of patches, and the legend"
+
+
+def test_one_patch_is_no_patches() -> None:
+    (axis,) = draw(ground([32633], [600000.0], [5300040.0], [1])).axes
+    assert axis.get_title() == "EPSG 32633, 1 patch"
 
 
 def test_a_legend_counts_thousands_of_patches() -> None:
