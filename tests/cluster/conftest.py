@@ -110,7 +110,7 @@ class Cluster:
     def link(self, host: int, state: str) -> None:
         run("ip", "link", "set", f"{self.token}v{host}", state)
 
-    def call(self, function: Callable[..., Any], *args: Any, host: int = 1, timeout: float = 150) -> Any:
+    def call(self, function: Callable[..., Any], *args: Any, host: int = 1, timeout: float = 240) -> Any:
         """Call a function in a new Python on a host; its value."""
         number = len(list(self.folder.glob("call*")))
         call, value = self.folder / f"call{number}", self.folder / f"value{number}"
