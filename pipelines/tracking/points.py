@@ -50,13 +50,14 @@ def log_points(client: MlflowClient, uri: str, run_id: str, rows: Sequence[Row])
 
 
 def absent_rows(client: MlflowClient, run_id: str, rows: Sequence[Row], known_by: str) -> list[Row]:
-    """Return the points at whose steps a run has no value of the metric `known_by`.
+    """Return the points at whose steps a run has no value of the metric `known_by`, or that begin a curve.
 
     Raises:
         MlflowException: As from MLflow's client.
     """
     stored = {metric.step for metric in client.get_metric_history(run_id, known_by)}
-    return [row for row in rows if row[1] not in stored]
+    begun = client.get_run(run_id).data.metrics
+    return [row for row in rows if row[1] not in stored or row[0] not in begun]
 
 
 def _named(value: float) -> str:

@@ -87,6 +87,8 @@ class RunWriter:
     def absent_metrics(self, by_step: Mapping[int, Mapping[str, float]], known_by: str, *, after_step: int = 0) -> None:
         """Write metrics that the store may have: where it has no value of `known_by` at their step, it gets them.
 
+        It also gets those of which it has no value at all, as where a setting asks for a metric from now on.
+
         It is asked when they are delivered, after whatever the journal had before them. So nothing is doubled.
 
         Args:

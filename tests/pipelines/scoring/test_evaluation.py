@@ -219,8 +219,14 @@ def evaluate_on_two_executors(model: str, settings: list[str]) -> tuple[dict[str
     from conf.load import load
     from jobs.evaluate import evaluate
 
-    builder = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false")
-    spark = builder.config("spark.scheduler.minRegisteredResourcesRatio", "1.0").getOrCreate()
+    settings_of_spark = {
+        "spark.ui.enabled": "false",
+        # Tasks wait for both executors, however long these take.
+        "spark.cores.max": "2",
+        "spark.scheduler.minRegisteredResourcesRatio": "1.0",
+        "spark.scheduler.maxRegisteredResourcesWaitingTime": "200s",
+    }
+    spark = SparkSession.builder.master("local-cluster[2,1,1024]").config(map=settings_of_spark).getOrCreate()
     try:
         metrics = evaluate(load("smoke", settings), model, "train").metrics
         executors = spark.sparkContext._jsc.sc().statusStore().executorList(False)

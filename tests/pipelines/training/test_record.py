@@ -85,11 +85,12 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(module_mlf
     again.hold(12)
     again.write_end({}, {}, steps=12)
     summary = {"summary/parameters": 7.0, "summary/best_value": 0.7}
-    for _ in range(2):
+    target = {"summary/epochs_to_target": 2.0}
+    for further in ({}, {}, target):
         resumed = record(12)
         resumed.write_absent([{**row, "of_an_earlier_version": 1.0} for row in history[:3]], steps=4)
-        # As where the model was not logged: a run that is finished again has its summary once.
-        assert resumed.write_end({}, summary, steps=12) == ("", "")
+        # As where the model was not logged: a run that is finished again has its summary once, and what is new in it.
+        assert resumed.write_end({}, summary | further, steps=12) == ("", "")
     last = record(12)
     last.write_absent(history[:3], steps=4)
     last.write_epoch(history, {}, TWO_RANKS, step=16)
@@ -104,7 +105,7 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(module_mlf
         points = client.get_metric_history(run.run_id, name)
         found = sorted((point.step, point.value) for point in points)
         assert found == [(4 * number, value) for number, value in enumerate(expected, 1)], name
-    for name, value in summary.items():
+    for name, value in (summary | target).items():
         assert [(point.step, point.value) for point in client.get_metric_history(run.run_id, name)] == [(12, value)]
     assert "of_an_earlier_version" not in client.get_run(run.run_id).data.metrics
 
