@@ -10,6 +10,7 @@ from pipelines.launch.report import StoppedOnRequest, step_done
 from pipelines.tracking.system import SystemSampler
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.epoch_metrics import epoch_metrics, totals_after
 from pipelines.training.events import EpochTrained, StepTrained, tell
 from pipelines.training.gathering import gather_json
 from pipelines.training.loop import EpochResult, LossTotal, Progress, StepHooks, average_statistics, train_epoch
@@ -17,7 +18,7 @@ from pipelines.training.observer import StepMeasurements, gather_phases
 from pipelines.training.parts import make_inputs
 from pipelines.training.phases import line_of
 from pipelines.training.rank import Rank
-from pipelines.training.record import Record, epoch_metrics, totals_after
+from pipelines.training.record import Record
 from pipelines.training.recovery import Recovery
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import is_over

@@ -26,8 +26,6 @@ from pipelines.tracking.writer import Point, RunWriter, now
 from pipelines.training.events import SavingModel, TrackingNews, tell
 from pipelines.training.export import log_trained
 from pipelines.training.kept_state import KeptRows, StepRow
-from pipelines.training.loop import EpochResult
-from pipelines.training.loss_scale import LossScale
 from pipelines.training.output import RankJournal
 from pipelines.training.phase_table import PhaseTable
 from pipelines.training.phases import StepPhases
@@ -345,69 +343,6 @@ class Record:
             )
 
         return self.write_end(tags, summary, steps=steps, log_model=log_model)
-
-
-def epoch_metrics(
-    trained: EpochResult,
-    phases: StepPhases,
-    evaluations: Mapping[str, Evaluation],
-    loss_scale: LossScale | None,
-    totals: Mapping[str, float],
-) -> dict[str, float]:
-    """One epoch's entry of the history.
-
-    Args:
-        trained: The epoch.
-        phases: Times of the parts of its steps.
-        evaluations: Evaluations by the groups of their metrics.
-        loss_scale: Scale of the loss; None where there is none.
-        totals: Metrics that count from the beginning of training.
-    """
-    metrics = {
-        "train/loss": trained.loss,
-        "speed/images_per_second": trained.images_per_second,
-        "time/input_wait_fraction": trained.input_wait_fraction,
-        "time/step_seconds": trained.measured_seconds / max(trained.measured_steps, 1),
-        **{f"time/step_{name}_seconds": seconds for name, seconds in phases.mean.items()},
-        "time/slowest_rank": float(phases.slowest_rank),
-        "time/workers": float(len(phases.seconds)),
-        **totals,
-    }
-    if loss_scale is not None:
-        metrics["train/skipped_steps"] = float(loss_scale.skipped)
-    for group, evaluation in evaluations.items():
-        metrics |= {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
-    return metrics
-
-
-def totals_after(
-    history: Sequence[Mapping[str, float]],
-    config: RunConfig,
-    *,
-    steps: int,
-    payload_bytes: float,
-    seconds: float,
-    compile_seconds: float,
-) -> dict[str, float]:
-    """Metrics of an epoch that count from the beginning of training, over all attempts.
-
-    Args:
-        history: Metrics of the epochs before it.
-        config: The whole configuration.
-        steps: Steps of an epoch.
-        payload_bytes: Mean payload of its steps.
-        seconds: Time since the end of the epoch before it.
-        compile_seconds: Part of that time in which the training step was compiled.
-    """
-    before = history[-1] if history else {}
-    epochs = len(history) + 1
-    return {
-        "time/epoch": float(epochs),
-        "time/samples_seen": float(epochs * steps * config.global_batch_size),
-        "time/elapsed_seconds": before.get("time/elapsed_seconds", 0.0) + seconds - compile_seconds,
-        "time/compile_seconds": before.get("time/compile_seconds", 0.0) + compile_seconds,
-        "exchange/payload_bytes_total": before.get("exchange/payload_bytes_total", 0.0) + steps * payload_bytes,
-    }
 
 
 def _tell_driver(news: News, reason: str) -> None:

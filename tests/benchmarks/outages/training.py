@@ -29,11 +29,12 @@ from pipelines.tracking.models import log_model
 from pipelines.tracking.store import TrackedRun, TrackingError, worker_environment
 from pipelines.tracking.system import SystemSampler
 from pipelines.training.driver_record import recorded_run
+from pipelines.training.epoch_metrics import epoch_metrics
 from pipelines.training.loop import EpochResult
 from pipelines.training.observer import StepMeasurements, make_sampler
 from pipelines.training.phases import divide
 from pipelines.training.recipe import make_codec
-from pipelines.training.record import Record, epoch_metrics
+from pipelines.training.record import Record
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.step import Step, StepClocks, make_train_step
 

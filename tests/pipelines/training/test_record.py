@@ -13,10 +13,11 @@ from conf.load import load
 from pipelines.remote_path import RemotePath
 from pipelines.tracking import runs
 from pipelines.tracking.store import TrackedRun
+from pipelines.training.epoch_metrics import totals_after
 from pipelines.training.loop import EpochResult
 from pipelines.training.phase_table import FILE_NAME, PhaseTable
 from pipelines.training.phases import divide
-from pipelines.training.record import Record, totals_after
+from pipelines.training.record import Record
 
 TWO_RANKS = divide(np.array([[1.0, 0.1, 0.0, 0.2, 0.0, 0.1, 0.3], [1.0, 0.1, 0.0, 0.1, 0.0, 0.1, 0.2]]))
 ONE_RANK = divide(np.array([[2.0, 0.1, 0.0, 0.0, 0.0, 0.1, 0.1]]))
