@@ -6,6 +6,7 @@
     groundswell.prepare(config)
     trained = groundswell.train(config)
     groundswell.evaluate(config, trained.model_uri)
+    groundswell.probe(config, trained.model_uri)  # a linear head on its frozen features
     groundswell.score(config, trained.model_uri, "/data/patches", "/data/predictions")
     groundswell.compare("groundswell").plot()  # the trainings of an experiment
 
@@ -23,12 +24,13 @@ if TYPE_CHECKING:
     from jobs.compare import compare
     from jobs.evaluate import evaluate
     from jobs.prepare import prepare
+    from jobs.probe import probe
     from jobs.score import score
     from jobs.train import train
     from pipelines.launch.horovod_runner import HorovodRunner
     from pipelines.launch.runner import BarrierRunner
 
-__all__ = ["BarrierRunner", "HorovodRunner", "compare", "evaluate", "load", "prepare", "score", "train"]
+__all__ = ["BarrierRunner", "HorovodRunner", "compare", "evaluate", "load", "prepare", "probe", "score", "train"]
 
 _ROOT = Path(__file__).parent
 _PACKAGES = ("conf", "jobs", "models", "pipelines")
@@ -37,6 +39,7 @@ _WHERE = {
     "prepare": "jobs.prepare",
     "train": "jobs.train",
     "evaluate": "jobs.evaluate",
+    "probe": "jobs.probe",
     "score": "jobs.score",
     "compare": "jobs.compare",
     "BarrierRunner": "pipelines.launch.runner",

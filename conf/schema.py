@@ -14,6 +14,7 @@ from conf.input import InputConfig
 from conf.launch import LaunchConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
+from conf.probe import ProbeConfig
 from conf.schedules import GradualWarmupConfig, ScheduleConfig
 from conf.score import ScoreConfig
 from conf.section import Section
@@ -41,6 +42,7 @@ class RunConfig(Section):
     tracking: TrackingConfig = TrackingConfig()
     score: ScoreConfig = ScoreConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    probe: ProbeConfig = ProbeConfig()
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> "RunConfig":

@@ -18,27 +18,21 @@ def train(parser: Parser) -> None:
 def evaluate(parser: Parser) -> None:
     """Arguments of `evaluate`."""
     parser.add_config()
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="URI",
-        help="runs:/<run id>/model, models:/<name>/<version>, models:/<name>@<alias>, an exported model's folder, or "
-        "the file of `train --result FILE.json`",
-    )
+    _add_model(parser)
     parser.add_argument(
         "--split", default="test", help="split to measure on, or several as one: train,test (default: test)"
     )
 
 
+def probe(parser: Parser) -> None:
+    """Arguments of `probe`."""
+    parser.add_config()
+    _add_model(parser)
+
+
 def score(parser: Parser) -> None:
     """Arguments of `score`."""
-    parser.add_argument(
-        "--model",
-        required=True,
-        metavar="URI",
-        help="runs:/<run id>/model, models:/<name>/<version>, models:/<name>@<alias>, an exported model's folder, or "
-        "the file of `train --result FILE.json`",
-    )
+    _add_model(parser)
     parser.add_argument("--input", required=True, metavar="PATH|URL", help="a prepared dataset or a raw archive")
     parser.add_argument("--output", required=True, metavar="PATH|URL", help="folder of the predictions")
     parser.add_argument(
@@ -272,4 +266,14 @@ def check(parser: Parser) -> None:
     parser.add_config(needed=False)
     parser.add_argument(
         "--dataset", metavar="PATH|URL", help="read every row of this dataset, with its checksum, and nothing else"
+    )
+
+
+def _add_model(parser: Parser) -> None:
+    parser.add_argument(
+        "--model",
+        required=True,
+        metavar="URI",
+        help="runs:/<run id>/model, models:/<name>/<version>, models:/<name>@<alias>, an exported model's folder, or "
+        "the file of `train --result FILE.json`",
     )

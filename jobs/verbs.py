@@ -64,6 +64,22 @@ VERBS = {
         ignores=("reader.name", "reader.threads", "reader.batches_in_flight"),
         needs=SCORING,
     ),
+    "probe": Verb(
+        "fit a linear head on the frozen features of a logged model, and measure it",
+        "jobs.probe",
+        options.probe,
+        reads=("dataset", "reader", "training.batch_size_per_worker", "launch", "probe", "tracking.experiment"),
+        ignores=(
+            "reader.name",
+            "reader.threads",
+            "reader.batches_in_flight",
+            "launch.gpus_per_worker",  # the fit is NumPy's
+            "launch.recover",
+            "launch.recover_every_steps",
+            "launch.allow_fewer_workers",
+        ),
+        needs=TRAINING,
+    ),
     "score": Verb(
         "write the predictions of a logged model for a dataset or a raw archive; continues",
         "jobs.score",
@@ -91,7 +107,7 @@ VERBS = {
         "print the resolved configuration as YAML",
         "jobs.config",
         options.config,
-        reads=("archive", "prepare", *_TRAINED, "score", "evaluate"),
+        reads=("archive", "prepare", *_TRAINED, "score", "evaluate", "probe"),
     ),
     "schedule": Verb(
         "print and plot the learning rate without training",

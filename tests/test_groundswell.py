@@ -25,6 +25,7 @@ def test_every_name_is_what_it_says() -> None:
     from jobs.compare import compare
     from jobs.evaluate import evaluate
     from jobs.prepare import prepare
+    from jobs.probe import probe
     from jobs.score import score
     from jobs.train import train
     from pipelines.launch.horovod_runner import HorovodRunner
@@ -35,6 +36,7 @@ def test_every_name_is_what_it_says() -> None:
         "prepare": prepare,
         "train": train,
         "evaluate": evaluate,
+        "probe": probe,
         "score": score,
         "compare": compare,
         "BarrierRunner": BarrierRunner,

@@ -92,6 +92,15 @@ def check_fits(
             f"{model.uri} knows {len(model.class_names)} classes ({model.class_names[0]}, ...), {where} has "
             f"{len(class_names)} ({class_names[0]}, ...)"
         )
+    check_inputs_fit(model, where=where, groups=groups)
+
+
+def check_inputs_fit(model: ModelDescription, *, where: str, groups: Sequence[ImageGroup]) -> None:
+    """Make sure that a model can take the images of a dataset or archive; arguments as those of `check_fits`.
+
+    Raises:
+        ValueError: Image groups or bands are not the model's; names the first difference.
+    """
     known = {group.name: group for group in groups}
     for wanted in model.inputs:
         group = known.get(wanted.name)

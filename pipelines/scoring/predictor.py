@@ -6,7 +6,9 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,13 +49,19 @@ def predictor(identity: str, load: Callable[[], Predict], settings: LoadSettings
     return _loaded[key]
 
 
-def load_keras(model: ModelDescription, file: bytes, settings: LoadSettings) -> Predict:
+def load_keras(
+    model: ModelDescription,
+    file: bytes,
+    settings: LoadSettings,
+    function_of: Callable[[Any], Callable[[Any], Any]] | None = None,
+) -> Predict:
     """Load a `.keras` file as one TensorFlow function of a fixed batch size.
 
     Args:
         model: What it takes and gives.
         file: Content of the `.keras` file.
         settings: Batch size and threads; a process keeps the threads of its first model.
+        function_of: Returns what is computed from the model's image groups, given the model; None: its output.
     """
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # Several workers may share a GPU. By default each takes nearly all its memory at once, and the second one fails.
@@ -73,7 +81,8 @@ def load_keras(model: ModelDescription, file: bytes, settings: LoadSettings) -> 
     inputs = {
         each.name: tf.TensorSpec((settings.batch_size, *each.shape), each.dtype, each.name) for each in model.inputs
     }
-    function = tf.function(lambda images: network(images, training=False), input_signature=[inputs], autograph=False)
+    compute = partial(network, training=False) if function_of is None else function_of(network)
+    function = tf.function(lambda images: compute(images), input_signature=[inputs], autograph=False)
     run = function.get_concrete_function()
 
     def predict(images: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:

@@ -118,7 +118,11 @@ class RunWriter:
 
     def text(self, text: str, path: str, *, after_step: int = 0) -> None:
         """Write a text artifact; it replaces an earlier one of the same path."""
-        self._journal.append_file(text.encode(), path, after_step=after_step)
+        self.data(text.encode(), path, after_step=after_step)
+
+    def data(self, content: bytes, path: str, *, after_step: int = 0) -> None:
+        """Write an artifact of any kind; it replaces an earlier one of the same path."""
+        self._journal.append_file(content, path, after_step=after_step)
         self._delivery.wake()
 
     def table(self, rows: Sequence[Mapping[str, Any]], path: str, *, after_step: int = 0) -> None:

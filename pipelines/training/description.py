@@ -64,7 +64,7 @@ def settings_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
 
     Secrets in URLs are left out.
     """
-    values = config.model_dump(mode="json", exclude={"archive", "prepare"})
+    values = config.model_dump(mode="json", exclude={"archive", "prepare", "probe"})
     made = {f"prepare.{name}": value for name, value in manifest.settings.items()}
     flat = {
         **_flat(values),

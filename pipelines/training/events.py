@@ -1,4 +1,4 @@
-"""What rank 0 tells the driver of a training or a search; each event travels as one report of the launcher."""
+"""What rank 0 tells the driver of a training, a search or a probe; each event travels as one report of the launcher."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -91,7 +91,30 @@ class BatchTried:
     event: Literal["trial"] = "trial"
 
 
-Event = Compiling | StepTrained | EpochTrained | SavingModel | TrackingNews | MemoryNeeded | RateTried | BatchTried
+@dataclass(frozen=True, kw_only=True)
+class PenaltyFitted:
+    """A probe has fitted its head for one penalty."""
+
+    number: int
+    """Number of the penalty, from 1."""
+    penalties: int
+    l2: float
+    exchanges: int
+    """Sums over ranks that it took."""
+    event: Literal["penalty"] = "penalty"
+
+
+Event = (
+    Compiling
+    | StepTrained
+    | EpochTrained
+    | SavingModel
+    | TrackingNews
+    | MemoryNeeded
+    | RateTried
+    | BatchTried
+    | PenaltyFitted
+)
 _EVENTS: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 _NAMES = frozenset(kind.event for kind in Event.__args__)
 

@@ -25,6 +25,7 @@ NEEDS = Needs(weights=1, gradients=2, optimizer=3, exchange=4, sample=5)
         events.MemoryNeeded(needs=NEEDS, limit=None),
         events.RateTried(step=1, steps=2, rate=0.1, smoothed_loss=0.5),
         events.BatchTried(batch_size=8),
+        events.PenaltyFitted(number=1, penalties=2, l2=1e-3, exchanges=40),
     ],
 )
 def test_an_event_arrives_as_it_was_told(event: events.Event) -> None:

@@ -1,0 +1,253 @@
+"""`groundswell probe`: how well a linear head does on the frozen features of a logged model."""
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from conf.probe import CoCoAConfig
+from conf.schema import RunConfig
+from jobs import cli
+from jobs.command import read_config, say
+from jobs.display import Bar
+from jobs.paths import with_absolute_paths
+from jobs.ranks import barrier_runner
+from jobs.result import Result, model_uri_of
+from jobs.session import spark_session
+from models.probes.head import LinearHead
+from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.launch.preflight import check_cluster
+from pipelines.locations import absolute_location
+from pipelines.probing import entry
+from pipelines.probing.extract import extract_features
+from pipelines.probing.features import Features, folder_of, identity_of
+from pipelines.probing.fitted import FittedHead
+from pipelines.probing.head_layer import check_head
+from pipelines.probing.measure import measure_head
+from pipelines.probing.result import Probed, comparison_lines, penalty_lines
+from pipelines.sample import TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.scoring.evaluation import Measured
+from pipelines.scoring.model import ModelDescription, check_inputs_fit, describe
+from pipelines.scoring.source import dataset_source
+from pipelines.storage import Folder
+from pipelines.tracking import revision
+from pipelines.tracking.experiments import chosen_experiment
+from pipelines.tracking.runs import check_store, ended, has_run, start_child_run, start_run
+from pipelines.tracking.served import ServedModel, find_model, read_model_file
+from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri
+from pipelines.tracking.writer import RunWriter
+from pipelines.training.description import dataset_facts
+from pipelines.training.events import Event, PenaltyFitted
+from pipelines.training.input import reader_settings
+from pipelines.training.plots import per_class_bars
+from pipelines.training.results import Evaluation
+
+_NAME = "groundswell probe"
+_OWN_HEAD = "own_head"
+"""Group of the metrics of the model's own head on the test split."""
+
+
+def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Probed:
+    """Fit a linear head on a model's features of the training split, and measure it on the test split.
+
+    The features are the input of the model's classification head. Spark's executors compute them once, the ranks fit,
+    and the validation split chooses the penalty. The model's own classes need not be those of the dataset. The result
+    is recorded in a child run of the run that made the model.
+
+    Args:
+        config: Dataset, reader, batch size, ranks, and the section `probe`.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        result: Filled in while the job runs.
+
+    Raises:
+        FileNotFoundError: No such dataset, or a shard is missing.
+        ValueError: No such model or split, the model does not fit the dataset or has no dense head, penalties cannot be
+            compared, or a sample is damaged.
+        RuntimeError: The storage cannot be used, Spark gave up, or a rank died.
+        TrackingError: The store did not take the scores; they are in the message.
+    """
+    config = with_absolute_paths(config)
+    dataset, output = Folder.at(config.dataset.path), _output(config)
+    manifest = read_manifest(dataset)
+    _check_splits(config, manifest)
+    chosen = [split for split in (TRAINING_SPLIT, VALIDATION_SPLIT, TEST_SPLIT) if split in manifest.splits]
+    source = dataset_source(dataset, reader_settings(config.reader), chosen)
+    served = find_model(model_uri)
+    model = describe(served)
+    check_inputs_fit(model, where=str(dataset), groups=manifest.groups)
+    file = read_model_file(served)
+    check_head(file, len(model.class_names), model.uri)
+    output.check()
+    check_store()
+    identity = identity_of(model, file, manifest)
+    with spark_session(_NAME, config.launch.master) as spark:
+        check_cluster(spark, config.launch.num_workers, 0)
+        display = _Display()
+        try:
+            features = extract_features(
+                spark,
+                model,
+                file,
+                source,
+                folder_of(output, identity),
+                identity,
+                batch_size=config.training.batch_size_per_worker,
+                threads=config.launch.threads_per_worker,
+                say=say,
+                progress=display.extracting,
+            )
+            display.close()
+            # The fit is NumPy's: GPUs are for the features.
+            launch = config.launch.model_copy(update={"gpus_per_worker": 0})
+            runner = barrier_runner(spark, launch, description=_NAME, on_event=display)
+            fitted: FittedHead = runner.run(
+                entry.fit, features, manifest.task, config.probe.solver, list(config.probe.l2)
+            )
+        finally:
+            display.close()
+    measured, own = _measure(config, manifest, model, features, fitted)
+    run = _record(config, served, manifest, features, fitted, measured, own)
+    if result is not None:
+        result.run_id = run.run_id
+    evaluation = Evaluation(measured.metrics, measured.per_class, split=TEST_SPLIT, run=run)
+    return Probed(evaluation, own.metrics if own is not None else None, fitted)
+
+
+class _Display:
+    """Shows the extraction, and what rank 0 tells of the fits."""
+
+    def __init__(self) -> None:
+        self._samples, self._penalties = Bar("sample"), Bar("penalty")
+
+    def extracting(self, done: int, total: int) -> None:
+        self._samples.move("features", done, total, "", f"features: {done:,} of {total:,} samples")
+
+    def __call__(self, event: Event) -> None:
+        if isinstance(event, PenaltyFitted):
+            text = f"l2 {event.l2:g} took {event.exchanges} exchanges"
+            line = f"penalty {event.number}/{event.penalties}: {text}"
+            self._penalties.move("fits", event.number, event.penalties, text, line)
+
+    def close(self) -> None:
+        self._samples.close()
+        self._penalties.close()
+
+
+def _output(config: RunConfig) -> Folder:
+    try:
+        output = Folder.at(absolute_location(config.probe.output))
+    except ValueError as error:
+        raise ValueError(f"probe.output: {error}") from None
+    if output.is_local and output.path.exists() and not output.path.is_dir():
+        raise ValueError(f"probe.output={output} is a file: give a folder")
+    if f"{output}/".startswith(f"{config.dataset.path}/"):
+        raise ValueError(f"probe.output={output} is within the dataset {config.dataset.path}: choose another folder")
+    return output
+
+
+def _check_splits(config: RunConfig, manifest: Manifest) -> None:
+    for split, use in ((TRAINING_SPLIT, "fits on"), (TEST_SPLIT, "measures on")):
+        if split not in manifest.splits or manifest.splits[split].rows == 0:
+            raise ValueError(
+                f"{config.dataset.path} has no samples in a split {split!r}, which a probe {use}; it has "
+                f"{manifest.split_names()}"
+            )
+    has_validation = VALIDATION_SPLIT in manifest.splits and manifest.splits[VALIDATION_SPLIT].rows > 0
+    if len(config.probe.l2) > 1 and not has_validation:
+        raise ValueError(
+            f"probe.l2 has {len(config.probe.l2)} penalties, and {config.dataset.path} has no validation split that "
+            "could choose one: set probe.l2 to one penalty"
+        )
+
+
+def _measure(
+    config: RunConfig, manifest: Manifest, model: ModelDescription, features: Features, fitted: FittedHead
+) -> tuple[Measured, Measured | None]:
+    """Measure the fitted head, and the model's own where it knows the classes of the dataset."""
+    tuned = manifest.task == "multi_label" and features.rows(VALIDATION_SPLIT) > 0
+    has_probabilities = not isinstance(config.probe.solver, CoCoAConfig)
+
+    def of(head: LinearHead | None) -> Measured:
+        return measure_head(
+            features,
+            head,
+            split=TEST_SPLIT,
+            tuned_on=VALIDATION_SPLIT if tuned else None,
+            class_names=manifest.class_names,
+            task=manifest.task,
+            has_probabilities=has_probabilities,
+        )
+
+    is_comparable = (model.task, model.class_names) == (manifest.task, manifest.class_names)
+    return of(fitted.head), of(None) if is_comparable else None
+
+
+def _record(
+    config: RunConfig,
+    served: ServedModel,
+    manifest: Manifest,
+    features: Features,
+    fitted: FittedHead,
+    measured: Measured,
+    own: Measured | None,
+) -> TrackedRun:
+    """Write everything to a child run of the run that made the model, or to a run of its own; returns it."""
+    parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
+    parameters = {
+        "model": served.uri,
+        "model_id": served.model_id,
+        "dataset": config.dataset.path,
+        "dataset_fingerprint": manifest.fingerprint,
+        "split": TEST_SPLIT,
+        "solver": config.probe.solver.name,
+        "l2": fitted.chosen.l2,
+        "l2_tried": [each.l2 for each in fitted.tried],
+        "features": len(fitted.head.mean),
+        "workers": config.launch.num_workers,
+    }
+    tags = {"mlflow.source.name": _NAME, "mlflow.source.type": "JOB", **revision.tags()}
+    facts = dataset_facts(config.dataset.path, manifest)
+    if served.metadata.run_id is not None and has_run(parent):
+        run = start_child_run(parent, "probe", parameters, tags, dataset=facts, context="probe")
+    else:
+        experiment = chosen_experiment(config.tracking.experiment)
+        run = start_run(experiment, "probe", parameters, tags, dataset=facts, context="probe")
+    scores = {f"{TEST_SPLIT}/{name}": value for name, value in measured.metrics.items()}
+    if own is not None:
+        scores |= {f"{_OWN_HEAD}/{name}": value for name, value in own.metrics.items()}
+    head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
+    with ended(run), tempfile.TemporaryDirectory() as folder:
+        writer = RunWriter(run, Path(folder, "journal"))
+        writer.metrics(scores, step=served.metadata.optimizer_steps)
+        writer.data(head, "head.npz")
+        writer.table([vars(each) for each in fitted.tried], "penalties.json")
+        writer.table(measured.per_class, f"per_class_{TEST_SPLIT}.json")
+        writer.figure(per_class_bars(measured.per_class, TEST_SPLIT), f"per_class_{TEST_SPLIT}.png")
+        reason = writer.drain()
+        writer.close()
+        if reason:
+            text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+            raise TrackingError(
+                f"MLflow did not take the scores ({reason}): {text}. The features in {features.folder} are kept: probe "
+                "again to record them"
+            )
+    return run
+
+
+def main(arguments: argparse.Namespace, result: Result) -> None:
+    """Probe as the command line says."""
+    config = read_config(arguments)
+    result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
+    probed = probe(config, result.model_uri, result)
+    result.metrics = {f"{TEST_SPLIT}/{name}": value for name, value in probed.evaluation.metrics.items()}
+    for line in penalty_lines(probed.fitted, config.probe.solver):
+        say(line)
+    for line in ["", *comparison_lines(probed.evaluation.metrics, probed.own_metrics)]:
+        say(line)
+    if probed.own_metrics is None:
+        say("the model's own head is not compared: its classes are not those of the dataset")
+
+
+if __name__ == "__main__":
+    cli.main("probe")

@@ -1,0 +1,56 @@
+"""The features of a classifier: what its classification head takes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+
+def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], Any]:
+    """Return a function that gives a model's features and its outputs side by side.
+
+    The head is the last dense layer with one unit for each class that the model calls, and the features are its input:
+    in a residual network the mean of the last convolutions. The head may lie within a nested model, as that of a
+    network of `keras.applications` does. Therefore its input is taken while it is called, and not from the graph.
+
+    Args:
+        model: A model of image groups; it is not changed but for the calls of its dense layers.
+        classes: Number of its outputs.
+
+    Returns:
+        Function from image groups to float32 `(batch, features + classes)`.
+
+    Raises:
+        ValueError: It has no such layer. When called: the input of the head is not `(batch, features)`.
+    """
+    heads = [
+        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense) and layer.units == classes
+    ]
+    if not heads:
+        raise ValueError(f"the model {model.name} has no dense layer with {classes} units, one for each class")
+    taken: list[Any] = []
+    for head in heads:
+        head.call = _taking(head.call, taken)
+
+    def both(images: Any) -> Any:
+        taken.clear()
+        outputs = model(images, training=False)
+        features = taken[-1]
+        if len(features.shape) != 2:
+            raise ValueError(
+                f"the head of the model {model.name} takes an input of shape {tuple(features.shape)}, expected "
+                "(batch, features)"
+            )
+        return keras.ops.concatenate([keras.ops.cast(each, "float32") for each in (features, outputs)], axis=1)
+
+    return both
+
+
+def _taking(call: Callable[..., Any], taken: list[Any]) -> Callable[..., Any]:
+    """A call of a layer that remembers its input."""
+
+    def remembered(inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        taken.append(inputs)
+        return call(inputs, *args, **kwargs)
+
+    return remembered

@@ -1,0 +1,199 @@
+"""Features of all samples by Spark tasks: once for each model and dataset, and what is finished is kept."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from pipelines.connect import SentFile, send
+from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, as_lists, find_features, finish
+from pipelines.scoring.model import ModelDescription
+from pipelines.scoring.parts import DatasetPart, SampleBatch
+from pipelines.scoring.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.scoring.source import Source
+from pipelines.storage import Folder
+from pipelines.tasks import run_until_done, watched
+
+_ROWS_PER_GROUP = 1024
+
+
+@dataclass(frozen=True)
+class _Extracted:
+    """What came of one part."""
+
+    file: FeatureFile | None
+    problem: str = ""
+    """Why there is no file."""
+
+
+@dataclass(frozen=True)
+class _Extractor:
+    """All that a task needs beside its part; sent to the executors."""
+
+    model: ModelDescription
+    file: SentFile
+    """The `.keras` file."""
+    folder: Folder
+    batch_size: int
+    threads: int | None
+    """None: the cores of the Spark task."""
+
+    def extract(self, part: DatasetPart) -> _Extracted:
+        """Write the features of one shard; a damaged sample, or numbers that are not finite, leave no file.
+
+        Attempts of the same task may overtake each other: each writes a file of its own, which takes the name at once.
+
+        Raises:
+            OSError, RuntimeError: The dataset or the folder cannot be used.
+        """
+        predict = self._load()
+        try:
+            with self.folder.new_file(part.file) as path:
+                with pq.ParquetWriter(path, SCHEMA, compression="zstd") as writer:
+                    self._write(part, predict, writer)
+                size = path.stat().st_size
+        except _UnusableSampleError as error:
+            return _Extracted(None, str(error))
+        return _Extracted(FeatureFile(part.file, part.split, part.rows, size))
+
+    def _load(self) -> Predict:
+        def load() -> Predict:
+            from models.networks.features import features_and_outputs
+
+            of_model = partial(features_and_outputs, classes=len(self.model.class_names))
+            return load_keras(self.model, self.file.value, settings, of_model)
+
+        settings = LoadSettings(self.batch_size, task_threads(self.threads))
+        return predictor(f"{self.model.model_id} features", load, settings)
+
+    def _write(self, part: DatasetPart, predict: Predict, writer: pq.ParquetWriter) -> None:
+        waiting: list[pa.Table] = []
+        for batch in part.batches(self.batch_size):
+            waiting.append(self._table(batch, predict))
+            if sum(map(len, waiting)) >= _ROWS_PER_GROUP:
+                writer.write_table(pa.concat_tables(waiting).combine_chunks())
+                waiting.clear()
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting).combine_chunks())
+
+    def _table(self, batch: SampleBatch, predict: Predict) -> pa.Table:
+        if batch.rejected or batch.targets is None:
+            row = batch.rejected[0]
+            raise _UnusableSampleError(row["detail"] or f"{row['file']}: {row['reason']}")
+        found, classes = predict(batch.images)[: len(batch.known)], len(self.model.class_names)
+        finite = np.isfinite(found).all(axis=1)
+        if not finite.all():
+            name = batch.known["id"][int(np.argmin(finite))].as_py()
+            raise _UnusableSampleError(f"{self.model.uri} gives features that are not finite for the sample {name}")
+        columns = {
+            "id": batch.known["id"],
+            "features": as_lists(found[:, :-classes], "features"),
+            "probabilities": as_lists(found[:, -classes:], "probabilities"),
+            "targets": as_lists(batch.targets, "targets"),
+        }
+        return pa.table(columns, schema=SCHEMA)
+
+
+class _UnusableSampleError(Exception):
+    """A sample has no features."""
+
+
+def extract_features(
+    spark: SparkSession,
+    model: ModelDescription,
+    file: bytes,
+    source: Source,
+    folder: Folder,
+    identity: Identity,
+    *,
+    batch_size: int,
+    threads: int | None,
+    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Features:
+    """Give the features of a labelled source: those that a folder has finished, or new ones.
+
+    Files that an interrupted extraction has finished are kept, and the others are written.
+
+    Args:
+        spark: Session whose executors see the dataset and the folder.
+        model: What the model takes and gives.
+        file: Its `.keras` file, which is sent to the executors.
+        source: Source of a prepared dataset.
+        folder: Folder of these features alone.
+        identity: What decides them.
+        batch_size: Samples that the model gets at a time.
+        threads: Threads of one task; None: the cores of the Spark task.
+        say: Called with each line about what happens.
+        progress: Called about once a second with the samples in finished files and those in all, from another thread.
+
+    Raises:
+        ValueError: A row is damaged, or the model gives numbers that are not finite; names a sample.
+        RuntimeError: Spark gave up, or the driver does not see what the executors have written.
+    """
+    parts = {part.file: part for part in source.parts if isinstance(part, DatasetPart)}
+    if (features := find_features(folder, identity, parts)) is not None:
+        say(f"the features in {folder} are used again")
+        return features
+    folder.make()
+    found = _finished(folder, parts, list(parts))
+    total = sum(part.rows for part in parts.values())
+    left = total - sum(each.file.rows for each in found.values() if each.file is not None)
+    say(f"extracting the features of {left:,} of {total:,} samples into {folder}")
+
+    def look() -> None:
+        names = set(folder.names())
+        progress(sum(part.rows for name, part in parts.items() if name in names), total)
+
+    sent = send(spark, file)
+    try:
+        with watched(look, name="groundswell-probe-progress"):
+            found |= run_until_done(
+                spark,
+                {name: part for name, part in parts.items() if name not in found},
+                _Extractor(model, sent, folder, batch_size, threads).extract,
+                finished=partial(_finished, folder, parts),
+                say=say,
+                job="probe",
+                folder=folder,
+                less_memory="a smaller training.batch_size_per_worker",
+            )
+    finally:
+        with suppress(Exception):  # the JVM may have died, which is told by whoever needed it
+            sent.destroy()
+    if problems := [each.problem for each in found.values() if each.problem]:
+        raise ValueError(problems[0])
+    files = [each.file for name in parts if (each := found[name]).file is not None]
+    _check_seen(folder, files)
+    return finish(folder, identity, files)
+
+
+def _finished(folder: Folder, parts: dict[str, DatasetPart], files: list[str]) -> dict[str, _Extracted]:
+    """Find the files of an earlier attempt that can be read and have all their rows."""
+    found = {}
+    for name, is_folder, size in folder.entries():
+        if is_folder or name not in files:
+            continue
+        try:
+            with folder.open(name) as file, pq.ParquetFile(file) as parquet:
+                rows, schema = parquet.metadata.num_rows, parquet.schema_arrow
+        except (pa.ArrowException, OSError):
+            continue
+        if rows == parts[name].rows and schema.names == SCHEMA.names:
+            found[name] = _Extracted(FeatureFile(name, parts[name].split, rows, size))
+    return found
+
+
+def _check_seen(folder: Folder, files: list[FeatureFile]) -> None:
+    sizes = {name: size for name, _, size in folder.entries()}
+    missing = [file.file for file in files if sizes.get(file.file) != file.size]
+    if missing:
+        raise RuntimeError(
+            f"an executor has written {missing[0]}, which the driver does not see in {folder}: set probe.output to a "
+            "folder on storage that all hosts mount, or a URL"
+        )

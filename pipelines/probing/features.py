@@ -1,0 +1,158 @@
+"""The features of a model on a dataset, as Parquet files: whose they are, whether they are finished, and their rows.
+
+Each pair of a model and a dataset has a folder of its own, named by a digest of both. Its files appear whole, and
+`features.json` is written last: features without it are not finished, and nothing but an extraction reads them.
+"""
+
+import hashlib
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.dataset.manifest import Manifest
+from pipelines.scoring.model import ModelDescription
+from pipelines.storage import Folder
+
+FILE_NAME = "features.json"
+FORMAT_VERSION = 1
+_DIGEST_CHARACTERS = 16
+
+Identity = dict[str, Any]
+"""What decides the features: the model, the dataset and the bands."""
+
+_NUMBERS = pa.list_(pa.field("item", pa.float32(), nullable=False))
+SCHEMA = pa.schema(
+    [
+        pa.field("id", pa.string(), nullable=False),
+        pa.field("features", _NUMBERS, nullable=False),
+        pa.field("probabilities", _NUMBERS, nullable=False),
+        pa.field("targets", pa.list_(pa.field("item", pa.uint8(), nullable=False)), nullable=False),
+    ]
+)
+"""Columns of the features: the input of the model's head, its own probabilities, and the labels (multi-hot)."""
+
+
+@dataclass(frozen=True)
+class FeatureFile:
+    """One finished file."""
+
+    file: str
+    split: str
+    rows: int
+    size: int
+    """Bytes of the file."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """Finished features. It is small and picklable, because it is sent to the ranks."""
+
+    folder: Folder
+    files: tuple[FeatureFile, ...]
+    """Files of all splits, those of a split in the order of the dataset's rows."""
+
+    def rows(self, split: str) -> int:
+        """Return the number of samples of a split."""
+        return sum(file.rows for file in self.files if file.split == split)
+
+    def read(self, split: str, columns: Sequence[str], start: int = 0, stop: int | None = None) -> Iterator[pa.Table]:
+        """Read some rows of a split in their order, at most a row group at a time.
+
+        Args:
+            split: Name of the split.
+            columns: Names of the columns.
+            start: First row.
+            stop: Row behind the last one; None: the rows to the end.
+
+        Raises:
+            OSError, RuntimeError: The storage cannot be used.
+        """
+        stop = self.rows(split) if stop is None else stop
+        first = 0
+        for part in self.files:
+            if part.split != split:
+                continue
+            if first < stop and start < first + part.rows:
+                yield from self._read_file(part.file, columns, start - first, stop - first)
+            first += part.rows
+
+    def _read_file(self, name: str, columns: Sequence[str], start: int, stop: int) -> Iterator[pa.Table]:
+        with self.folder.open(name) as file, pq.ParquetFile(file) as parquet:
+            first = 0
+            for number in range(parquet.num_row_groups):
+                rows = parquet.metadata.row_group(number).num_rows
+                begin, end = max(start - first, 0), min(stop - first, rows)
+                if begin < end:
+                    yield parquet.read_row_group(number, columns=list(columns)).slice(begin, end - begin)
+                first += rows
+
+    def array(self, split: str, column: str, start: int = 0, stop: int | None = None) -> NDArray[Any]:
+        """Read one column of lists as an array `(rows, numbers of a list)`; without rows `(0, 0)`."""
+        found = [as_array(table[column]) for table in self.read(split, [column], start, stop)]
+        return (
+            np.concatenate(found) if found else np.zeros((0, 0), SCHEMA.field(column).type.value_type.to_pandas_dtype())
+        )
+
+
+def as_array(column: pa.ChunkedArray) -> NDArray[Any]:
+    """Give a column of lists of equal length as an array `(rows, numbers of a list)`."""
+    values: NDArray[Any] = pa.concat_arrays(column.chunks).flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(len(column), -1)
+
+
+def as_lists(values: NDArray[Any], name: str) -> pa.Array:
+    """Give an array `(rows, numbers)` as one list per row, of the type of a column of `SCHEMA`."""
+    kind = SCHEMA.field(name).type
+    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), kind.value_type)
+    return pa.ListArray.from_arrays(pa.array(offsets), flat).cast(kind)
+
+
+def identity_of(model: ModelDescription, file: bytes, manifest: Manifest) -> Identity:
+    """Say what decides the features of a model on a dataset.
+
+    Args:
+        model: What the model takes and gives.
+        file: Content of its `.keras` file: the same weights under another name give the same features.
+        manifest: The dataset.
+    """
+    bands = {group.name: list(group.bands) for group in manifest.groups}
+    return {
+        "format_version": FORMAT_VERSION,
+        "model_sha256": hashlib.sha256(file).hexdigest(),
+        "dataset_fingerprint": manifest.fingerprint,
+        "bands": {each.name: bands[each.name] for each in model.inputs},
+    }
+
+
+def folder_of(output: Folder, identity: Identity) -> Folder:
+    """Give the folder of some features, within the folder of all."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return output / digest[:_DIGEST_CHARACTERS]
+
+
+def find_features(folder: Folder, identity: Identity, files: Collection[str]) -> Features | None:
+    """Find finished features; None where they are not finished, of something else, or a file of them is lost."""
+    try:
+        described = json.loads(folder.read(FILE_NAME))
+        found = Features(folder, tuple(FeatureFile(**file) for file in described["files"]))
+        is_same = described["identity"] == identity
+    except (FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError):
+        return None
+    if not is_same or {file.file for file in found.files} != {*files}:
+        return None
+    sizes = {name: size for name, _, size in folder.entries()}
+    return found if all(sizes.get(file.file) == file.size for file in found.files) else None
+
+
+def finish(folder: Folder, identity: Identity, files: Sequence[FeatureFile]) -> Features:
+    """Say that features are finished."""
+    values = {"identity": identity, "files": [asdict(file) for file in files]}
+    folder.write(FILE_NAME, json.dumps(values, indent=1).encode())
+    return Features(folder, tuple(files))

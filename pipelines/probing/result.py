@@ -1,0 +1,59 @@
+"""What came of a probe, and how it is shown."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from html import escape
+
+from conf.probe import CoCoAConfig, SolverConfig
+from pipelines.probing.fitted import FittedHead
+from pipelines.sample import TEST_SPLIT
+from pipelines.training.results import Evaluation
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What came of a probe."""
+
+    evaluation: Evaluation
+    """The test scores of the fitted head."""
+    own_metrics: dict[str, float] | None
+    """The test scores of the model's own head; None where its classes are not those of the dataset."""
+    fitted: FittedHead
+
+    def _repr_html_(self) -> str:
+        table = "\n".join(comparison_lines(self.evaluation.metrics, self.own_metrics))
+        return f"<pre>{escape(table)}</pre>{self.evaluation._repr_html_()}"
+
+
+def penalty_lines(fitted: FittedHead, solver: SolverConfig) -> list[str]:
+    """Give the penalties that were tried as a table, and what the user should know of them."""
+    residual = "duality gap" if isinstance(solver, CoCoAConfig) else "gradient"
+    lines = [f"{'l2':>10}  {f'val/{fitted.metric}':>26}  {'exchanges':>9}  {residual:>11}"]
+    for each in fitted.tried:
+        mark = "  chosen" if each.l2 == fitted.chosen.l2 else ""
+        lines.append(f"{each.l2:>10.3g}  {each.score:>26.4f}  {each.exchanges:>9}  {each.residual:>11.2g}{mark}")
+    limit = (
+        f"max_rounds={solver.max_rounds}"
+        if isinstance(solver, CoCoAConfig)
+        else f"max_iterations={solver.max_iterations}"
+    )
+    lines += [
+        f"warning: the fit for l2={each.l2:g} ended with a {residual} of {each.residual:.2g}, above the tolerance of "
+        f"{solver.tolerance:g}: raise probe.solver.{limit}, or the tolerance"
+        for each in fitted.tried
+        if not each.converged
+    ]
+    if len(fitted.tried) > 1 and fitted.chosen.l2 == fitted.tried[0].l2:
+        lines.append("the chosen penalty is the largest of probe.l2: a larger one may be better")
+    if len(fitted.tried) > 1 and fitted.chosen.l2 == fitted.tried[-1].l2:
+        lines.append("the chosen penalty is the smallest of probe.l2: a smaller one may be better")
+    return lines
+
+
+def comparison_lines(metrics: Mapping[str, float], own_metrics: Mapping[str, float] | None) -> list[str]:
+    """Give the test scores of a probe, beside those of the model's own head where it has the same classes."""
+    lines = [f"{'metric':<34} {'probe':>9}" + ("" if own_metrics is None else f"  {'own head':>9}")]
+    for name, value in metrics.items():
+        beside = "" if own_metrics is None else f"  {own_metrics[name]:>9.4f}"
+        lines.append(f"{f'{TEST_SPLIT}/{name}':<34} {value:>9.4f}{beside}")
+    return lines

@@ -1,0 +1,105 @@
+"""The fit of a probe as every rank runs it, on its part of the features."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.probe import CoCoAConfig, SolverConfig
+from models.metrics import classification_scores
+from models.probes.agreement import Array
+from models.probes.head import LinearHead, Link
+from models.probes.hinge import fit_hinge
+from models.probes.logistic import fit_logistic
+from models.probes.standardisation import standardisation
+from pipelines.launch.report import StoppedOnRequest, step_done, stop_requested
+from pipelines.probing.features import Features
+from pipelines.probing.fitted import FittedHead, FittedPenalty, best_penalty, selection_metric
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, Task
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.events import PenaltyFitted, tell
+
+
+def fit_worker(features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float]) -> FittedHead:
+    """Join the ranks, and fit as `fit_head` does."""
+    return fit_head(features, task, solver, penalties, HorovodCollective())
+
+
+def fit_head(
+    features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float], collective: HorovodCollective
+) -> FittedHead:
+    """Fit a head for each penalty, and choose one on the validation split; the same call, and result, on every rank.
+
+    Rank r of N holds the r-th of N parts of the training split, as equal as its rows allow; a rank may have none. The
+    standardised features take 8 bytes for each number. The largest penalty comes first, and each fit starts from the
+    one before.
+
+    Args:
+        features: Finished features.
+        task: Decides the loss and the metric.
+        solver: What is minimised, and how.
+        penalties: All different.
+        collective: The ranks, which have joined.
+
+    Raises:
+        RuntimeError: The ranks have different weights.
+        StoppedOnRequest: A rank was asked to stop.
+    """
+
+    def sum_over_ranks(values: Array) -> Array:
+        summed = np.asarray(collective.sum(np.append(values, float(stop_requested()))))
+        if summed[-1] > 0:
+            raise StoppedOnRequest("the probe was stopped; its features are kept, and nothing was recorded")
+        step_done()
+        return summed[:-1]
+
+    own = _part(features, TRAINING_SPLIT, collective)
+    standard = standardisation(own.features, sum_over_ranks)
+    design, targets = standard.design(own.features), own.targets.astype(np.float64)
+    validation = _part(features, VALIDATION_SPLIT, collective) if features.rows(VALIDATION_SPLIT) else None
+    link: Link = "softmax" if task == "single_label" and not isinstance(solver, CoCoAConfig) else "sigmoid"
+
+    tried: list[FittedPenalty] = []
+    heads: list[LinearHead] = []
+    state: Array | None = None
+    for number, l2 in enumerate(sorted(penalties, reverse=True), start=1):
+        shared: dict[str, Any] = {"rows": standard.rows, "l2": l2, "start": state, **solver.arguments()}
+        if isinstance(solver, CoCoAConfig):
+            rank, ranks = collective.rank, collective.size
+            found = fit_hinge(design, targets, sum_over_ranks, rank=rank, ranks=ranks, **shared)
+        else:
+            found = fit_logistic(design, targets, sum_over_ranks, task=task, **shared)
+        state = found.state
+        heads.append(LinearHead.of(found.weights, standard, link))
+        score = math.nan if validation is None else _score(heads[-1], validation, task, collective)
+        tried.append(FittedPenalty(l2, score, found.objective, found.exchanges, found.residual, found.converged))
+        if collective.rank == 0:
+            tell(PenaltyFitted(number=number, penalties=len(penalties), l2=l2, exchanges=found.exchanges))
+    best, metric = best_penalty(tried), selection_metric(task)
+    return FittedHead(heads[best], tried[best], tuple(tried), metric)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """This rank's samples of a split."""
+
+    features: NDArray[np.float32]
+    targets: NDArray[np.uint8]
+
+
+def _part(features: Features, split: str, collective: HorovodCollective) -> _Part:
+    rows, rank, ranks = features.rows(split), collective.rank, collective.size
+    start, stop = rows * rank // ranks, rows * (rank + 1) // ranks
+    # A rank without samples reads one, whose numbers of features and classes are those of all.
+    read = {name: features.array(split, name, start, max(stop, start + 1)) for name in ("features", "targets")}
+    return _Part(read["features"][: stop - start], read["targets"][: stop - start])
+
+
+def _score(head: LinearHead, validation: _Part, task: Task, collective: HorovodCollective) -> float:
+    """The metric of all samples, by which penalties are compared: the same on every rank."""
+    probabilities = collective.concatenate(head.probabilities(validation.features))
+    targets = collective.concatenate(validation.targets)
+    return classification_scores(probabilities, targets, task).metrics[selection_metric(task)]

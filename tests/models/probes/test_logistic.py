@@ -1,0 +1,84 @@
+"""Logistic regression over ranks, beside scikit-learn's on all samples."""
+
+import numpy as np
+import pytest
+from scipy.special import expit
+from sklearn.linear_model import LogisticRegression
+
+from models.probes.logistic import fit_logistic
+
+L2 = 1e-2
+SETTINGS = {"l2": L2, "max_iterations": 2000, "tolerance": 1e-9}
+
+
+def alone(values):
+    return values
+
+
+def by_scikit_learn(features, targets, task):
+    """Weights and intercepts as ours, `(features + 1, classes)`: with several labels a regression for each class."""
+    labels = [targets.argmax(axis=1)] if task == "single_label" else targets.T
+    fits = [LogisticRegression(C=1 / (L2 * len(features)), tol=1e-10, max_iter=20_000).fit(features, y) for y in labels]
+    return np.hstack([np.vstack([fit.coef_.T, fit.intercept_]) for fit in fits])
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("task", ["single_label", "multi_label"])
+def test_it_is_the_regression_of_all_samples(on_ranks, part_of, digits, task, ranks):
+    design, targets = digits
+    if task == "multi_label":  # several labels: the digit, and whether it is even
+        targets = np.c_[targets, targets[:, ::2].sum(axis=1)]
+    expected = by_scikit_learn(design[:, :-1], targets, task)
+
+    def fitted(rank, total):
+        own = part_of(rank, ranks)
+        return fit_logistic(design[own], targets[own], total, task=task, rows=len(design), **SETTINGS)
+
+    found = on_ranks(ranks, fitted)
+    for each in found:
+        np.testing.assert_array_equal(each.weights, found[0].weights)
+        assert each.converged
+        assert each.residual <= 1e-9
+    np.testing.assert_allclose(found[0].weights, expected, atol=2e-5)
+
+
+def test_ranks_without_samples_change_nothing(on_ranks, digits):
+    design, targets = digits[0][:3], digits[1][:3]
+
+    def fitted(rank, total):
+        own = slice(rank, rank + 1)
+        return fit_logistic(design[own], targets[own], total, task="single_label", rows=3, **SETTINGS)
+
+    together = on_ranks(5, fitted)
+    one = fit_logistic(design, targets, alone, task="single_label", rows=3, **SETTINGS)
+    np.testing.assert_allclose(together[4].weights, one.weights, atol=1e-7)
+
+
+def test_a_class_without_positives_is_never_predicted(digits):
+    design, targets = digits[0], digits[1].copy()
+    targets[:, 4] = 0
+    found = fit_logistic(design, targets, alone, task="multi_label", rows=len(design), **SETTINGS)
+    assert np.isfinite(found.weights).all()
+    assert expit(design @ found.weights)[:, 4].max() < 1e-6
+    others = np.arange(10) != 4
+    without = fit_logistic(design, targets[:, others], alone, task="multi_label", rows=len(design), **SETTINGS)
+    np.testing.assert_allclose(found.weights[:, others], without.weights, atol=1e-5)
+
+
+def test_a_start_from_another_penalty_is_the_same_fit_in_fewer_exchanges(digits):
+    design, targets = digits
+    settings = {"task": "single_label", "rows": len(design), "max_iterations": 2000, "tolerance": 1e-8}
+    before = fit_logistic(design, targets, alone, l2=2e-2, **settings)
+    cold = fit_logistic(design, targets, alone, l2=1e-2, **settings)
+    warm = fit_logistic(design, targets, alone, l2=1e-2, start=before.state, **settings)
+    np.testing.assert_allclose(warm.weights, cold.weights, atol=1e-5)
+    assert warm.exchanges < cold.exchanges
+
+
+def test_too_few_iterations_are_told(digits):
+    design, targets = digits
+    found = fit_logistic(
+        design, targets, alone, task="single_label", rows=len(design), l2=L2, max_iterations=3, tolerance=1e-9
+    )
+    assert not found.converged
+    assert found.residual > 1e-9
