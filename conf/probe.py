@@ -22,7 +22,7 @@ class CoCoAConfig(Member):
 
     name: Literal["cocoa"] = "cocoa"
     max_rounds: int = Field(default=1000, gt=0)
-    """Largest number of rounds for one penalty; a line says where they were too few."""
+    """Largest number of rounds for one penalty, of which small ones need many; a line says where they were too few."""
     tolerance: float = Field(default=1e-3, gt=0)
     """Largest duality gap of a class with which a fit ends: by so much at most is its objective above the lowest."""
 

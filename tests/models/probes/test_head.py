@@ -18,7 +18,9 @@ def test_its_probabilities_are_those_of_the_solution_on_standardised_features(li
     standard = standardisation(FEATURES, lambda values: values)
     found = LinearHead.of(WEIGHTS, standard, link).probabilities(FEATURES)
     scores = standard.design(FEATURES) @ WEIGHTS
-    expected = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True) if link == "softmax" else 1 / (1 + np.exp(-scores))
+    expected = (
+        np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True) if link == "softmax" else 1 / (1 + np.exp(-scores))
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 

@@ -1,0 +1,242 @@
+"""`groundswell probe` on a small dataset: its features, its scores, its run, and what it refuses."""
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from mlflow import MlflowClient
+from pyspark.sql import SparkSession
+from sklearn.metrics import f1_score
+
+from jobs import cli
+from models.probes.head import LinearHead
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import ReaderSettings, SplitReader
+from pipelines.probing.extract import extract_features
+from pipelines.probing.features import FILE_NAME, Features, find_features, folder_of, identity_of
+from pipelines.scoring.model import describe
+from pipelines.scoring.source import dataset_source
+from pipelines.storage import Folder
+from pipelines.tracking.served import find_model, read_model_file
+
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
+
+
+@pytest.fixture
+def _use_store(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+
+
+@pytest.fixture(scope="module")
+def extract(spark: SparkSession, logged: Any, small_dataset: Path) -> Callable[..., Features]:
+    """Extracts the features of the small dataset; what it says is added to a list."""
+
+    def run(output: Path, said: list[str], *, file: bytes | None = None, dataset: Path = small_dataset) -> Features:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("MLFLOW_TRACKING_URI", logged.store)
+            served = find_model(logged.uri)
+            file = file or read_model_file(served)
+        model, source = describe(served), dataset_source(Folder.at(dataset), ReaderSettings())
+        identity = identity_of(model, file, read_manifest(dataset))
+        folder = folder_of(Folder.at(output), identity)
+        # Batches of five: in most shards the last one has padding.
+        return extract_features(spark, model, file, source, folder, identity, batch_size=5, threads=1, say=said.append)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def features(extract: Callable[..., Features], tmp_path_factory: pytest.TempPathFactory) -> Features:
+    return extract(tmp_path_factory.mktemp("features"), [])
+
+
+def test_features_are_what_the_head_takes_in_the_order_of_the_dataset(
+    features: Features, logged: Any, small_dataset: Path
+) -> None:
+    import keras
+
+    head = keras.saving.load_model(logged.file, compile=False).layers[-2]
+    kernel, bias = (np.asarray(weight, np.float64) for weight in head.weights)
+    for split, rows in (("train", 32), ("validation", 12), ("test", 12)):
+        reader = SplitReader(small_dataset, split)
+        found = features.array(split, "features")
+        assert found.shape == (rows, len(kernel))
+        ids = [name for table in features.read(split, ["id"]) for name in table["id"].to_pylist()]
+        assert ids == list(reader.ids())
+        np.testing.assert_array_equal(features.array(split, "targets"), reader.gather(np.arange(rows)).targets)
+        probabilities = 1 / (1 + np.exp(-(found @ kernel + bias)))
+        np.testing.assert_allclose(features.array(split, "probabilities"), probabilities, atol=1e-5)
+    assert features.array("train", "features").std(axis=0).max() > 1e-3, "samples differ"
+
+
+def test_any_rows_can_be_read(features: Features) -> None:
+    whole = features.array("train", "features")
+    assert len([file for file in features.files if file.split == "train"]) > 1
+    for start in range(0, 32, 5):
+        for stop in (start + 1, start + 9, 32):
+            np.testing.assert_array_equal(features.array("train", "features", start, stop), whole[start:stop])
+    assert features.array("train", "features", 4, 4).shape == (0, 0)
+
+
+def test_they_are_extracted_once_for_a_model_and_a_dataset(
+    extract: Callable[..., Features], features: Features, logged: Any, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    assert extract(features.folder.path.parent, said) == features
+    assert said == [f"the features in {features.folder} are used again"]
+    # One byte more behind the archive is another file with the same model.
+    changed = extract(features.folder.path.parent, said, file=logged.file.read_bytes() + b"\n")
+    assert changed.folder != features.folder
+    assert said[1].startswith("extracting the features of 56 of 56 samples")
+
+
+@pytest.mark.parametrize("loss", ["unfinished", "truncated", "lost"])
+def test_features_that_are_not_whole_are_not_used(
+    extract: Callable[..., Features], features: Features, tmp_path: Path, loss: str
+) -> None:
+    name = features.folder.path.name
+    shutil.copytree(features.folder.path, tmp_path / name)
+    file = tmp_path / name / features.files[0].file
+    if loss == "lost":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[:-10])
+    if loss == "unfinished":
+        (tmp_path / name / FILE_NAME).unlink()
+    identity = json.loads((features.folder.path / FILE_NAME).read_text())["identity"]
+    files = [each.file for each in features.files]
+    assert find_features(Folder.at(tmp_path / name), identity, files) is None
+    said: list[str] = []
+    again = extract(tmp_path, said)
+    rows = features.files[0].rows
+    assert said == [f"extracting the features of {rows} of 56 samples into {tmp_path / name}"]
+    np.testing.assert_array_equal(again.array("train", "features"), features.array("train", "features"))
+    assert find_features(again.folder, identity, files) == again
+
+
+def test_a_damaged_row_ends_it_with_the_name_of_the_sample(
+    extract: Callable[..., Features], small_dataset: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(small_dataset, tmp_path / "dataset")
+    shard = tmp_path / "dataset" / read_manifest(small_dataset).splits["test"].shards[0].file
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 3] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(ValueError, match="checksum"):
+        extract(tmp_path / "features", [], dataset=tmp_path / "dataset")
+    (folder,) = (tmp_path / "features").iterdir()
+    assert not (folder / FILE_NAME).exists()
+
+
+@pytest.mark.parallel
+@pytest.mark.long
+@pytest.mark.usefixtures("_use_store")
+def test_the_whole_way(
+    spark: SparkSession,
+    features: Features,
+    logged: Any,
+    small_dataset: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    result = tmp_path / "result.json"
+    command = ["probe", "--config", "smoke", "--model", logged.uri, "--result", str(result)]
+    for setting in (
+        f"dataset.path={small_dataset}",
+        f"probe.output={features.folder.path.parent}",
+        "probe.l2=[1, 0.1]",
+    ):
+        command += ["--set", setting]
+    assert cli.execute(command) == 0
+    output = capsys.readouterr().out.splitlines()
+    assert f"the features in {features.folder} are used again" in output
+    values = json.loads(result.read_text())
+    client = MlflowClient(logged.store)
+    run = client.get_run(values["run_id"])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.parentRunId"] == logged.uri.split("/")[1]
+    assert run.data.tags["mlflow.source.name"] == "groundswell probe"
+    assert {item.path for item in client.list_artifacts(values["run_id"])} == {
+        "head.npz",
+        "penalties.json",
+        "per_class_test.json",
+        "per_class_test.png",
+    }
+    head = LinearHead.from_npz(
+        Path(client.download_artifacts(values["run_id"], "head.npz", str(tmp_path))).read_bytes()
+    )
+    targets, probabilities = features.array("test", "targets"), head.probabilities(features.array("test", "features"))
+    f1 = f1_score(targets, probabilities >= 0.5, average="micro", zero_division=0)
+    own = f1_score(targets, features.array("test", "probabilities") >= 0.5, average="micro", zero_division=0)
+    assert run.data.metrics["test/f1_micro"] == values["metrics"]["test/f1_micro"] == pytest.approx(f1)
+    assert run.data.metrics["own_head/f1_micro"] == pytest.approx(own)
+    assert f1 > own, "the logged model has a head of random weights"
+    (line,) = [line for line in output if line.startswith("test/f1_micro ")]
+    assert line.split()[1:] == [f"{f1:.4f}", f"{own:.4f}"]
+    (chosen,) = [line for line in output if line.endswith("  chosen")]
+    assert float(chosen.split()[0]) == float(run.data.params["l2"])
+    # What MLflow has of the run that made the model stays as it was.
+    assert "test/f1_micro" not in client.get_run(logged.uri.split("/")[1]).data.metrics
+
+
+@pytest.fixture
+def error_of(
+    spark: SparkSession,
+    logged: Any,
+    _use_store: None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Callable[..., str]:
+    """Runs a probe that must fail before Spark does anything; the line that it prints."""
+    monkeypatch.setattr("jobs.probe.spark_session", None)
+
+    def run(dataset: Path, *settings: str) -> str:
+        command = ["probe", "--config", "smoke", "--model", logged.uri, "--set", f"dataset.path={dataset}"]
+        for setting in (f"probe.output={tmp_path / 'features'}", *settings):
+            command += ["--set", setting]
+        assert cli.execute(command) == 2
+        assert not (tmp_path / "features").exists()
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return run
+
+
+def test_what_cannot_be_probed_is_one_line_before_spark_starts(
+    error_of: Callable[..., str],
+    small_dataset: Path,
+    edit_manifest: Callable[..., None],
+    logged: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def edited(name: str, change: Callable[[dict[str, Any]], None]) -> Path:
+        shutil.copytree(small_dataset, tmp_path / name)
+        edit_manifest(tmp_path / name, change)
+        return tmp_path / name
+
+    alone = edited("alone", lambda values: values["splits"].pop("test"))
+    assert "no samples in a split 'test', which a probe measures on; it has train, validation" in error_of(alone)
+    untried = edited("untried", lambda values: values["splits"].pop("validation"))
+    assert "probe.l2 has 5 penalties, and " in error_of(untried)
+    assert "has no validation split that could choose one: set probe.l2 to one penalty" in error_of(untried)
+    bands = edited("bands", lambda values: values["groups"][0].update(bands=["X1", "X2", "X3", "X4"]))
+    assert "takes the bands B02, B03, B04, B08 in 'bands_10m', " in error_of(bands)
+    assert "is within the dataset" in error_of(small_dataset, f"probe.output={small_dataset / 'features'}")
+    assert "probe.l2=[0.1, 0.1]: the same penalty is there twice" in error_of(small_dataset, "probe.l2=[0.1, 0.1]")
+    assert "probe.l2[0]=0" in error_of(small_dataset, "probe.l2=[0]")
+    assert "--set optimizer.momentum has no effect: probe reads" in error_of(small_dataset, "optimizer.momentum=0.5")
+    assert "--set launch.recover has no effect" in error_of(small_dataset, "launch.recover=in_place")
+    file = io.BytesIO()
+    with zipfile.ZipFile(logged.file) as model, zipfile.ZipFile(file, "w") as headless:
+        headless.writestr("config.json", model.read("config.json").replace(b'"units": 19', b'"units": 18'))
+    monkeypatch.setattr("jobs.probe.read_model_file", lambda served: file.getvalue())
+    assert "has no dense layer with 19 units, one for each of its classes" in error_of(small_dataset)
