@@ -25,7 +25,7 @@ from pipelines.scoring.source import dataset_source
 from pipelines.storage import Folder
 from pipelines.tracking.served import find_model, read_model_file
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
 
 @pytest.fixture
