@@ -83,8 +83,8 @@ def absolute_path(setting: str, location: str | Path) -> str:
         raise ValueError(f"{setting}: {error}") from None
     if is_url(found):
         raise ValueError(
-            f"{setting}={found}: expected a path; only archive.root, dataset.path, training.output and probe.output may "
-            "be URLs"
+            f"{setting}={found}: expected a path; only archive.root, dataset.path, training.output and probe.output "
+            "may be URLs"
         )
     return found
 

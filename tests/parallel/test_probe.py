@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
 
 TRAIN, VALIDATION = 300, 120
 PENALTIES = [1e-3, 1e-1, 10.0]
-EXACT = LBFGSConfig(tolerance=1e-8)
+EXACT = LBFGSConfig(tolerance=1e-7)
 
 
 @pytest.fixture(scope="module")

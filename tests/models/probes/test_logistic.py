@@ -8,7 +8,7 @@ from sklearn.linear_model import LogisticRegression
 from models.probes.logistic import fit_logistic
 
 L2 = 1e-2
-SETTINGS = {"l2": L2, "max_iterations": 2000, "tolerance": 1e-9}
+SETTINGS = {"l2": L2, "max_iterations": 2000, "tolerance": 3e-8}
 
 
 def alone(values):
@@ -38,8 +38,8 @@ def test_it_is_the_regression_of_all_samples(on_ranks, part_of, digits, task, ra
     for each in found:
         np.testing.assert_array_equal(each.weights, found[0].weights)
         assert each.converged
-        assert each.residual <= 1e-9
-    np.testing.assert_allclose(found[0].weights, expected, atol=2e-5)
+        assert each.residual <= 3e-8
+    np.testing.assert_allclose(found[0].weights, expected, atol=5e-5)
 
 
 def test_ranks_without_samples_change_nothing(on_ranks, digits):
@@ -51,7 +51,7 @@ def test_ranks_without_samples_change_nothing(on_ranks, digits):
 
     together = on_ranks(5, fitted)
     one = fit_logistic(design, targets, alone, task="single_label", rows=3, **SETTINGS)
-    np.testing.assert_allclose(together[4].weights, one.weights, atol=1e-7)
+    np.testing.assert_allclose(together[4].weights, one.weights, atol=1e-5)
 
 
 def test_a_class_without_positives_is_never_predicted(digits):
@@ -62,7 +62,7 @@ def test_a_class_without_positives_is_never_predicted(digits):
     assert expit(design @ found.weights)[:, 4].max() < 1e-6
     others = np.arange(10) != 4
     without = fit_logistic(design, targets[:, others], alone, task="multi_label", rows=len(design), **SETTINGS)
-    np.testing.assert_allclose(found.weights[:, others], without.weights, atol=1e-5)
+    np.testing.assert_allclose(found.weights[:, others], without.weights, atol=5e-5)
 
 
 def test_a_start_from_another_penalty_is_the_same_fit_in_fewer_exchanges(digits):
