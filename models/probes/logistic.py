@@ -92,8 +92,9 @@ def fit_logistic(
 
 def _intercepts(positives: Array, rows: int, task: str) -> Array:
     """The best intercepts without features, as if each class had half a sample more on either side."""
-    logs = np.log(positives + 0.5)
-    return logs - logs.mean() if task == "single_label" else logs - np.log(rows - positives + 0.5)
+    logs: Array = np.log(positives + 0.5)
+    others = logs.mean() if task == "single_label" else np.log(rows - positives + 0.5)
+    return np.asarray(logs - others)
 
 
 def _multinomial(scores: Array, targets: Array) -> tuple[float, Array]:
