@@ -1,8 +1,9 @@
-"""Peak memory of one rank by the number of micro-batches per step: ResNet-50, batch 4, in processes of their own.
+"""Peak memory of a rank by the number of micro-batches per step: ResNet-50, in processes of their own.
 
-Accumulation keeps a sum of gradients beside what one batch needs, for any number of micro-batches. The network has
-twice the usual width, so that one float32 gradient is large beside what two processes of the same kind differ by.
-Rounds in turn; medians. `--smoke` takes a tiny network and no round twice.
+Accumulation keeps a sum of gradients beside what one batch needs, for any number of micro-batches. Two cases: a network
+of twice the usual width on one rank, so that one float32 gradient is large beside what two processes of the same kind
+differ by, and a global batch of 32,768 on two ranks. Rounds in turn; medians. `--smoke` takes tiny networks and no
+round twice.
 """
 
 import argparse
@@ -18,24 +19,32 @@ from pipelines.launch.runner import BarrierRunner
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much is measured."""
+class Case:
+    """One network and batch per rank, with several numbers of micro-batches."""
 
+    micro_batches: tuple[int, ...]
+    ranks: int = 1
     depth: int = 50
-    width_factor: float = 2.0
+    width_factor: float = 1.0
     batch_size: int = 4
     side: int = 60
-    """Pixels of the finest images on each side; divisible by 6."""
-    micro_batches: tuple[int, ...] = (1, 2, 64)
+    """Pixels on each side."""
     steps: int = 3
-    rounds: int = 3
 
 
-SMOKE = Size(depth=18, width_factor=0.125, batch_size=1, side=12, micro_batches=(1, 2), steps=2, rounds=1)
+ROUNDS = 3
+CASES = {
+    "twice the width": Case((1, 2, 64), width_factor=2.0),
+    "global batch 32,768": Case((1, 256), ranks=2, batch_size=64, side=32, steps=1),
+}
+SMOKE = {
+    "twice the width": Case((1, 2), depth=18, width_factor=0.125, batch_size=1, side=12, steps=2),
+    "global batch 32,768": Case((1, 2), ranks=2, depth=18, width_factor=0.125, batch_size=1, side=12, steps=2),
+}
 MIB = 1 << 20
 
 
-def peak_mib(size: Size, micro_batches: int) -> tuple[float, float]:
+def peak_mib(size: Case, micro_batches: int) -> tuple[float, float]:
     """Peak of this process's resident memory, and the size of one float32 gradient."""
     import numpy as np
     import tensorflow as tf
@@ -78,30 +87,36 @@ def peak_mib(size: Size, micro_batches: int) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure in turn, and print one line per round and the JSON line."""
+    """Measure in turn, and print one line per case and round and the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="one round with a tiny network")
-    size = SMOKE if parser.parse_args().smoke else Size()
+    parser.add_argument("--smoke", action="store_true", help="one round with tiny networks")
+    smoke = parser.parse_args().smoke
+    cases, rounds = (SMOKE, 1) if smoke else (CASES, ROUNDS)
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    peaks: dict[int, list[float]] = {count: [] for count in size.micro_batches}
+    figures = {name: measure(name, case, rounds) for name, case in cases.items()}
+    print(json.dumps({"cases": figures, "cores": os.cpu_count()}))
+
+
+def measure(name: str, case: Case, rounds: int) -> dict[str, object]:
+    """Figures of one case: peaks of the rank with the highest one, medians of the rounds."""
+    peaks: dict[int, list[float]] = {count: [] for count in case.micro_batches}
     gradient = 0.0
-    for number in range(size.rounds):
-        for count in size.micro_batches:
-            runner = BarrierRunner(None, 1, threads_per_worker=os.cpu_count(), log_to_driver="none")
-            peak, gradient = runner.run(peak_mib, size, count)
+    for number in range(rounds):
+        for count in case.micro_batches:
+            threads = max(1, (os.cpu_count() or 1) // case.ranks)
+            runner = BarrierRunner(None, case.ranks, threads_per_worker=threads, log_to_driver="none")
+            peak, gradient = max(runner.run_all(peak_mib, case, count))
             peaks[count].append(peak)
         texts = (f"{count} micro-batches {values[-1]:,.0f} MiB" for count, values in peaks.items())
-        print(f"round {number + 1}: {', '.join(texts)}", flush=True)
-    first, *_, last = size.micro_batches
+        print(f"{name}, round {number + 1}: {', '.join(texts)}", flush=True)
+    first, *_, last = case.micro_batches
     more = statistics.median(b - a for a, b in zip(peaks[first], peaks[last], strict=True))
-    figures = {
+    return {
         "peak_mib": {str(count): round(statistics.median(values)) for count, values in peaks.items()},
         "gradient_mib": round(gradient, 1),
         "more_gradients": round(more / gradient, 3),
-        "micro_batches": last,
-        "cores": os.cpu_count(),
+        "global_batch": case.ranks * case.batch_size * last,
     }
-    print(json.dumps(figures))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One training step of every network, loss and layerwise optimizer under the backend that KERAS_BACKEND names.
+"""Two training steps of every network, loss and layerwise optimizer under the backend that KERAS_BACKEND names.
 
 Needs Keras and the backend only. Usage: backend_step.py WEIGHTS.npz RESULT.npz; weights that are not there are drawn.
 """
@@ -21,7 +21,7 @@ GROUPS = [
     InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
     InputGroup("bands_20m", (12, 12, 6), "uint16", (900.0,) * 6, (400.0,) * 6),
 ]
-SAMPLES, CLASSES, RATE = 6, 5, 0.05
+SAMPLES, CLASSES, RATE, UPDATES = 6, 5, 0.05, 2
 DECAYED = {"weight_decay": 1e-4}
 NETWORKS = {
     "resnet": {"depth": 18, "width_factor": 0.125},
@@ -116,8 +116,9 @@ def main(weights_file: str, result_file: str) -> None:
         optimizer = OPTIMIZERS[name](excluded=small, unadapted=small, **SETTINGS[name])
         optimizer.build(model.trainable_variables)
         optimizer.learning_rate = RATE
-        value, found = gradients(model, task)
-        optimizer.apply(found, model.trainable_variables)
+        for _ in range(UPDATES):
+            value, found = gradients(model, task)
+            optimizer.apply(found, model.trainable_variables)
         result[f"{name}/loss"] = ops.convert_to_numpy(value)
         for number, (variable, old) in enumerate(zip(model.variables, start, strict=True)):
             result[f"{name}/moved/{number}"] = ops.convert_to_numpy(variable) - old

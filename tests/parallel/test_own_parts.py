@@ -1,4 +1,4 @@
-"""Two ranks train a network that is not ours, on three bands; the logged model scores whole samples."""
+"""Two ranks train a network, a loss and a metric that are not ours, on three bands; the model scores whole samples."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.
 def test_a_network_of_keras_on_three_bands(
     spark: SparkSession, small_dataset: Path, mlflow_store: str, tmp_path: Path
 ) -> None:
-    network = "{alpha: 0.25, dropout: 0.1}"
+    network, focal = "{alpha: 0.25, dropout: 0.1}", "{from_logits: true, gamma: 3.0}"
     config = load(
         "smoke",
         [
@@ -27,6 +27,8 @@ def test_a_network_of_keras_on_three_bands(
             f"model={{name: import, path: 'keras.applications:MobileNet', settings: {network}}}",
             "input.bands=[B04, B03, B02]",
             "input.augmentation=pad_crop",
+            f"training.loss={{name: import, path: 'keras.losses:binary_focal_crossentropy', settings: {focal}}}",
+            "training.metrics={ranking: {path: 'sklearn.metrics:label_ranking_average_precision_score'}}",
         ],
     )
     trained = train(config)
@@ -35,4 +37,9 @@ def test_a_network_of_keras_on_three_bands(
     assert run.data.params["model.path"] == "keras.applications:MobileNet"
     assert run.data.params["input.augmentation.padding"] == "4"
     assert model_metadata(trained.summary.model_uri).bands == ("B04", "B03", "B02")
-    assert 0 <= evaluate(config, trained.summary.model_uri).metrics["f1_micro"] <= 1
+    # An undecided network has a focal loss of 0.5 ** 3 * log 2 = 0.087, where its cross-entropy is log 2 = 0.69.
+    assert 0 < run.data.metrics["train/loss"] < 0.3
+    assert 0 < run.data.metrics["val/ranking"] <= 1
+    metrics = evaluate(config, trained.summary.model_uri).metrics
+    assert 0 <= metrics["f1_micro"] <= 1
+    assert 0 < metrics["ranking"] <= 1

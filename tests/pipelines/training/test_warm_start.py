@@ -10,6 +10,9 @@ from conf.load import load
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import BandStatistics, Manifest
 from pipelines.sample import ImageGroup
+from pipelines.tracking.model_metadata import ModelMetadata
+from pipelines.tracking.models import log_model
+from pipelines.tracking.runs import start_run
 from pipelines.training.accumulation import moving_statistics
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
 from pipelines.training.recipe import freeze_layers, make_model, make_optimizer
@@ -74,6 +77,24 @@ def test_a_keras_file_goes_by_shape(tmp_path: Path) -> None:
     begin_with(model, chosen, MANIFEST)
     for own, other in zip(model.get_weights(), earlier.get_weights(), strict=True):
         np.testing.assert_array_equal(own, other)
+
+
+def test_a_registered_model_is_a_source(mlflow_store: str) -> None:
+    earlier = model_of(config("input.bands=[red, blue]"), 1)
+    metadata = ModelMetadata(("land", "water"), "single_label", {"rgb": ("red", "blue")}, ("red", "blue"))
+    log_model(start_run("warm", None, {}, {}), earlier, metadata, "landcover", step=4)
+    chosen = config("warm_start.source=models:/landcover/1", "input.bands=[blue, green]")
+    check_source(chosen.warm_start)
+    model = model_of(chosen, 0)
+    drawn = np.array(model.get_layer("stem_conv").kernel)
+    lines = begin_with(model, chosen, MANIFEST)
+    assert lines[0] == "warm start from models:/landcover/1"
+    assert "logits.bias starts anew: the classes are others" in lines
+    own, other = (np.array(each.get_layer("stem_conv").kernel) for each in (model, earlier))
+    np.testing.assert_array_equal(own[:, :, 0], other[:, :, 1])
+    np.testing.assert_array_equal(own[:, :, 1], drawn[:, :, 1])
+    with pytest.raises(ValueError, match="models:/landcover/2"):
+        check_source(config("warm_start.source=models:/landcover/2").warm_start)
 
 
 def test_sources_that_cannot_be_read_are_found_on_the_driver(tmp_path: Path, mlflow_store: str) -> None:
