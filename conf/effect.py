@@ -28,7 +28,7 @@ def _without_residual(config: RunConfig) -> bool:
 
 
 def _without_epochs(config: RunConfig) -> bool:
-    return all(place.epochs is None for _, place in config.schedule.places())
+    return all(place.epochs is None for _, place in [*config.schedule.places(), *config.input.places()])
 
 
 def _resumes_by_id(config: RunConfig) -> bool:

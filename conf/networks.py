@@ -1,6 +1,6 @@
 """The settings of every network, by name; their defaults are stated here only."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,6 +11,8 @@ from conf.section import Member, member_names
 class NetworkConfig(Member):
     """What all networks share: how ranks train them together."""
 
+    shortest_side: ClassVar[int] = 1
+    """Pixels of the smallest images on which the network has a pixel left after its last stage."""
     batch_norm_ranks: int | Literal["all"] = 1
     """Consecutive ranks over whose batches batch norm takes its statistics: 1, each rank its own (Goyal et al.);
     a number that divides launch.num_workers (MLPerf's span); or all. Two sums over them per layer and micro-batch."""
@@ -43,6 +45,7 @@ class ResidualConfig(NetworkConfig):
 class ResNetConfig(ResidualConfig):
     """ResNet v1.5 (He et al. 2015, Goyal et al. 2017)."""
 
+    shortest_side: ClassVar[int] = 32
     name: Literal["resnet"] = "resnet"
     depth: Literal[18, 34, 50, 101, 152] = 50
     """Number of layers with weights."""
@@ -53,6 +56,7 @@ class ResNetConfig(ResidualConfig):
 class ResNetCifarConfig(ResidualConfig):
     """ResNet for images of 32 x 32 pixels (He et al. 2015, section 4.2)."""
 
+    shortest_side: ClassVar[int] = 4
     name: Literal["resnet_cifar"] = "resnet_cifar"
     depth: Literal[8, 20, 32, 44, 56, 110] = 20
     """Number of layers with weights; 8 is not a published one, and the smallest network for a first try."""

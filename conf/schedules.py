@@ -129,8 +129,8 @@ class ScheduleConfig(Section):
     """Learning rate over the run, a pure function of the step."""
 
     recipe_epochs: float | None = Field(default=90, gt=0)
-    """Length of the run that epochs in this section are stated for: a shorter or longer run keeps the shape. Null:
-    epochs are those of the run, whatever its length is."""
+    """Length of the run that epochs in this section, and in `input.resolution_schedule`, are stated for: a shorter or
+    longer run keeps the shape. Null: epochs are those of the run, whatever its length is."""
     warmup: WarmupConfig = GradualWarmupConfig()
     decay: DecayConfig = MultiStepConfig()
 
@@ -142,14 +142,18 @@ class ScheduleConfig(Section):
             return [*found, *named]
         return [*found, ("schedule.decay", self.decay)] if isinstance(self.decay, Boundary) else list(found)
 
-    def check_in_epochs(self, run_epochs: int) -> None:
-        """Check the places that are not in steps.
+    def check_in_epochs(self, places: Sequence[tuple[str, Boundary]], run_epochs: int) -> None:
+        """Check the places that are not in steps: those of this schedule, or of one that has its unit of epochs.
+
+        Args:
+            places: Each with its key, in the order in which they must come.
+            run_epochs: Length of the run.
 
         Raises:
             ValueError: One is beyond the end, or before the one that must precede it.
         """
         end = self.recipe_epochs or run_epochs
-        known = [(name, epoch) for name, place in self.places() if (epoch := place.in_epochs(end)) is not None]
+        known = [(name, epoch) for name, place in places if (epoch := place.in_epochs(end)) is not None]
         key = "schedule.recipe_epochs" if self.recipe_epochs else "training.epochs"
         check_rising(known, end, unit="epoch", end_text=f"{key}={end:g}")
 

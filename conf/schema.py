@@ -46,7 +46,8 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _schedule_fits_the_run(self) -> "RunConfig":
-        self.schedule.check_in_epochs(self.training.epochs)
+        for places in (self.schedule.places(), self.input.places()):
+            self.schedule.check_in_epochs(places, self.training.epochs)
         warmup = self.schedule.warmup
         if isinstance(warmup, GradualWarmupConfig) and warmup.start == "base" and self.optimizer.learning_rate:
             raise ValueError(

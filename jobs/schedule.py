@@ -14,6 +14,7 @@ from pipelines.locations import redacted
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.training.plots import schedule_curve
 from pipelines.training.rates import boundary_steps, make_schedule, peak_learning_rate
+from pipelines.training.resolution import scaled_epochs
 
 _PARTS = 10
 """Equal parts of the run, at whose beginnings the table has a line."""
@@ -47,7 +48,7 @@ def schedule_table(config: RunConfig, images: int) -> list[str]:
 
     Returns:
         Lines: the peak and the number of steps, then the rate at the first and last step, around every place of the
-        schedule, and at every tenth of the run.
+        schedule, where images change their size, and at every tenth of the run.
 
     Raises:
         ValueError: There are fewer images than one global batch, or the schedule does not fit the run.
@@ -62,6 +63,9 @@ def schedule_table(config: RunConfig, images: int) -> list[str]:
         if step < total:
             # Milestones of a very short run may share a step.
             points[step] = ", ".join(filter(None, [points.get(step), name]))
+    for epochs in scaled_epochs(config, steps):
+        text = "full images" if epochs.scale == 1 else f"images scaled by {epochs.scale:g}"
+        points[epochs.first * steps] = ", ".join(filter(None, [points.get(epochs.first * steps), text]))
     points[0] = ", ".join(filter(None, ["first step", points[0]]))
     points.setdefault(total - 1, "")
     points[total - 1] = ", ".join(filter(None, [points[total - 1], "last step"]))

@@ -18,9 +18,11 @@ from jobs.session import spark_session
 from jobs.shortage import ShortageHint
 from jobs.shown import curves_of, history_of, html_of
 from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
+from pipelines.sample import TRAINING_SPLIT
 from pipelines.tracking import store
 from pipelines.tracking.runs import check_store, page_of
 from pipelines.tracking.store import TrackedRun
@@ -30,6 +32,7 @@ from pipelines.training.checks import check_dataset, check_output, check_resume
 from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
 from pipelines.training.events import EpochTrained, Event
 from pipelines.training.output import check_reachable
+from pipelines.training.resolution import described_sizes, trained_sizes
 from pipelines.training.results import TrainingSummary
 
 if TYPE_CHECKING:
@@ -120,6 +123,7 @@ def train_on(
     display, shortage = TrainingDisplay(), ShortageHint(config)
     with recorded_run(config, manifest, display.tracking, tags) as record:
         _say_where(record)
+        _say_sizes(config, manifest)
         record.environment(_cluster(spark, config))
         result.run_id = record.run.run_id
 
@@ -163,6 +167,14 @@ def _say_where(record: DriverRecord) -> None:
         say(f"run {record.run.run_id}: {_kept(record.place)}")
     else:
         say(f"MLflow run {record.run.run_id} in {redacted(record.run.uri)}")
+
+
+def _say_sizes(config: RunConfig, manifest: Manifest) -> None:
+    """Say which epochs are trained on smaller images, if some are."""
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    sizes = described_sizes(trained_sizes(config, manifest, steps))
+    if sizes:
+        say(f"images of {sizes}; the training step is compiled for each size")
 
 
 def _kept(folder: AnyPath) -> str:

@@ -120,6 +120,7 @@ VERBS = {
             "optimizer.learning_rate_per_256",
             "optimizer.scaling",
             "schedule",
+            "input.resolution_schedule",
             "training.epochs",
             "training.batch_size_per_worker",
             "training.accumulation_steps",
@@ -133,6 +134,7 @@ VERBS = {
         options.find_rate,
         reads=tuple(section for section in _TRAINED if section != "schedule"),
         ignores=(
+            "input.resolution_schedule",  # all steps have full images
             "training.epochs",
             "training.output",
             "training.resume_run",
@@ -156,6 +158,7 @@ VERBS = {
         options.find_batch,
         reads=("dataset", "input", "model", "warm_start.frozen_layers", "optimizer", "exchange", "training", "launch"),
         ignores=(
+            "input.resolution_schedule",  # full images need the most memory
             "training.epochs",
             "training.output",
             "training.resume_run",

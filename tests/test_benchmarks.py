@@ -61,6 +61,13 @@ KEYS = {
         "rows",
         "cores",
     },
+    "resolution": {
+        "speedup_cifar",
+        "speedup_resnet50",
+        "compile_seconds_cifar",
+        "compile_seconds_resnet50",
+        "cores",
+    },
     "scaling": {"mean_error", "worst_error", "tables", "reasons"},
     "schedules": {"peaks"},
     "score": {

@@ -3,8 +3,10 @@
 import math
 from collections.abc import Mapping
 
-Sizes = Mapping[str, tuple[int, int]]
-"""Height and width in pixels by group name; all groups show the same scene."""
+Size = tuple[int, int]
+"""Height and width in pixels."""
+Sizes = Mapping[str, Size]
+"""Height and width by group name; all groups show the same scene."""
 
 
 def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:

@@ -6,6 +6,7 @@ import keras
 
 from models.layers.backend import ON_TENSORFLOW, require_tensorflow
 from models.layers.drop import SeededDrop
+from models.layers.resolution import TrainingResolution
 
 if TYPE_CHECKING or ON_TENSORFLOW:
     import tensorflow as tf
@@ -125,7 +126,7 @@ def plain_layers(model: keras.Model) -> keras.Model:
     """Return a copy of `model` with equal weights, whose layers are Keras's own and compute in float32."""
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
-        if isinstance(layer, SeededDrop):
+        if isinstance(layer, SeededDrop | TrainingResolution):
             return layer.plain()
         kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)
         config = layer.get_config()

@@ -10,6 +10,7 @@ from models.layers.backend import require_tensorflow
 from models.layers.drop import SeededDrop
 from models.layers.normalisation import plain_layers
 from models.layers.preprocessing import InputGroup, preprocess
+from models.layers.resolution import TrainingResolution, accept_any_size
 from models.networks.table import NETWORKS
 
 POLICIES = {"float32": "float32", "bfloat16": "mixed_bfloat16", "float16": "mixed_float16"}
@@ -25,6 +26,7 @@ def build_model(
     upsampling: str,
     augmentation: keras.layers.Layer | None,
     precision: str = "float32",
+    resizes: bool = False,
     **settings: Any,
 ) -> keras.Model:
     """Build the whole model, from stored pixels to logits.
@@ -41,6 +43,7 @@ def build_model(
             layers before it are float32 with all of them.
         augmentation: A layer of the table of augmentations; None: no augmentation. With it, and with a network that
             has dropout or stochastic depth, the result is an `AugmentedModel`, which in training takes `seeds` too.
+        resizes: Whether training may give smaller images to the network, by `models.layers.resolution.training_size`.
         **settings: The network's own settings.
 
     Raises:
@@ -54,8 +57,12 @@ def build_model(
         raise ValueError(f"precision must be one of {tuple(POLICIES)}, got {precision!r}")
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in groups}
     images = preprocess(inputs, groups, upsampling=upsampling)
+    if resizes:
+        images = TrainingResolution(name="training_resolution")(images)
     logits = NETWORKS[network](images, classes=classes, dtype=POLICIES[precision], **settings)
     model = keras.Model(inputs, logits, name=network)
+    if resizes:
+        accept_any_size(model)
     if augmentation is None and not any(isinstance(layer, SeededDrop) for layer in model.layers):
         return model
     require_tensorflow("a model with augmentation, dropout or stochastic depth")

@@ -117,6 +117,11 @@ def _check(run: "RecordedRun") -> None:
     for name in ("launch.num_workers", "global_batch_size", "exchange.codec.name"):
         if name not in run.parameters:
             raise ValueError(f"--run {run.run_id} is no training: it has no parameter {name}")
+    if "input.resolution_schedule" in run.parameters:
+        raise ValueError(
+            f"--run {run.run_id} was trained with input.resolution_schedule, so that its steps are of several lengths: "
+            "take a training with full images only"
+        )
     absent = [
         name
         for name in (*PHASES, PARAMETERS)

@@ -7,10 +7,13 @@ VALIDATION_GROUP = "val"
 AVERAGED_GROUP = "val_ema"
 """Group of the scores of its averaged weights."""
 
+IMAGE_HEIGHT = "train/image_height"
+"""Height in pixels of the images that the network was trained on."""
+
 SYSTEM_GROUP = "system"
 """Group of what MLflow samples of every rank's machine, under the names that MLflow has for it."""
 
-_LATER_STEPS = ", without the first step of each process, which compiles"
+_LATER_STEPS = ", without the first step of each process and size of images, which compiles"
 _STEP = {
     "train/step_loss": "loss of rank 0's batch",
     "train/learning_rate": "learning rate of the optimizer",
@@ -37,7 +40,8 @@ _EPOCH |= {
     "time/epoch": "number of epochs done",
     "time/samples_seen": "training samples of all optimizer steps so far",
     "time/elapsed_seconds": "seconds since training began, without compiling and without lost steps that were repeated",
-    "time/compile_seconds": "seconds so far that the first step of each process took beyond a usual one",
+    "time/compile_seconds": "seconds so far that the first step of each process and size of images took beyond a usual "
+    "one",
     "time/step_seconds": "seconds of a step, mean over the ranks, without the first step, which compiles",
     "time/step_input_seconds": "of these, waiting for the next batch",
     "time/step_compute_seconds": "of these, forward and backward pass and all that has no other name",
@@ -65,7 +69,7 @@ _SUMMARY = {
     "summary/parameters": "trainable numbers of the model",
     "summary/flops_per_image": "operations of a training step for one image, 3 times those of the forward pass",
     "summary/matmul_flops_per_second": "operations per second of a matrix product, measured on rank 0",
-    "summary/share_of_matmul": "part of that rate that training reaches on each rank",
+    "summary/share_of_matmul": "part of that rate that training reaches on each rank, with full images",
 }
 _SOMETIMES_IN_SUMMARY = {
     "summary/share_of_peak": "part of the nominal peak of the rank's cores or GPU that training reaches, if known",
@@ -83,6 +87,7 @@ _HEADLINES = {
     "epoch/val_top_1": "val/top_1",
 }
 """The metrics that matter most, once more. MLflow's page sorts charts by name, and these are the first ones."""
+_OF_RESOLUTION = {IMAGE_HEIGHT: "height in pixels of the images that the network was trained on"}
 _OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
@@ -108,6 +113,7 @@ def described() -> dict[str, str]:
         **{name: f"each step of find-rate: {line}" for name, line in _RANGE_TEST.items()},
         **{name: f"each epoch: {line}" for name, line in _EPOCH.items()},
         **{name: f"each epoch: {source} at its end, for the first charts" for name, source in _HEADLINES.items()},
+        **{name: f"each epoch, with input.resolution_schedule: {line}" for name, line in _OF_RESOLUTION.items()},
         **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
         **{

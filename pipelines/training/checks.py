@@ -24,6 +24,7 @@ from pipelines.training.class_weights import class_weights
 from pipelines.training.input import reader_settings
 from pipelines.training.output import CHECKPOINTS, checkpoints_of, records_folder, run_place
 from pipelines.training.rates import make_schedule
+from pipelines.training.resolution import trained_sizes
 from pipelines.training.selection import best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
@@ -38,7 +39,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     Raises:
         FileNotFoundError: There is no dataset.
         ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
-            is too small, the schedule does not fit the number of steps, the model cannot use the images, validation has
+            is too small, a schedule does not fit the number of steps, the model cannot use the images, validation has
             no such metric, the dataset no such classes, a part by import path does not fit, a setting has no effect on
             this dataset, or Keras's backend is not TensorFlow.
         RuntimeError: The process that tries such a part died, or the reader's package is not installed.
@@ -55,6 +56,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     make_schedule(config, steps)
     _check_reader(config, manifest)
     _check_model_input(config, manifest)
+    trained_sizes(config, manifest, steps)
     check_own_metrics(config)
     _check_selection(config, manifest)
     class_weights(config.training.class_weights, manifest)

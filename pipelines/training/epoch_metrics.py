@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 
 from conf.schema import RunConfig
+from models.layers.grids import Size
+from pipelines.tracking.metrics import IMAGE_HEIGHT
 from pipelines.training.loop import EpochResult
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.phases import StepPhases
@@ -15,6 +17,7 @@ def epoch_metrics(
     evaluations: Mapping[str, Evaluation],
     loss_scale: LossScale | None,
     totals: Mapping[str, float],
+    size: Size | None = None,
 ) -> dict[str, float]:
     """One epoch's entry of the history.
 
@@ -24,6 +27,7 @@ def epoch_metrics(
         evaluations: Evaluations by the groups of their metrics.
         loss_scale: Scale of the loss; None where there is none.
         totals: Metrics that count from the beginning of training.
+        size: To which its images were resized; None: they were not.
     """
     metrics = {
         "train/loss": trained.loss,
@@ -35,6 +39,8 @@ def epoch_metrics(
         "time/workers": float(len(phases.seconds)),
         **totals,
     }
+    if size is not None:
+        metrics[IMAGE_HEIGHT] = float(size[0])
     if loss_scale is not None:
         metrics["train/skipped_steps"] = float(loss_scale.skipped)
     for group, evaluation in evaluations.items():

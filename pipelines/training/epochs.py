@@ -178,12 +178,20 @@ class Epochs:
         # Only rank 0 knows the epochs of an earlier attempt.
         return bool(self.rank.parts.collective.broadcast_number(int(is_over(history, selection))))
 
+    def _changes_size(self, place: Place) -> bool:
+        """Whether this process has just trained an epoch whose images had another size."""
+        sizes = self.rank.sizes
+        return not place.is_first and sizes[place.epoch] != sizes[place.epoch - 1]
+
     def _train_one(self, place: Place, history: list[dict[str, float]], began: float) -> float:
         """Train and validate one epoch, which counts from the moment `began`; return when the next one begins."""
         rank, collective = self.rank, self.rank.parts.collective
         end, keeper = (place.epoch + 1) * rank.steps, None
         if rank.recovery is not None:
             keeper = EpochKeeper(rank.recovery, rank.checkpoints.initial, history, place)
+        changes_size = self._changes_size(place)
+        if changes_size and self.record is not None:
+            self.record.expect_compiling()
         trained = self._train_steps(place, history, keeper)
         average_statistics(rank.parts.model, collective, rank.average.statistics if rank.average else ())
         evaluations = self.rank.validate()
@@ -197,9 +205,10 @@ class Epochs:
             steps=rank.steps,
             payload_bytes=measured.payload_bytes,
             seconds=ended - began,
-            compile_seconds=trained.compile_seconds if place.is_first else 0.0,
+            compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
         )
-        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals))
+        size = rank.sizes[place.epoch]
+        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size))
         if self.record is not None:
             self.record.write_epoch(history, evaluations, phases, step=end, samples=samples)
             number = place.epoch + 1
@@ -225,7 +234,7 @@ class Epochs:
             trainer,
             first_step=place.epoch * rank.steps + place.start_step,
             earlier=place.earlier,
-            inputs_of=make_inputs(config, model, place.epoch),
+            inputs_of=make_inputs(config, model, place.epoch, rank.sizes[place.epoch]),
             hooks=StepHooks(
                 observer=self.measurements,
                 saver=saver if rank.data.resumes_within_epoch else None,

@@ -1,8 +1,10 @@
 """What one rank trains with, made from the configuration; training and the finders begin with it."""
 
 import functools
+import itertools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
@@ -15,6 +17,7 @@ from models.compression import kernels
 from models.compression.arithmetic.marks import Marks
 from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
+from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
 from models.schedules import Schedule
@@ -182,35 +185,69 @@ def _use_kernels_as_others(config: RunConfig) -> None:
         kernels.disable()
 
 
-def make_inputs(config: RunConfig, model: keras.Model, epoch: int) -> StepInputs:
-    """Return what makes the inputs of a step from a batch of this epoch: with its seeds, mixed as configured."""
+def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | None = None) -> StepInputs:
+    """Return what makes the inputs of a step from a batch of this epoch: with its seeds, mixed as configured.
+
+    Args:
+        config: The whole configuration.
+        model: The model of `make_parts`.
+        epoch: Index of the epoch, from 0.
+        size: At which the epoch is trained, see `pipelines.training.resolution`; None: that of the images.
+    """
     training = config.training
     augments = isinstance(model, AugmentedModel)
     return StepInputs(
         functools.partial(augmentation_seeds, training.seed, epoch) if augments else None,
         Mixing(training.mixup, training.seed, epoch) if training.mixup else None,
+        size,
     )
 
 
-def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: bool) -> None:
-    """Take one step of zeros in a spare, before it is a rank: the first one traces, optimises and compiles.
+def step_ahead(
+    config: RunConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
+) -> None:
+    """Take steps of zeros in a spare, before it is a rank: the first one of a size traces, optimises and compiles.
 
-    It is a step of a job of this process alone. What it changes is overwritten with the state that the spare takes
-    over. A codec whose ranks gather each other's messages fails in it after encoding: what follows is then compiled
+    They are steps of a job of this process alone. What they change is overwritten with the state that the spare takes
+    over. A codec whose ranks gather each other's messages fails in one after encoding: what follows is then compiled
     when the rank needs it.
 
     Args:
         config: The whole configuration.
         parts: What the spare has.
         trainer: Its steps.
+        sizes: Size of the images of each epoch that is left: the one that is needed first is compiled first.
         has_room: Whether there is memory to compute it; else its graphs are only traced.
     """
     steps: tuple[object, ...] = (trainer.accumulate, trainer.step)
     graphs = [graph for graph in steps if isinstance(graph, Traceable)]
     if not graphs or membership.is_turn():
         return
-    size, manifest = config.training.batch_size_per_worker, parts.manifest
-    batch = Batch(
+    batch, began = _zeros(config, parts.manifest), time.monotonic()
+    made = [make_inputs(config, parts.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
+    for inputs in made:
+        if inputs is not made[0] and membership.is_turn():
+            return
+        for graph in graphs:
+            graph.get_concrete_function(*inputs)
+    if not has_room:
+        return
+    try:
+        with job_of_one():
+            for inputs, graph in itertools.product(made, graphs):
+                if membership.is_turn():
+                    return
+                graph(*inputs)
+    except (tf.errors.OpError, HorovodInternalError, ValueError) as error:
+        _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
+    else:
+        _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
+
+
+def _zeros(config: RunConfig, manifest: Manifest) -> Batch:
+    """A batch of this rank, all zeros."""
+    size = config.training.batch_size_per_worker
+    return Batch(
         {
             group.name: np.zeros((size, *group.shape), group.dtype)
             for group in used_groups(manifest.groups, config.input.bands)
@@ -219,21 +256,6 @@ def step_ahead(config: RunConfig, parts: Parts, trainer: Trainer, *, has_room: b
         np.ones(size, np.float32),
         np.zeros(size, np.int64),
     )
-    inputs, began = make_inputs(config, parts.model, 0)(batch), time.monotonic()
-    for graph in graphs:
-        graph.get_concrete_function(*inputs)
-    if not has_room:
-        return
-    try:
-        with job_of_one():
-            for graph in graphs:
-                if membership.is_turn():
-                    return
-                graph(*inputs)
-    except (tf.errors.OpError, HorovodInternalError, ValueError) as error:
-        _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
-    else:
-        _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
 
 
 def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import keras
 
 from conf.schema import RunConfig
+from models.layers.grids import Size
 from models.schedules import Schedule
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.remote_path import AnyPath
@@ -24,6 +25,7 @@ from pipelines.training.parts import Parts, make_data, make_parts, make_trainer,
 from pipelines.training.precision import tell_precision
 from pipelines.training.rates import make_schedule
 from pipelines.training.recovery import Recovery, make_recovery
+from pipelines.training.resolution import trained_sizes
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import best_step
 from pipelines.training.settings import recorded_settings
@@ -47,6 +49,8 @@ class Rank:
     data: TrainingInput
     steps: int
     """Steps of one epoch."""
+    sizes: Sequence[Size | None]
+    """Size of the images in each epoch; None: that of the dataset."""
     schedule: Schedule
     stop: StopAgreement
     clocks: StepClocks
@@ -102,6 +106,7 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         parts=parts,
         data=data,
         steps=steps,
+        sizes=trained_sizes(config, parts.manifest, steps),
         schedule=schedule,
         stop=stop,
         clocks=clocks,

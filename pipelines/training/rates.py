@@ -1,5 +1,7 @@
 """From the configuration to the learning rate by step; imports no TensorFlow, so that the driver can ask too."""
 
+from collections.abc import Sequence
+
 from conf.schedules import (
     Boundary,
     ConstantWarmupConfig,
@@ -63,10 +65,21 @@ def boundary_steps(config: RunConfig, steps_per_epoch: int) -> list[tuple[str, i
     Raises:
         ValueError: As `make_schedule`.
     """
+    return place_steps(config.schedule.places(), config, steps_per_epoch)
+
+
+def place_steps(
+    places: Sequence[tuple[str, Boundary]], config: RunConfig, steps_per_epoch: int
+) -> list[tuple[str, int]]:
+    """Return places of a run, each with its key, as the first step at or after it.
+
+    Raises:
+        ValueError: One is beyond the end of the run, or before the one that must precede it.
+    """
     total_steps = config.training.epochs * steps_per_epoch
-    places = [(name, _step(place, config, total_steps)) for name, place in config.schedule.places()]
-    check_rising(places, total_steps, unit="step", end_text=f"{total_steps} steps")
-    return places
+    steps = [(name, _step(place, config, total_steps)) for name, place in places]
+    check_rising(steps, total_steps, unit="step", end_text=f"{total_steps} steps")
+    return steps
 
 
 def _step(place: Boundary, config: RunConfig, total_steps: int) -> int:

@@ -31,6 +31,7 @@ def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
         upsampling=config.input.upsampling,
         augmentation=make_augmentation(config.input.augmentation),
         precision=config.training.precision,
+        resizes=bool(config.input.resolution_schedule),
         **config.model.arguments(),
     )
 

@@ -83,28 +83,32 @@ class Record:
         self._rows = rows
         self._steps: list[StepRow] = [] if rows is None else rows.read()
         """Step, loss, milliseconds since 1970 and what was measured, of the steps that are not written yet."""
-        self._is_first_step = True
-        """Whether this process has taken no step yet: times of its first one would be mostly about compiling."""
+        self._next_compiles = True
+        """Whether the next step is compiled first, as the first one of a process is: its times are left out."""
         self._written = self._epochs_written = 0
         """Optimizer steps and those at the end of the latest epoch of which everything is written: where training goes
         on in place after a rank has died, some are taken again, and give the same."""
 
     def write_step(self, step: int, loss: float, measured: NDArray[np.float64]) -> None:
-        """Keep one step until `write_steps`; of the first one of this process, which compiles, without its times.
+        """Keep one step until `write_steps`; of one that compiles, without its times.
 
         Args:
             step: Optimizer steps done before it.
             loss: Its loss on this rank.
             measured: What the exchange measured, in the order of `METRICS`.
         """
-        if self._is_first_step:
-            measured, self._is_first_step = np.where(_TIMES, np.nan, measured), False
+        if self._next_compiles:
+            measured, self._next_compiles = np.where(_TIMES, np.nan, measured), False
         if step < self._written:
             return
         row = (step, loss, now(), measured)
         self._steps.append(row)
         if self._rows is not None:
             self._rows.append(row)
+
+    def expect_compiling(self) -> None:
+        """Leave the times of the next step out too: it is compiled for images of another size."""
+        self._next_compiles = True
 
     def go_on_after(self, step: int, replaced: Sequence[int]) -> None:
         """Forget later steps, which are trained again, and write which processes have died.

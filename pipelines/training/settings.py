@@ -17,7 +17,7 @@ _RENAMED = {"model.upsampling": "input.upsampling"}
 """Keys by which earlier versions recorded what has another key now."""
 _BEFORE_THEY_WERE_RECORDED = {"input.bands": "None", "training.mode.name": SynchronousConfig().name}
 _FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name")
-_MAY_CHANGE = ("input.augmentation.", "model.dropout", "model.batch_norm_ranks")
+_MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropout", "model.batch_norm_ranks")
 
 
 def recorded_settings(config: RunConfig) -> dict[str, str]:
@@ -34,7 +34,7 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
     step; other bands, another network, optimizer, loss scale or mode, whose variables are others or mean something
     else; another codec where the old one left something to send. Every other setting may change from here on: rates,
-    schedule, epochs, a codec's parameters, augmentation, dropout.
+    schedules, epochs, a codec's parameters, augmentation, dropout.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.

@@ -11,6 +11,8 @@ from models.compression.arithmetic.graph import now
 from models.compression.arithmetic.marks import Marks
 from models.compression.exchange.compatibility import check_optimizer
 from models.compression.exchange.exchange import METRICS, GradientExchange
+from models.layers.grids import Size
+from models.layers.resolution import training_size
 from models.networks.model import inputs_of
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
@@ -20,7 +22,7 @@ from pipelines.training.weight_average import WeightAverage
 
 Images = dict[str, tf.Tensor]
 Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
-Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None], tuple[tf.Tensor, list[tf.Tensor]]]
+Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None, Size | None], tuple[tf.Tensor, list[tf.Tensor]]]
 
 
 class StepClocks:
@@ -45,8 +47,17 @@ class StepClocks:
 class Step(Protocol):
     """One update of a model from one batch of this rank, or from the last micro-batch of a step."""
 
-    def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
-        """Return the mean loss; `seeds` are the samples' of `models.layers.augmentation`, if the model augments."""
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> tf.Tensor:
+        """Return the mean loss.
+
+        Args:
+            images: By group name, at full size.
+            targets: Of the samples.
+            seeds: Of the samples, as `models.layers.augmentation` has them, if the model augments.
+            size: To which the model resizes the images, if it does. A step is compiled once for each.
+        """
         ...
 
 
@@ -64,9 +75,11 @@ class Traceable(Protocol):
 
 
 class Accumulate(Protocol):
-    """Takes a micro-batch of this rank that is not the last of its step."""
+    """Takes a micro-batch of this rank that is not the last of its step; the arguments are those of `Step`."""
 
-    def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> None:
         """Add its gradients to those of the step; no rank waits for another one."""
         ...
 
@@ -79,9 +92,11 @@ class MeasuredStep:
     """Returns loss and figures."""
     clocks: StepClocks
 
-    def __call__(self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> tf.Tensor:
         """See `Step`."""
-        loss, self.clocks.figures = self.graph(images, targets, seeds)
+        loss, self.clocks.figures = self.graph(images, targets, seeds, size)
         return loss
 
     def get_concrete_function(self, *inputs: Any) -> object:
@@ -135,14 +150,14 @@ def make_train_step(
     marks = exchange.marks
 
     @tf.function
-    def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> Any:
+    def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None) -> Any:
         rule.begin_step()
         begun = None
         if marks is not None:
             begun = now([images, targets])
             with tf.control_dependencies([begun]):
                 images = tf.nest.map_structure(tf.identity, images)
-        value, computed = gradients(images, targets, seeds)
+        value, computed = gradients(images, targets, seeds, size)
         if marks is not None:
             _mark_passes(marks, begun, value, computed, together=jit_compile)
         if accumulation is not None:
@@ -202,9 +217,11 @@ def make_accumulate(
     gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
 
     @tf.function
-    def accumulate(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
+    def accumulate(
+        images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> None:
         before = accumulation.statistics_before()
-        value, computed = gradients(images, targets, seeds)
+        value, computed = gradients(images, targets, seeds, size)
         accumulation.add(value, computed, before)
 
     compiled: Accumulate = accumulate
@@ -215,8 +232,10 @@ def _gradients(model: keras.Model, loss: Loss, loss_scale: LossScale | None, *, 
     """Return the function from a batch to its mean loss and the gradients of the trainable variables."""
     variables = model.trainable_variables
 
-    def gradients(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        with tf.GradientTape() as tape:
+    def gradients(
+        images: Images, targets: tf.Tensor, seeds: tf.Tensor | None, size: Size | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape, training_size(size):
             # A model that draws nothing from seeds does not know the argument.
             drawn = {} if seeds is None else {"seeds": seeds}
             value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, **drawn)))

@@ -8,6 +8,8 @@ from conf.schema import RunConfig
 from conf.selection import SelectionConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.tracking.metrics import IMAGE_HEIGHT
+from pipelines.training.resolution import full_size
 from pipelines.training.selection import best_of
 
 History = Sequence[Mapping[str, float]]
@@ -77,10 +79,15 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         values["images_per_second"] /= values["seconds"]
     if "payload_bytes" in values:
         values["wire_bytes"] = _wire_bytes(history, computer)
-    computed = values["flops_per_image"] * each
-    values["share_of_matmul"] = computed / computer.matmul_flops_per_second
-    if computer.nominal_flops_per_second:
-        values["share_of_peak"] = computed / computer.nominal_flops_per_second
+    # Images of a resolution schedule need fewer operations than these.
+    height = full_size(config, manifest)[0]
+    full = [row for row in history if row.get(IMAGE_HEIGHT, height) == height]
+    if full:
+        each = statistics.median(row["speed/images_per_second"] / _workers(row, computer) for row in full)
+        computed = values["flops_per_image"] * each
+        values["share_of_matmul"] = computed / computer.matmul_flops_per_second
+        if computer.nominal_flops_per_second:
+            values["share_of_peak"] = computed / computer.nominal_flops_per_second
     return {f"summary/{name}": float(value) for name, value in values.items()}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
+from pipelines.training.resolution import part_sizes
 
 if TYPE_CHECKING:
     from models.layers.augmentation import AugmentedModel
@@ -74,6 +75,8 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
+    if config.model.name == "import":
+        _try_sizes(model, config, manifest)
     if config.model.batch_norm_ranks != 1:
         try:
             batch_norms_over_ranks(model)
@@ -87,6 +90,30 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
             f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
+
+
+def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
+    """Train a network by import path on two samples of each size of the resolution schedule."""
+    from models.imported import described
+    from models.layers.augmentation import AugmentedModel
+    from models.layers.resolution import training_size
+
+    network = model.network if isinstance(model, AugmentedModel) else model
+    for size in part_sizes(config, manifest):
+        try:
+            with training_size(size):
+                logits = network(_two_samples(network)[0], training=True)
+        except Exception as error:  # whatever the network's own layers raise
+            reason = f"({described(error)})"
+        else:
+            if tuple(logits.shape) == (2, len(manifest.class_names)):
+                continue
+            reason = f"(its logits for two samples have the shape {tuple(logits.shape)})"
+        raise ValueError(
+            f"input.resolution_schedule has images of {size[0]} x {size[1]} pixels, and "
+            f"model.path={config.model.arguments()['path']} cannot take them {reason}: leave it out, or let the "
+            "network end with a mean over all pixels"
+        )
 
 
 def _score_made_up_samples(config: RunConfig, manifest: Manifest) -> None:

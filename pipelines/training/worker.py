@@ -87,7 +87,9 @@ def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | N
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
     rank.mode.begin()
     if rank.parts.collective.group.size == 1:  # a group of ranks is known once they have joined
-        step_ahead(rank.config, rank.parts, rank.trainer, has_room=has_room)
+        # Of a spare that is started later, some epochs are past; after the last one no step is taken.
+        left = rank.sizes[newest_step(rank.checkpoint_folder) // rank.steps :]
+        step_ahead(rank.config, rank.parts, rank.trainer, left or rank.sizes[-1:], has_room=has_room)
     start = rank.recovery.take_over()
     record = _make_record(rank, newest_step(rank.checkpoint_folder))
     if record is not None:

@@ -44,6 +44,8 @@ def refusal(verb: str, *settings: str) -> str:
         ("train", "exchange.rescale_residual=false", "this exchange.codec keeps no residual"),
         ("train", "training.tensorflow_profiler=true", "training.trace_steps=null records no steps"),
         ("find-rate", "training.trace_steps=[2, 3]", "find-rate does not read it"),
+        ("find-rate", "input.resolution_schedule=[]", "find-rate does not read it"),
+        ("find-batch", "input.resolution_schedule=[]", "find-batch does not read it"),
         ("find-rate", "launch.recover=in_place", "find-rate does not read it"),
         ("find-rate", "launch.allow_fewer_workers=true", "find-rate does not read it"),
         ("find-rate", "training.mode=delayed", "find-rate does not read it"),
@@ -76,6 +78,7 @@ def test_a_setting_without_effect_is_refused(verb: str, setting: str, reason: st
         ("probe", ["probe.l2=0.1", "probe.solver=cocoa", "probe.solver.max_rounds=5", "launch.num_workers=3"]),
         ("train", ["tracking.run_name=x"]),
         ("schedule", ["optimizer=sgd", "optimizer.learning_rate_per_256=1", "optimizer.scaling=linear"]),
+        ("schedule", ["input.resolution_schedule=[{until: {steps: 4}, scale: 0.5}]"]),
         ("find-rate", ["optimizer.momentum=0.8", "exchange.codec=onebit", "launch.retries=1", "training.mixup=0.2"]),
         ("find-batch", ["optimizer=adamw", "training.ema=0.9", "training.accumulation_steps=2", "launch.retries=1"]),
         ("find-batch", ["training.mixup=0.2"]),  # the sizes that it tries are even then
@@ -91,6 +94,8 @@ def test_places_in_epochs_give_the_length_of_the_recipe_its_meaning() -> None:
     assert "no place of the schedule is in epochs" in refusal(
         "train", "schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none"
     )
+    sizes = "input.resolution_schedule=[{until: {epochs: 2}, scale: 0.5}]"
+    assert refusal("train", "schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none", sizes) == ""
 
 
 def test_batch_norm_over_all_needs_other_ranks() -> None:

@@ -142,6 +142,27 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
             "input.augmentation={name: pad_crop, padding: 0}",
             r"input\.augmentation\.padding=0: should be greater than 0",
         ),
+        (
+            "input.resolution_schedule=[{until: {steps: 4}, scale: 1.0}]",
+            r"input\.resolution_schedule\[0\]\.scale=1\.0: should be less than 1$",
+        ),
+        (
+            "input.resolution_schedule=[{until: {steps: 4}, scale: 0.5}, {until: {steps: 8}, scale: 0.5}]",
+            r"input\.resolution_schedule\[1\]: scale=0\.5 is not above 0\.5, that of the part before it: images must",
+        ),
+        ("input.resolution_schedule=[{scale: 0.5}]", r"input\.resolution_schedule\.0\.until is missing$"),
+        (
+            "input.resolution_schedule=[{until: {steps: 4, epochs: 1}, scale: 0.5}]",
+            r"a place in schedule has exactly one of steps, epochs, fraction, got steps=4 and epochs=1\.0$",
+        ),
+        (
+            "input.resolution_schedule=[3]",
+            r"resolution_schedule\[0\]=3: should be \{until: \.\.\., scale: \.\.\.\}",
+        ),
+        (
+            "input.resolution_schedule=[{until: {epochs: 3}, scale: 0.5}]",
+            r"resolution_schedule\[0\]\.until is at epoch 3, beyond the end of the run \(schedule\.recipe_epochs=2\)$",
+        ),
         ("warm_start.frozen_layers=[stem_*]", r"would keep weights that nobody trained: set warm_start\.source$"),
         ("model=vgg", r"model\.name='vgg': should be one of resnet, resnet_cifar, import$"),
         ("model.preactivation=true", r"model is resnet, which has no such key; resnet_cifar has: choose with model="),

@@ -41,6 +41,16 @@ def test_settings_change_it(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0.01 < rows[159][1] < 0.0101
 
 
+def test_the_table_says_where_images_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = "input.resolution_schedule=[{until: {fraction: 0.2}, scale: 0.5}, {until: {steps: 85}, scale: 0.75}]"
+    assert cli.execute([*SMOKE, "--images", "320", "--set", parts, "--set", "training.epochs=4"]) == 0
+    rows = table(capsys.readouterr().out)
+    assert rows[0][2] == "first step, images scaled by 0.5"
+    assert rows[40][2] == "images scaled by 0.75"
+    assert rows[120][2] == "full images"
+    assert rows[80][2] == "schedule.warmup, schedule.decay.milestones[0]"
+
+
 def test_images_are_those_of_the_dataset(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute([*SMOKE, "--set", f"dataset.path={small_dataset}"]) == 0
     assert "32 images, 4 steps an epoch, 2 epochs, 8 steps" in capsys.readouterr().out
@@ -58,6 +68,10 @@ def test_images_are_those_of_the_dataset(small_dataset: Path, capsys: pytest.Cap
         (
             ["--images", "320", "--set", "schedule.warmup={steps: 100}"],
             "schedule.warmup is at step 100, beyond the end of the run (80 steps)",
+        ),
+        (
+            ["--images", "320", "--set", "input.resolution_schedule=[{until: {fraction: 1.0}, scale: 0.5}]"],
+            "input.resolution_schedule[0].until is after the beginning of the last of 2 epochs",
         ),
     ],
 )

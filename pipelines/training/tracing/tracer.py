@@ -19,6 +19,7 @@ from typing import Any
 import tensorflow as tf
 
 from models.compression.arithmetic.marks import Marks
+from models.layers.grids import Size
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import log_to_driver
 from pipelines.training.collective import HorovodCollective
@@ -91,13 +92,15 @@ class StepTracer:
         """Return a trainer whose steps are traced."""
         step, accumulate = trainer.step, trainer.accumulate
 
-        def traced_step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> tf.Tensor:
+        def traced_step(
+            images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+        ) -> tf.Tensor:
             self._done += 1
             if self._recording is None:
-                return step(images, targets, seeds)
+                return step(images, targets, seeds, size)
             self._marks.clear()
             started = time.time()
-            loss = step(images, targets, seeds)
+            loss = step(images, targets, seeds, size)
             float(loss)  # an accelerator may only have begun
             self._step_ended = time.time()
             self._note("step", f"step {self._done}", started, self._step_ended, self._done)
@@ -107,10 +110,12 @@ class StepTracer:
                 self.finish()
             return loss
 
-        def traced_accumulate(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None) -> None:
+        def traced_accumulate(
+            images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+        ) -> None:
             assert accumulate is not None
             started = time.time()
-            accumulate(images, targets, seeds)
+            accumulate(images, targets, seeds, size)
             self._note("compute", "micro-batch", started, time.time(), self._done + 1)
 
         return replace(trainer, step=traced_step, accumulate=None if accumulate is None else traced_accumulate)

@@ -63,6 +63,10 @@ def test_one_worker_has_no_link() -> None:
     ("run", "message"),
     [
         (replace(recorded(), status="FAILED"), "--run none2: that training has not finished, it is FAILED"),
+        (
+            replace(recorded(), parameters={**recorded().parameters, "input.resolution_schedule": "[{}]"}),
+            "--run none2 was trained with input.resolution_schedule, so that its steps are of several lengths",
+        ),
         (replace(recorded(), parameters={}), "--run none2 is no training: it has no parameter launch.num_workers"),
         (
             replace(recorded(), metrics={}),

@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from conf.load import load
+from models.compression.exchange.exchange import METRICS
 from pipelines.remote_path import RemotePath
 from pipelines.tracking import runs
 from pipelines.tracking.store import TrackedRun
@@ -164,6 +165,22 @@ def test_behind_a_url_the_records_of_an_epoch_are_there_before_its_checkpoint(s3
     (table,) = (line for line in lines if line.get("path") == "where_the_step_goes.json" and line["after_step"] == 8)
     rows = json.loads(place.folder.read(f"journal/rank-0/files/{table['content']['file']}"))["data"]
     assert [row[:2] for row in rows] == [[1, 0], [1, 1], [2, 0]]
+
+
+def test_a_step_that_compiles_has_no_times(module_mlflow_store: str, tmp_path: Path) -> None:
+    run = runs.start_run("compiling", None, {}, {})
+    record = Record(run, tmp_path / "checkpoints", lambda step: 0.1, start_step=0)
+    measured = np.ones(len(METRICS))
+    for step in range(4):
+        if step == 2:
+            record.expect_compiling()
+        record.write_step(step, 0.5, measured)
+    record.write_steps(4)
+    record.hold(4)
+    assert record.write_end({}, {}, steps=4) == ("", "")
+    client = MlflowClient(module_mlflow_store)
+    for name, steps in (("train/step_loss", [0, 1, 2, 3]), ("time/collective_seconds", [1, 3])):
+        assert [point.step for point in client.get_metric_history(run.run_id, name)] == steps
 
 
 def test_compiling_is_no_part_of_the_time_of_a_training() -> None:

@@ -82,6 +82,7 @@ def test_another_codec_is_refused_where_something_is_left_to_send() -> None:
         ["training.epochs=9"],
         ["input.augmentation=flips"],
         ["model.dropout=0.1"],
+        ["input.resolution_schedule=[{until: {steps: 4}, scale: 0.5}]"],
         ["input.augmentation={name: pad_crop, padding: 2}"],
         ["training.batch_size_per_worker=8", "launch.num_workers=1"],
         ["exchange.bucket_mib=1"],

@@ -72,6 +72,17 @@ def test_each_epoch_counts_with_its_own_number_of_workers() -> None:
     assert found["summary/share_of_peak"] == pytest.approx(32 / 3 * 3e9 / 1e11)
 
 
+def test_what_a_processor_reaches_is_that_of_full_images() -> None:
+    heights = (16.0, 32.0, 32.0)
+    history = [{**row, "train/image_height": height} for row, height in zip(HISTORY, heights, strict=True)]
+    found = summary_of(history, load("smoke"), MANIFEST, COMPUTER)
+    assert found["summary/images_per_second_per_rank"] == 8
+    assert found["summary/share_of_matmul"] == pytest.approx(12 * 3e9 / 5e10)  # 8 and 16 images per second
+    # It ended before the first epoch with full images.
+    found = summary_of(history[:1], load("smoke"), MANIFEST, COMPUTER)
+    assert not [name for name in found if "share" in name]
+
+
 def test_a_target_that_was_not_reached_and_a_peak_that_is_not_known_are_left_out() -> None:
     computer = Computer(1, 1000, 10**9, 5e10, None)
     found = summary_of(HISTORY, load("smoke", ["tracking.target=0.9"]), MANIFEST, computer)

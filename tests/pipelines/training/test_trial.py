@@ -38,6 +38,12 @@ def network(images, *, classes, dtype, width):
 def darker(images, seeds):
     return {name: group // 2 for name, group in images.items()}
 
+def flat(input_shape, classes):
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+def folded(images, *, classes, dtype):
+    return keras.layers.Dense(classes)(keras.ops.reshape(images, (-1, 8 * 8 * 3)))
+
 def forgotten(images, seeds):
     return {}
 
@@ -92,6 +98,20 @@ def test_a_network_whose_batch_norm_knows_no_ranks_is_named_with_the_setting() -
         ValueError, match=r"^model\.batch_norm_ranks=2: .* is Keras's own: .*, or set model\.batch_norm_ranks=1$"
     ):
         build_parts(config_of("network", "{width: 8}", "model.batch_norm_ranks=2"), MANIFEST)
+
+
+def test_a_network_that_needs_images_of_one_size_has_no_resolution_schedule() -> None:
+    sizes = "input.resolution_schedule=[{until: {fraction: 0.5}, scale: 0.5}]"
+    build_parts(config_of("network", "{width: 8}", sizes), MANIFEST)
+    for function in ("flat", "folded"):
+        build_parts(config_of(function), MANIFEST)
+        with pytest.raises(
+            ValueError,
+            match=r"^input\.resolution_schedule has images of 4 x 4 pixels, and "
+            rf"model\.path=somebodys_trial:{function} cannot take them \(.*\): leave it out, or let the network "
+            r"end with a mean over all pixels$",
+        ):
+            build_parts(config_of(function, "{}", sizes), MANIFEST)
 
 
 def test_an_augmentation_is_tried_on_two_samples() -> None:

@@ -1,0 +1,136 @@
+"""Smaller images in training: the network behind this layer computes less, with the same weights."""
+
+import functools
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from models.layers.grids import Size
+
+_HEIGHT_AXIS, _WIDTH_AXIS = 1, 2
+_SIZE: ContextVar[Size | None] = ContextVar("training_size", default=None)
+
+
+@contextmanager
+def training_size(size: Size | None) -> Iterator[None]:
+    """Let `TrainingResolution` give images of this size to all calls inside; None: they keep theirs.
+
+    The size is no input of the network, so that the model that is served takes images alone. It is a constant of the
+    graph: a function that is traced inside has to be traced again for another size.
+    """
+    token = _SIZE.set(size)
+    try:
+        yield
+    finally:
+        _SIZE.reset(token)
+
+
+@keras.saving.register_keras_serializable(package="groundswell")
+class TrainingResolution(keras.layers.Layer):  # type: ignore[misc]
+    """Averages images to the size of `training_size` in training; otherwise they stay as they are.
+
+    It stands behind the layer that joins the bands. There one mean over pixels holds for all image groups, whatever
+    their resolution is. Augmentation and normalisation come before it: shifts are those of the full image, and its
+    cost is small beside that of a network. Images are float32 under any dtype policy. A saved model holds Keras's own
+    `Identity` instead: see `models.layers.normalisation.plain_layers`.
+
+    When it pays: where the network takes most of the time of a step, and epochs are long beside the compiling of a step
+    for each size. A quarter of the pixels saves less than three quarters of the time, as small layers and the update
+    of the weights stay. When not: where reading or the exchange bounds the step, and where objects are of few pixels.
+    Scores on full images are lower while the network is trained on smaller ones.
+
+    Source: Howard et al. 2018 (fast.ai's entry of DAWNBench, ImageNet at 128, 224 and 288 pixels) for growing images;
+    Touvron et al. 2019 ("Fixing the train-test resolution discrepancy") for the last epochs at the size of the test.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        # No autocast: half floats have not the precision of stored pixels.
+        super().__init__(autocast=False, dtype="float32", **kwargs)
+        self.built = True
+
+    def call(self, images: Any, training: bool | None = None) -> Any:
+        """Return the images `(batch, height, width, bands)`; in training of another height and width."""
+        size = _SIZE.get()
+        return images if size is None or not training else area_mean(images, size)
+
+    def compute_output_spec(self, images: Any, training: Any = None) -> Any:
+        """Return the shape and dtype of the images: those for which the network behind is built."""
+        return keras.KerasTensor(images.shape, images.dtype)
+
+    def get_config(self) -> dict[str, Any]:
+        """Return the arguments of `__init__`."""
+        return {"name": self.name, "trainable": self.trainable}
+
+    def plain(self) -> keras.layers.Layer:
+        """Return Keras's own layer that does nothing."""
+        return keras.layers.Identity(dtype="float32", name=self.name)
+
+
+def accept_any_size(model: keras.Model) -> None:
+    """Let the models within a model take images of any size: Keras holds each to the size of its construction.
+
+    Whether their layers can is not checked: those of a convolutional network can, a dense layer of pixels cannot.
+    """
+    for layer in model._flatten_layers(include_self=False):
+        if isinstance(layer, keras.Model):
+            layer.input_spec = None
+
+
+def area_mean(images: Any, size: Size) -> Any:
+    """Return smaller images, of which each pixel is the mean over the area that it covers.
+
+        out[i, j] = sum over p, q of overlap(p, i) * overlap(q, j) * in[p, q] / area,  area = (H / h) * (W / w)
+
+    Where the factor is a whole number, these are means over whole pixels.
+
+    Args:
+        images: `(batch, H, W, bands)` in float32, H and W known.
+        size: h and w, at most H and W.
+
+    Raises:
+        ValueError: a size above that of the images, or below one pixel.
+    """
+    full = images.shape[_HEIGHT_AXIS], images.shape[_WIDTH_AXIS]
+    if not all(1 <= small <= large for small, large in zip(size, full, strict=True)):
+        raise ValueError(f"images of {full[0]} x {full[1]} pixels cannot be averaged to {size[0]} x {size[1]}")
+    if full == tuple(size):
+        return images
+    if full[0] % size[0] == 0 and full[1] % size[1] == 0:
+        factors = full[0] // size[0], full[1] // size[1]
+        return keras.ops.average_pool(images, factors, strides=factors, padding="valid", data_format="channels_last")
+    return _mean_along(_mean_along(images, _HEIGHT_AXIS, full[0], size[0]), _WIDTH_AXIS, full[1], size[1])
+
+
+def _mean_along(images: Any, axis: int, size_in: int, size_out: int) -> Any:
+    # Weighted sums of gathered rows and columns, as in `preprocessing`: XLA compiles them too.
+    indexes, weights = _taps(size_in, size_out)
+    trailing_axes = (1,) * (_WIDTH_AXIS + 1 - axis)
+    return functools.reduce(
+        operator.add,
+        (
+            keras.ops.take(images, index, axis=axis) * weight.reshape(-1, *trailing_axes)
+            for index, weight in zip(indexes, weights, strict=True)
+        ),
+    )
+
+
+def _taps(size_in: int, size_out: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """Return source pixels and their weights, each `(taps, size_out)`.
+
+    In units of 1 / size_out of a source pixel, output pixel i covers i * size_in to (i + 1) * size_in, and source pixel
+    p covers p * size_out to (p + 1) * size_out.
+    """
+    begin = np.arange(size_out) * size_in
+    end = begin + size_in
+    first = begin // size_out
+    count = int((-(-end // size_out) - first).max())
+    index = first + np.arange(count)[:, np.newaxis]
+    overlap = np.minimum(end, (index + 1) * size_out) - np.maximum(begin, index * size_out)
+    weight = np.maximum(overlap, 0) / size_in
+    return np.minimum(index, size_in - 1).astype(np.int32), weight.astype(np.float32)
