@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from conf.modes import DelayedConfig, LocalConfig
+from conf.modes import DelayedConfig, LocalConfig, shards_optimizer
 
 if TYPE_CHECKING:
     from conf.schema import RunConfig
@@ -21,6 +21,8 @@ def check_mode(config: "RunConfig") -> None:
         _check_local(config, config.training.mode)
     if isinstance(config.training.mode, DelayedConfig):
         _check_delayed(config)
+    if shards_optimizer(config.training.mode):
+        _check_shards(config)
 
 
 def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
@@ -124,4 +126,13 @@ def _check_delayed(config: "RunConfig") -> None:
         raise ValueError(
             "training.precision=float16 skips the step whose gradients overflow, and with training.mode=delayed these "
             "have travelled before the step is taken: set training.precision=bfloat16 or float32"
+        )
+
+
+def _check_shards(config: "RunConfig") -> None:
+    codec = config.exchange.codec.name
+    if codec != "none":
+        raise ValueError(
+            f"exchange.codec={codec} gives every worker all of the mean gradient, and training.mode.shard_optimizer="
+            "true gives each one its part, in float32: set exchange.codec=none or training.mode=synchronous"
         )

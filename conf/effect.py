@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from conf.codecs import DGCConfig
-from conf.modes import LocalConfig
+from conf.modes import LocalConfig, SynchronousConfig
 from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
 from conf.section import Section
@@ -52,6 +52,16 @@ def _looks_ahead_without_momentum(config: RunConfig) -> bool:
 def _adapts_nothing(config: RunConfig) -> bool:
     optimizer = config.optimizer
     return isinstance(optimizer, LARSConfig) and {*optimizer.roles()["unadapted"]} >= {*get_args(Role)}
+
+
+def _shards_nothing(config: RunConfig) -> bool:
+    optimizer = config.optimizer
+    shards = isinstance(config.training.mode, SynchronousConfig)
+    return shards and isinstance(optimizer, SGDConfig) and not optimizer.momentum
+
+
+def _shards_for_one(config: RunConfig) -> bool:
+    return isinstance(config.training.mode, SynchronousConfig) and _is_alone(config)
 
 
 def _excludes_from_nothing(config: RunConfig) -> bool:
@@ -102,6 +112,8 @@ RULES = (
         lambda c: isinstance(c.training.mode, LocalConfig),
         "training.mode=local exchanges weights, whose residual does not depend on the learning rate",
     ),
+    Rule("training.mode.shard_optimizer", _shards_nothing, "optimizer.momentum=0 keeps no moments to divide"),
+    Rule("training.mode.shard_optimizer", _shards_for_one, _ALONE, per_run=True),
     Rule(
         "training.mode.outer.nesterov",
         lambda c: isinstance(c.training.mode, LocalConfig) and not c.training.mode.outer.momentum,

@@ -11,6 +11,13 @@ class SynchronousConfig(Member):
     """Every step averages the gradients of all workers."""
 
     name: Literal["synchronous"] = "synchronous"
+    shard_optimizer: bool = False
+    """Whether each of N workers keeps an N-th of the optimizer's moments and updates that part of the weights (ZeRO-1);
+    the weights stay the same, and N workers need less memory each."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor of that name: the optimizer itself is made in parts."""
+        return self.model_dump(exclude={"name", "shard_optimizer"})
 
 
 class OuterConfig(Section):
@@ -48,3 +55,8 @@ class DelayedConfig(Member):
 ModeConfig = Annotated[SynchronousConfig | LocalConfig | DelayedConfig, Field(discriminator="name")]
 
 MODE_NAMES = member_names(ModeConfig)
+
+
+def shards_optimizer(mode: ModeConfig) -> bool:
+    """Whether each worker keeps only a part of the optimizer's moments."""
+    return isinstance(mode, SynchronousConfig) and mode.shard_optimizer

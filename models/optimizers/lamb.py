@@ -6,7 +6,7 @@ from typing import Any
 import keras
 from keras import ops
 
-from models.optimizers.layerwise import add_state, chosen_by_path, norm, ratio_of_norms
+from models.optimizers.layerwise import Begun, add_state, chosen_by_path, norm, ratio_of_norms
 
 
 def lamb(
@@ -97,10 +97,15 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Apply the rule of the class to one variable."""
+        begun = self.begin_update(gradient, variable)
+        self.finish_update(begun, [norm(each) for each in begun.measured], variable, learning_rate)
+
+    def begin_update(self, gradient: Any, variable: Any) -> Begun:
+        """Move both moments; see `InTwoHalves`."""
         index = self._get_variable_index(variable)
         first, second = self._first[index], self._second[index]
         dtype = first.dtype
-        gradient, weights, rate = (ops.cast(value, dtype) for value in (gradient, variable, learning_rate))
+        gradient, weights = (ops.cast(value, dtype) for value in (gradient, variable))
         step = ops.cast(self.iterations + 1, dtype)
         self.assign(first, self.beta_1 * first + (1 - self.beta_1) * gradient)
         self.assign(second, self.beta_2 * second + (1 - self.beta_2) * ops.square(gradient))
@@ -109,10 +114,15 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
         update = mean / (ops.sqrt(square) + self.epsilon)
         if self.inner_weight_decay and not self._is_excluded[index]:
             update = update + self.inner_weight_decay * weights
-        if not self._is_unadapted[index]:
-            update_norm = norm(update)
-            rate = rate * ratio_of_norms(norm(weights), update_norm, update_norm, 1.0)
-        self.assign_sub(variable, ops.cast(rate * update, variable.dtype))
+        return Begun(index, update, () if self._is_unadapted[index] else (update, weights))
+
+    def finish_update(self, begun: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+        """Move the variable; see `InTwoHalves`."""
+        rate = ops.cast(learning_rate, self._first[begun.index].dtype)
+        if norms:
+            update_norm, weight_norm = norms
+            rate = rate * ratio_of_norms(weight_norm, update_norm, update_norm, 1.0)
+        self.assign_sub(variable, ops.cast(rate * begun.direction, variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`, the chosen paths among them."""

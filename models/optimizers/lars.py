@@ -7,7 +7,15 @@ from typing import Any
 import keras
 from keras import ops
 
-from models.optimizers.layerwise import ON_TENSORFLOW, add_state, apply_momentum, chosen_by_path, norm, ratio_of_norms
+from models.optimizers.layerwise import (
+    ON_TENSORFLOW,
+    Begun,
+    add_state,
+    apply_momentum,
+    chosen_by_path,
+    norm,
+    ratio_of_norms,
+)
 
 
 @dataclass(frozen=True)
@@ -160,17 +168,31 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Apply the rule of the class to one variable."""
+        begun = self.begin_update(gradient, variable)
+        self.finish_update(begun, [norm(each) for each in begun.measured], variable, learning_rate)
+
+    def begin_update(self, gradient: Any, variable: Any) -> Begun:
+        """Add the decay to the gradient; see `InTwoHalves`."""
         index = self._get_variable_index(variable)
-        variant, buffer = VARIANTS[self.variant], self.momentums[index]
-        gradient, weights, rate = (ops.cast(value, buffer.dtype) for value in (gradient, variable, learning_rate))
-        decay = 0.0 if self._is_excluded[index] else self.coupled_weight_decay
+        gradient, weights = (ops.cast(value, self.momentums[index].dtype) for value in (gradient, variable))
+        decay = self._decay(index)
         direction = gradient + decay * weights if decay else gradient
+        if self._is_unadapted[index]:
+            return Begun(index, direction)
+        return Begun(index, direction, (weights, direction if VARIANTS[self.variant].norm_of_sum else gradient))
+
+    def finish_update(self, begun: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+        """Move the buffer and the variable; see `InTwoHalves`."""
+        variant, buffer, direction = VARIANTS[self.variant], self.momentums[begun.index], begun.direction
+        rate = ops.cast(learning_rate, buffer.dtype)
         inside, outside = (rate, 1.0) if variant.rate_in_buffer else (1.0, rate)
-        if not self._is_unadapted[index]:
-            ratio = self._ratio(gradient, direction, weights, decay)
+        if norms:
+            ratio = self._ratio(*norms, self._decay(begun.index))
             # A rate of 0 takes the first branch.
             inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
-        if ON_TENSORFLOW and variant.rate_in_buffer and variable.dtype == buffer.dtype:
+        # A part of a variable, see `models.optimizers.pieces`, has no memory that a kernel could change.
+        in_place = ON_TENSORFLOW and hasattr(variable, "handle") and variable.dtype == buffer.dtype
+        if in_place and variant.rate_in_buffer:
             apply_momentum(variable, buffer, inside, direction, momentum=self.momentum, nesterov=self.nesterov)
             return
         update = inside * direction
@@ -178,13 +200,12 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         change = outside * (self.momentum * buffer - update if self.nesterov else buffer)
         self.assign_add(variable, ops.cast(change, variable.dtype))
 
-    def _ratio(self, gradient: Any, direction: Any, weights: Any, decay: float) -> Any:
-        weight_norm = norm(weights)
-        if VARIANTS[self.variant].norm_of_sum:
-            update_norm = norm(direction)
-            denominator = update_norm + self.epsilon
-        else:
-            update_norm = norm(gradient)
+    def _decay(self, index: int) -> float:
+        return 0.0 if self._is_excluded[index] else self.coupled_weight_decay
+
+    def _ratio(self, weight_norm: Any, update_norm: Any, decay: float) -> Any:
+        denominator = update_norm + self.epsilon
+        if not VARIANTS[self.variant].norm_of_sum:
             denominator = update_norm + decay * weight_norm + self.epsilon
         return ratio_of_norms(weight_norm, update_norm, denominator, self.trust_coefficient)
 

@@ -1,12 +1,42 @@
 """What optimizers with one rate per variable share: variables chosen by path, norms, and a state in float32."""
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import keras
 from keras import ops
 
 ON_TENSORFLOW = keras.backend.backend() == "tensorflow"
+
+
+@dataclass(frozen=True)
+class Begun:
+    """What the first half of an update leaves to the second one."""
+
+    index: int
+    """The variable's position among those of the optimizer."""
+    direction: Any
+    """What the rates will multiply, of the variable's shape."""
+    measured: tuple[Any, ...] = ()
+    """The tensors whose norms the second half needs; none for a variable without a ratio of norms."""
+
+
+@runtime_checkable
+class InTwoHalves(Protocol):
+    """An optimizer whose update needs norms in its middle.
+
+    Where ranks hold parts of the variables, the norms are sums over all ranks: all first halves come before them, and
+    all second halves after them. `update_step` is both halves of one variable.
+    """
+
+    def begin_update(self, gradient: Any, variable: Any) -> Begun:
+        """Do what needs no norm."""
+        ...
+
+    def finish_update(self, begun: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+        """Change the variable, by the norms of all that `begun.measured` has."""
+        ...
 
 
 def chosen_by_path(name: str, paths: Sequence[str], variables: Sequence[keras.Variable]) -> tuple[bool, ...]:
@@ -53,11 +83,16 @@ def add_state(
 
 def norm(tensor: Any) -> Any:
     """Return the L2 norm over all elements, in the type of the tensor."""
+    return ops.sqrt(sum_of_squares(tensor))
+
+
+def sum_of_squares(tensor: Any) -> Any:
+    """Return the sum of the squares of all elements, in the type of the tensor."""
     if ON_TENSORFLOW:  # in one pass, without a tensor of squares
         import tensorflow as tf
 
-        return tf.sqrt(2 * tf.nn.l2_loss(tensor))
-    return ops.sqrt(ops.sum(ops.square(tensor)))
+        return 2 * tf.nn.l2_loss(tensor)
+    return ops.sum(ops.square(tensor))
 
 
 def apply_momentum(

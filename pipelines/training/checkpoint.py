@@ -36,6 +36,8 @@ from pipelines.training.checkpoint_files import (
 if TYPE_CHECKING:
     import keras
 
+    from pipelines.training.scattered import Gathered, Scattered
+
 KEPT = 2
 FORMAT_VERSION = 2
 _READABLE_VERSIONS = (1, 2)
@@ -81,7 +83,11 @@ class TrainingState:
 
 
 def save_checkpoint(
-    folder: AnyPath, state: TrainingState, variables: Sequence["keras.Variable"], *, spared: int | None = None
+    folder: AnyPath,
+    state: TrainingState,
+    variables: Sequence["keras.Variable | Gathered"],
+    *,
+    spared: int | None = None,
 ) -> AnyPath:
     """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
 
@@ -95,7 +101,7 @@ def save_checkpoint(
         FloatingPointError: A variable holds a value that is not finite; nothing is written.
         OSError: The file cannot be written; no part of it remains.
     """
-    arrays = {_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
+    arrays = {array_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
     refuse_non_finite(arrays)
     header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state)}).encode()
     path = checkpoint_path(folder, state.step)
@@ -265,13 +271,13 @@ def all_damaged(folder: AnyPath) -> ValueError:
     return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
 
 
-def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Variable"]) -> None:
+def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Variable | Scattered"]) -> None:
     """Set `variables` to the arrays of the checkpoint at `path`.
 
     Raises:
         ValueError: The checkpoint is of another model or optimizer.
     """
-    expected = {_name(i, v): tuple(v.shape) for i, v in enumerate(variables)}
+    expected = {array_name(i, v): tuple(v.shape) for i, v in enumerate(variables)}
     found = {name: array.shape for name, array in arrays.items()}
     if expected != found:
         differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
@@ -280,7 +286,13 @@ def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Vari
             f"{differing[0]!r} ({found.get(differing[0])} in the checkpoint, {expected.get(differing[0])} in this run)"
         )
     for i, variable in enumerate(variables):
-        variable.assign(arrays[_name(i, variable)])
+        variable.assign(arrays[array_name(i, variable)])
+
+
+def array_name(position: int, variable: "keras.Variable | Scattered | Gathered") -> str:
+    """Name in a checkpoint of the variable at a position among all that it holds."""
+    # Optimizer slots may share a path: the position makes the name unique. "/" would make folders in the archive.
+    return f"{position:05d}:{variable.path.replace('/', '.')}"
 
 
 def _warn_of_damage(path: AnyPath, error: Exception) -> None:
@@ -310,8 +322,3 @@ def _with_groups(metrics: dict[str, float]) -> dict[str, float]:
         name if "/" in name else names.get(name, re.sub("^val_", "val/", name)): value
         for name, value in metrics.items()
     }
-
-
-def _name(position: int, variable: "keras.Variable") -> str:
-    # Optimizer slots may share a path: the position makes the name unique. "/" would make folders in the archive.
-    return f"{position:05d}:{variable.path.replace('/', '.')}"

@@ -109,6 +109,14 @@ class HorovodCollective:
             return list(tensors)
         return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name))
 
+    def reducescatter(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Sum a tensor `(n,)` over the ranks, and return this rank's part; the first n modulo N ranks get one more."""
+        if self.size == 1:
+            return tf.identity(tensor)
+        # A group of its own: together with others, the order of the sums would depend on their timing.
+        (part,) = hvd.grouped_reducescatter([tensor], op=hvd.Sum, name=name)
+        return part
+
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
         """Send one section of the first axis to each rank, of equal lengths or as `splits` says."""
         if self.size == 1:

@@ -35,7 +35,14 @@ from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.modes.mode import Mode
 from pipelines.training.objective import make_loss
-from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_rate_factors
+from pipelines.training.recipe import (
+    freeze_layers,
+    make_exchange,
+    make_model,
+    make_optimizer,
+    make_rate_factors,
+    make_shards,
+)
 from pipelines.training.step import StepClocks, Traceable, make_accumulate, make_train_step
 from pipelines.training.step_inputs import StepInputs
 from pipelines.training.stop import StopAgreement
@@ -75,7 +82,6 @@ def make_parts(config: RunConfig) -> Parts:
     if collective.group.size > 1:
         normalise_over(model, collective.group)
     _begin_warm(config, manifest, model, collective)
-    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=config.training.gradient_clipping)
     if membership.is_spare():
         _use_kernels_as_others(config)
     else:
@@ -83,6 +89,12 @@ def make_parts(config: RunConfig) -> Parts:
     exchange = make_exchange(config, collective)
     if config.training.trace_steps is not None:
         exchange.marks = Marks()
+    optimizer = make_optimizer(
+        config.optimizer,
+        model,
+        gradient_clipping=config.training.gradient_clipping,
+        shards=make_shards(config, model, exchange, collective),
+    )
     loss, micro_batches = make_loss(config, manifest), _micro_batches(config, collective)
     statistics = _batch_norm_bytes(model, collective, micro_batches)
     return Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange, statistics)

@@ -27,6 +27,7 @@ from pipelines.training.rates import make_schedule
 from pipelines.training.recovery import Recovery, make_recovery
 from pipelines.training.resolution import trained_sizes
 from pipelines.training.resume import Checkpoints
+from pipelines.training.scattered import whole_variables
 from pipelines.training.selection import best_step
 from pipelines.training.settings import recorded_settings
 from pipelines.training.step import StepClocks
@@ -151,7 +152,7 @@ def _make_checkpoints(
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None
     own = {id(variable) for variable in mode.own}
-    trained = [variable for variable in parts.optimizer.variables if id(variable) not in own]
+    trained = [variable for variable in whole_variables(parts.optimizer) if id(variable) not in own]
     variables = [*parts.model.variables, *trained, *further, *mode.shared]
     return Checkpoints(folder, initial, variables, parts.exchange, parts.collective, best, own=mode.own)
 

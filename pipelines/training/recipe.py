@@ -6,17 +6,20 @@ import keras
 
 from conf.augmentations import AugmentationConfig
 from conf.codecs import CodecConfig
+from conf.modes import shards_optimizer
 from conf.optimizers import OneBitAdamConfig, OptimizerConfig
 from conf.schema import RunConfig
 from models.compression.codec import Codec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
-from models.compression.exchange.wire import Collective
+from models.compression.exchange.shards import ShardExchange
+from models.compression.exchange.wire import Collective, ScatteringCollective
 from models.layers.preprocessing import InputGroup
 from models.layers.table import AUGMENTATIONS
 from models.networks.model import build_model
 from models.networks.warm_start import freeze, rate_factors
 from models.optimizers.roles import variables_with_roles
+from models.optimizers.sharded import ShardedOptimizer, Shards
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.bands import band_channels, used_groups
@@ -90,7 +93,11 @@ def input_groups(manifest: Manifest, bands: Sequence[str] | None) -> list[InputG
 
 
 def make_optimizer(
-    config: OptimizerConfig, model: keras.Model, *, gradient_clipping: float | None = None
+    config: OptimizerConfig,
+    model: keras.Model,
+    *,
+    gradient_clipping: float | None = None,
+    shards: Shards | None = None,
 ) -> keras.optimizers.Optimizer:
     """Build the configured optimizer; the loop sets its learning rate before every step.
 
@@ -99,12 +106,24 @@ def make_optimizer(
         model: Its trainable variables are updated.
         gradient_clipping: Global norm to which every Keras optimizer can scale the gradients that it is given, before
             it adds a decay of its own; None: they stay as they are.
+        shards: Divide the optimizer among the ranks, see `make_shards`; None: every rank has all of it.
     """
     chosen = {argument: variables_with_roles(model, roles) for argument, roles in config.roles().items()}
     optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
     optimizer.global_clipnorm = gradient_clipping
+    if shards is not None:
+        return ShardedOptimizer(optimizer, model.trainable_variables, shards)
     optimizer.build(model.trainable_variables)
     return optimizer
+
+
+def make_shards(
+    config: RunConfig, model: keras.Model, exchange: GradientExchange, collective: ScatteringCollective
+) -> ShardExchange | None:
+    """Return what divides the optimizer among the ranks; None where every rank has all of it."""
+    if not shards_optimizer(config.training.mode):
+        return None
+    return ShardExchange(exchange, collective, model.trainable_variables)
 
 
 def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:

@@ -18,6 +18,7 @@ from pipelines.training.checkpoint import (
     RankStates,
     TrainingState,
     all_damaged,
+    array_name,
     assign_arrays,
     check_rank_states,
     read_checkpoint,
@@ -39,6 +40,7 @@ from pipelines.training.checkpoint_files import (
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.rank_state import load_rank_state, rank_state
 from pipelines.training.results import Evaluation, Thresholds, thresholds_of
+from pipelines.training.scattered import Scattered, gather
 from pipelines.training.selection import History
 
 if TYPE_CHECKING:
@@ -60,8 +62,8 @@ class Checkpoints:
     folder: AnyPath
     initial: TrainingState
     """State of a run that has not started."""
-    variables: Sequence["keras.Variable"]
-    """Variables of model and optimizer, which are the same on every rank."""
+    variables: Sequence["keras.Variable | Scattered"]
+    """Variables of model and optimizer, which are the same on every rank or of which every rank has a part."""
     exchange: GradientExchange
     """The exchange, already built; its state differs between ranks."""
     collective: HorovodCollective
@@ -104,7 +106,7 @@ class Checkpoints:
         state = self.initial
         if resumes or attempt() > 1:
             state = self._restore_newest(must_exist=resumes)
-        self.collective.broadcast([variable.value for variable in self.variables])
+        self.collective.broadcast([each.value for each in self.variables if not isinstance(each, Scattered)])
         step, epochs_done = (self.collective.broadcast_number(number) for number in (state.step, state.epochs_done))
         return replace(state, step=step, epochs_done=epochs_done)
 
@@ -127,6 +129,9 @@ class Checkpoints:
             RuntimeError: The files cannot be written, or ranks write to different disks.
         """
         with self._failures_explained(step):
+            # The other ranks let go of each whole at once; rank 0 holds all of them until they are written.
+            gathered = (gather(each, self.collective) for each in self.variables)
+            wholes = [each for each in gathered if self.collective.rank == 0]
             if self._has_rank_state:
                 save_rank_state(self.folder, step, self.collective.rank, rank_state(self.exchange, self.own))
                 self.collective.sum(np.zeros(1))  # every part is written before the checkpoint that relies on it
@@ -145,7 +150,7 @@ class Checkpoints:
                 thresholds=thresholds_of(evaluations),
             )
             spared = None if self.best_step is None else self.best_step(history)
-            self.newest = str(save_checkpoint(self.folder, state, self.variables, spared=spared))
+            self.newest = str(save_checkpoint(self.folder, state, wholes, spared=spared))
 
     def thresholds(self, step: int) -> Thresholds:
         """Return those of the checkpoint at the end of an epoch; none where it cannot be read."""
@@ -217,7 +222,9 @@ class Checkpoints:
             if step == _NONE:
                 return self._begin_anew(must_exist=must_exist)
             if self._all_ranks_load_their_state(step, ranks):
-                return self._assign(*candidate) if candidate else self.initial
+                state = self._assign(*candidate) if candidate else self.initial
+                self._spread(candidate[2] if candidate else None)
+                return state
 
     def _begin_anew(self, *, must_exist: bool) -> TrainingState:
         if self.collective.rank == 0:
@@ -260,6 +267,13 @@ class Checkpoints:
         self.newest = str(path)
         _log.info("continuing from %s: epoch %d, step %d", path, state.epochs_done + 1, state.step)
         return state
+
+    def _spread(self, arrays: Arrays | None) -> None:
+        """Let every rank take its parts of the variables that ranks divide, from the arrays of rank 0."""
+        for position, variable in enumerate(self.variables):
+            if isinstance(variable, Scattered):
+                whole = None if arrays is None else arrays[array_name(position, variable)]
+                variable.spread(self.collective, whole)
 
     @contextmanager
     def _failures_explained(self, step: int) -> Iterator[None]:

@@ -60,9 +60,20 @@ def check_means(means: Sequence[tf.Tensor], names: Sequence[str], codec: str, st
     Raises:
         tf.errors.InvalidArgumentError: a mean is not finite; the message has codec, step and tensors.
     """
+    return checked_means(means, means_finite(means), names, codec, step)
+
+
+def means_finite(means: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Return a bool per tensor as `all_finite` does, for tensors that XLA does not compile and that may be empty."""
     # Outside XLA, which takes long to compile so many tensors together, the sum to one number is the fast one.
     sums = tf.stack([tf.reduce_sum(mean) for mean in means])
-    finite = _settle(means, tf.reduce_all(tf.math.is_finite(sums)))
+    return _settle(means, tf.reduce_all(tf.math.is_finite(sums)))
+
+
+def checked_means(
+    means: Sequence[tf.Tensor], finite: tf.Tensor, names: Sequence[str], codec: str, step: tf.Tensor
+) -> list[tf.Tensor]:
+    """Return the means once `finite`, a bool for each of them, is true for all; else as `check_means`."""
     text = f"codec {codec}: {MEANS_NOT_FINITE}, at optimizer step"
     with tf.control_dependencies([check_finite(finite, names, text, step)]):
         return [tf.identity(mean) for mean in means]

@@ -10,12 +10,12 @@ from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite
 from models.compression.arithmetic.marks import Marks
 from models.compression.arithmetic.randomness import make_key
 from models.compression.codec import Codec, Context, Memory, Message, Shape
+from models.compression.exchange.buckets import make_buckets
 from models.compression.exchange.compatibility import check_present
 from models.compression.exchange.payload import traced_payload
 from models.compression.exchange.state import StateVariable
 from models.compression.exchange.wire import Collective, transfer
 
-_MIB = 1 << 20
 _PARTS = ("encode", "wire", "decode")
 METRICS = (
     "payload_bytes",
@@ -76,7 +76,7 @@ class GradientExchange:
         self.rescale_residual = rescale_residual
         self.seed = seed
         self.jit_compile = jit_compile and codec.compiled
-        self._all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
+        self.all_finite = tf.function(all_finite, jit_compile=True, autograph=False) if jit_compile else all_finite
         self.state: list[StateVariable] = []
         self.marks: Marks | None = None
         """Where the times of each bucket are noted, as the phases `encode`, `wire` and `decode`; None: nowhere. It is
@@ -99,7 +99,7 @@ class GradientExchange:
                 raise ValueError(f"the exchange was built for shapes {self._built_for}, got {shapes}")
             return
         self._built_for = shapes
-        self._names = [getattr(tensor, "path", None) or f"gradient_{i}" for i, tensor in enumerate(tensors)]
+        self.names = [getattr(tensor, "path", None) or f"gradient_{i}" for i, tensor in enumerate(tensors)]
         with tf.init_scope():
             self._step = tf.Variable(0, dtype=tf.int32, trainable=False, name="step")
             self._learning_rate = tf.Variable(0.0, trainable=False, name="learning_rate")
@@ -149,9 +149,18 @@ class GradientExchange:
         else:
             means = self._exchange_compressed(values, scale)
         # Every rank has the same means, so each one finds out by itself.
-        means = check_means(means, self._names, self.codec.name, self._step.read_value())
+        means = check_means(means, self.names, self.codec.name, self._step.read_value())
         self._step.assign_add(1)
         return [tf.cast(mean, gradient.dtype) for mean, gradient in zip(means, gradients, strict=True)]
+
+    def begin_figures(self, payload_bytes: int) -> None:
+        """Begin the figures of an exchange that another class makes; it adds its times by `count`."""
+        self._seconds.assign(tf.zeros(3, tf.float64))
+        self._payload_bytes.assign(payload_bytes)
+
+    def add_payload(self, payload_bytes: int) -> None:
+        """Add what travels later in the step."""
+        self._payload_bytes.assign_add(payload_bytes)
 
     def take_figures(self, other: "GradientExchange | None") -> None:
         """Let `metrics` say what another exchange of the same tensors did in this step; None: nothing travelled."""
@@ -215,7 +224,7 @@ class GradientExchange:
         memory = {}
         specs = self.codec.state_specs(shape, self.collective.size, dense=not self._is_compressed(shape))
         for name, spec in specs.items():
-            full_name = f"{name}/{self._names[index]}"
+            full_name = f"{name}/{self.names[index]}"
             initial = spec.initial or (lambda shape, key: tf.zeros(shape))
             value = initial(spec.shape, make_key(self.seed, 0, index))
             memory[name] = tf.Variable(value, trainable=False, name=full_name)
@@ -223,19 +232,8 @@ class GradientExchange:
         return memory
 
     def _make_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
-        """Put the gradients of the last layers, which the backward pass computes first, into the first bucket."""
         assert self._built_for is not None
-        buckets: list[list[int]] = []
-        filled = math.inf
-        limit = math.inf if self.bucket_mib is None else self.bucket_mib * _MIB
-        for index in reversed(indexes):
-            size = 4 * math.prod(self._built_for[index])
-            if not buckets or filled + size > limit:
-                buckets.append([])
-                filled = 0
-            buckets[-1].append(index)
-            filled += size
-        return buckets
+        return make_buckets(indexes, [math.prod(shape) for shape in self._built_for], self.bucket_mib)
 
     def _make_dense_buckets(self, indexes: Sequence[int]) -> list[list[int]]:
         # In their own order within a bucket: one bucket of all then equals Horovod's grouped allreduce in every digit.
@@ -286,9 +284,9 @@ class GradientExchange:
         for number, indexes in enumerate(buckets):
             values = [gradients[index] for index in indexes]
             started = now(values)
-            with tf.control_dependencies([self._check_finite(self._all_finite(values), indexes)]):
+            with tf.control_dependencies([self.check_own(self.all_finite(values), indexes)]):
                 sums = self._sum(values, f"gradients_dense{number}", joined=joined)
-            self._count(1, started, now(sums), f"dense bucket {number}", indexes)
+            self.count(1, started, now(sums), f"dense bucket {number}", indexes)
             for index, total in zip(indexes, sums, strict=True):
                 mean = total * factor if self.collective.size > 1 else total
                 means[index], memory = self.codec.after_dense(mean, self._read(index), warming_up=warming_up)
@@ -317,10 +315,10 @@ class GradientExchange:
                 values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, memories, finite = self._phase(bucket, number)(values, memories, step, scale)
             encoded = now(values)
-            self._count(0 if number == 0 else 2, ready, encoded, f"bucket {bucket}, part {number}", indexes)
+            self.count(0 if number == 0 else 2, ready, encoded, f"bucket {bucket}, part {number}", indexes)
             if number == len(self.codec.collectives):
                 break
-            checked = [self._check_finite(finite, indexes)] if number == 0 else []
+            checked = [self.check_own(finite, indexes)] if number == 0 else []
             with tf.control_dependencies([encoded, *checked]):
                 messages = tf.nest.map_structure(tf.identity, values, expand_composites=True)
             values, sent = transfer(
@@ -331,7 +329,7 @@ class GradientExchange:
             )
             payload += tf.cast(sent, tf.int64)
             ready = now(values)
-            self._count(1, encoded, ready, f"bucket {bucket}, {self.codec.collectives[number]} {number}", indexes)
+            self.count(1, encoded, ready, f"bucket {bucket}, {self.codec.collectives[number]} {number}", indexes)
         for index, memory, before in zip(indexes, memories, stored, strict=True):
             self._write(index, {name: value for name, value in memory.items() if value is not before.get(name)})
         return list(values), payload
@@ -340,7 +338,7 @@ class GradientExchange:
         if (bucket, number) not in self._compiled:
 
             def run(values: Any, memories: Any, step: Any, scale: Any) -> Any:
-                finite = self._all_finite(values) if number == 0 and not self.codec.checks_finite else None
+                finite = self.all_finite(values) if number == 0 and not self.codec.checks_finite else None
                 messages, changes, checked = [], [], []
                 for index, value, memory in zip(self._buckets[bucket], values, memories, strict=True):
                     message, after = self.codec.phase(number, value, dict(memory), self._context(index, step, scale))
@@ -384,12 +382,14 @@ class GradientExchange:
             if name in self._memories[index]:
                 self._memories[index][name].assign(value)
 
-    def _check_finite(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
-        names = [self._names[index] for index in indexes]
+    def check_own(self, finite: tf.Tensor, indexes: Sequence[int]) -> tf.Tensor:
+        """Return `finite` if the gradients of these positions are; else this rank raises, see `exchange`."""
+        names = [self.names[index] for index in indexes]
         text = f"rank {self.collective.rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
         return check_finite(finite, names, text, self._step.read_value())
 
-    def _count(self, part: int, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
+    def count(self, part: int, start: tf.Tensor, end: tf.Tensor, name: str, indexes: Sequence[int]) -> None:
+        """Add the time of one part (0 encode, 1 wire, 2 decode) of the gradients of these positions to the figures."""
         self._seconds.assign_add(tf.one_hot(part, 3, dtype=tf.float64) * (end - start))
         if self.marks is not None:
-            self.marks.add(_PARTS[part], name, start, end, [self._names[index] for index in indexes])
+            self.marks.add(_PARTS[part], name, start, end, [self.names[index] for index in indexes])

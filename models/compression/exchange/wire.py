@@ -38,6 +38,18 @@ class Collective(Protocol):
         ...
 
 
+class ScatteringCollective(Collective, Protocol):
+    """A collective that can also give every rank its own part of a sum."""
+
+    def reducescatter(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Return this rank's part of the sum over ranks, of a tensor `(n,)`.
+
+        The parts are consecutive, in the order of the ranks, and as long as each other; where the ranks do not divide
+        n, the first n modulo N of them get one element more.
+        """
+        ...
+
+
 def transfer(
     kind: CollectiveName, messages: Sequence[Message], collective: Collective, name: str
 ) -> tuple[list[Message], int | tf.Tensor]:

@@ -16,7 +16,7 @@ from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.objective import make_loss
 from pipelines.training.parts import Parts, agree_on_kernels, join_ranks, make_trainer
-from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer
+from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_shards
 from pipelines.training.weight_average import WeightAverage
 
 
@@ -35,10 +35,10 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     manifest = read_manifest(config.dataset.path)
     model = make_model(config, manifest)
     freeze_layers(config, model)
-    optimizer = make_optimizer(config.optimizer, model)
     agree_on_kernels(config, collective)
     exchange = make_exchange(config, collective)
     exchange.build(model.trainable_variables)
+    optimizer = make_optimizer(config.optimizer, model, shards=make_shards(config, model, exchange, collective))
     # On a GPU memory ends with an error, of which all ranks learn before the exchange, so that none waits for ever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
     needs = estimate(model, optimizer, exchange, manifest, accumulates=accumulates)

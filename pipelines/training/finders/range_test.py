@@ -19,6 +19,7 @@ from pipelines.training.input import TrainingInput
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.parts import make_data, make_inputs, make_parts, make_trainer
+from pipelines.training.scattered import equal_on_ranks
 from pipelines.training.step_inputs import Inputs
 
 _NEVER = 2**31 - 1
@@ -49,7 +50,7 @@ def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> Rang
     scale = LossScale() if config.training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
     trainer = make_trainer(config, parts, lambda step: rates[step], loss_scale=scale)
     shortage.know(parts)
-    collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
+    collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(optimizer)]])
     if collective.rank == 0:
         tell(Compiling())
     return _run(_inputs(config, make_data(config, parts), model), trainer, rates)

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from models.compression.exchange.exchange import GradientExchange
+from models.optimizers.sharded import ShardedOptimizer
 from pipelines.training.modes.mode import Apply, once_all_arrived
 from pipelines.training.stop import StopAgreement
 
@@ -15,6 +16,9 @@ class Synchronous:
 
     The default. The result does not depend on how the global batch is divided among workers (batch norm apart). It pays
     wherever the exchange of a step takes less time than its forward and backward pass, or can be compressed to that.
+
+    With `shard_optimizer` every rank applies its part of the mean, and gets the others' weights; see
+    `models.optimizers.sharded.ShardedOptimizer`.
     """
 
     def __init__(
@@ -24,10 +28,11 @@ class Synchronous:
 
         Args:
             optimizer: The optimizer, whose learning rate the exchange of some codecs needs.
-            exchange: Averages the gradients.
+            exchange: Averages the gradients; a sharded optimizer has an exchange of its own.
             stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
         """
-        self._optimizer, self._exchange, self._stop = optimizer, exchange, stop
+        self._optimizer, self._stop = optimizer, stop
+        self._exchange = optimizer.exchange if isinstance(optimizer, ShardedOptimizer) else exchange
         self._flags: tf.Tensor | None = None
         self.shared: Sequence[keras.Variable] = ()
         self.own: Sequence[keras.Variable] = ()

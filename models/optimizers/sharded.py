@@ -1,0 +1,154 @@
+"""An optimizer whose state is divided among the ranks."""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import keras
+import tensorflow as tf
+
+from models.optimizers.layerwise import Begun, InTwoHalves, sum_of_squares
+from models.optimizers.pieces import cut
+
+
+class Shards(Protocol):
+    """How ranks divide the variables, and what travels between them; see `models.compression.exchange.shards`."""
+
+    ranges: list[tuple[int, int]]
+    """Of each variable, the first element that this rank has, and the one after its last."""
+
+    def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
+        """Return this rank's ranges of the mean gradients."""
+        ...
+
+    def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
+        """Return the sums of a few numbers over the ranks."""
+        ...
+
+    def gather(self, parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the whole tensors from the ranges of all ranks."""
+        ...
+
+
+class ShardedOptimizer:
+    """Each of N ranks keeps the optimizer's moments of an N-th of the parameters, and updates these only (ZeRO-1).
+
+        exchange:   rank r gets its part of the mean gradient             (reducescatter)
+        update:     the part r of the weights and of the moments, by the rule of the optimizer
+        gather:     every rank gets all parts of the new weights          (allgather)
+
+    The rule is that of the optimizer itself, which is built on pieces of the variables. Ratios of norms (LARS, LAMB)
+    and the global norm of gradient clipping need sums of squares over all ranks: one sum of a few numbers for each. So
+    the weights are those of the undivided optimizer, but for the order of sums.
+
+    A rank holds, in bytes for each parameter of float32: 4 for the weight, 4 for the gradient, and 4/N for each moment,
+    in place of 4. That is 8 + 4/N with one moment (SGD, LARS) and 8 + 8/N with two (AdamW, LAMB). Weights are cut out
+    of the model's variables during the update, and no second copy of them is kept.
+
+    Where a rank dies before all ranks have all means, no rank has applied anything. Where it dies later in the step,
+    others may have moved their moments and not their weights. They never continue from there: a kept state and a
+    checkpoint hold both.
+
+    Source: Rajbhandari et al. 2020, "ZeRO: Memory optimizations toward training trillion parameter models", section 5.1
+    (P_os).
+    Differs: every rank keeps all float32 weights, with which it computes; there is no second copy in half floats.
+    """
+
+    def __init__(
+        self, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], shards: Shards
+    ) -> None:
+        """Build the optimizer on this rank's pieces.
+
+        Args:
+            optimizer: The optimizer, not built yet. Its `global_clipnorm` holds for the whole gradient.
+            variables: The trainable variables of the model.
+            shards: Which part of each variable this rank has; averages the gradients.
+        """
+        self._optimizer, self._variables = optimizer, list(variables)
+        self.exchange = shards
+        """Averages the gradients; `apply` takes what its `exchange` returns."""
+        self._pieces = cut(self._variables, shards.ranges)
+        optimizer.build(self._pieces)
+        shared = {id(optimizer.iterations), id(optimizer._learning_rate)}
+        moments = [variable for variable in optimizer.variables if id(variable) not in shared]
+        # An optimizer creates all moments of one variable, then those of the next one.
+        each = len(moments) // len(self._pieces)
+        self.parts = {id(moment): self._pieces[number // each].part for number, moment in enumerate(moments)}
+        """Which part of a whole a moment is, by the `id` of the moment; the other variables are equal on all ranks."""
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """All variables of the optimizer, in the order of the undivided one; the moments are parts."""
+        return list(self._optimizer.variables)
+
+    @property
+    def iterations(self) -> keras.Variable:
+        """Number of updates so far."""
+        return self._optimizer.iterations
+
+    @property
+    def learning_rate(self) -> Any:
+        """The learning rate of the next update."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: Any) -> None:
+        self._optimizer.learning_rate = value
+
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
+    def apply(self, means: Sequence[tf.Tensor], variables: Sequence[keras.Variable]) -> None:
+        """Update the model on every rank; all ranks call this together.
+
+        Args:
+            means: What `exchange.exchange` has returned.
+            variables: The trainable variables of the model, for which this optimizer was made.
+        """
+        assert all(one is other for one, other in zip(variables, self._variables, strict=True))
+        gradients = self._clipped(means)
+        for piece in self._pieces:
+            piece.take()
+        self._decay()
+        self._update(gradients)
+        self._optimizer.iterations.assign_add(1)
+        wholes = self.exchange.gather([piece.give() for piece in self._pieces])
+        with tf.control_dependencies(wholes):  # all new weights or none
+            for variable, whole in zip(self._variables, wholes, strict=True):
+                variable.assign(whole if variable.constraint is None else variable.constraint(whole))
+
+    def _clipped(self, gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+        """The gradients, scaled to the largest global norm as Keras does it."""
+        largest = self._optimizer.global_clipnorm
+        if not largest:
+            return gradients
+        squares = tf.add_n([sum_of_squares(gradient) for gradient in gradients])
+        (total,) = tf.unstack(self.exchange.sum(tf.stack([squares]), "shards_global_norm"))
+        scale = largest * tf.minimum(1.0 / tf.sqrt(total), 1.0 / largest)
+        return [gradient * scale for gradient in gradients]
+
+    def _decay(self) -> None:
+        """Apply the decay that Keras's own optimizers leave to their base class, beside the gradient."""
+        decay = self._optimizer.weight_decay
+        if decay is None:
+            return
+        rate = tf.cast(self._optimizer.learning_rate, tf.float32)
+        for piece in self._pieces:
+            if self._optimizer._use_weight_decay(piece):
+                piece.assign_sub(piece.read_value() * decay * rate)
+
+    def _update(self, gradients: Sequence[tf.Tensor]) -> None:
+        optimizer, rate = self._optimizer, self._optimizer.learning_rate
+        pairs = list(zip(gradients, self._pieces, strict=True))
+        if not isinstance(optimizer, InTwoHalves):
+            for gradient, piece in pairs:
+                optimizer.update_step(gradient, piece, rate)
+            return
+        begun = [optimizer.begin_update(gradient, piece) for gradient, piece in pairs]
+        for half, norms, piece in zip(begun, self._norms(begun), self._pieces, strict=True):
+            optimizer.finish_update(half, norms, piece, rate)
+
+    def _norms(self, begun: Sequence[Begun]) -> list[list[tf.Tensor]]:
+        """The norms over all ranks of what the first halves have measured."""
+        squares = [sum_of_squares(tensor) for half in begun for tensor in half.measured]
+        if not squares:
+            return [[] for _ in begun]
+        norms = iter(tf.unstack(tf.sqrt(self.exchange.sum(tf.stack(squares), "shards_norms"))))
+        return [[next(norms) for _ in half.measured] for half in begun]
