@@ -113,8 +113,9 @@ class HorovodCollective:
         """Sum a tensor `(n,)` over the ranks, and return this rank's part; the first n modulo N ranks get one more."""
         if self.size == 1:
             return tf.identity(tensor)
-        # A group of its own: together with others, the order of the sums would depend on their timing.
-        (part,) = hvd.grouped_reducescatter([tensor], op=hvd.Sum, name=name)
+        # A group of its own: together with others, the order of the sums would depend on their timing. Horovod's public
+        # function of groups takes no name.
+        (part,) = hvd._grouped_reducescatter([tensor], name=name, op=hvd.Sum)
         return part
 
     def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:

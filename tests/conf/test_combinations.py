@@ -56,6 +56,53 @@ def test_what_does_not_go_with_delayed_gradients_is_refused(settings: list[str],
         load("smoke", [*settings, "training.mode=delayed"])
 
 
+SHARDED = "training.mode={name: synchronous, shard_optimizer: true}"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["exchange.codec=powersgd"],
+        ["exchange.codec=onebit_adam", "exchange.warmup_steps=5", "optimizer={name: onebit_adam, warmup_steps: 5}"],
+    ],
+)
+def test_what_does_not_go_with_a_sharded_optimizer_is_refused(settings: list[str]) -> None:
+    load("smoke", settings)
+    message = r"exchange\.codec=\w+ gives every worker all of the mean .* set exchange\.codec=none"
+    with pytest.raises(ValueError, match=message):
+        load("smoke", [*settings, SHARDED])
+
+
+@pytest.mark.parametrize("mode", ["local", "delayed"])
+def test_only_synchronous_training_shards_its_optimizer(mode: str) -> None:
+    with pytest.raises(ValueError, match="shard_optimizer"):
+        load("smoke", [f"training.mode={{name: {mode}, shard_optimizer: true}}"])
+
+
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
+@pytest.mark.parametrize(
+    "beside",
+    [
+        ["training.gradient_clipping=1.0", "training.ema=0.9", "training.precision=float16"],
+        ["warm_start.rate_factors={stem*: 0.1}", "training.accumulation_steps=2", "launch.recover=in_place"],
+    ],
+)
+def test_a_sharded_optimizer_goes_with_everything_else(optimizer: str, beside: list[str]) -> None:
+    load("smoke", [SHARDED, f"optimizer={optimizer}", *beside])
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (["optimizer={name: sgd, momentum: 0.0, nesterov: false}"], "keeps no moments to divide"),
+        (["launch.num_workers=1"], "has no other ranks"),
+    ],
+)
+def test_sharding_where_nothing_can_be_divided_is_refused(settings: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=f"training.mode.shard_optimizer=True has no effect: .*{reason}"):
+        load("smoke", [SHARDED, *settings])
+
+
 def accepts(*settings: str) -> bool:
     try:
         load("smoke", ["training.checkpoint_every_steps=8", *settings])

@@ -141,6 +141,7 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
         ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}"],
         ["training.mode=delayed"],
         ["input.resolution_schedule=[{until: {steps: 5}, scale: 0.5}, {until: {steps: 10}, scale: 0.75}]"],
+        ["training.mode={name: synchronous, shard_optimizer: true}"],
         [
             *("training.accumulation_steps=2", "training.epochs=8", "training.ema=0.9"),
             *("training.precision=float16", "exchange.codec=powersgd"),
