@@ -61,6 +61,13 @@ KEYS = {
         "rows",
         "cores",
     },
+    "relaxed": {
+        "shard_bytes_per_parameter",
+        "shard_bytes_formula",
+        "shard_optimizers",
+        "ranks",
+        "cores",
+    },
     "resolution": {
         "speedup_cifar",
         "speedup_resnet50",

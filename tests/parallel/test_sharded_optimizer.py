@@ -22,8 +22,9 @@ OPTIMIZERS = {
     "larc": "{name: lars, trust_coefficient: 0.02, variant: larc}",
     "lars, model garden": "{name: lars, trust_coefficient: 0.02, variant: tensorflow_models, nesterov: false}",
     "lars without ratios": "{name: lars, unadapted_roles: [kernel, bias, gain, shift]}",
-    "lamb": "lamb",
-    "adamw": "adamw",
+    # With the epsilon of their defaults, rounding of gradients near 0 would move whole steps.
+    "lamb": "{name: lamb, epsilon: 0.001}",
+    "adamw": "{name: adamw, epsilon: 0.001}",
 }
 RATES = {"lamb": 0.01, "adamw": 0.01, "lars without ratios": 0.05}
 BESIDE: dict[str, dict[str, Any]] = {
@@ -46,12 +47,14 @@ class Ring:
         self.collective = HorovodCollective()
 
     def model(self, *, constrained: bool = False) -> Any:
-        """1,968 parameters; `narrow` has one number, of which only one rank can have a part."""
+        """1,966 parameters; `narrow` has one number, of which only one rank can have a part."""
         import keras
 
         keras.utils.set_random_seed(0)
         inputs = keras.Input((8, 8, 3), name="bands")
-        features = keras.layers.BatchNormalization(name="norm")(keras.layers.Conv2D(8, 3, name="conv")(inputs))
+        features = keras.layers.BatchNormalization(name="norm")(
+            keras.layers.Conv2D(8, 3, use_bias=False, name="conv")(inputs)
+        )
         flat = keras.layers.Flatten()(keras.layers.Activation("relu")(features))
         limit = keras.constraints.MaxNorm(0.5) if constrained else None
         narrow = keras.layers.Dense(1, name="narrow", kernel_constraint=limit)(flat)
@@ -239,8 +242,8 @@ def test_a_rank_holds_its_part_of_the_moments(everyones: list[dict[str, Any]], n
     parameters = sum(each.size for each in everyones[0][name][True]["weights"])
     held = [found[name][True]["held"] for found in everyones]
     assert sum(held) == 4 * moments * parameters == everyones[0][name][False]["held"]
-    # Every bucket is divided to one element, and there are 5 buckets.
-    assert max(held) - min(held) <= 4 * moments * 5
+    # Each of 3 buckets is divided to one element.
+    assert max(held) - min(held) <= 4 * moments * 3
 
 
 def test_the_bytes_are_those_of_one_allreduce_and_of_a_few_numbers(everyones: list[dict[str, Any]]) -> None:
