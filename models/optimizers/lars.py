@@ -187,7 +187,8 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
         rate = ops.cast(learning_rate, buffer.dtype)
         inside, outside = (rate, 1.0) if variant.rate_in_buffer else (1.0, rate)
         if norms:
-            ratio = self._ratio(*norms, self._decay(begun.index))
+            weight_norm, update_norm = norms
+            ratio = self._ratio(weight_norm, update_norm, self._decay(begun.index))
             # A rate of 0 takes the first branch.
             inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
         # A part of a variable, see `models.optimizers.pieces`, has no memory that a kernel could change.

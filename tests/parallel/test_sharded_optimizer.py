@@ -262,7 +262,7 @@ def test_what_is_not_finite_stops_every_rank_with_one_message(everyones: list[di
 
 
 def runs_of_any_number(dataset: str, output: str) -> dict[str, str]:
-    """The last checkpoint of each of some trainings of 3 epochs, by name; also after an epoch each, on more workers."""
+    """The last checkpoint of each of some trainings, by name; one of them goes on with other workers in each epoch."""
     from conf.load import load
     from jobs.session import spark_session
     from jobs.train import train
@@ -273,6 +273,9 @@ def runs_of_any_number(dataset: str, output: str) -> dict[str, str]:
         "training.global_batch_size=6",
         "training.batch_size_per_worker=1",  # so that batch norm sees the same on every number of workers
         "training.checkpoint_every_steps=3",
+        "training.jit_compile=false",
+        "schedule={recipe_epochs: null, warmup: none, decay: constant}",  # the same in runs of any length
+        "optimizer.learning_rate_per_256=1.0",
     )
     sharded = "training.mode={name: synchronous, shard_optimizer: true}"
 
@@ -282,22 +285,22 @@ def runs_of_any_number(dataset: str, output: str) -> dict[str, str]:
         return done.run.run_id, str(done.summary.checkpoint)
 
     with spark_session("sharded", "local[3]"):
-        _, whole = run("whole", 1, 3)
+        _, whole = run("whole", 1, 4)
         first, _ = run("any", 1, 1)
         run("any", 2, 2, f"training.resume_run={first}", sharded)
-        _, three = run("any", 3, 3, f"training.resume_run={first}", sharded)
+        run("any", 3, 3, f"training.resume_run={first}", sharded)
+        _, last = run("any", 1, 4, f"training.resume_run={first}")
         _, straight = run("two", 2, 2, sharded)
         begun, _ = run("again", 2, 1, sharded)
         _, resumed = run("again", 2, 2, f"training.resume_run={begun}", sharded)
-        _, last = run("again", 1, 3, f"training.resume_run={begun}")
-    return {"whole": whole, "any": three, "straight": straight, "resumed": resumed, "whole again": last}
+    return {"whole": whole, "any": last, "straight": straight, "resumed": resumed}
 
 
 @pytest.mark.spark
 def test_a_checkpoint_is_read_by_any_number_of_workers_sharded_or_not(
     in_fresh_process: Callable[..., Any], small_dataset: Path, tmp_path: Path, mlflow_store: str
 ) -> None:
-    """1 worker, then 2, then 3; 2, and then 1; and 2 with a break, whose result has every bit of 2 without one."""
+    """1 worker, then 2, then 3, then 1 that is not sharded; and 2 with a break, which have every bit of 2 without."""
     paths = in_fresh_process(runs_of_any_number, str(small_dataset), str(tmp_path / "runs"), timeout=550)
     found = {}
     for name, path in paths.items():
@@ -306,7 +309,6 @@ def test_a_checkpoint_is_read_by_any_number_of_workers_sharded_or_not(
     for name, arrays in found.items():
         assert list(arrays) == list(found["whole"]), name
         assert [each.shape for each in arrays.values()] == [each.shape for each in found["whole"].values()]
-    for name in ("any", "whole again"):
-        assert difference(list(found[name].values()), list(found["whole"].values())) < 1e-5, name
+    assert difference(list(found["any"].values()), list(found["whole"].values())) < 1e-5
     for array, value in found["straight"].items():
         np.testing.assert_array_equal(found["resumed"][array], value, err_msg=array)

@@ -34,7 +34,7 @@ class BreaksOff:
 
     def reducescatter(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         with tf.control_dependencies([self._lives()]):
-            return 2.0 * tensor[: (len(tensor) + 1) // 2]
+            return 2.0 * tensor[: (tensor.shape[0] + 1) // 2]
 
     def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
         """The other rank has as many elements, but where its part of a variable has one less."""
