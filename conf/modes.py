@@ -12,8 +12,8 @@ class SynchronousConfig(Member):
 
     name: Literal["synchronous"] = "synchronous"
     shard_optimizer: bool = False
-    """Whether each of N workers keeps an N-th of the optimizer's moments and updates that part of the weights (ZeRO-1);
-    the weights stay the same, and N workers need less memory each."""
+    """Whether each of N workers keeps an N-th of the optimizer's moments and updates that part of the weights (ZeRO-1).
+    The result is the same, and each worker needs less memory."""
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments for the constructor of that name: the optimizer itself is made in parts."""
