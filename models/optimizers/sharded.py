@@ -46,9 +46,9 @@ class ShardedOptimizer:
 
     When it pays: where moments take memory that a larger batch or network needs, so with two moments, many ranks, and
     networks of many parameters. With AdamW on 8 ranks a parameter takes 9 bytes in place of 16. When not: where
-    activations take the memory, as in a ResNet-50 on images, whose 24 million parameters have 95 MB for each moment; and
-    on links of long delays, since three exchanges follow one another in a step where there was one. The gathering
-    begins only after the update, so that no backward pass hides it. The bytes are those of one allreduce.
+    activations take the memory, as in a ResNet-50 on images, whose 24 million parameters have 95 MB for each moment.
+    Nor on links of long delays, since three or four exchanges follow one another in a step where there was one. The
+    gathering begins only after the update, so that no backward pass hides it. The bytes are those of one allreduce.
 
     Where a rank dies before all ranks have all means, no rank has applied anything. Where it dies later in the step,
     others may have moved their moments and not their weights. They never continue from there: a kept state and a
