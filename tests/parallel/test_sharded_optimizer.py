@@ -133,11 +133,13 @@ class Ring:
             average=average,
             rate_factors=() if factor is None else [(each, factor) for each in model.trainable_variables[:3]],
         )
-        add = accumulation and make_accumulate(model, loss, accumulation, jit_compile=False, loss_scale=scale)
+        add = None
+        if accumulation is not None:
+            add = make_accumulate(model, loss, accumulation, jit_compile=False, loss_scale=scale)
         adapt.learning_rate = RATES.get(optimizer, 0.5)
         start = [np.array(each) for each in model.trainable_variables]
         for number, batch in enumerate(self.batches(STEPS * micro_batches), start=1):
-            if number % micro_batches:
+            if add is not None and number % micro_batches:
                 add(*batch)
             else:
                 step(*batch)
