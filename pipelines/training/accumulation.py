@@ -26,8 +26,8 @@ class Accumulation:
 
     So k micro-batches on each of N ranks give what one batch on each of kN ranks gives: batch norm sees one micro-batch
     at a time, every micro-batch starts from the moving statistics before the step, and these move once per step. The
-    sums take the memory of one float32 gradient, for any k; what a second graph and its buffers take beside them is in
-    RESULTS.md (`make bench NAME=memory`).
+    sums take the memory of one float32 gradient, for any k, from the first micro-batch to the last one: while gradients
+    are exchanged and applied they have none. What all takes together is in RESULTS.md (`make bench NAME=memory`).
 
     Source: the order of the samples is that of `pipelines.dataset.order.rank_parts`.
     """
@@ -42,8 +42,12 @@ class Accumulation:
         self.micro_batches = micro_batches
         self._statistics = [variable.value for variable in moving_statistics(model)]
         self._loss = tf.Variable(0.0, trainable=False, name="loss_sum")
-        self._gradients = [_zeros_like(variable) for variable in model.trainable_variables]
-        self._statistics_sums = [_zeros_like(variable) for variable in self._statistics]
+        # Without a shape, so that they can be let go of between steps.
+        self._gradients = [
+            tf.Variable(_nothing(), trainable=False, shape=tf.TensorShape(None)) for _ in model.trainable_variables
+        ]
+        self._has_gradients = tf.Variable(False, trainable=False, name="has_gradients")
+        self._statistics_sums = [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._statistics]
 
     def statistics_before(self) -> list[tf.Tensor]:
         """The moving statistics, read before a micro-batch moves them."""
@@ -58,31 +62,51 @@ class Accumulation:
             before: What `statistics_before` returned.
         """
         self._loss.assign_add(loss)
-        for total, gradient in zip(self._gradients, gradients, strict=True):
-            total.assign_add(gradient)
+
+        def add() -> bool:
+            for total, gradient in zip(self._gradients, gradients, strict=True):
+                total.assign_add(gradient)
+            return True
+
+        def begin() -> bool:
+            for total, gradient in zip(self._gradients, gradients, strict=True):
+                total.assign(gradient)
+            return True
+
+        tf.cond(self._has_gradients, add, begin)
+        self._has_gradients.assign(True)
         for total, statistic, start in zip(self._statistics_sums, self._statistics, before, strict=True):
             total.assign_add(statistic)
             statistic.assign(start)
 
     def finish(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor]) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Take the last micro-batch of a step; return loss and gradients of the step, and begin with zeros again."""
+        """Take the last micro-batch of a step; return loss and gradients of the step, and begin again."""
         share = 1.0 / self.micro_batches
         for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
             statistic.assign((total + statistic) * share)
             total.assign(tf.zeros_like(total))
         mean = (self._loss + loss) * share
         self._loss.assign(0.0)
-        means = [(total + gradient) * share for total, gradient in zip(self._gradients, gradients, strict=True)]
-        for total in self._gradients:
-            total.assign(tf.zeros_like(total))
+        means = [
+            (tf.ensure_shape(total.read_value(), gradient.shape) + gradient) * share
+            for total, gradient in zip(self._gradients, gradients, strict=True)
+        ]
+        self._let_go()
         return mean, means
 
     def reset(self) -> None:
-        """Begin with zeros, whatever an unfinished step has left; outside a graph."""
+        """Begin again, whatever an unfinished step has left; outside a graph."""
         self._loss.assign(0.0)
-        for total in [*self._gradients, *self._statistics_sums]:
+        for total in self._statistics_sums:
             total.assign(tf.zeros_like(total))
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Give the memory of the sums back."""
+        for total in self._gradients:
+            total.assign(_nothing())
+        self._has_gradients.assign(False)
 
 
-def _zeros_like(variable: tf.Variable | keras.Variable) -> tf.Variable:
-    return tf.Variable(tf.zeros(variable.shape), trainable=False)
+def _nothing() -> tf.Tensor:
+    return tf.zeros((0,))
