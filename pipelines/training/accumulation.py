@@ -87,6 +87,8 @@ class Accumulation:
             total.assign(tf.zeros_like(total))
         mean = (self._loss + loss) * share
         self._loss.assign(0.0)
+        if self.micro_batches == 1:
+            return mean, list(gradients)
         means = [
             (tf.ensure_shape(total.read_value(), gradient.shape) + gradient) * share
             for total, gradient in zip(self._gradients, gradients, strict=True)
