@@ -3,7 +3,7 @@
 import math
 from typing import TYPE_CHECKING
 
-from conf.modes import DelayedConfig, LocalConfig, shards_optimizer
+from conf.modes import DelayedConfig, LocalConfig, PipelineConfig, shards_optimizer
 
 if TYPE_CHECKING:
     from conf.schema import RunConfig
@@ -23,6 +23,8 @@ def check_mode(config: "RunConfig") -> None:
         _check_delayed(config)
     if shards_optimizer(config.training.mode):
         _check_shards(config)
+    if isinstance(config.training.mode, PipelineConfig):
+        _check_pipeline(config, config.training.mode)
 
 
 def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
@@ -135,4 +137,53 @@ def _check_shards(config: "RunConfig") -> None:
         raise ValueError(
             f"exchange.codec={codec} gives every worker all of the mean gradient, and training.mode.shard_optimizer="
             "true gives each one its part, in float32: set exchange.codec=none or training.mode=synchronous"
+        )
+
+
+def _check_pipeline(config: "RunConfig", mode: PipelineConfig) -> None:
+    training, workers = config.training, config.launch.num_workers
+    if workers % mode.stages:
+        raise ValueError(
+            f"launch.num_workers={workers} does not divide into pipelines of training.mode.stages={mode.stages} "
+            f"workers: set a multiple of {mode.stages}"
+        )
+    if config.exchange.codec.name != "none":
+        raise ValueError(
+            f"exchange.codec={config.exchange.codec.name} keeps what is left to send by worker, and with "
+            "training.mode=pipeline workers hold different stages: set exchange.codec=none"
+        )
+    if training.precision == "float16":
+        raise ValueError(
+            "training.precision=float16 skips the step whose gradients overflow on any worker, and with "
+            "training.mode=pipeline each stage updates alone: set training.precision=bfloat16 or float32"
+        )
+    if training.gradient_clipping is not None:
+        raise ValueError(
+            f"training.gradient_clipping={training.gradient_clipping} is for the norm over all layers, and with "
+            "training.mode=pipeline no worker has all gradients: set training.gradient_clipping=null"
+        )
+    if training.ema is not None:
+        raise ValueError(
+            f"training.ema={training.ema} averages the weights of the whole network after every step, and with "
+            "training.mode=pipeline each worker has those of its stage: set training.ema=null"
+        )
+    if config.model.batch_norm_ranks != 1:
+        raise ValueError(
+            f"model.batch_norm_ranks={config.model.batch_norm_ranks} sums over workers with the same layers, and with "
+            "training.mode=pipeline consecutive workers hold different ones: set model.batch_norm_ranks=1"
+        )
+    if config.input.resolution_schedule:
+        raise ValueError(
+            "input.resolution_schedule changes the size of images, and with training.mode=pipeline the tensors between "
+            "the stages have one size: set input.resolution_schedule=[]"
+        )
+    if training.trace_steps is not None:
+        raise ValueError(
+            f"training.trace_steps={training.trace_steps} records steps that are one graph, and with "
+            "training.mode=pipeline each tick is one: set training.trace_steps=null"
+        )
+    if config.launch.recover == "in_place":
+        raise ValueError(
+            "launch.recover=in_place replaces one worker by a spare that computes as any other, and with "
+            "training.mode=pipeline the others hold other stages: set launch.recover=restart, and launch.retries"
         )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from conf.codecs import DGCConfig
-from conf.modes import LocalConfig, SynchronousConfig
+from conf.modes import LocalConfig, PipelineConfig, SynchronousConfig
 from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
 from conf.section import Section
@@ -37,6 +37,11 @@ def _resumes_by_id(config: RunConfig) -> bool:
 
 def _is_alone(config: RunConfig) -> bool:
     return config.launch.num_workers == 1
+
+
+def _is_one_pipeline(config: RunConfig) -> bool:
+    mode, workers = config.training.mode, config.launch.num_workers
+    return isinstance(mode, PipelineConfig) and workers == mode.stages
 
 
 def _is_one_rank_of_all(config: RunConfig) -> bool:
@@ -99,6 +104,7 @@ RULES = (
     Rule("model.batch_norm_ranks", _is_one_rank_of_all, _ALONE, per_run=True),
     Rule("launch.exchange_timeout_seconds", _is_alone, _ALONE, per_run=True),
     Rule("exchange.bucket_mib", _is_alone, _ALONE, per_run=True),
+    Rule("exchange.bucket_mib", _is_one_pipeline, "one pipeline exchanges no gradients", per_run=True),
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),

@@ -52,7 +52,15 @@ class DelayedConfig(Member):
     name: Literal["delayed"] = "delayed"
 
 
-ModeConfig = Annotated[SynchronousConfig | LocalConfig | DelayedConfig, Field(discriminator="name")]
+class PipelineConfig(Member):
+    """Some consecutive workers hold one copy of the network, each a stage, and pass micro-batches on (GPipe)."""
+
+    name: Literal["pipeline"] = "pipeline"
+    stages: int = Field(default=2, ge=2, le=4)
+    """Workers of one pipeline, which divide launch.num_workers; training.accumulation_steps are its micro-batches."""
+
+
+ModeConfig = Annotated[SynchronousConfig | LocalConfig | DelayedConfig | PipelineConfig, Field(discriminator="name")]
 
 MODE_NAMES = member_names(ModeConfig)
 

@@ -12,6 +12,7 @@ from conf.evaluate import EvaluateConfig
 from conf.exchange import ExchangeConfig
 from conf.input import InputConfig
 from conf.launch import LaunchConfig
+from conf.modes import PipelineConfig, SynchronousConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
 from conf.probe import ProbeConfig
@@ -179,10 +180,29 @@ class RunConfig(Section):
     def global_batch_size(self) -> int:
         """Samples per optimizer step over all workers."""
         training = self.training
-        product = training.batch_size_per_worker * self.launch.num_workers * training.accumulation_steps
+        product = training.batch_size_per_worker * self.copies(self.launch.num_workers) * training.accumulation_steps
         return training.global_batch_size or product
 
+    def copies(self, workers: int) -> int:
+        """Number of copies of the model that so many workers train, each on samples of its own."""
+        mode = self.training.mode
+        return workers // mode.stages if isinstance(mode, PipelineConfig) else workers
+
+    def with_whole_networks(self) -> "RunConfig":
+        """The same global batch where every worker trains the whole network, for what trains in no other way."""
+        if not isinstance(self.training.mode, PipelineConfig):
+            return self
+        training = {
+            "mode": SynchronousConfig(),
+            "accumulation_steps": 1,
+            "global_batch_size": self.global_batch_size,
+        }
+        return self.model_copy(update={"training": self.training.model_copy(update=training)})
+
     def accumulation_steps(self, workers: int) -> int | None:
-        """Micro-batches per optimizer step on each of so many workers; None if the global batch does not divide."""
-        steps, left = divmod(self.global_batch_size, workers * self.training.batch_size_per_worker)
+        """Micro-batches per optimizer step of each copy of the model; None if so many workers cannot divide it all."""
+        mode, copies = self.training.mode, self.copies(workers)
+        if not copies or (isinstance(mode, PipelineConfig) and workers % mode.stages):
+            return None
+        steps, left = divmod(self.global_batch_size, copies * self.training.batch_size_per_worker)
         return None if left else steps

@@ -19,7 +19,8 @@ class TrainingConfig(Section):
     batch_size_per_worker: int = Field(default=32, gt=0)
     """Samples that one worker holds at a time: those of one micro-batch, over which batch norm takes its statistics."""
     accumulation_steps: int = Field(default=1, gt=0)
-    """Micro-batches per optimizer step and worker; times batch size and launch.num_workers it is the global batch."""
+    """Micro-batches per optimizer step and worker; times batch size and launch.num_workers it is the global batch. With
+    training.mode=pipeline those of a pipeline, and times the number of pipelines."""
     global_batch_size: int | None = Field(default=None, gt=0)
     """Samples per optimizer step over all workers, in place of accumulation_steps, which then follows from it; null:
     the product."""

@@ -28,7 +28,7 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
         at_most: No larger batch is tried; None: up to each worker's share of the training split.
         result: Filled in while the job runs.
     """
-    config = with_absolute_paths(_with_smallest_batch(config))
+    config = with_absolute_paths(_with_smallest_batch(config.with_whole_networks()))
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     share = manifest.splits[TRAINING_SPLIT].rows // config.launch.num_workers

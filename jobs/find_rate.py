@@ -44,7 +44,7 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
         rates: Rising learning rates.
         result: Filled in while the job runs.
     """
-    config = with_absolute_paths(config)
+    config = with_absolute_paths(config.with_whole_networks())
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     runs.check_store()  # before Spark, which takes seconds to start

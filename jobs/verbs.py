@@ -125,6 +125,7 @@ VERBS = {
             "training.batch_size_per_worker",
             "training.accumulation_steps",
             "training.global_batch_size",
+            "training.mode",  # which decides how many workers take samples of their own
             "launch.num_workers",
         ),
     ),

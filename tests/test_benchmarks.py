@@ -65,6 +65,8 @@ KEYS = {
         "shard_bytes_per_parameter",
         "shard_bytes_formula",
         "shard_optimizers",
+        "pipeline_idle_share",
+        "pipeline_idle_formula",
         "ranks",
         "cores",
     },

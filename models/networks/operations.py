@@ -1,7 +1,7 @@
 """How many floating-point operations a network needs."""
 
 import math
-from collections.abc import Iterator
+from typing import Any
 
 import keras
 
@@ -28,22 +28,17 @@ def forward_flops(model: keras.Model) -> int:
 
     Source: He et al. 2015, table 1, counts multiplications with their additions once: half of this.
     """
-    return sum(_flops_of(layer) for layer in _layers(model))
+    return sum(layer_flops(layer) for layer in model.layers)
 
 
-def _layers(model: keras.Model) -> Iterator[keras.layers.Layer]:
-    for layer in model.layers:
-        if isinstance(layer, keras.Model):
-            yield from _layers(layer)
-        else:
-            yield layer
-
-
-def _flops_of(layer: keras.layers.Layer) -> int:
-    if isinstance(layer, keras.layers.Dense):
-        return 2 * int(math.prod(layer.kernel.shape) * math.prod(layer.output.shape[1:-1]))
-    if not isinstance(layer, _CONVOLUTIONS):
+def layer_flops(operation: Any) -> int:
+    """Count those of one layer, or of a nested model, as `forward_flops` does; 0 for any other operation."""
+    if isinstance(operation, keras.Model):
+        return forward_flops(operation)
+    if isinstance(operation, keras.layers.Dense):
+        return 2 * int(math.prod(operation.kernel.shape) * math.prod(operation.output.shape[1:-1]))
+    if not isinstance(operation, _CONVOLUTIONS):
         return 0
-    channels_first = layer.data_format == "channels_first"
-    pixels = math.prod(layer.output.shape[2:] if channels_first else layer.output.shape[1:-1])
-    return 2 * int(pixels * math.prod(layer.kernel.shape))
+    channels_first = operation.data_format == "channels_first"
+    pixels = math.prod(operation.output.shape[2:] if channels_first else operation.output.shape[1:-1])
+    return 2 * int(pixels * math.prod(operation.kernel.shape))

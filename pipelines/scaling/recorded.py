@@ -122,6 +122,8 @@ def _check(run: "RecordedRun") -> None:
             f"--run {run.run_id} was trained with input.resolution_schedule, so that its steps are of several lengths: "
             "take a training with full images only"
         )
+    if "training.mode.stages" in run.parameters:
+        raise ValueError(f"--run {run.run_id} trained with training.mode=pipeline, whose steps are not predicted")
     absent = [
         name
         for name in (*PHASES, PARAMETERS)

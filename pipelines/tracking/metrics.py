@@ -89,6 +89,7 @@ _HEADLINES = {
 """The metrics that matter most, once more. MLflow's page sorts charts by name, and these are the first ones."""
 _OF_RESOLUTION = {IMAGE_HEIGHT: "height in pixels of the images that the network was trained on"}
 _OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
+_OF_PIPELINES = {"time/idle_share": "part of the ticks so far in which rank 0 had no micro-batch to compute"}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
     "f1_macro": "mean F1 of all classes, 0 for an absent one",
@@ -115,6 +116,7 @@ def described() -> dict[str, str]:
         **{name: f"each epoch: {source} at its end, for the first charts" for name, source in _HEADLINES.items()},
         **{name: f"each epoch, with input.resolution_schedule: {line}" for name, line in _OF_RESOLUTION.items()},
         **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
+        **{name: f"each epoch, with training.mode=pipeline: {line}" for name, line in _OF_PIPELINES.items()},
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
         **{
             f"{AVERAGED_GROUP}/{name}": f"each epoch, with training.ema: of the averaged weights, {line}"

@@ -46,6 +46,7 @@ class Accumulation:
         self._gradients = [
             tf.Variable(_nothing(), trainable=False, shape=tf.TensorShape(None)) for _ in model.trainable_variables
         ]
+        self._shapes = [tuple(variable.shape) for variable in model.trainable_variables]
         self._has_gradients = tf.Variable(False, trainable=False, name="has_gradients")
         self._statistics_sums = [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._statistics]
 
@@ -54,7 +55,7 @@ class Accumulation:
         return [variable.read_value() for variable in self._statistics]
 
     def add(self, loss: tf.Tensor, gradients: Sequence[tf.Tensor], before: Sequence[tf.Tensor]) -> None:
-        """Take a micro-batch that is not the last of its step.
+        """Take a micro-batch that is not the last of its step; with `mean`, any of them.
 
         Args:
             loss: Its mean loss.
@@ -89,10 +90,23 @@ class Accumulation:
         self._loss.assign(0.0)
         if self.micro_batches == 1:
             return mean, list(gradients)
-        means = [
-            (tf.ensure_shape(total.read_value(), gradient.shape) + gradient) * share
-            for total, gradient in zip(self._gradients, gradients, strict=True)
-        ]
+        means = [(total + gradient) * share for total, gradient in zip(self._sums(), gradients, strict=True)]
+        self._let_go()
+        return mean, means
+
+    def put_back(self, before: Sequence[tf.Tensor]) -> None:
+        """Undo what a forward pass has done to the moving statistics; `before` is as for `add`."""
+        for statistic, start in zip(self._statistics, before, strict=True):
+            statistic.assign(start)
+
+    def mean(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Return loss and gradients of a step whose micro-batches `add` took all, and begin again."""
+        share = 1.0 / self.micro_batches
+        for total, statistic in zip(self._statistics_sums, self._statistics, strict=True):
+            statistic.assign(total * share)
+            total.assign(tf.zeros_like(total))
+        mean, means = self._loss * share, [total * share for total in self._sums()]
+        self._loss.assign(0.0)
         self._let_go()
         return mean, means
 
@@ -102,6 +116,13 @@ class Accumulation:
         for total in self._statistics_sums:
             total.assign(tf.zeros_like(total))
         self._let_go()
+
+    def _sums(self) -> list[tf.Tensor]:
+        """The sums of gradients after at least one micro-batch, in the shapes of the variables."""
+        return [
+            tf.ensure_shape(total.read_value(), shape)
+            for total, shape in zip(self._gradients, self._shapes, strict=True)
+        ]
 
     def _let_go(self) -> None:
         """Give the memory of the sums back."""

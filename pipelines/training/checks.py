@@ -133,7 +133,14 @@ def batch_text(config: RunConfig) -> str:
     """What the global batch is made of, as text."""
     accumulated = config.accumulation_steps(config.launch.num_workers) or 1
     micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
-    return f"{config.launch.num_workers} workers{micro_batches} x {config.training.batch_size_per_worker}"
+    return f"{_copies_text(config)}{micro_batches} x {config.training.batch_size_per_worker}"
+
+
+def _copies_text(config: RunConfig) -> str:
+    """What takes samples of its own."""
+    workers = config.launch.num_workers
+    copies = config.copies(workers)
+    return f"{workers} workers" if copies == workers else f"{copies} pipelines"
 
 
 def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
@@ -191,12 +198,13 @@ def _check_validation_metric(setting: str, metric: str, config: RunConfig, manif
 
 def _check_steps(config: RunConfig, manifest: Manifest) -> None:
     rows, workers = manifest.splits[TRAINING_SPLIT].rows, config.launch.num_workers
+    copies = config.copies(workers)
     batch_size = config.training.batch_size_per_worker
     if config.accumulation_steps(workers) is None:
         raise ValueError(
             f"training.global_batch_size={config.global_batch_size} does not divide into batches of {batch_size} on "
-            f"each of {workers} workers: make it a multiple of {workers * batch_size}, or change launch.num_workers or "
-            "training.batch_size_per_worker"
+            f"each of {_copies_text(config)}: make it a multiple of {copies * batch_size}, or change "
+            "launch.num_workers or training.batch_size_per_worker"
         )
     if steps_per_epoch(rows, config.global_batch_size) == 0:
         raise ValueError(
@@ -236,7 +244,7 @@ def _check_reader(config: RunConfig, manifest: Manifest) -> None:
         return
     require("reader.name=petastorm", ["petastorm"])
     row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
-    if row_groups < config.launch.num_workers:
+    if row_groups < config.copies(config.launch.num_workers):
         raise ValueError(
             f"Petastorm's reader gives each worker whole row groups, and {config.dataset.path} has {row_groups} for "
             f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "

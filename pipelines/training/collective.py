@@ -67,17 +67,22 @@ def job_of_one() -> Iterator[None]:
 class HorovodCollective:
     """All ranks of this Horovod job; every rank must call the same operations in the same order."""
 
-    def __init__(self, group_size: int = 1) -> None:
+    def __init__(self, group_size: int = 1, *, has_peers: bool = False) -> None:
         """Join the job; a spare process joins it later, by `join`.
 
         Args:
             group_size: Number of consecutive ranks of a `group`, which divides the number of ranks; the same on every
                 rank.
+            has_peers: Whether the ranks with the same number in their groups are a group too, called `peers`.
         """
         self.rank, self.size = rank_of_job(), ranks_of_job()
         assert self.size % group_size == 0, "the driver checks that groups divide the ranks"
-        self.group = HorovodGroup(group_size)
+        number, place = divmod(self.rank, group_size)
+        self.group = HorovodGroup(place, group_size)
         """The group of ranks that this one is in."""
+        self.peers = HorovodGroup(number, self.size // group_size) if has_peers else HorovodGroup(0, 1)
+        """The ranks with the same number in their groups, in the order of the groups; this rank alone: not asked for.
+        """
         if not membership.is_spare():
             self.join()
 
@@ -96,8 +101,10 @@ class HorovodCollective:
                 return
             # All groups are made when the ranks join: each has a ring of its own, and no group waits for another one.
             groups = [hvd.ProcessSet(list(range(start, start + size))) for start in range(0, self.size, size)]
-            hvd.init(process_sets=groups)
+            crossed = [hvd.ProcessSet(list(range(start, self.size, size))) for start in range(size)]
+            hvd.init(process_sets=[*groups, *(crossed if self.peers.size > 1 else [])])
             self.group.ranks = groups[self.rank // size]
+            self.peers.ranks = crossed[self.rank % size] if self.peers.size > 1 else None
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
         """Sum each tensor over the ranks, all of them in one grouped operation.
@@ -143,10 +150,10 @@ class HorovodCollective:
             return values
         return np.asarray(hvd.allgather(tf.constant(values)))
 
-    def broadcast(self, variables: list[tf.Variable]) -> None:
-        """Set the variables to rank 0's values."""
+    def broadcast(self, variables: list[tf.Variable], root: int = 0) -> None:
+        """Set the variables to the values of one rank."""
         if self.size > 1:
-            hvd.broadcast_variables(variables, root_rank=0)
+            hvd.broadcast_variables(variables, root_rank=root)
 
     def broadcast_number(self, value: int) -> int:
         """Return rank 0's value."""
@@ -156,11 +163,11 @@ class HorovodCollective:
 
 
 class HorovodGroup:
-    """Some consecutive ranks of the job; all of them must call the same operations."""
+    """Some ranks of the job; all of them must call the same operations in the same order."""
 
-    def __init__(self, size: int) -> None:
-        """A group of so many ranks, which have not joined yet."""
-        self.size = size
+    def __init__(self, rank: int, size: int) -> None:
+        """A group of so many ranks, which have not joined yet; `rank` is the number of this one in it."""
+        self.rank, self.size = rank, size
         self.ranks: hvd.ProcessSet | None = None
         """Horovod's own, once the ranks have joined; None for a group of this rank alone."""
 
@@ -169,6 +176,25 @@ class HorovodGroup:
         if self.size == 1:
             return values
         return hvd.allreduce(values, op=hvd.Sum, name=name, process_set=self.ranks)
+
+    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
+        """Sum each tensor over the group; see `HorovodCollective`."""
+        if self.size == 1:
+            return list(tensors)
+        return list(hvd.grouped_allreduce(tensors, op=hvd.Sum, name=name, process_set=self.ranks))
+
+    def alltoall(self, tensor: tf.Tensor, splits: tf.Tensor | None = None, name: str | None = None) -> tf.Tensor:
+        """Send one section of the first axis to each rank of the group; see `HorovodCollective`."""
+        if self.size == 1:
+            return tf.identity(tensor)
+        if splits is None:
+            return hvd.alltoall(tensor, name=name, process_set=self.ranks)
+        received, _ = hvd.alltoall(tensor, splits=splits, name=name, process_set=self.ranks)
+        return received
+
+    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
+        """Concatenate the tensors of the group in rank order; their first axes may differ."""
+        return tf.identity(tensor) if self.size == 1 else hvd.allgather(tensor, name=name, process_set=self.ranks)
 
 
 def rank_of_job() -> int:

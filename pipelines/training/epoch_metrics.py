@@ -18,6 +18,7 @@ def epoch_metrics(
     loss_scale: LossScale | None,
     totals: Mapping[str, float],
     size: Size | None = None,
+    idle_share: float | None = None,
 ) -> dict[str, float]:
     """One epoch's entry of the history.
 
@@ -28,6 +29,7 @@ def epoch_metrics(
         loss_scale: Scale of the loss; None where there is none.
         totals: Metrics that count from the beginning of training.
         size: To which its images were resized; None: they were not.
+        idle_share: Part of a pipeline's ticks in which a rank computed nothing; None where there is no pipeline.
     """
     metrics = {
         "train/loss": trained.loss,
@@ -43,6 +45,8 @@ def epoch_metrics(
         metrics[IMAGE_HEIGHT] = float(size[0])
     if loss_scale is not None:
         metrics["train/skipped_steps"] = float(loss_scale.skipped)
+    if idle_share is not None:
+        metrics["time/idle_share"] = idle_share
     for group, evaluation in evaluations.items():
         metrics |= {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
     return metrics

@@ -4,8 +4,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import keras
-
 from pipelines.launch.report import StoppedOnRequest, step_done
 from pipelines.tracking.system import SystemSampler
 from pipelines.training.checkpoint import TrainingState
@@ -13,7 +11,7 @@ from pipelines.training.collective import HorovodCollective
 from pipelines.training.epoch_metrics import epoch_metrics, totals_after
 from pipelines.training.events import EpochTrained, StepTrained, tell
 from pipelines.training.gathering import gather_json
-from pipelines.training.loop import EpochResult, LossTotal, Progress, StepHooks, average_statistics, train_epoch
+from pipelines.training.loop import EpochResult, LossTotal, Progress, StepHooks, train_epoch
 from pipelines.training.observer import StepMeasurements, gather_phases
 from pipelines.training.parts import make_inputs
 from pipelines.training.phases import line_of
@@ -23,7 +21,6 @@ from pipelines.training.recovery import Recovery
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import is_over
 from pipelines.training.tracing.tracer import StepTracer
-from pipelines.training.weight_average import WeightAverage
 
 
 @dataclass(frozen=True)
@@ -90,8 +87,8 @@ class EpochSaver:
     """Writes checkpoints within an epoch; the one at its end is written when it has been evaluated."""
 
     checkpoints: Checkpoints
-    model: keras.Model
-    average: WeightAverage | None
+    come_together: Callable[[], None]
+    """The same as in `Rank`."""
     record: Record | None
     history: list[dict[str, float]]
     place: Place
@@ -104,8 +101,7 @@ class EpochSaver:
     def save(self, step: int, losses: LossTotal) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
         # A checkpoint holds one set of moving statistics, so that training is the same if it is resumed from here.
-        averages = self.average.statistics if self.average else ()
-        average_statistics(self.model, self.checkpoints.collective, averages)
+        self.come_together()
         everyones = losses.over_ranks(self.checkpoints.collective)
         if self.record is not None:
             self.record.write_steps(step)
@@ -193,7 +189,7 @@ class Epochs:
         if changes_size and self.record is not None:
             self.record.expect_compiling()
         trained = self._train_steps(place, history, keeper)
-        average_statistics(rank.parts.model, collective, rank.average.statistics if rank.average else ())
+        rank.come_together()
         evaluations = self.rank.validate()
         measured = self.measurements.take(trained)
         phases = gather_phases(measured, collective)
@@ -207,8 +203,8 @@ class Epochs:
             seconds=ended - began,
             compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
         )
-        size = rank.sizes[place.epoch]
-        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size))
+        size, idle = rank.sizes[place.epoch], rank.idle_share()
+        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, idle_share=idle))
         if self.record is not None:
             self.record.write_epoch(history, evaluations, phases, step=end, samples=samples)
             number = place.epoch + 1
@@ -225,7 +221,7 @@ class Epochs:
         """Train the steps of one epoch that are left."""
         rank, config, model = self.rank, self.rank.config, self.rank.parts.model
         every = config.training.checkpoint_every_steps
-        saver = EpochSaver(rank.checkpoints, model, rank.average, self.record, history, place, every)
+        saver = EpochSaver(rank.checkpoints, rank.come_together, self.record, history, place, every)
         batches, trainer = rank.data.batches_of(place.epoch, place.start_step), rank.trainer
         if self.tracer is not None:
             batches, trainer = self.tracer.of_batches(batches), self.tracer.of_trainer(trainer)

@@ -49,6 +49,13 @@ class Trainer:
     """Forgets what an unfinished step has left."""
     block: Callable[[int], int] = lambda step: step
     """Steps after which the ranks came together last, by steps done; see `pipelines.training.modes.mode.Mode`."""
+    stages: int = 1
+    """Number of ranks that hold one copy of the model between them, and take the same samples."""
+
+    @property
+    def copies(self) -> int:
+        """Number of copies of the model, each of which takes samples of its own."""
+        return self.collective.size // self.stages
 
 
 @dataclass(frozen=True)
@@ -186,7 +193,7 @@ def train_epoch(
                 break
             hooks.save_where_due(step, losses)
             if clock.measures and pace.is_due():
-                rate = trainer.collective.size * clock.images_per_second
+                rate = trainer.copies * clock.images_per_second
                 hooks.report(Progress(step - first_step, losses.latest, rate))
         del batch  # the reader may reuse its memory once the step has used it
         clock.begin_waiting()
@@ -195,14 +202,14 @@ def train_epoch(
         if hooks.saver is not None:
             hooks.saver.save(step, losses.total)
         raise StoppedOnRequest(f"stopped after step {step}")
-    return _result(losses, clock, trainer.collective)
+    return _result(losses, clock, trainer)
 
 
-def _result(losses: "_Losses", clock: Clock, collective: HorovodCollective) -> EpochResult:
-    total = losses.total.over_ranks(collective)
+def _result(losses: "_Losses", clock: Clock, trainer: Trainer) -> EpochResult:
+    total = losses.total.over_ranks(trainer.collective)
     return EpochResult(
         total.sum / total.count,
-        collective.size * clock.images_per_second,
+        trainer.copies * clock.images_per_second,
         clock.wait_fraction,
         clock.steps,
         clock.seconds,

@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
+from conf.modes import PipelineConfig
 from conf.schema import RunConfig
 from models.compression import kernels
 from models.compression.arithmetic.marks import Marks
@@ -20,6 +21,7 @@ from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
+from models.networks.stages import Stage, cut, parts_of_flops
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import Batch
@@ -34,6 +36,8 @@ from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.pipeline import Pipeline
+from pipelines.training.modes.ticks import idle_formula
 from pipelines.training.objective import make_loss
 from pipelines.training.recipe import (
     freeze_layers,
@@ -68,25 +72,31 @@ class Parts:
     exchange: GradientExchange
     batch_norm_bytes: int = 0
     """What batch norm over ranks adds to a step's payload: bytes of an allreduce over all ranks of the same cost."""
+    stages: Sequence[Stage] = ()
+    """Where consecutive ranks hold one copy of the model: its stages. Then `exchange` averages over the ranks with the
+    same stage."""
 
 
 def make_parts(config: RunConfig) -> Parts:
     """Join the ranks and make what each of them trains with; the initial weights are rank 0's after a broadcast."""
     if config.training.trace_steps is not None:
         allow_timeline()
-    collective = join_ranks(config.model.batch_norm_span(ranks_of_job()))
+    mode, span = config.training.mode, config.model.batch_norm_span(ranks_of_job())
+    in_stages = isinstance(mode, PipelineConfig)
+    collective = join_ranks(mode.stages if isinstance(mode, PipelineConfig) else span, has_peers=in_stages)
     # The same seed on every rank builds the same weights, and the broadcast makes sure of it.
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
     model = make_model(config, manifest)
-    if collective.group.size > 1:
+    if span > 1:
         normalise_over(model, collective.group)
     _begin_warm(config, manifest, model, collective)
     if membership.is_spare():
         _use_kernels_as_others(config)
     else:
         agree_on_kernels(config, collective)
-    exchange = make_exchange(config, collective)
+    stages = cut(model, mode.stages) if isinstance(mode, PipelineConfig) else ()
+    exchange = make_exchange(config, collective.peers if in_stages else collective)
     if config.training.trace_steps is not None:
         exchange.marks = Marks()
     optimizer = make_optimizer(
@@ -96,20 +106,23 @@ def make_parts(config: RunConfig) -> Parts:
         shards=make_shards(config, model, exchange, collective),
     )
     loss, micro_batches = make_loss(config, manifest), _micro_batches(config, collective)
-    statistics = _batch_norm_bytes(model, collective, micro_batches)
-    return Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange, statistics)
+    statistics = _batch_norm_bytes(model, collective, micro_batches) if span > 1 else 0
+    if collective.rank == 0 and stages:
+        _tell_stages(stages, micro_batches)
+    return Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange, statistics, stages)
 
 
-def join_ranks(batch_norm_span: int = 1) -> HorovodCollective:
-    """Join the job, in groups of so many ranks, on the devices that the launcher assigned."""
-    collective = HorovodCollective(batch_norm_span)
+def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollective:
+    """Join the job on the devices that the launcher assigned; the arguments are as for `HorovodCollective`."""
+    collective = HorovodCollective(group_size, has_peers=has_peers)
     use_assigned_devices()
     return collective
 
 
 def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
-    """Open the training split for this rank."""
-    rank, size = parts.collective.rank, parts.collective.size
+    """Open the training split for this rank; the ranks of a pipeline take the same samples."""
+    in_copy = len(parts.stages) or 1
+    rank, size = parts.collective.rank // in_copy, parts.collective.size // in_copy
     return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
 
 
@@ -136,6 +149,9 @@ def make_trainer(
         average: Takes the weights after every update.
         clocks: Get the times of each step.
     """
+    if parts.stages:
+        assert mode is not None, "what trains in no other way than whole networks asks for these"
+        return _make_pipeline_trainer(config, parts, schedule, stop, mode, clocks)
     model, loss, jit_compile = parts.model, parts.loss, config.training.jit_compile
     accumulation = Accumulation(model, parts.micro_batches) if parts.micro_batches > 1 else None
     step = make_train_step(
@@ -171,6 +187,47 @@ def make_trainer(
         micro_batches=parts.micro_batches,
         reset=reset,
         block=(lambda step: step) if mode is None else mode.block,
+    )
+
+
+def _make_pipeline_trainer(
+    config: RunConfig,
+    parts: Parts,
+    schedule: Schedule,
+    stop: StopAgreement | None,
+    mode: Mode,
+    clocks: StepClocks | None,
+) -> Trainer:
+    pipeline = Pipeline(
+        parts.stages,
+        parts.collective,
+        parts.loss,
+        parts.optimizer,
+        parts.exchange,
+        mode,
+        micro_batches=parts.micro_batches,
+        samples=config.training.batch_size_per_worker,
+        jit_compile=config.training.jit_compile,
+        rate_factors=make_rate_factors(config, parts.model),
+        clocks=clocks,
+    )
+
+    def reset() -> None:
+        pipeline.reset()
+        if stop is not None:
+            stop.forget()
+
+    return Trainer(
+        step=pipeline,
+        optimizer=parts.optimizer,
+        schedule=schedule,
+        collective=parts.collective,
+        stop=stop,
+        accumulate=pipeline.take,
+        micro_batches=parts.micro_batches,
+        reset=reset,
+        block=mode.block,
+        stages=len(parts.stages),
     )
 
 
@@ -286,6 +343,16 @@ def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_b
     if collective.rank == 0 and not membership.is_spare():
         log_to_driver(f"batch norm over {k} ranks adds {added:,} bytes to each step's payload")
     return added
+
+
+def _tell_stages(stages: Sequence[Stage], micro_batches: int) -> None:
+    """Say where the network is cut, and how long a stage is idle."""
+    places = ", ".join(stage.last_layer for stage in stages[:-1])
+    parts = ", ".join(f"{part:.0%}" for part in parts_of_flops(stages))
+    log_to_driver(
+        f"the network is cut into {len(stages)} stages after {places}: {parts} of the operations; with {micro_batches} "
+        f"micro-batches a stage is idle in {idle_formula(len(stages), micro_batches):.0%} of the ticks"
+    )
 
 
 def _begin_warm(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:

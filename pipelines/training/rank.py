@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import keras
@@ -17,10 +17,12 @@ from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.finders.shortage import Shortage
 from pipelines.training.input import TrainingInput
-from pipelines.training.loop import Trainer
+from pipelines.training.loop import Trainer, average_statistics
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.pipeline import Pipeline
 from pipelines.training.modes.table import make_mode
+from pipelines.training.modes.whole_model import WholeModel
 from pipelines.training.parts import Parts, make_data, make_parts, make_trainer, use_kernels
 from pipelines.training.precision import tell_precision
 from pipelines.training.rates import make_schedule
@@ -62,6 +64,21 @@ class Rank:
     validate: Validate
     checkpoints: Checkpoints
     recovery: Recovery | None
+    come_together: Callable[[], None]
+    """Gives all ranks one model, before validation and checkpoints: the moving batch-norm statistics are each rank's
+    own until then, and in a pipeline each rank trains its stage only. All ranks call it together."""
+
+    def idle_share(self) -> float | None:
+        """Part of the ticks so far in which this rank computed nothing; None: it is no stage of a pipeline."""
+        return self.trainer.step.idle_share if isinstance(self.trainer.step, Pipeline) else None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Payload of one step; see `GradientExchange.payload_bytes`."""
+        if isinstance(self.trainer.step, Pipeline):
+            return round(self.trainer.step.payload_bytes)
+        gradients = [variable.value for variable in self.parts.model.trainable_variables]
+        return self.parts.exchange.payload_bytes(gradients) + self.parts.batch_norm_bytes
 
 
 def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> Rank:
@@ -118,7 +135,15 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         validate=validate,
         checkpoints=checkpoints,
         recovery=recovery,
+        come_together=_make_come_together(parts, average),
     )
+
+
+def _make_come_together(parts: Parts, average: WeightAverage | None) -> Callable[[], None]:
+    if parts.stages:
+        return WholeModel(parts.stages, parts.optimizer, parts.collective).come_together
+    averages = average.statistics if average is not None else ()
+    return functools.partial(average_statistics, parts.model, parts.collective, averages)
 
 
 def _log_size(parts: Parts, steps: int) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from conf.modes import SynchronousConfig
+from conf.modes import PipelineConfig, SynchronousConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.remote_path import AnyPath
@@ -61,6 +61,9 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     before, after = (values.get("training.mode.outer.momentum", "0.0") for values in (then, now))
     if "0.0" in (before, after):  # without momentum there is no variable for it
         fixed.append(("training.mode.outer.momentum", before, after))
+    # A pipeline's checkpoint is that of the whole network, as synchronous training writes it.
+    alike = {SynchronousConfig().name, PipelineConfig().name}
+    fixed = [each for each in fixed if not (each[0] == "training.mode.name" and {*each[1:]} == alike)]
     differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
     if differences:
         raise ValueError(

@@ -16,7 +16,7 @@ from models.layers.resolution import training_size
 from models.networks.model import inputs_of
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.mode import Apply, Mode
 from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.weight_average import WeightAverage
 
@@ -148,6 +148,7 @@ def make_train_step(
     rule = Synchronous(optimizer, exchange) if mode is None else mode
     gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
     marks = exchange.marks
+    apply = make_apply(optimizer, variables, rate_factors=rate_factors, average=average, clocks=clocks, marks=marks)
 
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None) -> Any:
@@ -162,29 +163,44 @@ def make_train_step(
             _mark_passes(marks, begun, value, computed, together=jit_compile)
         if accumulation is not None:
             value, computed = accumulation.finish(value, computed)
-
-        def apply(means: Sequence[tf.Tensor]) -> None:
-            before = [tf.identity(variable.value) for variable, _ in rate_factors]
-            with tf.control_dependencies(means):  # the decay of weights needs no mean, and would not wait for them
-                optimizer.apply(means, variables)
-            for (variable, factor), start in zip(rate_factors, before, strict=True):
-                variable.assign(start + factor * (variable.value - start))
-            if average is not None:
-                average.update(optimizer.iterations)
-            if clocks is not None:
-                clocks.update.assign(_updated(variables) - now(means))
-            if marks is not None:
-                marks.add("optimizer", "update", now(means), _updated(variables))
-
         if loss_scale is None:
             rule.update(computed, apply)
         else:
             loss_scale.update(computed, exchange.collective, lambda: rule.update(computed, apply))
         if clocks is None:
             return value
-        return value, clocks.measure(exchange, _updated(variables) - now(computed))
+        return value, clocks.measure(exchange, updated(variables) - now(computed))
 
     compiled: Step = step if clocks is None else MeasuredStep(step, clocks)
+    return compiled
+
+
+def make_apply(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    *,
+    rate_factors: Sequence[tuple[keras.Variable, float]] = (),
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+    marks: Marks | None = None,
+) -> Apply:
+    """Return the update by one mean gradient per variable; the arguments are as for `make_train_step`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(means: Sequence[tf.Tensor]) -> None:
+        before = [tf.identity(variable.value) for variable, _ in rate_factors]
+        with tf.control_dependencies(means):  # the decay of weights needs no mean, and would not wait for them
+            optimizer.apply(means, variables)
+        for (variable, factor), start in zip(rate_factors, before, strict=True):
+            variable.assign(start + factor * (variable.value - start))
+        if average is not None:
+            average.update(optimizer.iterations)
+        if clocks is not None:
+            clocks.update.assign(updated(variables) - now(means))
+        if marks is not None:
+            marks.add("optimizer", "update", now(means), updated(variables))
+
+    compiled: Apply = apply
     return compiled
 
 
@@ -200,7 +216,7 @@ def _mark_passes(
         marks.add("compute", "backward pass", forward, now(gradients))
 
 
-def _updated(variables: Sequence[keras.Variable]) -> tf.Tensor:
+def updated(variables: Sequence[keras.Variable]) -> tf.Tensor:
     """Return the time at which all changes so far to these variables are done."""
     return now([tf.convert_to_tensor(variable.value) for variable in variables])
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from conf.modes import PipelineConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.resolution import part_sizes
@@ -66,6 +67,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     from models.layers.augmentation import AugmentedModel
     from models.layers.normalisation import batch_norms_over_ranks
     from models.networks.model import with_probabilities
+    from models.networks.stages import cut
     from pipelines.training.recipe import freeze_layers, make_model, make_rate_factors
 
     model = make_model(config, manifest)
@@ -83,6 +85,12 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
         except ValueError as error:
             setting = f"model.batch_norm_ranks={config.model.batch_norm_ranks}"
             raise ValueError(f"{setting}: {error}, or set model.batch_norm_ranks=1") from None
+    if isinstance(config.training.mode, PipelineConfig):
+        try:
+            cut(model, config.training.mode.stages)
+        except ValueError as error:
+            setting = f"training.mode.stages={config.training.mode.stages}"
+            raise ValueError(f"{setting}: {error}, or set training.mode=synchronous") from None
     try:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments

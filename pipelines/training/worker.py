@@ -180,7 +180,6 @@ def _finish(rank: Rank, record: Record, history: list[dict[str, float]]) -> Trai
     """Log the model of the chosen epoch, and that with averaged weights; on rank 0."""
     config, parts, checkpoints, steps = rank.config, rank.parts, rank.checkpoints, rank.steps
     selection, manifest, model = config.training.selection, parts.manifest, parts.model
-    gradient_bytes = parts.exchange.payload_bytes([variable.value for variable in model.trainable_variables])
     best = best_of(history, selection) if selection.model == "best" else None
     epoch = len(history) if best is None else best.epoch
     if epoch < len(history):
@@ -202,7 +201,7 @@ def _finish(rank: Rank, record: Record, history: list[dict[str, float]]) -> Trai
         model_uri,
         history,
         checkpoints.newest,
-        gradient_bytes + parts.batch_norm_bytes,
+        rank.payload_bytes,
         averaged_model_uri=averaged_model_uri(model_uri) if model_uri and rank.average else "",
         model_epoch=epoch,
         ended=tags.get("training_ended", ""),

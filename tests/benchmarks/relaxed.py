@@ -1,13 +1,13 @@
-"""What a sharded optimizer saves and costs: bytes held for each parameter, peak memory, seconds of a step.
+"""What a sharded optimizer and a pipeline save and cost: memory and seconds of a step, and a pipeline's idle ticks.
 
     make bench NAME=relaxed
     make bench NAME=relaxed ARGS=--smoke
 
-Two ranks of one core each train a ResNet-50 of 12 bands, with LARS (one moment) and with AdamW (two), with
-`training.mode={name: synchronous, shard_optimizer: true}` and without. Bytes are those of the variables of model and
-optimizer, as they lie in memory on the rank with the most, and 4 for a float32 gradient; the formula beside them is 8 +
-4/N for each moment. The peak is that of the process's resident memory. Rounds in turn; medians. `--smoke` takes a tiny
-network and one round.
+Sharded optimizer: two ranks of one core each train a ResNet-50 of 12 bands, with LARS (one moment) and with AdamW
+(two), with `training.mode={name: synchronous, shard_optimizer: true}` and without. Bytes are those of the variables of
+model and optimizer, as they lie in memory on the rank with the most, and 4 for a float32 gradient; the formula beside
+them is 8 + 4/N for each moment. The peak is that of the process's resident memory. Pipeline: see
+`relaxed_parts/pipeline.py`. Rounds in turn; medians. `--smoke` takes tiny networks and one round.
 
 The last line is JSON.
 """
@@ -20,6 +20,7 @@ import sys
 from dataclasses import asdict, dataclass
 
 import cloudpickle
+from relaxed_parts.pipeline import pipeline_figures
 
 from pipelines.launch.runner import BarrierRunner
 
@@ -133,7 +134,8 @@ def main() -> None:
     """Measure, and print the JSON line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="one round with a tiny network")
-    size = SMOKE if parser.parse_args().smoke else Size()
+    smoke = parser.parse_args().smoke
+    size = SMOKE if smoke else Size()
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     optimizers = {name: measure(size, name) for name in MOMENTS}
     figures = {
@@ -142,6 +144,7 @@ def main() -> None:
         "shard_optimizers": {
             name: {**of, "bytes_formula": 8 + 4 * MOMENTS[name] / RANKS} for name, of in optimizers.items()
         },
+        **pipeline_figures(smoke=smoke),
         "ranks": RANKS,
         "cores": os.cpu_count(),
     }

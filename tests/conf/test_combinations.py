@@ -1,5 +1,7 @@
 """Training modes beside the settings of other sections."""
 
+import re
+
 import pytest
 
 from conf.codecs import CODEC_NAMES
@@ -101,6 +103,55 @@ def test_a_sharded_optimizer_goes_with_everything_else(optimizer: str, beside: l
 def test_sharding_where_nothing_can_be_divided_is_refused(settings: list[str], reason: str) -> None:
     with pytest.raises(ValueError, match=f"training.mode.shard_optimizer=True has no effect: .*{reason}"):
         load("smoke", [SHARDED, *settings])
+
+
+PIPELINE = "training.mode={name: pipeline, stages: 2}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["launch.num_workers=3"], "launch.num_workers=3 does not divide into pipelines of training.mode.stages=2"),
+        (["exchange.codec=powersgd"], "exchange.codec=powersgd keeps what is left to send by worker"),
+        (["training.precision=float16"], "training.precision=float16 skips the step"),
+        (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
+        (["training.ema=0.9"], "training.ema=0.9 averages the weights of the whole network"),
+        (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 sums over workers with the same layers"),
+        (
+            ["input.resolution_schedule=[{until: {fraction: 0.5}, scale: 0.5}]"],
+            "input.resolution_schedule changes the size of images",
+        ),
+        (["training.trace_steps=[2, 3]"], "each tick is one: set training.trace_steps=null"),
+        (["launch.recover=in_place"], "launch.recover=in_place replaces one worker by a spare"),
+    ],
+)
+def test_what_does_not_go_with_a_pipeline_is_refused(settings: list[str], message: str) -> None:
+    load("smoke", settings)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("smoke", [*settings, PIPELINE])
+
+
+@pytest.mark.parametrize("stages", [1, 5])
+def test_a_pipeline_has_two_to_four_stages(stages: int) -> None:
+    with pytest.raises(ValueError, match="stages"):
+        load("smoke", ["launch.num_workers=20", f"training.mode={{name: pipeline, stages: {stages}}}"])
+
+
+def test_a_pipeline_takes_the_samples_of_one_worker() -> None:
+    sizes = ["launch.num_workers=6", "training.batch_size_per_worker=4", "training.accumulation_steps=5"]
+    config = load("smoke", [*sizes, "training.mode={name: pipeline, stages: 3}"])
+    assert config.global_batch_size == 2 * 4 * 5
+    # As many workers as stages, or a multiple; what they take beside each other they take one after the other.
+    assert [config.accumulation_steps(workers) for workers in (1, 2, 3, 4, 5, 6)] == [None, None, 10, None, None, 5]
+    whole = config.with_whole_networks()
+    assert (whole.training.mode.name, whole.global_batch_size, whole.accumulation_steps(5)) == ("synchronous", 40, 2)
+    assert load("smoke").with_whole_networks() == load("smoke")
+
+
+def test_a_bucket_has_no_effect_in_one_pipeline() -> None:
+    config = load("smoke", [PIPELINE, "launch.num_workers=2"])
+    with pytest.raises(ValueError, match="one pipeline exchanges no gradients"):
+        refuse_without_effect(config, ["exchange.bucket_mib"], verb="train", reads=["training", "exchange"])
 
 
 def accepts(*settings: str) -> bool:

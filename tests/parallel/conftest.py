@@ -34,31 +34,36 @@ def training_that_dies(config: RunConfig, run: Any, checkpoints: Path, deaths: S
 
     death = deaths[attempt() - 1] if attempt() <= len(deaths) else None
     if death is not None and int(os.environ["HOROVOD_RANK"]) == death.rank:
-        make, count = parts.make_train_step, 0  # type: ignore[attr-defined]
+        make, pipeline, count = parts.make_train_step, parts.Pipeline, 0  # type: ignore[attr-defined]
 
         def kill(*_: Any, **__: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
+
+        def count_step() -> None:
+            nonlocal count
+            count += 1
+            if count == death.at and not death.while_saving:
+                kill()
+            if count == death.at:
+                # The file is open and has a part of its content.
+                checkpoint_files._write_arrays = lambda file, arrays: (file.write(b"PK" * 1000), file.flush(), kill())
 
         def make_dying(*args: Any, **kwargs: Any) -> Any:
             step = make(*args, **kwargs)
 
             def dying(*batch: Any) -> Any:
-                nonlocal count
-                count += 1
-                if count == death.at and not death.while_saving:
-                    kill()
-                if count == death.at:
-                    # The file is open and has a part of its content.
-                    checkpoint_files._write_arrays = lambda file, arrays: (
-                        file.write(b"PK" * 1000),
-                        file.flush(),
-                        kill(),
-                    )
+                count_step()
                 return step(*batch)
 
             return dying
 
+        class DyingPipeline(pipeline):  # type: ignore[misc, valid-type]
+            def __call__(self, *batch: Any) -> Any:
+                count_step()
+                return super().__call__(*batch)
+
         parts.make_train_step = make_dying  # type: ignore[attr-defined]
+        parts.Pipeline = DyingPipeline  # type: ignore[attr-defined, misc]
     return worker.train_worker(config, run, checkpoints)
 
 

@@ -20,6 +20,10 @@ MODES: dict[str, Callable[..., Mode]] = {
     "synchronous": lambda model, optimizer, exchange, stop, steps_per_epoch: Synchronous(optimizer, exchange, stop),
     "local": LocalUpdates,
     "delayed": Delayed,
+    # Between the ranks that hold the same stage; what a step does within a pipeline is `pipeline.Pipeline`.
+    "pipeline": lambda model, optimizer, exchange, stop, steps_per_epoch, stages: Synchronous(
+        optimizer, exchange, stop
+    ),
 }
 """Constructors with model, optimizer, exchange, agreement to stop, steps of an epoch, and the mode's settings."""
 

@@ -79,6 +79,13 @@ def test_a_run_without_what_is_needed_is_one_line(run: RecordedRun, message: str
         measurements_of([run])
 
 
+def test_steps_of_a_pipeline_are_not_predicted() -> None:
+    run = recorded()
+    run = replace(run, parameters={**run.parameters, "training.mode.stages": "2"})
+    with pytest.raises(ValueError, match=r"trained with training\.mode=pipeline, whose steps are not predicted"):
+        measurements_of([run])
+
+
 def test_runs_of_different_models_are_refused() -> None:
     other = recorded()
     other = replace(other, metrics={**other.metrics, "summary/parameters": 2e6})

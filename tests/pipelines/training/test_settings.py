@@ -62,6 +62,15 @@ def test_what_does_not_fit_the_state_is_refused(setting: str, message: str) -> N
         check_same_training(PATH, STATE, load("smoke", [setting]), MANIFEST)
 
 
+def test_a_pipeline_and_synchronous_training_continue_each_other() -> None:
+    pipeline = load("smoke", ["training.mode={name: pipeline, stages: 2}", "training.global_batch_size=8"])
+    check_same_training(PATH, STATE, pipeline, MANIFEST)
+    check_same_training(PATH, replace(STATE, settings=recorded_settings(pipeline)), load("smoke"), MANIFEST)
+    delayed = load("smoke", ["training.mode=delayed"])
+    with pytest.raises(ValueError, match=r"training\.mode\.name was pipeline, is delayed"):
+        check_same_training(PATH, replace(STATE, settings=recorded_settings(pipeline)), delayed, MANIFEST)
+
+
 def test_another_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="the dataset's fingerprint was 0123, is "):
         check_same_training(PATH, replace(STATE, dataset_fingerprint="0123"), load("smoke"), MANIFEST)

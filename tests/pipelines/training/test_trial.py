@@ -69,6 +69,13 @@ def config_of(function: str, settings: str = "{}", *more: str) -> Any:
     return load("smoke", [f"model={{name: import, path: 'somebodys_trial:{function}', settings: {settings}}}", *more])
 
 
+def test_a_network_that_cannot_be_trained_in_stages_is_refused() -> None:
+    chosen = config_of("network", "{width: 4}", "training.mode={name: pipeline, stages: 2}")
+    message = r"training\.mode\.stages=2: import cannot be trained in stages, .* or set training\.mode=synchronous$"
+    with pytest.raises(ValueError, match=message):
+        build_parts(chosen, MANIFEST)
+
+
 def test_a_network_that_is_not_ours_trains_through_the_recipe(one_rank: Any) -> None:
     config = config_of("network", "{width: 8}")
     assert has_own_parts(config)

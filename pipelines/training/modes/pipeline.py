@@ -1,0 +1,282 @@
+"""Pipelines: consecutive ranks hold one copy of the network between them, each of them a stage of it."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from models.compression.arithmetic.graph import now
+from models.compression.exchange.compatibility import check_optimizer
+from models.compression.exchange.exchange import GradientExchange
+from models.layers.grids import Size
+from models.losses import Loss
+from models.networks.stages import Stage
+from pipelines.training.accumulation import Accumulation
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.modes.border import Border, border_bytes
+from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.ticks import Ticks
+from pipelines.training.step import Images, StepClocks, make_apply, updated
+
+_Passes = Callable[..., Any]
+
+
+class Pipeline:
+    """This rank's stage of a pipeline: a `Step`, whose method `take` is the `Accumulate` before it.
+
+        forward clock:   x(s+1, m) = stage s of x(s, m);  what it computes on the way is forgotten
+        backward clock:  stage s of x(s, m) once more, then dx(s, m) and dw(s, m) from dx(s+1, m)
+        end of a step:   the mean of dw(s) over the micro-batches, and over the same stage of all pipelines; update
+
+    N ranks are G = N / S pipelines of S consecutive ranks. A pipeline takes the samples that one of G ranks has in
+    synchronous training, in M micro-batches, and its gradients are those of that rank. A stage computes one
+    micro-batch in a tick. The forward clock moves whenever a micro-batch arrives, and on its own after the last one.
+    Every stage is idle in S - 1 of M + S - 1 ticks of both clocks, which `idle_share` counts. The last stage computes
+    in the forward clock as the others do, which gives the loss.
+
+    A rank holds what one micro-batch computes between two cuts, the tensors of all M micro-batches at the cut before
+    its stage, and the gradients of its stage. It holds all weights, and the optimizer's state of all of them, but
+    updates those of its stage only: before validation and checkpoints every rank gets the others' (`WholeModel`). So
+    these are the same as in synchronous training, and either can continue the other's checkpoints. All ranks of a
+    pipeline read its samples.
+
+    When it pays: when the activations of one micro-batch of the whole network do not fit a rank's memory, and batch
+    norm would have too few samples in a smaller one. When not: wherever they fit. A data-parallel rank is never idle,
+    and computes 3 parts for a sample (forward 1, backward 2) where a stage computes 4: by operations alone, without
+    any exchange, a pipeline has 3 M / (4 (M + S - 1)) of its speed, 60 % with 2 stages and 4 micro-batches. Measured
+    with these (ResNet-50 of 12 bands, 60 x 60 pixels, 64 samples a step in micro-batches of 16, two ranks of one
+    thread on 2 cores that had other work too): 2.9 s a step and 763 MiB on the rank that takes most, where
+    data-parallel ranks took 2.1 s and 1,128 MiB. The ranks' memory before the network was made is left out.
+
+    Source: Huang et al. 2019, "GPipe", sections 2.2 and 2.3. Batch norm takes the statistics of each micro-batch, as
+    there. Differs: the moving statistics are the mean of those after each micro-batch, as in `Accumulation`; the
+    tensors of all ranks of a pipeline go in one alltoall per tick, so that all stages move in the same ticks.
+    """
+
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        collective: HorovodCollective,
+        loss: Loss,
+        optimizer: keras.optimizers.Optimizer,
+        exchange: GradientExchange,
+        rule: Mode,
+        *,
+        micro_batches: int,
+        samples: int,
+        jit_compile: bool,
+        rate_factors: Sequence[tuple[keras.Variable, float]] = (),
+        clocks: StepClocks | None = None,
+    ) -> None:
+        """Create the sums; graphs are made when they are first called.
+
+        Args:
+            stages: All stages of the network; the collective's group has as many ranks.
+            collective: The ranks.
+            loss: Per-sample losses `(batch,)` from targets and logits.
+            optimizer: The optimizer, already built for the variables of this stage, or of all.
+            exchange: Averages the gradients of this stage over the pipelines; its state is created here.
+            rule: What is done with the means of this stage's gradients.
+            micro_batches: Micro-batches of a step, M.
+            samples: Samples of a micro-batch.
+            jit_compile: Whether XLA compiles forward and backward pass of a micro-batch.
+            rate_factors: The same as in `make_train_step`.
+            clocks: Get the figures of each step; None: nobody asks.
+
+        Raises:
+            ValueError: Codec and optimizer do not fit each other.
+        """
+        self._number = collective.group.rank
+        self.stage = stages[self._number]
+        self.ticks = Ticks(len(stages), micro_batches)
+        self._stages, self._group, self._border = stages, collective.group, Border(collective.group)
+        self._clocks, self._samples = clocks, samples
+        self.payload_bytes = _payload_bytes(stages, collective, self.ticks, samples)
+        """Bytes of an allreduce over all ranks with the same cost as what a step sends between stages and pipelines."""
+        variables = self.stage.network.trainable_variables
+        check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
+        exchange.build(variables)
+        self._sums = Accumulation(self.stage.network, micro_batches)
+        self._forward = _make_forward(self.stage, loss, self._sums, jit_compile=jit_compile)
+        self._backward = _make_backward(self.stage, loss, self._sums, jit_compile=jit_compile)
+        own = {id(variable) for variable in variables}
+        factors = [(variable, factor) for variable, factor in rate_factors if id(variable) in own]
+        apply = make_apply(optimizer, variables, rate_factors=factors, clocks=clocks)
+        self._update = self._make_update(rule, apply, exchange)
+        self._busy = self._all = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what an unfinished step has left."""
+        self._sums.reset()
+        self._begin_step()
+
+    @property
+    def idle_share(self) -> float:
+        """Part of the ticks of all steps so far in which this stage computed nothing."""
+        return 1.0 - self._busy / self._all if self._all else 0.0
+
+    def take(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> None:
+        """Take a micro-batch of the pipeline, in one tick; every rank of its group calls this together."""
+        assert size is None, "the configuration lets pipelines train on full images only"
+        if self.stage.is_first:
+            self._inputs[len(self._batches)] = images
+        # Only the first stage keeps images, and only the last one targets.
+        self._batches.append((targets if self.stage.is_last else None, seeds))
+        self._tick_forward()
+
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> tf.Tensor:
+        """Take the last micro-batch of a step, finish both clocks, and update; see `Step`."""
+        self.take(images, targets, seeds, size)
+        while self._tick < self.ticks.of_a_clock:
+            self._tick_forward()
+        for tick in range(self.ticks.of_a_clock):
+            self._tick_backward(tick)
+        self._begin_step()
+        if self._clocks is None:
+            return self._update()
+        loss, self._clocks.figures = self._update()
+        return loss
+
+    def _begin_step(self) -> None:
+        self._tick = 0
+        self._batches: list[tuple[tf.Tensor | None, tf.Tensor | None]] = []
+        self._inputs: dict[int, Any] = {}
+        self._losses: dict[int, tf.Tensor] = {}
+        self._gradients: dict[int, tf.Tensor] = {}
+
+    def _tick_forward(self) -> None:
+        tick, here, ticks = self._tick, self._number, self.ticks
+        mine, comes = ticks.forward(tick, here), ticks.forward(tick, here - 1) if here else None
+        sent = None
+        if mine is not None:
+            outputs = self._forward(self._inputs[mine], *self._batches[mine])
+            if self.stage.is_last:
+                self._losses[mine] = outputs
+            else:
+                sent = outputs
+        self._count(mine)
+        self._tick += 1
+        if self._tick == ticks.of_a_clock:  # the last stage alone has computed
+            return
+        arrives = None if comes is None else self._stages[here - 1].border
+        received = self._border.pass_on(sent, here + 1, arrives, self._samples, "pipeline_forward")
+        if comes is not None:
+            self._inputs[comes] = received
+
+    def _tick_backward(self, tick: int) -> None:
+        here, ticks = self._number, self.ticks
+        mine = ticks.backward(tick, here)
+        comes = None if self.stage.is_last else ticks.backward(tick, here + 1)
+        sent = None
+        if mine is not None:
+            loss = self._losses.pop(mine, tf.constant(0.0))
+            sent = self._backward(self._inputs.pop(mine), *self._batches[mine], self._gradients.pop(mine, None), loss)
+        self._count(mine)
+        if tick == ticks.of_a_clock - 1:  # the first stage alone has computed
+            return
+        arrives = None if comes is None else self.stage.border
+        received = self._border.pass_on(sent, here - 1, arrives, self._samples, "pipeline_backward")
+        if comes is not None:
+            self._gradients[comes] = received
+
+    def _count(self, micro_batch: int | None) -> None:
+        self._busy += micro_batch is not None
+        self._all += 1
+
+    def _make_update(
+        self, rule: Mode, apply: Callable[[Sequence[tf.Tensor]], None], exchange: GradientExchange
+    ) -> Callable[[], Any]:
+        """Return the end of a step: the loss of the pipeline on each of its ranks, and the update of this stage."""
+        sums, group, clocks, payload = self._sums, self._group, self._clocks, self.payload_bytes
+        variables = self.stage.network.trainable_variables
+
+        @tf.function
+        def update() -> Any:
+            rule.begin_step()
+            loss, gradients = sums.mean()
+            loss = group.sum(loss, "pipeline_loss")  # it is 0 on all stages but the last
+            rule.update(gradients, apply)
+            if clocks is None:
+                return loss
+            measured = clocks.measure(exchange, updated(variables) - now(gradients))
+            return loss, tf.concat([[payload], measured[1:]], 0)  # the exchange knows its own bytes only
+
+        compiled: Callable[[], Any] = update
+        return compiled
+
+
+def _make_forward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
+    """Return what computes a micro-batch, and forgets all but its outputs: the loss, or the tensor at the cut."""
+
+    def outputs(inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
+        return _outputs(stage, loss, inputs, targets, seeds)
+
+    compute = tf.function(outputs, jit_compile=True) if jit_compile else outputs
+
+    @tf.function
+    def forward(inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
+        before = sums.statistics_before()
+        found = compute(inputs, targets, seeds)
+        sums.put_back(before)  # the backward clock computes it once more, and moves them
+        return found
+
+    compiled: _Passes = forward
+    return compiled
+
+
+def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile: bool) -> _Passes:
+    """Return what computes a micro-batch once more, adds its gradients, and returns that of its inputs."""
+    variables = stage.network.trainable_variables
+
+    def gradients(
+        inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None, upstream: tf.Tensor | None
+    ) -> tuple[tf.Tensor | None, list[tf.Tensor]]:
+        with tf.GradientTape() as tape:
+            if not stage.is_first:
+                tape.watch(inputs)
+            found = _outputs(stage, loss, inputs, targets, seeds)
+        sources = [*([] if stage.is_first else [inputs]), *(variable.value for variable in variables)]
+        computed = tape.gradient(found, sources, output_gradients=upstream)
+        return (None, computed) if stage.is_first else (computed[0], computed[1:])
+
+    compute = tf.function(gradients, jit_compile=True) if jit_compile else gradients
+
+    @tf.function
+    def backward(
+        inputs: Any,
+        targets: tf.Tensor | None,
+        seeds: tf.Tensor | None,
+        upstream: tf.Tensor | None,
+        value: tf.Tensor,
+    ) -> tf.Tensor | None:
+        before = sums.statistics_before()
+        of_inputs, computed = compute(inputs, targets, seeds, upstream)
+        sums.add(value, computed, before)
+        return of_inputs
+
+    compiled: _Passes = backward
+    return compiled
+
+
+def _outputs(stage: Stage, loss: Loss, inputs: Any, targets: tf.Tensor | None, seeds: tf.Tensor | None) -> tf.Tensor:
+    found = stage(inputs, seeds)
+    return tf.reduce_mean(loss(targets, found)) if stage.is_last else found
+
+
+def _payload_bytes(stages: Sequence[Stage], collective: HorovodCollective, ticks: Ticks, samples: int) -> float:
+    """Count what all ranks send in a step, 2 (N - 1) times the payload of an allreduce over N ranks.
+
+    between pipelines: 2 (G - 1) * bytes of all gradients,    G pipelines
+    between stages:    2 G M * bytes of a micro-batch at all cuts
+    """
+    weights: int = 4 * sum(math.prod(each.shape) for stage in stages for each in stage.network.trainable_variables)
+    pipelines = collective.size // len(stages)
+    between = ticks.micro_batches * border_bytes([stage.border for stage in stages[:-1]], samples)
+    return ((pipelines - 1) * weights + pipelines * between) / (collective.size - 1)

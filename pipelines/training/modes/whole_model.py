@@ -1,0 +1,71 @@
+"""What the ranks of a pipeline must know of each other's stages before they validate or write a checkpoint."""
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from models.networks.stages import Stage
+from pipelines.training.accumulation import moving_statistics
+from pipelines.training.collective import HorovodCollective
+
+
+class WholeModel:
+    """Brings the stages together: afterwards every rank has the whole model and the whole state of the optimizer.
+
+    The moving statistics of a stage become their mean over its ranks; weights and the optimizer's state, which are
+    equal on these, come from the ranks of the first pipeline.
+    """
+
+    def __init__(
+        self, stages: Sequence[Stage], optimizer: keras.optimizers.Optimizer, collective: HorovodCollective
+    ) -> None:
+        """Find out what belongs to which stage.
+
+        Args:
+            stages: All stages of the network.
+            optimizer: Built for the variables of all of them.
+            collective: The ranks; every group has one for each stage.
+
+        Raises:
+            ValueError: A variable of the optimizer belongs to no variable of the network, or to several.
+        """
+        self._collective = collective
+        self._statistics = moving_statistics(stages[collective.group.rank].network)
+        self._of_stages = [
+            [*stage.network.variables, *_state_of(stage.network.trainable_variables, stages, optimizer)]
+            for stage in stages
+        ]
+
+    def come_together(self) -> None:
+        """Take every stage from its ranks; all ranks call this together, outside a graph."""
+        peers = self._collective.peers
+        if peers.size > 1 and self._statistics:
+            sums = peers.allreduce([tf.convert_to_tensor(each.value) for each in self._statistics])
+            for variable, total in zip(self._statistics, sums, strict=True):
+                variable.assign(total / peers.size)
+        for number, variables in enumerate(self._of_stages):
+            self._collective.broadcast([variable.value for variable in variables], root=number)
+
+
+def _state_of(
+    variables: Sequence[keras.Variable], stages: Sequence[Stage], optimizer: keras.optimizers.Optimizer
+) -> list[keras.Variable]:
+    """The optimizer's variables for some of the network's: Keras puts the path of the one before the other's name."""
+    names = {_name(each): id(each) for stage in stages for each in stage.network.trainable_variables}
+    wanted = {id(each) for each in variables}
+    counted = {id(optimizer.iterations), id(optimizer._learning_rate)}  # equal on every rank
+    found = []
+    for each in optimizer.variables:
+        if id(each) in counted:
+            continue
+        owners = [name for name in names if each.name.startswith(f"{name}_")]
+        if not owners:
+            raise ValueError(f"{optimizer.name} has a variable {each.name} that belongs to none of the network's")
+        if names[max(owners, key=len)] in wanted:
+            found.append(each)
+    return found
+
+
+def _name(variable: keras.Variable) -> str:
+    return str(variable.path).replace("/", "_")
