@@ -14,7 +14,7 @@ class Shards(Protocol):
     """How ranks divide the variables, and what travels between them; see `models.compression.exchange.shards`."""
 
     ranges: list[tuple[int, int]]
-    """Of each variable, the first element that this rank has, and the one after its last."""
+    """The first element of each variable that this rank has, and the one after its last."""
 
     def exchange(self, gradients: Sequence[tf.Tensor], learning_rate: Any = None) -> list[tf.Tensor]:
         """Return this rank's ranges of the mean gradients."""

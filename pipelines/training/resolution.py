@@ -1,4 +1,4 @@
-"""At which size of its images each epoch is trained; imports no TensorFlow, so that the driver can ask too."""
+"""The size of the images in each epoch of training; imports no TensorFlow, so that the driver can ask too."""
 
 import itertools
 import math

@@ -53,9 +53,9 @@ class Step(Protocol):
         """Return the mean loss.
 
         Args:
-            images: By group name, at full size.
-            targets: Of the samples.
-            seeds: Of the samples, as `models.layers.augmentation` has them, if the model augments.
+            images: Image groups by name, at full size.
+            targets: Targets of the samples.
+            seeds: Seeds of the samples, as `models.layers.augmentation` has them, if the model augments.
             size: To which the model resizes the images, if it does. A step is compiled once for each.
         """
         ...

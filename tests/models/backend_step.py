@@ -1,4 +1,4 @@
-"""Two training steps of every network, loss and layerwise optimizer under the backend that KERAS_BACKEND names.
+"""Training steps of every network, loss and layerwise optimizer under the backend that KERAS_BACKEND names.
 
 Needs Keras and the backend only. Usage: backend_step.py WEIGHTS.npz RESULT.npz; weights that are not there are drawn.
 """
@@ -21,13 +21,14 @@ GROUPS = [
     InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
     InputGroup("bands_20m", (12, 12, 6), "uint16", (900.0,) * 6, (400.0,) * 6),
 ]
-SAMPLES, CLASSES, RATE, UPDATES = 6, 5, 0.05, 2
+SAMPLES, CLASSES, RATE = 6, 5, 0.05
 DECAYED = {"weight_decay": 1e-4}
 NETWORKS = {
     "resnet": {"depth": 18, "width_factor": 0.125},
     "resnet_cifar": {"depth": 20, "width_factor": 0.5, "preactivation": True},
 }
-STEPS = (("lars", "multi_label", "resnet"), ("lamb", "single_label", "resnet_cifar"))
+STEPS = (("lars", "multi_label", "resnet", 2), ("lamb", "single_label", "resnet_cifar", 1))
+"""Optimizer, loss, network and number of steps."""
 SETTINGS = {
     "lars": {
         "variant": "mlperf",
@@ -107,7 +108,7 @@ def main(weights_file: str, result_file: str) -> None:
     with np.load(weights_file) as file:
         weights = dict(file)
     result: dict[str, Any] = {}
-    for name, task, network in STEPS:
+    for name, task, network, steps in STEPS:
         model = models[network]
         start = [weights[f"{network}/{number}"] for number in range(len(model.variables))]
         for variable, value in zip(model.variables, start, strict=True):
@@ -116,7 +117,7 @@ def main(weights_file: str, result_file: str) -> None:
         optimizer = OPTIMIZERS[name](excluded=small, unadapted=small, **SETTINGS[name])
         optimizer.build(model.trainable_variables)
         optimizer.learning_rate = RATE
-        for _ in range(UPDATES):
+        for _ in range(steps):
             value, found = gradients(model, task)
             optimizer.apply(found, model.trainable_variables)
         result[f"{name}/loss"] = ops.convert_to_numpy(value)

@@ -77,9 +77,8 @@ def test_a_step_under_jax_is_that_under_tensorflow(jax_python: Path, tmp_path: P
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         # By the size of what moved. In the deeper network, which LAMB trains, one input of a ReLU is so close to 0 that
-        # the backends decide differently: that changes the gradients of all earlier layers by half a percent, and those
-        # of the second step by more.
-        tolerance = 2e-3 if name.startswith("lars") else 4e-2
+        # the backends decide differently: that changes the gradients of all earlier layers by half a percent.
+        tolerance = 2e-3 if name.startswith("lars") else 2e-2
         difference, size = np.linalg.norm(found[name] - values), np.linalg.norm(values)
         assert difference <= tolerance * size + 1e-6, name
     for name in ("lars", "lamb"):

@@ -57,7 +57,7 @@ class ShardExchange:
         buckets = make_buckets(range(len(variables)), self._elements, exchange.bucket_mib)
         self._buckets = [sorted(bucket) for bucket in buckets]
         self.ranges: list[tuple[int, int]] = [(0, 0)] * len(variables)
-        """Of each variable, the first element that this rank has, and the one after its last."""
+        """The first element of each variable that this rank has, and the one after its last."""
         for bucket in self._buckets:
             start, stop = part_of(sum(self._elements[index] for index in bucket), collective.rank, collective.size)
             for index in bucket:
