@@ -261,7 +261,8 @@ def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | 
         config: The whole configuration.
         model: The model of `make_parts`.
         epoch: Index of the epoch, from 0.
-        size: Height and width at which the epoch is trained, see `pipelines.training.resolution`; None: that of the images.
+        size: Height and width at which the epoch is trained, see `pipelines.training.resolution`; None: those of the
+            images.
     """
     training = config.training
     augments = isinstance(model, AugmentedModel)
