@@ -279,8 +279,8 @@ def step_ahead(
     """Take steps of zeros in a spare, before it is a rank: the first one of a size traces, optimises and compiles.
 
     They are steps of a job of this process alone. What they change is overwritten with the state that the spare takes
-    over. A codec whose ranks gather each other's messages fails in one after encoding: what follows is then compiled
-    when the rank needs it.
+    over. A codec whose ranks gather each other's messages fails in one after encoding, and a sharded optimizer after
+    the gradients: what follows is then compiled when the rank needs it.
 
     Args:
         config: The whole configuration.

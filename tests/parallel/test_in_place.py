@@ -164,9 +164,11 @@ def test_ranks_continue_in_place_in_every_mode(
     deaths = [(1, 6, 0.0), (0, 11, 0.03), (1, 13, 0.0)]
     disturbed = trained(small_dataset, tmp_path / "disturbed", deaths, *settings, waits=True)
     assert len(list(disturbed.folder.glob("death-*"))) == 3
+    # A spare alone gets all means, where the graph of a sharded optimizer takes the part of one of two ranks.
+    taken = "took a part of a step ahead" if "shard_optimizer" in settings[0] else "took a step ahead ("
     for rank, count in enumerate((1, 2)):
         log = (disturbed.folder / "logs" / f"rank-{rank}.log").read_text()
-        assert log.count("took a step ahead (") >= count
+        assert log.count(taken) >= count
     check_equal(disturbed, expected, mlflow_store, weights)
 
 
