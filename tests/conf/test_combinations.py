@@ -8,6 +8,7 @@ from conf.codecs import CODEC_NAMES
 from conf.combinations import check_length
 from conf.effect import refuse_without_effect
 from conf.load import load
+from conf.modes import SynchronousConfig
 from conf.optimizers import OPTIMIZER_NAMES
 
 LOCAL = "training.mode={name: local, every_steps: 4}"
@@ -90,7 +91,9 @@ def test_only_synchronous_training_shards_its_optimizer(mode: str) -> None:
     ],
 )
 def test_a_sharded_optimizer_goes_with_everything_else(optimizer: str, beside: list[str]) -> None:
-    load("smoke", [SHARDED, f"optimizer={optimizer}", *beside])
+    config = load("smoke", [SHARDED, f"optimizer={optimizer}", *beside])
+    assert config.optimizer.name == optimizer
+    assert config.training.mode == SynchronousConfig(shard_optimizer=True)
 
 
 @pytest.mark.parametrize(
