@@ -49,27 +49,34 @@ def job(
 
     def meet() -> None:
         """Raise ConnectionError where another rank has died."""
-        name = f"{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}-{step}"
+        port = os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+        name = f"{port}-{step}"
         (place / f"{name}-{rank}").touch()
         while True:
             # Who is dead comes first: a rank that has met the others and died after that has left its file.
-            dead = [other for other in range(size) if not is_alive((place / f"pid-{other}").read_text())]
+            dead = [other for other in range(size) if not is_alive(place / f"pid-{port}-{other}")]
             if all((place / f"{name}-{other}").exists() for other in range(size)):
                 return
             if dead:
                 raise ConnectionError("gloo/transport: Connection closed by peer")
             time.sleep(0.01)
 
-    def is_alive(pid: str) -> bool:
+    def is_alive(file: Path) -> bool:
+        """Whether the process that has joined in this round lives; its spare joins in a later one."""
+        if not file.exists():
+            return True
         try:
-            return ") Z " not in Path("/proc", pid, "stat").read_text()
+            return ") Z " not in Path("/proc", file.read_text(), "stat").read_text()
         except (FileNotFoundError, ProcessLookupError):
             return False
 
-    new = place / f"new-{rank}"
-    new.write_text(str(os.getpid()))
-    new.rename(place / f"pid-{rank}")
-    join(step)
+    def join_others() -> None:
+        join(step)
+        new = place / f"new-{rank}"
+        new.write_text(str(os.getpid()))
+        new.rename(place / f"pid-{os.environ['HOROVOD_GLOO_RENDEZVOUS_PORT']}-{rank}")
+
+    join_others()
     while step < steps:
         fail(rank, step, len(pids))
         try:
@@ -77,7 +84,7 @@ def job(
         except ConnectionError:
             if not rejoins:
                 raise
-            join(step)
+            join_others()
             continue
         step += 1
         taken.append(step)
@@ -172,18 +179,14 @@ def test_a_spare_that_has_died_is_replaced_when_it_is_needed(tmp_path: Path) -> 
         if (rank, step, processes) == (1, 3, 1):
             import psutil
 
-            mine = psutil.Process()
+            mine, ranks = psutil.Process(), [int(file.read_text()) for file in tmp_path.glob("pid-*")]
             deadline = time.monotonic() + 60
-            while time.monotonic() < deadline:
-                others = [
-                    each
-                    for each in psutil.Process(mine.ppid()).children()
-                    if each.pid > mine.pid and "pipelines.launch.rank_main" in each.cmdline()
-                ]
-                if len(others) >= 2:
-                    break
+            spares: list[psutil.Process] = []
+            while len(spares) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
-            for each in others:
+                children = [each for each in psutil.Process(mine.ppid()).children() if each.pid not in ranks]
+                spares = [each for each in children if "pipelines.launch.rank_main" in each.cmdline()]
+            for each in spares:
                 each.kill()
             mine.kill()
 
