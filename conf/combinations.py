@@ -3,12 +3,14 @@
 import math
 from typing import TYPE_CHECKING
 
-from conf.modes import DelayedConfig, LocalConfig, PipelineConfig, shards_optimizer
+from conf.modes import DelayedConfig, LocalConfig, ParameterServerConfig, PipelineConfig, shards_optimizer
 
 if TYPE_CHECKING:
     from conf.schema import RunConfig
 
 _UPDATES_PER_AVERAGE = 10
+PUSHED_CODECS = ("none", "onebit", "topk")
+"""Codecs whose first message holds all that a worker says, for the training mode `parameter_server`."""
 
 
 def check_mode(config: "RunConfig") -> None:
@@ -25,6 +27,8 @@ def check_mode(config: "RunConfig") -> None:
         _check_shards(config)
     if isinstance(config.training.mode, PipelineConfig):
         _check_pipeline(config, config.training.mode)
+    if isinstance(config.training.mode, ParameterServerConfig):
+        _check_server(config, config.training.mode)
 
 
 def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
@@ -40,10 +44,14 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
     Raises:
         ValueError: The mode never begins.
     """
-    mode = config.training.mode
+    mode, steps = config.training.mode, config.training.epochs * steps_per_epoch
+    if isinstance(mode, ParameterServerConfig) and mode.synchrony != "backup" and mode.synchronous_steps >= steps:
+        raise ValueError(
+            f"training.mode.synchronous_steps={mode.synchronous_steps} is not before the end of the run, which has "
+            f"{steps} steps, so that workers always wait for each other: lower it, or set training.mode=synchronous"
+        )
     if not isinstance(mode, LocalConfig):
         return None
-    steps = config.training.epochs * steps_per_epoch
     if mode.local_after_steps >= steps:
         raise ValueError(
             f"training.mode.local_after_steps={mode.local_after_steps} is not before the end of the run, which has "
@@ -186,4 +194,48 @@ def _check_pipeline(config: "RunConfig", mode: PipelineConfig) -> None:
         raise ValueError(
             "launch.recover=in_place replaces one worker by a spare that computes as any other, and with "
             "training.mode=pipeline the others hold other stages: set launch.recover=restart, and launch.retries"
+        )
+
+
+def _check_server(config: "RunConfig", mode: ParameterServerConfig) -> None:
+    training, workers, codec = config.training, config.launch.num_workers, config.exchange.codec.name
+    if mode.synchrony == "backup" and mode.backup_workers >= workers:
+        raise ValueError(
+            f"training.mode.backup_workers={mode.backup_workers} of launch.num_workers={workers} leave no worker for a "
+            "step to wait for: lower it"
+        )
+    if codec not in PUSHED_CODECS:
+        raise ValueError(
+            f"exchange.codec={codec} is for an exchange among all workers, and with training.mode=parameter_server "
+            f"each pushes alone: set exchange.codec to one of {', '.join(PUSHED_CODECS)}"
+        )
+    if training.precision == "float16":
+        raise ValueError(
+            "training.precision=float16 skips the step whose gradients overflow on all workers, and with "
+            "training.mode=parameter_server each worker steps alone: set training.precision=bfloat16 or float32"
+        )
+    if training.gradient_clipping is not None:
+        raise ValueError(
+            f"training.gradient_clipping={training.gradient_clipping} is for the norm over all layers, and with "
+            "training.mode=parameter_server no shard has all gradients: set training.gradient_clipping=null"
+        )
+    if training.ema is not None:
+        raise ValueError(
+            f"training.ema={training.ema} averages the weights after every step, and with "
+            "training.mode=parameter_server workers step at different times: set training.ema=null"
+        )
+    if config.model.batch_norm_ranks != 1:
+        raise ValueError(
+            f"model.batch_norm_ranks={config.model.batch_norm_ranks} exchanges statistics in every step, and with "
+            "training.mode=parameter_server workers step at different times: set model.batch_norm_ranks=1"
+        )
+    if training.trace_steps is not None:
+        raise ValueError(
+            f"training.trace_steps={training.trace_steps} compares the same steps of all workers, and with "
+            "training.mode=parameter_server they step at different times: set training.trace_steps=null"
+        )
+    if config.launch.recover == "in_place":
+        raise ValueError(
+            "launch.recover=in_place lets a spare continue from the state of a worker, and with "
+            "training.mode=parameter_server its shard has changed since: set launch.recover=restart, and launch.retries"
         )

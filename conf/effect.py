@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from conf.codecs import DGCConfig
-from conf.modes import LocalConfig, PipelineConfig, SynchronousConfig
+from conf.modes import LocalConfig, ParameterServerConfig, PipelineConfig, SynchronousConfig
 from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
 from conf.section import Section
@@ -87,7 +87,22 @@ def _scores_with_keras(config: RunConfig) -> bool:
     return config.score.runtime == "keras"
 
 
+def _serves(config: RunConfig) -> bool:
+    return isinstance(config.training.mode, ParameterServerConfig)
+
+
+def _is_no_server(*synchronies: str) -> Callable[[RunConfig], bool]:
+    """Whether a parameter server has none of these synchronies."""
+
+    def is_other(config: RunConfig) -> bool:
+        mode = config.training.mode
+        return isinstance(mode, ParameterServerConfig) and mode.synchrony not in synchronies
+
+    return is_other
+
+
 _ALONE = "launch.num_workers=1 has no other ranks"
+_IN_LOCK_STEP = "with training.mode.synchrony=backup no gradient that is late is applied"
 _ALL_UNADAPTED = "optimizer.unadapted_roles has every role, so that no variable has a ratio of norms"
 _CONVERTS_NOTHING = "score.runtime=keras converts nothing"
 RULES = (
@@ -125,6 +140,14 @@ RULES = (
         lambda c: isinstance(c.training.mode, LocalConfig) and not c.training.mode.outer.momentum,
         "training.mode.outer.momentum=0 has nothing to look ahead with",
     ),
+    Rule("training.mode.bound", _is_no_server("ssp"), "it is the bound of training.mode.synchrony=ssp"),
+    Rule("training.mode.backup_workers", _is_no_server("backup"), "they are those of training.mode.synchrony=backup"),
+    Rule("training.mode.fetch_every", _is_no_server("async"), "only training.mode.synchrony=async fetches so rarely"),
+    Rule("training.mode.push_every", _is_no_server("async"), "only training.mode.synchrony=async pushes so rarely"),
+    Rule("training.mode.staleness_aware", _is_no_server("async", "ssp"), _IN_LOCK_STEP),
+    Rule("training.mode.synchronous_steps", _is_no_server("async", "ssp"), _IN_LOCK_STEP),
+    Rule("exchange.bucket_mib", _serves, "training.mode=parameter_server pushes each gradient by itself"),
+    Rule("exchange.codec.owner_factor", _serves, "with training.mode=parameter_server no owner sends a sum"),
     Rule(
         "warm_start.source",
         lambda c: c.training.resume_run is not None,

@@ -60,7 +60,40 @@ class PipelineConfig(Member):
     """Workers of one pipeline, which divide launch.num_workers; training.accumulation_steps are its micro-batches."""
 
 
-ModeConfig = Annotated[SynchronousConfig | LocalConfig | DelayedConfig | PipelineConfig, Field(discriminator="name")]
+class ParameterServerConfig(Member):
+    """Workers fetch weights from shards at all ranks and push gradients: Downpour, SSP, backup workers."""
+
+    name: Literal["parameter_server"] = "parameter_server"
+    synchrony: Literal["async", "ssp", "backup"] = "async"
+    """`async`: no worker waits; `ssp`: for those that are `bound` steps behind; `backup`: for all but `backup_workers`
+    in every step."""
+    bound: int = Field(default=3, ge=0)
+    """Steps by which a worker may be ahead of the slowest one, with `ssp`."""
+    backup_workers: int = Field(default=1, ge=0)
+    """Workers whose gradients no step waits for, with `backup`; 0 is synchronous training."""
+    fetch_every: int = Field(default=1, gt=0)
+    """Steps of a worker from one fetch of the weights to the next, with `async`."""
+    push_every: int = Field(default=1, gt=0)
+    """Steps of a worker whose gradients are pushed as one sum, with `async`."""
+    staleness_aware: bool = False
+    """Whether a gradient that comes later than usual is applied at a lower rate, with `async` and `ssp`."""
+    synchronous_steps: int = Field(default=0, ge=0)
+    """Number of first optimizer steps in lock step, with `async` and `ssp`."""
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor of that name; what this synchrony does not have is neutral."""
+        backup = self.synchrony == "backup"
+        return {
+            **self.model_dump(exclude={"name"}),
+            "backup_workers": self.backup_workers if backup else 0,
+            "synchronous_steps": 0 if backup else self.synchronous_steps,
+        }
+
+
+ModeConfig = Annotated[
+    SynchronousConfig | LocalConfig | DelayedConfig | PipelineConfig | ParameterServerConfig,
+    Field(discriminator="name"),
+]
 
 MODE_NAMES = member_names(ModeConfig)
 

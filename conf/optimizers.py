@@ -123,6 +123,20 @@ class AdamWConfig(OptimizerBase):
     """Added to the root of the second moment."""
 
 
+class AdagradConfig(OptimizerBase):
+    """Adagrad (Duchi et al. 2011), for gradients that come late; weight decay is beside the gradient (decoupled)."""
+
+    name: Literal["adagrad"] = "adagrad"
+    learning_rate_per_256: float | None = Field(default=0.01, gt=0)
+    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    initial_accumulator_value: float = Field(default=0.1, ge=0)
+    """Where the sum of squared gradients starts."""
+    epsilon: float = Field(default=1e-7, gt=0)
+    """Added to the sum of squared gradients."""
+
+
 class SGDConfig(OptimizerBase):
     """Momentum SGD; weight decay is beside the gradient (decoupled)."""
 
@@ -148,7 +162,7 @@ class OneBitAdamConfig(OptimizerBase):
 
 
 OptimizerConfig = Annotated[
-    LARSConfig | LAMBConfig | AdamWConfig | SGDConfig | OneBitAdamConfig, Field(discriminator="name")
+    LARSConfig | LAMBConfig | AdamWConfig | AdagradConfig | SGDConfig | OneBitAdamConfig, Field(discriminator="name")
 ]
 
 OPTIMIZER_NAMES = member_names(OptimizerConfig)

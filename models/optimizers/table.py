@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import keras
 
+from models.optimizers.adagrad import adagrad
 from models.optimizers.adamw import adamw
 from models.optimizers.lamb import lamb
 from models.optimizers.lars import lars
@@ -18,6 +19,7 @@ OPTIMIZERS: dict[str, Callable[..., keras.optimizers.Optimizer]] = {
     "lars": lars,
     "lamb": lamb,
     "adamw": adamw,
+    "adagrad": adagrad,
     "sgd": sgd,
     "onebit_adam": onebit_adam,
 }

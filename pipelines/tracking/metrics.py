@@ -90,6 +90,12 @@ _HEADLINES = {
 _OF_RESOLUTION = {IMAGE_HEIGHT: "height in pixels of the images that the network was trained on"}
 _OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
 _OF_PIPELINES = {"time/idle_share": "part of the ticks so far in which rank 0 had no micro-batch to compute"}
+_OF_PARAMETER_SERVERS = {
+    "exchange/staleness": "updates by other workers between fetch and push of a worker, mean of the pushes to rank 0",
+    "exchange/staleness_max": "largest number of them",
+    "exchange/dropped_share": "part of the pushes to rank 0 that came after their step",
+    "exchange/step_gap_max": "largest difference of two workers in steps",
+}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
     "f1_macro": "mean F1 of all classes, 0 for an absent one",
@@ -117,6 +123,10 @@ def described() -> dict[str, str]:
         **{name: f"each epoch, with input.resolution_schedule: {line}" for name, line in _OF_RESOLUTION.items()},
         **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
         **{name: f"each epoch, with training.mode=pipeline: {line}" for name, line in _OF_PIPELINES.items()},
+        **{
+            name: f"each epoch, with training.mode=parameter_server: {line}"
+            for name, line in _OF_PARAMETER_SERVERS.items()
+        },
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
         **{
             f"{AVERAGED_GROUP}/{name}": f"each epoch, with training.ema: of the averaged weights, {line}"

@@ -1,6 +1,7 @@
 """Metrics of an epoch, as the history, the checkpoints and the tracked run have them."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 from conf.schema import RunConfig
 from models.layers.grids import Size
@@ -18,7 +19,7 @@ def epoch_metrics(
     loss_scale: LossScale | None,
     totals: Mapping[str, float],
     size: Size | None = None,
-    idle_share: float | None = None,
+    of_mode: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
     """One epoch's entry of the history.
 
@@ -29,7 +30,7 @@ def epoch_metrics(
         loss_scale: Scale of the loss; None where there is none.
         totals: Metrics that count from the beginning of training.
         size: To which its images were resized; None: they were not.
-        idle_share: Part of a pipeline's ticks in which a rank computed nothing; None where there is no pipeline.
+        of_mode: Metrics that only the training mode has.
     """
     metrics = {
         "train/loss": trained.loss,
@@ -45,8 +46,7 @@ def epoch_metrics(
         metrics[IMAGE_HEIGHT] = float(size[0])
     if loss_scale is not None:
         metrics["train/skipped_steps"] = float(loss_scale.skipped)
-    if idle_share is not None:
-        metrics["time/idle_share"] = idle_share
+    metrics |= of_mode
     for group, evaluation in evaluations.items():
         metrics |= {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
     return metrics

@@ -203,8 +203,8 @@ class Epochs:
             seconds=ended - began,
             compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
         )
-        size, idle = rank.sizes[place.epoch], rank.idle_share()
-        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, idle_share=idle))
+        size, own = rank.sizes[place.epoch], rank.mode_metrics()
+        history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, of_mode=own))
         if self.record is not None:
             self.record.write_epoch(history, evaluations, phases, step=end, samples=samples)
             number = place.epoch + 1

@@ -36,7 +36,9 @@ from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.parameter_server import ParameterServer
 from pipelines.training.modes.pipeline import Pipeline
+from pipelines.training.modes.server_step import ServerStep
 from pipelines.training.modes.ticks import idle_formula
 from pipelines.training.objective import make_loss
 from pipelines.training.recipe import (
@@ -152,6 +154,8 @@ def make_trainer(
     if parts.stages:
         assert mode is not None, "what trains in no other way than whole networks asks for these"
         return _make_pipeline_trainer(config, parts, schedule, stop, mode, clocks)
+    if isinstance(mode, ParameterServer):
+        return _make_server_trainer(config, parts, schedule, stop, mode, clocks)
     model, loss, jit_compile = parts.model, parts.loss, config.training.jit_compile
     accumulation = Accumulation(model, parts.micro_batches) if parts.micro_batches > 1 else None
     step = make_train_step(
@@ -228,6 +232,36 @@ def _make_pipeline_trainer(
         reset=reset,
         block=mode.block,
         stages=len(parts.stages),
+    )
+
+
+def _make_server_trainer(
+    config: RunConfig,
+    parts: Parts,
+    schedule: Schedule,
+    stop: StopAgreement | None,
+    server: ParameterServer,
+    clocks: StepClocks | None,
+) -> Trainer:
+    step = ServerStep(
+        server,
+        parts.model,
+        parts.loss,
+        parts.optimizer,
+        micro_batches=parts.micro_batches,
+        jit_compile=config.training.jit_compile,
+        clocks=clocks,
+    )
+    return Trainer(
+        step=step,
+        optimizer=parts.optimizer,
+        schedule=schedule,
+        collective=parts.collective,
+        stop=stop,
+        accumulate=step.take,
+        micro_batches=parts.micro_batches,
+        reset=step.reset,
+        block=server.block,
     )
 
 

@@ -20,19 +20,22 @@ from pipelines.training.input import TrainingInput
 from pipelines.training.loop import Trainer, average_statistics
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.parameter_server import ParameterServer
 from pipelines.training.modes.pipeline import Pipeline
+from pipelines.training.modes.server_step import ServerStep
 from pipelines.training.modes.table import make_mode
 from pipelines.training.modes.whole_model import WholeModel
 from pipelines.training.parts import Parts, make_data, make_parts, make_trainer, use_kernels
 from pipelines.training.precision import tell_precision
 from pipelines.training.rates import make_schedule
+from pipelines.training.recipe import copy_optimizer, make_codec
 from pipelines.training.recovery import Recovery, make_recovery
 from pipelines.training.resolution import trained_sizes
 from pipelines.training.resume import Checkpoints
 from pipelines.training.scattered import whole_variables
 from pipelines.training.selection import best_step
 from pipelines.training.settings import recorded_settings
-from pipelines.training.step import StepClocks
+from pipelines.training.step import Step, StepClocks
 from pipelines.training.stop import StopAgreement
 from pipelines.training.validation import Validate, make_validation
 from pipelines.training.warm_start import dataset_names
@@ -68,15 +71,19 @@ class Rank:
     """Gives all ranks one model, before validation and checkpoints: the moving batch-norm statistics are each rank's
     own until then, and in a pipeline each rank trains its stage only. All ranks call it together."""
 
-    def idle_share(self) -> float | None:
-        """Part of the ticks so far in which this rank computed nothing; None: it is no stage of a pipeline."""
-        return self.trainer.step.idle_share if isinstance(self.trainer.step, Pipeline) else None
+    def mode_metrics(self) -> dict[str, float]:
+        """Metrics of an epoch that only the training mode has."""
+        if isinstance(self.trainer.step, Pipeline):
+            return {"time/idle_share": self.trainer.step.idle_share}
+        return self.mode.take_counts() if isinstance(self.mode, ParameterServer) else {}
 
     @property
     def payload_bytes(self) -> int:
         """Payload of one step; see `GradientExchange.payload_bytes`."""
         if isinstance(self.trainer.step, Pipeline):
             return round(self.trainer.step.payload_bytes)
+        if isinstance(self.trainer.step, ServerStep):
+            return self.trainer.step.payload_bytes
         gradients = [variable.value for variable in self.parts.model.trainable_variables]
         return self.parts.exchange.payload_bytes(gradients) + self.parts.batch_norm_bytes
 
@@ -99,7 +106,16 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
     schedule, stop, clocks = make_schedule(config, steps), StopAgreement(parts.collective), StepClocks()
     loss_scale = LossScale() if config.training.precision == "float16" else None
     average = WeightAverage(parts.model, config.training.ema) if config.training.ema is not None else None
-    mode = make_mode(config.training.mode, parts.model, parts.optimizer, parts.exchange, stop, steps_per_epoch=steps)
+    mode = make_mode(
+        config.training.mode,
+        parts.model,
+        parts.optimizer,
+        parts.exchange,
+        stop,
+        steps_per_epoch=steps,
+        copy_optimizer=functools.partial(copy_optimizer, config, parts.model),
+        codec=make_codec(config.exchange.codec, config.optimizer),
+    )
     trainer = make_trainer(
         config, parts, schedule, stop=stop, mode=mode, loss_scale=loss_scale, average=average, clocks=clocks
     )
@@ -135,15 +151,21 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         validate=validate,
         checkpoints=checkpoints,
         recovery=recovery,
-        come_together=_make_come_together(parts, average),
+        come_together=_make_come_together(parts, trainer.step, average),
     )
 
 
-def _make_come_together(parts: Parts, average: WeightAverage | None) -> Callable[[], None]:
+def _make_come_together(parts: Parts, step: Step, average: WeightAverage | None) -> Callable[[], None]:
     if parts.stages:
         return WholeModel(parts.stages, parts.optimizer, parts.collective).come_together
     averages = average.statistics if average is not None else ()
-    return functools.partial(average_statistics, parts.model, parts.collective, averages)
+
+    def come_together() -> None:
+        if isinstance(step, ServerStep):
+            step.come_together()
+        average_statistics(parts.model, parts.collective, averages)
+
+    return come_together
 
 
 def _log_size(parts: Parts, steps: int) -> None:

@@ -1,15 +1,16 @@
 """From the configuration to the pieces of one training: model, optimizer, exchange; `rates` has the schedule."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 
 from conf.augmentations import AugmentationConfig
 from conf.codecs import CodecConfig
-from conf.modes import shards_optimizer
+from conf.modes import ParameterServerConfig, shards_optimizer
 from conf.optimizers import OneBitAdamConfig, OptimizerConfig
 from conf.schema import RunConfig
 from models.compression.codec import Codec
+from models.compression.codecs.none import NoneCodec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.shards import ShardExchange
@@ -117,6 +118,29 @@ def make_optimizer(
     return optimizer
 
 
+def copy_optimizer(
+    config: RunConfig, model: keras.Model, copies: Mapping[int, keras.Variable]
+) -> tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, float]]]:
+    """Build the configured optimizer for copies of some of the model's trainable variables.
+
+    Args:
+        config: The whole configuration.
+        model: The model.
+        copies: The copies by the `id` of the variable.
+
+    Returns:
+        The optimizer, and the copies whose learning rate has a factor, each with its factor.
+    """
+    chosen = {
+        argument: [copies[id(each)] for each in variables_with_roles(model, roles) if id(each) in copies]
+        for argument, roles in config.optimizer.roles().items()
+    }
+    optimizer = OPTIMIZERS[config.optimizer.name](**chosen, **config.optimizer.arguments())
+    optimizer.build(list(copies.values()))
+    factors = [(copies[id(each)], factor) for each, factor in make_rate_factors(config, model) if id(each) in copies]
+    return optimizer, factors
+
+
 def make_shards(
     config: RunConfig, model: keras.Model, exchange: GradientExchange, collective: ScatteringCollective
 ) -> ShardExchange | None:
@@ -127,8 +151,9 @@ def make_shards(
 
 
 def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:
-    """Build the exchange from the configured codec and a collective."""
-    codec = make_codec(config.exchange.codec, config.optimizer)
+    """Build the exchange from the configured codec and a collective; to a parameter server, workers push instead."""
+    pushes = isinstance(config.training.mode, ParameterServerConfig)
+    codec = NoneCodec() if pushes else make_codec(config.exchange.codec, config.optimizer)
     return GradientExchange(codec, collective, seed=config.training.seed, **config.exchange.arguments())
 
 

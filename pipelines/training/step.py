@@ -146,7 +146,7 @@ def make_train_step(
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
     exchange.build(variables)
     rule = Synchronous(optimizer, exchange) if mode is None else mode
-    gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
+    gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
     marks = exchange.marks
     apply = make_apply(optimizer, variables, rate_factors=rate_factors, average=average, clocks=clocks, marks=marks)
 
@@ -230,7 +230,7 @@ def make_accumulate(
     loss_scale: LossScale | None = None,
 ) -> Accumulate:
     """Return the function for all micro-batches of a step but the last; the arguments are as for `make_train_step`."""
-    gradients = _gradients(model, loss, loss_scale, jit_compile=jit_compile)
+    gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
 
     @tf.function
     def accumulate(
@@ -244,7 +244,9 @@ def make_accumulate(
     return compiled
 
 
-def _gradients(model: keras.Model, loss: Loss, loss_scale: LossScale | None, *, jit_compile: bool) -> Gradients:
+def make_gradients(
+    model: keras.Model, loss: Loss, loss_scale: LossScale | None = None, *, jit_compile: bool
+) -> Gradients:
     """Return the function from a batch to its mean loss and the gradients of the trainable variables."""
     variables = model.trainable_variables
 

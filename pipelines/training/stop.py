@@ -37,6 +37,15 @@ class StopAgreement:
             self._announced = True
             self._flag.assign(1.0)
 
+    @property
+    def is_announced(self) -> bool:
+        """Whether this rank was asked to stop before its latest step began."""
+        return self._announced
+
+    def hear(self) -> None:
+        """Take note that some rank was asked to stop, where steps exchange no flags."""
+        self._requests.assign(1.0)
+
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def exchange(self) -> tf.Tensor:
         """Sum the flags, and return the sum; part of the training step's graph."""

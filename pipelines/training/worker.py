@@ -69,7 +69,7 @@ def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
     """Start at the first step, or after that of the newest checkpoint; with rank 0's record."""
     rank.checkpoints.check_folder()
     start = rank.checkpoints.restore(resumes=rank.config.training.resume_run is not None)
-    rank.mode.begin()
+    rank.mode.begin(start.step)
     record = _make_record(rank, start.step)
     facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.parts.collective)
     if record is not None:
@@ -85,7 +85,7 @@ def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
 def _take_over(rank: Rank, *, has_room: bool) -> tuple[TrainingState, Record | None]:
     """Wait for the rank to die of which this is the spare, and start after the step that all ranks have kept."""
     assert rank.recovery is not None, "the launcher holds spares where launch.recover asks for them"
-    rank.mode.begin()
+    rank.mode.begin(0)
     if rank.parts.collective.group.size == 1:  # a group of ranks is known once they have joined
         # Of a spare that is started later, some epochs are past; after the last one no step is taken.
         left = rank.sizes[newest_step(rank.checkpoint_folder) // rank.steps :]

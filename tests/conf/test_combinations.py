@@ -5,7 +5,7 @@ import re
 import pytest
 
 from conf.codecs import CODEC_NAMES
-from conf.combinations import check_length
+from conf.combinations import PUSHED_CODECS, check_length
 from conf.effect import refuse_without_effect
 from conf.load import load
 from conf.modes import SynchronousConfig
@@ -166,6 +166,71 @@ def accepts(*settings: str) -> bool:
 
 
 # Settings without which these codecs go with no optimizer.
+SERVER = "training.mode={name: parameter_server, synchrony: %s%s}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["exchange.codec=powersgd"], "exchange.codec=powersgd is for an exchange among all workers"),
+        (["training.precision=float16"], "training.precision=float16 skips the step"),
+        (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
+        (["training.ema=0.9"], "training.ema=0.9 averages the weights after every step"),
+        (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 exchanges statistics in every step"),
+        (["training.trace_steps=[2, 3]"], "training.trace_steps=[2, 3] compares the same steps of all workers"),
+        (["launch.recover=in_place"], "launch.recover=in_place lets a spare continue"),
+    ],
+)
+def test_what_does_not_go_with_a_parameter_server_is_refused(settings: list[str], message: str) -> None:
+    load("smoke", settings)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("smoke", [*settings, SERVER % ("async", "")])
+
+
+@pytest.mark.parametrize("codec", PUSHED_CODECS)
+@pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
+def test_a_parameter_server_takes_every_optimizer_and_these_codecs(codec: str, optimizer: str) -> None:
+    settings = [SERVER % ("ssp", ", bound: 0"), f"exchange.codec={codec}", f"optimizer={optimizer}"]
+    load("smoke", [*settings, "training.accumulation_steps=2", "warm_start.rate_factors={stem*: 0.1}"])
+
+
+def test_a_step_waits_for_one_worker_at_least() -> None:
+    for backup, fits in ((1, True), (2, False)):
+        settings = ["launch.num_workers=2", SERVER % ("backup", f", backup_workers: {backup}")]
+        assert accepts(*settings) == fits
+
+
+@pytest.mark.parametrize(
+    ("synchrony", "key", "value"),
+    [
+        ("async", "bound", "5"),
+        ("backup", "bound", "5"),
+        ("async", "backup_workers", "0"),
+        ("ssp", "fetch_every", "2"),
+        ("ssp", "push_every", "2"),
+        ("backup", "push_every", "2"),
+        ("backup", "staleness_aware", "true"),
+        ("backup", "synchronous_steps", "5"),
+    ],
+)
+def test_settings_of_another_synchrony_are_refused(synchrony: str, key: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"training\.mode\.{key}=\w+ has no effect"):
+        load("smoke", [SERVER % (synchrony, f", {key}: {value}")])
+
+
+@pytest.mark.parametrize("key", ["exchange.bucket_mib=2", "exchange.codec.owner_factor=3"])
+def test_settings_of_an_exchange_among_all_are_refused_with_a_parameter_server(key: str) -> None:
+    with pytest.raises(ValueError, match="has no effect"):
+        load("smoke", ["exchange.codec=topk", SERVER % ("async", ""), key])
+
+
+def test_workers_of_a_parameter_server_leave_lock_step_before_the_end() -> None:
+    settings = [SERVER % ("async", ", synchronous_steps: 20"), "training.epochs=2"]
+    assert check_length(load("smoke", settings), 11) is None
+    with pytest.raises(ValueError, match="synchronous_steps=20 is not before the end of the run, which has 20 steps"):
+        check_length(load("smoke", settings), 10)
+
+
 NEEDS = {
     "dgc": ["optimizer={name: sgd, momentum: 0.0, nesterov: false}"],
     "onebit_adam": ["optimizer={name: onebit_adam, warmup_steps: 5}", "exchange.warmup_steps=5"],

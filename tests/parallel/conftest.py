@@ -34,7 +34,7 @@ def training_that_dies(config: RunConfig, run: Any, checkpoints: Path, deaths: S
 
     death = deaths[attempt() - 1] if attempt() <= len(deaths) else None
     if death is not None and int(os.environ["HOROVOD_RANK"]) == death.rank:
-        make, pipeline, count = parts.make_train_step, parts.Pipeline, 0  # type: ignore[attr-defined]
+        make, count = parts.make_train_step, 0  # type: ignore[attr-defined]
 
         def kill(*_: Any, **__: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -57,13 +57,17 @@ def training_that_dies(config: RunConfig, run: Any, checkpoints: Path, deaths: S
 
             return dying
 
-        class DyingPipeline(pipeline):  # type: ignore[misc, valid-type]
-            def __call__(self, *batch: Any) -> Any:
-                count_step()
-                return super().__call__(*batch)
+        def dying_class(step_class: Any) -> Any:
+            class Dying(step_class):  # type: ignore[misc]
+                def __call__(self, *batch: Any) -> Any:
+                    count_step()
+                    return super().__call__(*batch)
+
+            return Dying
 
         parts.make_train_step = make_dying  # type: ignore[attr-defined]
-        parts.Pipeline = DyingPipeline  # type: ignore[attr-defined, misc]
+        parts.Pipeline = dying_class(parts.Pipeline)  # type: ignore[attr-defined, misc]
+        parts.ServerStep = dying_class(parts.ServerStep)  # type: ignore[attr-defined, misc]
     return worker.train_worker(config, run, checkpoints)
 
 

@@ -67,7 +67,7 @@ class Ring:
         rule = make_mode(config.training.mode, model, adapt, exchange, stop, steps_per_epoch=self.steps)
         loss = classification_loss("multi_label")
         step = make_train_step(model, loss, adapt, exchange, jit_compile=False, mode=rule)
-        rule.begin()
+        rule.begin(0)
         adapt.learning_rate = self.rate
         start, weights, payloads = [np.array(each) for each in model.trainable_variables], [], []
         for batch in self.batches(same=same):

@@ -144,6 +144,13 @@ class ScatterGather:
                     result = self.compressor.layout.join(parts, context.shape)
                 return result, self.memory.finish(result, memory)
 
+    def decode(self, message: Message, shape: Shape) -> tf.Tensor:
+        """Return what one rank encoded for a group of one, for a receiver that applies it without a second round."""
+        native, layout = self.compressor.native, self.compressor.layout
+        if native is not None:
+            return native.decode(message, shape)
+        return layout.join(self.compressor.decode(message, layout.part_shape(shape, 1)), shape)
+
     def after_dense(self, mean: tf.Tensor, memory: Memory, *, warming_up: tf.Tensor) -> tuple[tf.Tensor, Memory]:
         """Return what the memory returns."""
         return self.memory.after_dense(mean, memory, warming_up=warming_up)

@@ -59,7 +59,7 @@ class Delayed:
         self.own: Sequence[keras.Variable] = self._pending
         self.between: Sequence[tf.Variable] = ()
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Every rank has the same weights always."""
 
     def block(self, step: int) -> int:

@@ -93,7 +93,7 @@ class LocalUpdates:
         ]
         self.between: Sequence[tf.Variable] = self._anchors
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Take the weights of all ranks as the anchors; see `Mode`."""
         self._set_anchors()
 

@@ -36,8 +36,8 @@ class Mode(Protocol):
     between: Sequence[tf.Variable]
     """What a rank holds only until the ranks come together again, so that no checkpoint has it."""
 
-    def begin(self) -> None:
-        """Start from the weights that all ranks have now, at the start or after a checkpoint; outside a graph."""
+    def begin(self, step: int) -> None:
+        """Start from the weights that all ranks have now, after so many optimizer steps; outside a graph."""
         ...
 
     def block(self, step: int) -> int:

@@ -38,7 +38,7 @@ class Synchronous:
         self.own: Sequence[keras.Variable] = ()
         self.between: Sequence[tf.Variable] = ()
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Every rank has the same weights always."""
 
     def block(self, step: int) -> int:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 
 import keras
 
-from conf.modes import ModeConfig
+from conf.modes import ModeConfig, ParameterServerConfig
+from models.compression.codec import Codec
 from models.compression.exchange.exchange import GradientExchange
 from pipelines.training.modes.delayed import Delayed
 from pipelines.training.modes.local import LocalUpdates
 from pipelines.training.modes.mode import Mode
+from pipelines.training.modes.own_shard import CopyOptimizer
+from pipelines.training.modes.parameter_server import ParameterServer
 from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.stop import StopAgreement
 
@@ -24,6 +27,8 @@ MODES: dict[str, Callable[..., Mode]] = {
     "pipeline": lambda model, optimizer, exchange, stop, steps_per_epoch, stages: Synchronous(
         optimizer, exchange, stop
     ),
+    # What a step does is `server_step.ServerStep`.
+    "parameter_server": ParameterServer,
 }
 """Constructors with model, optimizer, exchange, agreement to stop, steps of an epoch, and the mode's settings."""
 
@@ -36,6 +41,8 @@ def make_mode(
     stop: StopAgreement,
     *,
     steps_per_epoch: int,
+    copy_optimizer: CopyOptimizer | None = None,
+    codec: Codec | None = None,
 ) -> Mode:
     """Build the configured mode.
 
@@ -46,6 +53,10 @@ def make_mode(
         exchange: The exchange between the ranks.
         stop: How the ranks agree to stop.
         steps_per_epoch: Optimizer steps of one epoch.
+        copy_optimizer: Makes the optimizer of a rank's shard, for a parameter server.
+        codec: Compresses what a worker pushes, for a parameter server.
     """
-    make = MODES[config.name]
-    return make(model, optimizer, exchange, stop, steps_per_epoch=steps_per_epoch, **config.arguments())
+    make, settings = MODES[config.name], config.arguments()
+    if isinstance(config, ParameterServerConfig):
+        settings |= {"copy_optimizer": copy_optimizer, "codec": codec}
+    return make(model, optimizer, exchange, stop, steps_per_epoch=steps_per_epoch, **settings)

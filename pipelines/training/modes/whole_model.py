@@ -8,6 +8,7 @@ import tensorflow as tf
 from models.networks.stages import Stage
 from pipelines.training.accumulation import moving_statistics
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.modes.optimizer_state import state_of
 
 
 class WholeModel:
@@ -32,8 +33,9 @@ class WholeModel:
         """
         self._collective = collective
         self._statistics = moving_statistics(stages[collective.group.rank].network)
+        trained = [variable for stage in stages for variable in stage.network.trainable_variables]
         self._of_stages = [
-            [*stage.network.variables, *_state_of(stage.network.trainable_variables, stages, optimizer)]
+            [*stage.network.variables, *state_of(stage.network.trainable_variables, trained, optimizer)]
             for stage in stages
         ]
 
@@ -46,26 +48,3 @@ class WholeModel:
                 variable.assign(total / peers.size)
         for number, variables in enumerate(self._of_stages):
             self._collective.broadcast([variable.value for variable in variables], root=number)
-
-
-def _state_of(
-    variables: Sequence[keras.Variable], stages: Sequence[Stage], optimizer: keras.optimizers.Optimizer
-) -> list[keras.Variable]:
-    """The optimizer's variables for some of the network's: Keras puts the path of the one before the other's name."""
-    names = {_name(each): id(each) for stage in stages for each in stage.network.trainable_variables}
-    wanted = {id(each) for each in variables}
-    counted = {id(optimizer.iterations), id(optimizer._learning_rate)}  # equal on every rank
-    found = []
-    for each in optimizer.variables:
-        if id(each) in counted:
-            continue
-        owners = [name for name in names if each.name.startswith(f"{name}_")]
-        if not owners:
-            raise ValueError(f"{optimizer.name} has a variable {each.name} that belongs to none of the network's")
-        if names[max(owners, key=len)] in wanted:
-            found.append(each)
-    return found
-
-
-def _name(variable: keras.Variable) -> str:
-    return str(variable.path).replace("/", "_")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.gathering import gather_json
+from pipelines.training.own_address import own_address
 
 _QUESTIONS = 25
 _SECONDS_TO_CONNECT = 5.0
@@ -38,7 +39,7 @@ def compare_clocks(collective: HorovodCollective) -> ClockOffset:
         collective: The ranks.
     """
     server = _serve(collective.size - 1) if collective.rank == 0 else None
-    address = None if server is None else [_own_address(), server.getsockname()[1]]
+    address = None if server is None else [own_address(), server.getsockname()[1]]
     host, port = gather_json(address, collective)[0]
     offset = ClockOffset(0.0, 0.0) if collective.rank == 0 else ask(host, port)
     gather_json(None, collective)  # rank 0 answers until every rank has asked
@@ -96,11 +97,3 @@ def _answer(connection: socket.socket) -> None:
                 connection.sendall(_ANSWER.pack(time.time()))
         except OSError:  # the rank has ended
             return
-
-
-def _own_address() -> str:
-    """The address at which other hosts reach this one; Horovod's Gloo binds to it too."""
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:  # a host that does not know its own name has only itself
-        return "127.0.0.1"

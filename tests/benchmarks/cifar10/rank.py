@@ -73,7 +73,7 @@ def train(method, seed, data, collective):
     mode = make_mode(config.training.mode, model, optimizer, exchange, agreement, steps_per_epoch=STEPS_PER_EPOCH)
     loss = classification_loss("single_label")
     step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
-    mode.begin()
+    mode.begin(0)
     predict = make_predict(model, jit_compile=False)
     trainer = Trainer(step, optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
     accuracies, losses, metrics, training_seconds = [], [], [], []

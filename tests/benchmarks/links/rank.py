@@ -177,7 +177,7 @@ def training_mode(method, model, optimizer, exchange, collective):
     config = TypeAdapter(ModeConfig).validate_python(method["mode"])
     exchange.build(model.trainable_variables)
     mode = make_mode(config, model, optimizer, exchange, StopAgreement(collective), steps_per_epoch=1 << 30)
-    mode.begin()
+    mode.begin(0)
     return mode
 
 

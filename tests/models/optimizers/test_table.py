@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import AdamWConfig, LAMBConfig, LARSConfig, OneBitAdamConfig, SGDConfig
+from conf.optimizers import AdagradConfig, AdamWConfig, LAMBConfig, LARSConfig, OneBitAdamConfig, SGDConfig
 from models.optimizers.table import OPTIMIZERS
 
 CONFIGS = {
@@ -15,6 +15,7 @@ CONFIGS = {
     "lars tensorflow_models": LARSConfig(variant="tensorflow_models"),
     "lamb": LAMBConfig(),
     "adamw": AdamWConfig(),
+    "adagrad": AdagradConfig(),
     "sgd": SGDConfig(),
     "onebit_adam": OneBitAdamConfig(warmup_steps=1),
 }
@@ -80,13 +81,24 @@ def sgd(w, gradients, decay):
     return w
 
 
+def adagrad(w, gradients, decay):
+    """Decay beside the gradient; the sum of squares starts at 0.3."""
+    total = np.full_like(w, 0.3)
+    for rate, g in zip(RATES, gradients, strict=True):
+        w = w - rate * decay * w
+        total = total + g * g
+        w = w - rate * g / np.sqrt(total + 1e-12)
+    return w
+
+
 @pytest.mark.parametrize(
     ("config", "reference"),
     [
         (AdamWConfig(beta_1=0.8, beta_2=0.95, epsilon=1e-12, weight_decay=0.1), adamw),
         (SGDConfig(momentum=0.7, weight_decay=0.1), sgd),
+        (AdagradConfig(initial_accumulator_value=0.3, epsilon=1e-12, weight_decay=0.1), adagrad),
     ],
-    ids=["adamw", "sgd"],
+    ids=["adamw", "sgd", "adagrad"],
 )
 def test_fifty_steps_of_keras_with_an_exclusion(config, reference):
     random = np.random.default_rng(0)

@@ -68,7 +68,7 @@ def test_nothing_is_applied_of_an_exchange_that_broke_off(
         return tf.reduce_mean(tf.square(truth - logits), axis=1)
 
     step = make_train_step(tiny_model, loss, adapt, exchange, jit_compile=False, mode=rule)
-    rule.begin()
+    rule.begin(0)
     adapt.learning_rate = RATE
     batch = ({name: tf.constant(each) for name, each in images.items()}, tf.constant(targets))
     for _ in range(2):  # the first one of `delayed` applies nothing

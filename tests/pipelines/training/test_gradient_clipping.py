@@ -12,7 +12,14 @@ from pipelines.training.loss_scale import LossScale
 from pipelines.training.recipe import make_exchange, make_optimizer
 from pipelines.training.step import make_train_step
 
-OPTIMIZERS = ["lars", "{name: lars, variant: larc}", "lamb", "adamw", "{name: sgd, momentum: 0.0, nesterov: false}"]
+OPTIMIZERS = [
+    "lars",
+    "{name: lars, variant: larc}",
+    "lamb",
+    "adamw",
+    "adagrad",
+    "{name: sgd, momentum: 0.0, nesterov: false}",
+]
 
 
 class TwoRanks:

@@ -45,7 +45,7 @@ def weights_after(optimizer: str, rate: float, factors: str, one_rank: Any) -> d
     return {layer.name: np.array(layer.kernel) for layer in model.layers if layer.weights}
 
 
-@pytest.mark.parametrize("optimizer", ["lars", "lamb", "adamw", "sgd"])
+@pytest.mark.parametrize("optimizer", ["lars", "lamb", "adamw", "adagrad", "sgd"])
 def test_a_factor_is_that_of_the_learning_rate(optimizer: str, one_rank: Any) -> None:
     both = weights_after(optimizer, 0.5, "{'sl*': 0.1}", one_rank)
     np.testing.assert_allclose(both["slow"], weights_after(optimizer, 0.05, "{}", one_rank)["slow"], rtol=2e-5)

@@ -99,6 +99,7 @@ def test_weight_decay_leaves_the_excluded_roles_out(name: str, roles: list[str],
         "sgd": "momentum: 0.0",
         "lars": "momentum: 0.0, nesterov: false",
         "adamw": "beta_1: 0.9",
+        "adagrad": "epsilon: 0.000001",
         # The ratio of an update of decay alone would be 1 / decay.
         "lamb": "unadapted_roles: [kernel, bias, gain, shift]",
     }
@@ -130,6 +131,7 @@ def test_the_optimizers_settings_reach_it(name: str, decay: float, dense_model: 
         },
         "lamb": {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-5},
         "adamw": {"beta_1": 0.8, "beta_2": 0.99, "epsilon": 1e-5},
+        "adagrad": {"initial_accumulator_value": 0.5, "epsilon": 1e-5},
         "sgd": {"momentum": 0.7, "nesterov": False},
         "onebit_adam": {"beta_1": 0.8, "beta_2": 0.99, "warmup_steps": 3},
     }

@@ -49,7 +49,7 @@ def take_steps(
     exchange.build(model.trainable_variables)
     clocks = StepClocks()
     rule: Any = make_mode(mode, model, optimizer, exchange, None, steps_per_epoch=2)  # type: ignore[arg-type]
-    rule.begin()
+    rule.begin(0)
     loss = keras.losses.mean_squared_error
     step = make_train_step(
         model, loss, optimizer, exchange, jit_compile=jit_compile, mode=rule, loss_scale=scale, clocks=clocks

@@ -1,0 +1,205 @@
+"""What a worker pushes to a parameter server: each gradient as the first message of a codec, or in float32."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite
+from models.compression.codec import Codec, Context, Memory, Message, Shape
+from models.compression.schemes.scatter_gather import ScatterGather
+
+_LENGTH = np.dtype("<u4")
+_FLOAT = np.dtype(np.float32)
+
+
+class PushCodec:
+    """Encodes a worker's gradients, and decodes those of any worker; every rank has the same one.
+
+        worker:  p = g + residual;  push Q(p);  residual = p - Q(p)
+        shard:   decode Q(p), and apply it at once: there is no second stage, as a shard does not sum for others
+
+    Everything that was pushed and the residual sum to all gradients. Tensors that are small, or of rank 0 or 1, travel
+    in float32, as in `GradientExchange`.
+
+    In bytes, a tensor is its float32 elements, or, for each array of its message, the length in 4 bytes and the array.
+    """
+
+    def __init__(
+        self, codec: Codec, names: Sequence[str], shapes: Sequence[Shape], *, rank: int, dense_below: int, seed: int
+    ) -> None:
+        """Create the residuals.
+
+        Args:
+            codec: The codec without collectives, or one of two rounds whose messages are arrays.
+            names: One for each tensor, for the state and for errors.
+            shapes: One for each tensor.
+            rank: This worker.
+            dense_below: Tensors with fewer elements travel in float32.
+            seed: Seed of all random numbers.
+
+        Raises:
+            ValueError: Messages of the codec cannot be pushed.
+        """
+        if codec.collectives and not isinstance(codec, ScatterGather):
+            raise ValueError(f"messages of codec {codec.name} are for an allreduce, and cannot be pushed")
+        self._codec, self._names, self._shapes = codec, list(names), list(shapes)
+        self._rank, self._seed = rank, seed
+        self._compressed = [
+            bool(codec.collectives) and len(shape) > 1 and math.prod(shape) >= dense_below and codec.accepts(shape)
+            for shape in shapes
+        ]
+        self._memories = [
+            self._memory(index, shape) if compressed else {}
+            for index, (shape, compressed) in enumerate(zip(self._shapes, self._compressed, strict=True))
+        ]
+        self._rate = keras.Variable(0.0, trainable=False, name="pushed_rate")
+        self._formats: dict[int, list[tuple[np.dtype[Any], Shape]]] = {}
+
+    @property
+    def state(self) -> list[keras.Variable]:
+        """What this worker has left to push, and the learning rate whose unit it has; none without residuals."""
+        residuals = [variable for memory in self._memories for variable in memory.values()]
+        return [*residuals, self._rate] if residuals else []
+
+    def residual_norm(self) -> tf.Tensor:
+        """Return the norm of all that is left to push; part of a graph."""
+        residuals = [variable.value for memory in self._memories for variable in memory.values()]
+        return tf.linalg.global_norm(residuals) if residuals else tf.constant(0.0)
+
+    def largest_bytes(self, indexes: Sequence[int]) -> int:
+        """Bytes of the largest push of these tensors, twice their float32: a message may have places beside values."""
+        return sum(8 * math.prod(self._shapes[index]) + 64 for index in indexes)
+
+    def encode(
+        self, gradients: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor | None, *, dense: bool
+    ) -> list[tuple[tf.Tensor, ...]]:
+        """Return the message of every tensor, once all are known to be finite; part of a graph.
+
+        Args:
+            gradients: Float32.
+            step: Pushes of this worker before this one, int32.
+            rate: Learning rate, where residuals change with it; None: they do not.
+            dense: Whether all tensors travel in float32.
+
+        Raises:
+            tf.errors.InvalidArgumentError: A gradient is not finite; names rank, step and tensor.
+        """
+        text = f"rank {self._rank}: {GRADIENTS_NOT_FINITE}, from optimizer step"
+        with tf.control_dependencies([check_finite(all_finite(gradients), self._names, text, step)]):
+            values = [tf.identity(gradient) for gradient in gradients]
+        if dense:
+            return [(value,) for value in values]
+        scale = self._residual_scale(rate)
+        return [
+            self._encode(index, value, step, scale) if compressed else (value,)
+            for index, (value, compressed) in enumerate(zip(values, self._compressed, strict=True))
+        ]
+
+    def pack(self, index: int, message: Sequence[NDArray[Any]], *, dense: bool) -> list[memoryview]:
+        """Return the bytes of one tensor's message, in parts."""
+        arrays = [np.ascontiguousarray(array) for array in message]
+        if dense or not self._compressed[index]:
+            return [_bytes_of(arrays[0])]
+        parts = []
+        for array in arrays:
+            parts.append(_bytes_of(np.array([array.nbytes], _LENGTH)))
+            parts.append(_bytes_of(array))
+        return parts
+
+    def unpack(self, indexes: Sequence[int], pushed: memoryview, *, dense: bool) -> list[NDArray[np.float32]]:
+        """Return the gradients of these tensors from what a worker packed, in memory of their own.
+
+        Raises:
+            ValueError: The bytes are of other tensors or of another codec.
+        """
+        found, place = [], 0
+        for index in indexes:
+            shape = self._shapes[index]
+            if dense or not self._compressed[index]:
+                length = _FLOAT.itemsize * math.prod(shape)
+                found.append(_array(pushed, place, length, _FLOAT).reshape(shape).copy())
+                place += length
+                continue
+            arrays = []
+            for dtype, static in self._format(index):
+                (length,) = _array(pushed, place, _LENGTH.itemsize, _LENGTH)
+                place += _LENGTH.itemsize
+                arrays.append(_array(pushed, place, int(length), dtype).reshape(static))
+                place += int(length)
+            found.append(self._decoder(index)(*arrays).numpy())
+        if place != len(pushed):
+            raise ValueError(f"a push of {len(pushed)} bytes has {place} that belong to its tensors")
+        return found
+
+    def _memory(self, index: int, shape: Shape) -> dict[str, keras.Variable]:
+        specs = self._codec.state_specs(shape, 1, dense=False)
+        return {
+            name: keras.Variable(tf.zeros(spec.shape), trainable=False, name=f"{name}_{index}")
+            for name, spec in specs.items()
+            if spec.scope == "worker"
+        }
+
+    def _residual_scale(self, rate: tf.Tensor | None) -> tf.Tensor:
+        if rate is None:
+            return tf.constant(1.0)
+        before = self._rate.value.read_value()
+        self._rate.assign(rate)
+        return tf.where((before > 0) & (rate > 0), before / rate, 1.0)
+
+    def _encode(self, index: int, value: tf.Tensor, step: tf.Tensor, scale: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        memory = self._memories[index]
+        before: Memory = {name: variable.value.read_value() for name, variable in memory.items()}
+        message, after = self._codec.phase(0, value, before, self._context(index, step, scale))
+        for name, variable in memory.items():
+            variable.assign(after[name])
+        return _arrays_of(message)
+
+    def _context(self, index: int, step: tf.Tensor, scale: tf.Tensor) -> Context:
+        return Context(self._shapes[index], self._rank, 1, step, self._seed, index, scale)
+
+    def _format(self, index: int) -> list[tuple[np.dtype[Any], Shape]]:
+        """Types and shapes of the arrays of a tensor's message, with -1 for what depends on the step."""
+        if index not in self._formats:
+
+            def encode(value: tf.Tensor) -> tuple[tf.Tensor, ...]:
+                memory = {name: tf.zeros(each.shape) for name, each in self._memories[index].items()}
+                context = self._context(index, tf.constant(0), tf.constant(1.0))
+                return _arrays_of(self._codec.phase(0, value, memory, context)[0])
+
+            traced = tf.function(encode, autograph=False).get_concrete_function(tf.TensorSpec(self._shapes[index]))
+            shapes = [_with_free_length(each.shape) for each in traced.outputs]
+            self._formats[index] = [
+                (np.dtype(each.dtype.as_numpy_dtype), shape) for each, shape in zip(traced.outputs, shapes, strict=True)
+            ]
+        return self._formats[index]
+
+    def _decoder(self, index: int) -> Callable[..., tf.Tensor]:
+        assert isinstance(self._codec, ScatterGather)
+        codec, shape = self._codec, self._shapes[index]
+        return lambda *arrays: codec.decode(tuple(map(tf.constant, arrays)), shape)
+
+
+def _arrays_of(message: Message) -> tuple[tf.Tensor, ...]:
+    if not isinstance(message, tuple):
+        raise ValueError("messages whose length depends on the data cannot be pushed")
+    return message
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return array.reshape(-1).data.cast("B")
+
+
+def _with_free_length(shape: tf.TensorShape) -> Shape:
+    """One row, and the last axis as long as it comes: top-k sends as many elements as the step's density says."""
+    return (*shape.as_list()[:-1], -1)
+
+
+def _array(pushed: memoryview, place: int, length: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    if place + length > len(pushed) or length % dtype.itemsize:
+        raise ValueError(f"a push of {len(pushed)} bytes ends within an array of {length}")
+    return np.frombuffer(pushed, dtype, length // dtype.itemsize, place)

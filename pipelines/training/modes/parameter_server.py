@@ -1,0 +1,341 @@
+"""A parameter server inside the ranks: workers fetch weights and push gradients, and need not wait for each other."""
+
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.compression.codec import Codec
+from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.pushes import PushCodec
+from pipelines.launch.handshake import SECRET_BYTES
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.gathering import gather_json
+from pipelines.training.modes.mode import Apply
+from pipelines.training.modes.optimizer_state import state_of
+from pipelines.training.modes.own_shard import CopyOptimizer, OwnShard, divide
+from pipelines.training.modes.shard import NO_STOP, Gradients, Shard, Synchrony
+from pipelines.training.modes.shard_client import ShardClient
+from pipelines.training.own_address import own_address
+from pipelines.training.stop import StopAgreement
+
+Messages = list[tuple[tf.Tensor, ...]]
+"""The arrays that are pushed, for each trainable variable; see `PushCodec`."""
+
+
+class ParameterServer:
+    """Every rank serves a shard of the weights from threads, and trains as a worker of all shards.
+
+        worker, in every step t:    fetch the weights w;  g = gradient of its own batch at w;  push g
+        shard, for every push:      w = optimizer's update of w by g, at the rate of the schedule over N
+
+    `synchrony` says who waits for whom:
+
+        async    nobody; the gradient may be that of weights that others have changed many times since
+        ssp      a worker that is more than `bound` steps ahead of the slowest one
+        backup   all, for the first N - b gradients of each step, of which the mean is applied as in `Synchronous`;
+                 a gradient that comes later is dropped, and its worker leaves out steps that are over
+
+    With `async` a worker may fetch and push every few steps (Downpour): between two fetches it moves its own weights by
+    its gradients, and it pushes their sum. `synchronous_steps` first steps in lock step let the weights leave the part
+    where late gradients throw them off. `staleness_aware` lowers the rate of a push that is later than N - 1 updates.
+    The usual rate is over N because N workers make N updates where a synchronous step makes one.
+
+    The optimizer is the configured one, and its state is at the shards: Adagrad is what DistBelief found best there.
+    Momentum adds to what the delay does: use less of it. Whole variables belong to a shard, and the shards are of about
+    the same size. Batch-norm statistics are each worker's own, as in all modes. At the end of an epoch, and before
+    every checkpoint, all workers wait until everything has been pushed; then every rank gets the weights and the
+    optimizer's state of all shards. So validation and checkpoints see one model, in the layout of `Synchronous`.
+
+    What equals what: `backup` without backup workers is `Synchronous`, up to the order of sums; `async` with one worker
+    is one process, digit by digit. With several workers `async` and `ssp` depend on timing and never repeat.
+
+    When it pays: where some worker is slow now and then (a shared machine), or workers come and go. A worker that is
+    always slow holds up `ssp` after `bound` steps, and every mode at the end of an epoch, as all workers have the same
+    number of samples. When not: on equal machines, where lock step takes the same time and gives a better model for the
+    same samples. Figures: README.md of this folder. On a link each rank sends and receives as many bytes as for an
+    allreduce of (push + weights) / 2; only the push can be compressed (`none`, `onebit`, `topk`).
+
+    A rank holds 4 bytes a parameter for the weights that it computes with, 4/N for those of its shard, and the
+    optimizer's state once in whole, for checkpoints, and an N-th of it at the shard.
+
+    Source: Dean et al. 2012, "Large scale distributed deep networks" (Downpour, Adagrad, warm start); Chilimbi et al.
+    2014 (Project Adam); Ho et al. 2013 (SSP); Chen et al. 2016, "Revisiting distributed synchronous SGD" (backup
+    workers); Zhang et al. 2016, "Staleness-aware async-SGD".
+    Differs: fetch, gradient and push follow one another in a worker; Downpour overlaps them. The staleness-aware rate
+    is not lowered for the usual N - 1 updates, which the rate over N covers.
+    """
+
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        exchange: GradientExchange,
+        stop: StopAgreement | None,
+        *,
+        steps_per_epoch: int,
+        copy_optimizer: CopyOptimizer,
+        codec: Codec,
+        synchrony: str,
+        bound: int,
+        backup_workers: int,
+        fetch_every: int,
+        push_every: int,
+        staleness_aware: bool,
+        synchronous_steps: int,
+    ) -> None:
+        """Serve this rank's shard, and connect to all of them; every rank calls this together.
+
+        Args:
+            model: The model that this worker computes with.
+            optimizer: Its optimizer, built, which only holds the state for checkpoints.
+            exchange: Names the ranks, and says which gradients travel in float32.
+            stop: What hears of a stop; None: training cannot be asked to stop.
+            steps_per_epoch: Optimizer steps of one epoch, which this mode does not need.
+            copy_optimizer: Makes the optimizer of this rank's shard.
+            codec: Compresses pushes.
+            synchrony: "async", "ssp" or "backup".
+            bound: See `Synchrony`.
+            backup_workers: See `Synchrony`.
+            fetch_every: Steps of a worker from one fetch to the next.
+            push_every: Steps of a worker from one push to the next.
+            staleness_aware: See `Synchrony`.
+            synchronous_steps: See `Synchrony`.
+        """
+        assert isinstance(exchange.collective, HorovodCollective)
+        self._collective, self._exchange, self._stop = exchange.collective, exchange, stop
+        self._optimizer, self._weights = optimizer, list(model.trainable_variables)
+        exchange.build(self._weights)  # checkpoints ask for its state, which nothing changes
+        rank, workers = self._collective.rank, self._collective.size
+        self.rule = Synchrony(
+            synchrony,  # type: ignore[arg-type]
+            workers,
+            bound=bound,
+            backup_workers=backup_workers,
+            staleness_aware=staleness_aware,
+            synchronous_steps=synchronous_steps,
+            push_every=push_every,
+        )
+        self._fetch_every, self._push_every = fetch_every, push_every
+        shapes = [tuple(variable.shape) for variable in self._weights]
+        self._shards = divide(shapes, workers)
+        self._codec = PushCodec(
+            codec,
+            [variable.path for variable in self._weights],
+            shapes,
+            rank=rank,
+            dense_below=exchange.dense_below,
+            seed=exchange.seed,
+        )
+        self.shared: Sequence[keras.Variable] = ()
+        self.own: Sequence[keras.Variable] = self._codec.state
+        self.between: Sequence[tf.Variable] = ()
+        self.own_shard = OwnShard(self._of(rank), self._weights, optimizer, copy_optimizer)
+        self._shard = Shard(
+            own_address(),
+            self._share_secret(),
+            self.rule,
+            decode=self._unpack,
+            update=self.own_shard.update,
+            read=self.own_shard.read,
+            largest_push=self._codec.largest_bytes(self._shards[rank]),
+        )
+        self._step = self._accrued = 0
+        self._fetched_at: int | None = None
+        self._is_begun = self._is_open = False
+        self._load = self._make_load()
+        self.figures = PushFigures()
+        self._connect()
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """Give every shard the weights and the state that all ranks have after so many steps; see `Mode`."""
+        self.own_shard.take_over()
+        self._shard.begin(step)
+        self._step, self._accrued, self._fetched_at = step, 0, None
+        self._collective.sum(np.zeros(1))  # no worker fetches from a shard that has not begun
+
+    def block(self, step: int) -> int:
+        """All workers stop after the step that the first shard names, and no other one; see `Mode`."""
+        stop_at = self._client.stop_at
+        return step if stop_at != NO_STOP and step >= stop_at else -1
+
+    def begin_step(self) -> None:
+        """Nothing: `begin_batch` does what comes before a forward pass."""
+
+    def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
+        """Never called: shards update the weights, and no graph does."""
+        raise AssertionError("a worker of a parameter server pushes its gradients")
+
+    def begin_batch(self) -> bool:
+        """Fetch the weights before the first batch of a step, where it is time to; whether the step is still open."""
+        if self._is_begun:
+            return self._is_open
+        began = time.perf_counter()
+        self.figures.begin()
+        locked = self.rule.is_lock_step(self._step)
+        due = self._fetched_at is None or locked or self._step - self._fetched_at >= self._fetch_every
+        if due or self.rule.name == "ssp":
+            weights = self._client.fetch(self._step)
+            self._load(*[tf.constant(np.frombuffer(each, np.float32)) for each in weights])
+            self._fetched_at = self._step
+            self.figures.fetched = sum(each.nbytes for each in weights)
+        self._is_begun = True
+        self._is_open = not locked or self._client.steps <= self._step
+        self.figures.wire_seconds += time.perf_counter() - began
+        return self._is_open
+
+    @property
+    def steps_done(self) -> int:
+        """Steps that this worker has done or left out."""
+        return self._step
+
+    @property
+    def moves_own_weights(self) -> bool:
+        """Whether the worker changes its own weights by its gradients until the next fetch."""
+        return self._fetch_every > 1
+
+    @property
+    def accrues(self) -> bool:
+        """Whether a push has the gradients of several steps."""
+        return self._push_every > 1
+
+    @property
+    def is_push_due(self) -> bool:
+        """Whether the gradients of this step are pushed at its end."""
+        return self.rule.is_lock_step(self._step) or self._accrued + 1 >= self._push_every
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether the next push is in float32."""
+        return self._step < self._exchange.warmup_steps
+
+    def own_rate(self) -> float:
+        """Learning rate at which a worker moves its own weights, until it fetches those of the shards."""
+        locked = self.rule.is_lock_step(self._step)
+        return 0.0 if locked else self.rule.rate(float(self._optimizer.learning_rate), 0)
+
+    def encode(self, gradients: Sequence[tf.Tensor], step: tf.Tensor, rate: tf.Tensor, *, dense: bool) -> Messages:
+        """Return what is pushed of these gradients; part of a graph."""
+        rescales = self._exchange.rescale_residual
+        return self._codec.encode(gradients, step, rate if rescales else None, dense=dense)
+
+    def residual_norm(self) -> tf.Tensor:
+        """Return the norm of what is left to push; part of a graph."""
+        return self._codec.residual_norm()
+
+    def end_step(self, messages: Messages | None) -> None:
+        """Push what `encode` has returned, after the last batch of a step; None: nothing is pushed yet."""
+        self._is_begun = False
+        if self._is_open:
+            self._accrued += 1
+        if messages is not None:
+            self._push(messages, self._step + 1 - self._accrued)
+        self._step += 1
+        if self._stop is not None and self._client.stop_at != NO_STOP:
+            self._stop.hear()
+
+    def come_together(self, encode_rest: Callable[[], Messages]) -> None:
+        """Push the rest, wait for all workers, and take weights and state from all shards; all ranks together.
+
+        Args:
+            encode_rest: Encodes what the worker has accrued.
+        """
+        if self._accrued:
+            self._push(encode_rest(), self._step - self._accrued)
+        self._collective.sum(np.zeros(1))  # all pushes of all workers are applied, as each waits for the reply
+        self.own_shard.give_back()
+        for owner in range(self._collective.size):
+            mine = self._of(owner)
+            state = state_of(mine, self._weights, self._optimizer)
+            self._collective.broadcast([variable.value for variable in [*mine, *state]], root=owner)
+        self._collective.broadcast([self._optimizer.iterations.value])
+        self._fetched_at = None
+
+    def take_counts(self) -> dict[str, float]:
+        """Metrics of this rank's shard since the last call, which hears of every worker."""
+        counts = self._shard.take_counts()
+        pushes = max(counts.pushes, 1)
+        return {
+            "exchange/staleness": counts.staleness / pushes,
+            "exchange/staleness_max": float(counts.most_stale),
+            "exchange/dropped_share": counts.dropped / pushes,
+            "exchange/step_gap_max": float(counts.largest_gap),
+        }
+
+    def reset(self) -> None:
+        """Forget that a step has begun."""
+        self._is_begun = False
+
+    def _of(self, shard: int) -> list[keras.Variable]:
+        return [self._weights[index] for index in self._shards[shard]]
+
+    def _share_secret(self) -> bytes:
+        """One secret for all ranks, over the ring that only they have joined."""
+        own = secrets.token_hex(SECRET_BYTES)
+        self._secret = bytes.fromhex(gather_json(own, self._collective)[0])
+        return self._secret
+
+    def _connect(self) -> None:
+        addresses = gather_json([own_address(), self._shard.port], self._collective)
+        parameters = [sum(math.prod(each.shape) for each in self._of(number)) for number in range(len(addresses))]
+        self._client = ShardClient(
+            [(host, port) for host, port in addresses],
+            self._secret,
+            self._collective.rank,
+            [4 * each for each in parameters],
+        )
+        self._client.fetch(0)  # each shard knows this worker before any of them begins
+
+    def _unpack(self, pushed: memoryview, dense: bool) -> Gradients:
+        return self._codec.unpack(self._shards[self._collective.rank], pushed, dense=dense)
+
+    def _push(self, messages: Messages, first: int) -> None:
+        began, dense = time.perf_counter(), self.is_dense
+        arrays = [[each.numpy() for each in message] for message in messages]
+        ready = time.perf_counter()
+        parts = [
+            [part for index in indexes for part in self._codec.pack(index, arrays[index], dense=dense)]
+            for indexes in self._shards
+        ]
+        asked = self._stop is not None and self._stop.is_announced
+        rate = float(self._optimizer.learning_rate)
+        self._client.push(first, parts, rate, covers=self._accrued, is_dense=dense, asked=asked)
+        self._accrued = 0
+        self.figures.pushed = sum(part.nbytes for of_shard in parts for part in of_shard)
+        self.figures.encode_seconds += ready - began
+        self.figures.wire_seconds += time.perf_counter() - ready
+
+    def _make_load(self) -> Callable[..., None]:
+        shards = [self._of(number) for number in range(len(self._shards))]
+
+        def load(*flats: tf.Tensor) -> None:
+            for flat, variables in zip(flats, shards, strict=True):
+                parts = tf.split(flat, [math.prod(each.shape) for each in variables]) if variables else []
+                for variable, part in zip(variables, parts, strict=True):
+                    variable.assign(tf.reshape(part, variable.shape))
+
+        compiled: Callable[..., None] = tf.function(load, autograph=False)
+        return compiled
+
+
+@dataclass
+class PushFigures:
+    """What one step of a worker sent and received, and how long that took."""
+
+    fetched: int = 0
+    """Bytes of weights."""
+    pushed: int = 0
+    """Bytes of gradients."""
+    encode_seconds: float = 0.0
+    wire_seconds: float = 0.0
+    """Waiting for other workers included."""
+
+    def begin(self) -> None:
+        """Begin a step."""
+        self.fetched, self.pushed, self.encode_seconds, self.wire_seconds = 0, 0, 0.0, 0.0

@@ -1,0 +1,273 @@
+"""A shard of a parameter server: holds some of the weights, and applies the gradients that workers push to it."""
+
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.launch.handshake import accept_task
+
+FETCH, PUSH = 1, 2
+REQUEST = struct.Struct("!BBBxIIQdQ")
+"""Kind, whether the worker was asked to stop, whether gradients are float32, the worker's step, steps that a push
+covers, updates that the worker has seen, learning rate, bytes that follow."""
+REPLY = struct.Struct("!QQqQ")
+"""Steps in lock step so far, updates so far, step after which all stop (-1: none), bytes that follow."""
+NO_STOP = -1
+OPENING = struct.Struct("!I")
+"""Number of the worker."""
+_STEPS_TO_HEAR = 3
+"""From the push that brings the news of a stop to the first step after which a worker can stop; see `_Losses`."""
+
+_log = logging.getLogger(__name__)
+Gradients = list[NDArray[np.float32]]
+
+
+@dataclass(frozen=True)
+class Synchrony:
+    """When a shard applies a push, and how long a worker waits before its next step."""
+
+    name: Literal["async", "ssp", "backup"]
+    workers: int
+    bound: int = 0
+    """Steps by which a worker may be ahead of the slowest one, with `ssp`."""
+    backup_workers: int = 0
+    """Workers whose gradients a step does not wait for, with `backup`."""
+    staleness_aware: bool = False
+    """Whether a push that is later than usual is applied at a lower rate, with `async` and `ssp`."""
+    synchronous_steps: int = 0
+    """Number of first steps in lock step, with `async` and `ssp`."""
+    push_every: int = 1
+    """Steps of a worker from one push to the next."""
+
+    def is_lock_step(self, step: int) -> bool:
+        """Whether workers wait for each other in a step."""
+        return self.name == "backup" or step < self.synchronous_steps
+
+    @property
+    def needed(self) -> int:
+        """Gradients that make a step in lock step."""
+        return self.workers - self.backup_workers
+
+    def rate(self, rate: float, staleness: int) -> float:
+        """Learning rate of one push: N of them, at the usual staleness, go as far as one step of all N workers."""
+        return rate / max(self.workers, staleness + 1 if self.staleness_aware else 0)
+
+
+@dataclass
+class Counts:
+    """What a shard has seen since `begin`."""
+
+    pushes: int = 0
+    dropped: int = 0
+    """Pushes that came after their step."""
+    staleness: int = 0
+    """Sum over all pushes of the updates by others since the worker fetched."""
+    most_stale: int = 0
+    largest_gap: int = 0
+    """Largest difference of two workers in steps."""
+
+
+class Shard:
+    """Serves one connection for each worker, from a thread each, until `close`.
+
+    In lock step the first `needed` gradients of a step make an update by their mean, taken in the order of the workers,
+    and later ones of that step are dropped. Else each push is an update. A push is read whole before anything is
+    applied, under one lock, so that a worker that dies while it pushes changes nothing. Nobody waits for a worker whose
+    connection has ended.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        secret: bytes,
+        synchrony: Synchrony,
+        *,
+        decode: Callable[[memoryview, bool], Gradients],
+        update: Callable[[Gradients, float], None],
+        read: Callable[[], bytes],
+        largest_push: int,
+    ) -> None:
+        """Bind a random port and serve.
+
+        Args:
+            host: The address to listen on, at which workers reach this process.
+            secret: The secret of the run, which both ends of a connection prove to know.
+            synchrony: The rule.
+            decode: Returns the gradients of a push; whether they are float32 is the second argument.
+            update: Changes the weights by gradients, at a learning rate.
+            read: Returns the weights as bytes.
+            largest_push: Bytes of the largest push: a connection that announces more is closed.
+        """
+        self.synchrony = synchrony
+        self._secret, self._decode, self._update, self._read = secret, decode, update, read
+        self._largest_push = largest_push
+        self._changed = threading.Condition()
+        self._connections: dict[int, socket.socket] = {}
+        self.begin(0)
+        self._listener = socket.create_server((host, 0), backlog=synchrony.workers)
+        self.port: int = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, name="groundswell-shard", daemon=True).start()
+
+    def begin(self, step: int) -> None:
+        """Start after so many steps of every worker; none of them pushes meanwhile."""
+        with self._changed:
+            self.steps, self.updates = step, 0
+            self._clock = dict.fromkeys(range(self.synchrony.workers), step)
+            self._waiting: dict[int, Gradients] = {}
+            self._snapshot: bytes | None = None
+            self._stop_at = NO_STOP
+            self.counts = Counts()
+
+    def take_counts(self) -> Counts:
+        """Return the counts so far, and begin with new ones."""
+        with self._changed:
+            counts, self.counts = self.counts, Counts()
+            return counts
+
+    def close(self) -> None:
+        """Hang up."""
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends the wait for a further connection, unlike `close`
+        self._listener.close()
+        with self._changed:
+            connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            connection.close()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # closed
+                return
+            threading.Thread(target=self._serve, args=(connection,), name="groundswell-shard", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        worker = -1
+        with connection, suppress(OSError):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if not accept_task(connection, self._secret):
+                return
+            (worker,) = OPENING.unpack(receive(connection, bytearray(OPENING.size)))
+            with self._changed:
+                if worker not in self._clock or worker in self._connections:
+                    return
+                self._connections[worker] = connection
+            try:
+                self._answer(connection, worker)
+            finally:
+                self._leave(worker)
+
+    def _answer(self, connection: socket.socket, worker: int) -> None:
+        """Take requests until the worker hangs up."""
+        head, body = bytearray(REQUEST.size), bytearray()
+        while True:
+            kind, asked, is_dense, step, covers, seen, rate, length = REQUEST.unpack(receive(connection, head))
+            if length > self._largest_push:
+                return
+            if len(body) < length:
+                body = bytearray(length)
+            pushed = receive(connection, memoryview(body)[:length])
+            try:
+                if kind == PUSH:
+                    self._push(
+                        worker, step, covers, seen, rate, self._decode(pushed, bool(is_dense)), asked=bool(asked)
+                    )
+                weights = self._fetch(step) if kind == FETCH else b""
+            except Exception:  # the worker then finds that its connection has ended, and this rank's log says why
+                _log.exception("the shard hangs up on worker %d", worker)
+                return
+            with self._changed:
+                reply = REPLY.pack(self.steps, self.updates, self._stop_at, len(weights))
+            connection.sendall(reply)
+            connection.sendall(weights)
+
+    def _push(
+        self, worker: int, step: int, covers: int, seen: int, rate: float, gradients: Gradients, *, asked: bool
+    ) -> None:
+        with self._changed:
+            self.counts.pushes += 1
+            if not self.synchrony.is_lock_step(step):
+                self._apply_alone(gradients, seen, rate)
+            elif step == self.steps:
+                self._waiting[worker] = gradients
+                self._rate = rate
+                self._step_where_enough()
+            else:
+                self.counts.dropped += 1
+            self._clock[worker] = step + covers
+            self.counts.largest_gap = max(self.counts.largest_gap, max(self._clock.values()) - self._slowest())
+            if asked and self._stop_at == NO_STOP:
+                self._stop_at = max(self._clock.values()) + self.synchrony.push_every + _STEPS_TO_HEAR
+            self._changed.notify_all()
+
+    def _apply_alone(self, gradients: Gradients, seen: int, rate: float) -> None:
+        staleness = self.updates - seen
+        self.counts.staleness += staleness
+        self.counts.most_stale = max(self.counts.most_stale, staleness)
+        self._change(gradients, self.synchrony.rate(rate, staleness))
+
+    def _step_where_enough(self) -> None:
+        """Take the step once enough gradients have arrived: of all workers that are left, where they are fewer."""
+        if not self._waiting or len(self._waiting) < min(self.synchrony.needed, len(self._connections)):
+            return
+        arrived = [self._waiting[worker] for worker in sorted(self._waiting)]
+        share = np.float32(1.0 / len(arrived))
+        means = [sum(each[1:], each[0].copy()) * share for each in map(list, zip(*arrived, strict=True))]
+        self._waiting.clear()
+        self._change(means, self._rate)
+        self.steps += 1
+
+    def _change(self, gradients: Gradients, rate: float) -> None:
+        self._update(gradients, rate)
+        self.updates += 1
+        self._snapshot = None
+
+    def _fetch(self, step: int) -> bytes:
+        """The weights, once the worker may begin this step."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._may_begin(step))
+            if self._snapshot is None:
+                self._snapshot = self._read()
+            return self._snapshot
+
+    def _may_begin(self, step: int) -> bool:
+        rule = self.synchrony
+        if rule.is_lock_step(step) or self.steps < rule.synchronous_steps:
+            return self.steps >= (step if rule.name == "backup" else min(step, rule.synchronous_steps))
+        return rule.name != "ssp" or step - self._slowest() <= rule.bound
+
+    def _slowest(self) -> int:
+        """Steps of the slowest worker that is connected."""
+        return min((self._clock[worker] for worker in self._connections), default=max(self._clock.values()))
+
+    def _leave(self, worker: int) -> None:
+        with self._changed:
+            self._connections.pop(worker, None)
+            self._step_where_enough()
+            self._changed.notify_all()
+
+
+def receive(connection: socket.socket, buffer: bytearray | memoryview) -> memoryview:
+    """Fill a buffer, and return it.
+
+    Raises:
+        ConnectionError: The other end has hung up before.
+    """
+    view, filled = memoryview(buffer), 0
+    while filled < len(view):
+        received = connection.recv_into(view[filled:])
+        if not received:
+            raise ConnectionError("the other end hung up")
+        filled += received
+    return view

@@ -1,0 +1,327 @@
+"""Shards and their workers over real sockets, with weights that are two numbers."""
+
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelines.launch.failure import names_lost_peer
+from pipelines.launch.handshake import prove_task
+from pipelines.training.modes.shard import NO_STOP, OPENING, PUSH, REQUEST, Shard, Synchrony
+from pipelines.training.modes.shard_client import ShardClient
+
+SECRET = b"s" * 32
+pytestmark = pytest.mark.timeout(60)
+
+
+class Server:
+    """A shard of two weights, and its workers."""
+
+    def __init__(self, rule: Synchrony) -> None:
+        self.weights = np.array([1.0, 2.0], np.float32)
+        self.rates: list[float] = []
+        self.shard = Shard(
+            "127.0.0.1",
+            SECRET,
+            rule,
+            decode=lambda pushed, dense: [np.frombuffer(pushed, np.float32).copy()],
+            update=self.update,
+            read=lambda: self.weights.tobytes(),
+            largest_push=64,
+        )
+        self.workers: dict[int, ShardClient] = {}
+
+    def update(self, gradients: list[Any], rate: float) -> None:
+        self.rates.append(rate)
+        self.weights = self.weights - np.float32(rate) * gradients[0]
+
+    def connect(self, *numbers: int) -> "Server":
+        for number in numbers:
+            self.workers[number] = ShardClient([("127.0.0.1", self.shard.port)], SECRET, number, [8])
+            self.workers[number].fetch(0)
+        return self
+
+    def fetch(self, worker: int, step: int) -> Any:
+        (weights,) = self.workers[worker].fetch(step)
+        return np.frombuffer(weights, np.float32).copy()
+
+    def push(self, worker: int, step: int, gradient: float, *, rate: float = 0.5, asked: bool = False) -> None:
+        pushed = [[np.full(2, gradient, np.float32).data.cast("B")]]
+        self.workers[worker].push(step, pushed, rate, covers=1, is_dense=True, asked=asked)
+
+    def close(self) -> None:
+        for worker in self.workers.values():
+            worker.close()
+        self.shard.close()
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[..., Server]]:
+    servers: list[Server] = []
+
+    def make(name: str, workers: int = 3, *, connected: int | None = None, **settings: Any) -> Server:
+        server = Server(Synchrony(name, workers, **settings))
+        servers.append(server)
+        return server.connect(*range(workers if connected is None else connected))
+
+    yield make
+    for server in servers:
+        server.close()
+
+
+def in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True)
+    thread.start()
+    return thread
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_the_first_n_of_n_make_a_synchronous_step(serve: Callable[..., Server]) -> None:
+    server = serve("backup")
+    for step in range(2):
+        for worker in (2, 0, 1):  # whatever the order
+            server.push(worker, step, worker + 1.0)
+        # mean of 1, 2 and 3 is 2, at a rate of 0.5
+        np.testing.assert_allclose(server.fetch(0, step + 1), [1.0 - (step + 1), 2.0 - (step + 1)])
+    assert server.rates == [0.5, 0.5]
+    assert server.shard.counts.dropped == 0
+
+
+def test_nobody_begins_a_step_before_the_one_before_it_is_done(serve: Callable[..., Server]) -> None:
+    server, seen = serve("backup"), []
+    server.push(0, 0, 1.0)
+    waiting = in_thread(lambda: seen.append(server.fetch(0, 1)))
+    server.push(1, 0, 1.0)
+    time.sleep(0.05)
+    assert not seen
+    server.push(2, 0, 1.0)
+    waiting.join(10)
+    np.testing.assert_allclose(seen[0], [0.5, 1.5])
+
+
+def test_a_backup_worker_that_is_late_is_dropped_and_told_the_step(serve: Callable[..., Server]) -> None:
+    server = serve("backup", backup_workers=1)
+    for step in range(3):
+        server.push(0, step, 1.0)
+        server.push(1, step, 3.0)
+    before = server.fetch(0, 3)
+    server.push(2, 0, 1000.0)
+    np.testing.assert_array_equal(server.fetch(2, 1), before)
+    assert server.workers[2].steps == 3, "it leaves out the steps that are over"
+    assert server.shard.counts.dropped == 1
+    np.testing.assert_allclose(before, [1.0 - 3 * 0.5 * 2, 2.0 - 3 * 0.5 * 2])
+
+
+def test_an_asynchronous_push_is_an_update_at_once_at_the_rate_over_n(serve: Callable[..., Server]) -> None:
+    server = serve("async")
+    server.push(1, 0, 3.0)
+    np.testing.assert_allclose(server.fetch(0, 0), [1.0 - 0.5 / 3 * 3, 2.0 - 0.5 / 3 * 3])
+
+
+def test_one_worker_has_the_whole_rate(serve: Callable[..., Server]) -> None:
+    server = serve("async", 1, staleness_aware=True)
+    for step in range(3):
+        server.fetch(0, step)
+        server.push(0, step, 1.0)
+    assert server.rates == [0.5] * 3
+
+
+def test_a_straggler_does_not_slow_the_others(serve: Callable[..., Server]) -> None:
+    """It is in its first step all the time, and they take 50."""
+    server = serve("async")
+    for step in range(50):
+        for worker in (0, 1):
+            server.fetch(worker, step)
+            server.push(worker, step, 0.01)
+    assert server.shard.counts.largest_gap == 50
+    server.push(2, 0, 0.0)
+    assert server.shard.counts.most_stale == 100
+    assert server.shard.counts.staleness / server.shard.counts.pushes == pytest.approx(100 / 101)
+
+
+def test_a_push_that_is_later_than_usual_has_a_lower_rate(serve: Callable[..., Server]) -> None:
+    server = serve("async", staleness_aware=True)
+    for step in range(5):
+        server.fetch(0, step)
+        server.push(0, step, 0.0)
+    server.push(1, 0, 0.0)  # 5 updates since it has fetched
+    server.fetch(2, 0)
+    server.push(2, 0, 0.0)
+    assert server.rates == pytest.approx([0.5 / 3] * 5 + [0.5 / 6, 0.5 / 3])
+
+
+@pytest.mark.parametrize("bound", [0, 1, 3])
+def test_the_largest_gap_is_bounded_with_ssp(serve: Callable[..., Server], bound: int) -> None:
+    server, steps = serve("ssp", bound=bound), 12
+
+    def work(worker: int) -> None:
+        for step in range(steps):
+            server.fetch(worker, step)
+            time.sleep(0.01 if worker == 2 else 0.002)  # the last one is slowed 5 times
+            server.push(worker, step, 0.0)
+
+    threads = [in_thread(work, worker) for worker in range(3)]
+    for thread in threads:
+        thread.join(30)
+    assert server.shard.counts.pushes == 3 * steps
+    assert 1 <= server.shard.counts.largest_gap <= bound + 1
+
+
+def test_the_first_steps_are_in_lock_step_and_the_others_are_not(serve: Callable[..., Server]) -> None:
+    server = serve("async", 2, synchronous_steps=2)
+    for step in range(2):
+        server.push(0, step, 1.0)
+        server.push(1, step, 3.0)
+        server.fetch(0, step + 1)
+        server.fetch(1, step + 1)
+    assert server.rates == [0.5, 0.5], "means, at the whole rate"
+    for step in range(2, 6):
+        server.push(0, step, 1.0)
+        server.fetch(0, step + 1)
+    assert server.rates[2:] == [0.25] * 4
+    np.testing.assert_allclose(server.weights, [1.0 - 2 - 1, 2.0 - 2 - 1])
+
+
+def test_a_worker_waits_for_the_lock_step_to_end(serve: Callable[..., Server]) -> None:
+    server, seen = serve("async", 2, synchronous_steps=1), []
+    server.push(0, 0, 1.0)
+    waiting = in_thread(lambda: seen.append(server.fetch(0, 1)))
+    time.sleep(0.05)
+    assert not seen
+    server.push(1, 0, 1.0)
+    waiting.join(10)
+    assert len(seen) == 1
+
+
+_DIES = """
+import socket, struct, sys
+import numpy as np
+from pipelines.launch.handshake import prove_task
+from pipelines.training.modes.shard import OPENING, PUSH, REQUEST
+connection = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+prove_task(connection, b"s" * 32)
+connection.sendall(OPENING.pack(2))
+connection.sendall(REQUEST.pack(PUSH, 0, 1, 0, 1, 0, 0.5, 8) + np.float32(1000.0).tobytes())
+print("half is sent", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", ["async", "ssp", "backup"])
+def test_a_worker_killed_in_a_push_changes_nothing_and_the_others_go_on(
+    serve: Callable[..., Server], name: str, project: Any
+) -> None:
+    server = serve(name, connected=2, backup_workers=1 if name == "backup" else 0)
+    process = subprocess.Popen(
+        [sys.executable, "-c", _DIES, str(server.shard.port)],
+        cwd=project,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "half is sent\n"
+        until(lambda: 2 in server.shard._connections)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        for step in range(5):  # with ssp they would wait for it, with bound 0
+            for worker in (0, 1):
+                server.fetch(worker, step)
+                server.push(worker, step, 0.0)
+        server.fetch(0, 5)
+    np.testing.assert_array_equal(server.weights, [1.0, 2.0])
+    assert server.shard.counts.pushes == 10
+
+
+def test_a_step_that_waits_for_a_dead_worker_is_taken_without_it(serve: Callable[..., Server]) -> None:
+    server = serve("backup")
+    server.push(0, 0, 1.0)
+    server.push(1, 0, 3.0)
+    server.workers.pop(2).close()
+    np.testing.assert_allclose(server.fetch(0, 1), [0.0, 1.0])
+
+
+def test_only_who_knows_the_secret_is_served(serve: Callable[..., Server]) -> None:
+    server = serve("async")
+    with pytest.raises(ConnectionError):
+        ShardClient([("127.0.0.1", server.shard.port)], b"x" * 32, 0, [8])
+    server.push(0, 0, 1.0)
+    assert server.shard.counts.pushes == 1
+
+
+def raw(server: Server, worker: int) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", server.shard.port))
+    connection.settimeout(20)
+    prove_task(connection, SECRET)
+    connection.sendall(OPENING.pack(worker))
+    return connection
+
+
+@pytest.mark.parametrize("worker", [0, 3, 2**32 - 1])
+def test_a_worker_is_served_once_and_only_if_there_is_such(serve: Callable[..., Server], worker: int) -> None:
+    with raw(serve("async"), worker) as connection:
+        assert connection.recv(1) == b""
+
+
+def test_who_announces_too_much_is_hung_up_on(serve: Callable[..., Server]) -> None:
+    server = serve("async", connected=2)
+    with raw(server, 2) as connection:
+        connection.sendall(REQUEST.pack(PUSH, 0, 1, 0, 1, 0, 0.5, 1 << 40))
+        assert connection.recv(1) == b""
+    assert server.shard.counts.pushes == 0
+
+
+def test_a_push_of_other_tensors_changes_nothing(
+    serve: Callable[..., Server], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = serve("async")
+    before = server.weights
+    with pytest.raises(ConnectionError) as caught:
+        server.workers[0].push(0, [[memoryview(b"abc")]], 0.5, covers=1, is_dense=True, asked=False)
+    assert names_lost_peer(str(caught.value)), "the rank that serves the shard is the one to look at"
+    assert "hangs up on worker 0" in caplog.text
+    np.testing.assert_array_equal(server.weights, before)
+
+
+def test_all_hear_of_one_step_to_stop_after_before_any_has_done_it(serve: Callable[..., Server]) -> None:
+    server = serve("async")
+    for step in range(4):
+        server.push(0, step, 0.0)
+    assert server.workers[0].stop_at == NO_STOP
+    server.push(1, 0, 0.0, asked=True)
+    server.push(1, 1, 0.0, asked=True)
+    for worker in range(3):
+        server.fetch(worker, 2)
+    stops = {worker.stop_at for worker in server.workers.values()}
+    assert len(stops) == 1
+    assert stops.pop() > 4 + 1
+
+
+def test_clocks_begin_again_after_a_checkpoint(serve: Callable[..., Server]) -> None:
+    server = serve("backup", 2)
+    server.shard.begin(7)
+    for worker in (0, 1):
+        server.fetch(worker, 7)
+        server.push(worker, 7, 1.0)
+    server.fetch(0, 8)
+    assert server.shard.steps == 8
+
+
+def test_the_header_has_no_padding_that_depends_on_the_machine() -> None:
+    assert REQUEST.size == struct.calcsize("!") + 4 + 4 + 4 + 8 + 8 + 8
