@@ -1,4 +1,4 @@
-"""What a sharded optimizer and a pipeline save and cost: memory and seconds of a step, and a pipeline's idle ticks.
+"""What a sharded optimizer and a pipeline save and cost, and how fast a parameter server is beside a slow worker.
 
     make bench NAME=relaxed
     make bench NAME=relaxed ARGS=--smoke
@@ -7,7 +7,8 @@ Sharded optimizer: two ranks of one core each train a ResNet-50 of 12 bands, wit
 (two), with `training.mode={name: synchronous, shard_optimizer: true}` and without. Bytes are those of the variables of
 model and optimizer, as they lie in memory on the rank with the most, and 4 for a float32 gradient; the formula beside
 them is 8 + 4/N for each moment. The peak is that of the process's resident memory. Pipeline: see
-`relaxed_parts/pipeline.py`. Rounds in turn; medians. `--smoke` takes tiny networks and one round.
+`relaxed_parts/pipeline.py`. Slow workers: see `relaxed_parts/server.py`. Rounds in turn; medians. `--smoke` takes tiny
+networks and one round.
 
 The last line is JSON.
 """
@@ -21,6 +22,7 @@ from dataclasses import asdict, dataclass
 
 import cloudpickle
 from relaxed_parts.pipeline import pipeline_figures
+from relaxed_parts.server import straggler_figures
 
 from pipelines.launch.runner import BarrierRunner
 
@@ -145,6 +147,7 @@ def main() -> None:
             name: {**of, "bytes_formula": 8 + 4 * MOMENTS[name] / RANKS} for name, of in optimizers.items()
         },
         **pipeline_figures(smoke=smoke),
+        **straggler_figures(smoke=smoke),
         "ranks": RANKS,
         "cores": os.cpu_count(),
     }

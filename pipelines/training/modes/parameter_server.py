@@ -272,6 +272,20 @@ class ParameterServer:
         """Forget that a step has begun."""
         self._is_begun = False
 
+    def close(self) -> None:
+        """Hang up, where a process goes on to train something else; all ranks together.
+
+        Workers that still take steps do not wait for this one.
+        """
+        self._client.close()
+        self._collective.sum(np.zeros(1))
+        self._shard.close()
+
+    @property
+    def updates(self) -> int:
+        """Updates of this rank's shard since `begin`."""
+        return self._shard.updates
+
     def _of(self, shard: int) -> list[keras.Variable]:
         return [self._weights[index] for index in self._shards[shard]]
 

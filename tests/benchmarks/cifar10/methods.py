@@ -139,6 +139,18 @@ METHODS = {
         {"name": "none"}, mode={"name": "local", "every_steps": EVERY_STEPS[1], "outer": DILOCO}
     ),
     "delayed": Method({"name": "none"}, mode={"name": "delayed"}),
+    # The first fifth is in lock step, as that of every codec is dense.
+    **{
+        f"parameter server, {name}": Method(
+            {"name": codec},
+            mode={"name": "parameter_server", "synchronous_steps": EPOCHS // 5 * STEPS_PER_EPOCH, **settings},
+        )
+        for name, codec, settings in (
+            ("async", "none", {"synchrony": "async"}),
+            ("ssp, bound 3", "none", {"synchrony": "ssp", "bound": 3}),
+            ("async, onebit", "onebit", {"synchrony": "async"}),
+        )
+    },
     # Adam until the end: the exchange stays dense, and nothing is frozen.
     "adam": Method(
         {"name": "onebit_adam"},

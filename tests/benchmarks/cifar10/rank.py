@@ -1,5 +1,6 @@
 """One rank of `convergence`: trainings one after the other in one process."""
 
+import functools
 import gc
 import math
 import statistics
@@ -33,9 +34,11 @@ from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.loop import StepHooks, Trainer, average_statistics, train_epoch
+from pipelines.training.modes.parameter_server import ParameterServer
+from pipelines.training.modes.server_step import ServerStep
 from pipelines.training.modes.table import make_mode
 from pipelines.training.rates import make_schedule
-from pipelines.training.recipe import make_exchange, make_optimizer
+from pipelines.training.recipe import copy_optimizer, make_codec, make_exchange, make_optimizer
 from pipelines.training.step import make_predict, make_train_step
 from pipelines.training.stop import StopAgreement
 from pipelines.training.tensors import image_tensors
@@ -70,14 +73,26 @@ def train(method, seed, data, collective):
     optimizer = make_optimizer(config.optimizer, model)
     exchange = make_exchange(config, collective)
     agreement = StopAgreement(collective, requested=lambda: False)
-    mode = make_mode(config.training.mode, model, optimizer, exchange, agreement, steps_per_epoch=STEPS_PER_EPOCH)
-    loss = classification_loss("single_label")
-    step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
+    mode = make_mode(
+        config.training.mode,
+        model,
+        optimizer,
+        exchange,
+        agreement,
+        steps_per_epoch=STEPS_PER_EPOCH,
+        copy_optimizer=functools.partial(copy_optimizer, config, model),
+        codec=make_codec(config.exchange.codec, config.optimizer),
+    )
+    loss, server = classification_loss("single_label"), isinstance(mode, ParameterServer)
+    if server:
+        step = ServerStep(mode, model, loss, optimizer, micro_batches=1, jit_compile=False)
+    else:
+        step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
     mode.begin(0)
     predict = make_predict(model, jit_compile=False)
     trainer = Trainer(step, optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
     accuracies, losses, metrics, training_seconds = [], [], [], []
-    payload = PayloadSum(exchange) if method.mode is not None else None
+    payload = PayloadSum(step if server else exchange) if method.mode is not None else None
     for epoch in range(EPOCHS):
         batches = augmented_batches(data["train_images"], data["train_labels"], seed, epoch, collective)
         result = train_epoch(batches, trainer, first_step=epoch * STEPS_PER_EPOCH, hooks=StepHooks(observer=payload))
@@ -86,9 +101,13 @@ def train(method, seed, data, collective):
         seconds = result.measured_seconds * STEPS_PER_EPOCH / max(result.measured_steps, 1)
         training_seconds.append(round(seconds, 2))
         if (epoch + 1) % EPOCHS_PER_EVALUATION == 0:
+            if server:
+                step.come_together()
             average_statistics(model, collective)
             metrics.append(exchange.metrics())
             accuracies.append(accuracy(predict, data["test_images"], data["test_labels"], collective))
+    if server:
+        mode.close()
     if payload is None:
         sent = statistics.median(each["payload_bytes"] for each in metrics)
         ratio = statistics.median(each["compression_ratio"] for each in metrics)
@@ -109,11 +128,11 @@ def train(method, seed, data, collective):
 class PayloadSum:
     """Adds up the payload of every step, of which most have none where ranks train alone."""
 
-    def __init__(self, exchange):
-        self.exchange, self.total = exchange, 0.0
+    def __init__(self, sender):
+        self.sender, self.total = sender, 0.0
 
     def measure(self):
-        return self.exchange.measure()
+        return [self.sender.payload_bytes] if isinstance(self.sender, ServerStep) else self.sender.measure()
 
     def record_step(self, step, loss, measured):
         self.total += float(measured[0])
