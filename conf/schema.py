@@ -12,7 +12,7 @@ from conf.evaluate import EvaluateConfig
 from conf.exchange import ExchangeConfig
 from conf.input import InputConfig
 from conf.launch import LaunchConfig
-from conf.modes import PipelineConfig, SynchronousConfig
+from conf.modes import ParameterServerConfig, PipelineConfig, SynchronousConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
 from conf.probe import ProbeConfig
@@ -189,8 +189,8 @@ class RunConfig(Section):
         return workers // mode.stages if isinstance(mode, PipelineConfig) else workers
 
     def with_whole_networks(self) -> "RunConfig":
-        """The same global batch where every worker trains the whole network, for what trains in no other way."""
-        if not isinstance(self.training.mode, PipelineConfig):
+        """The same global batch where every worker trains the whole network in lock step, for what trains so only."""
+        if not isinstance(self.training.mode, PipelineConfig | ParameterServerConfig):
             return self
         training = {
             "mode": SynchronousConfig(),

@@ -298,7 +298,7 @@ def trained(
 
 @pytest.mark.spark
 @pytest.mark.timeout(1200)
-def test_a_rank_that_dies_costs_no_bit_in_lock_step_which_is_synchronous_training(
+def test_a_rank_that_dies_costs_no_bit_in_lock_step(
     trained: Callable[..., TrainedRun],
     let_ranks_die: Callable[..., None],
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
@@ -314,11 +314,6 @@ def test_a_rank_that_dies_costs_no_bit_in_lock_step_which_is_synchronous_trainin
     assert killed.keys() == expected.keys()
     for name, value in expected.items():
         np.testing.assert_array_equal(killed[name], value, err_msg=name)
-    let_ranks_die()
-    synchronous = weights(trained("synchronous", "synchronous"))
-    assert synchronous.keys() == expected.keys(), "checkpoints have one layout"
-    for name, value in expected.items():
-        assert np.linalg.norm(synchronous[name] - value) <= 1e-3 * np.linalg.norm(value) + 1e-6, name
 
 
 @pytest.mark.spark

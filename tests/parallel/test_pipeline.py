@@ -196,11 +196,12 @@ def test_two_stages_are_one_rank_with_the_same_micro_batches(
     assert_equal(two_stages[0][name], alone[name])
 
 
-def test_three_stages_are_one_rank_with_the_same_micro_batches(alone: dict[str, Any]) -> None:
+@pytest.mark.parametrize("stages", [3, 4])
+def test_more_stages_are_one_rank_with_the_same_micro_batches(alone: dict[str, Any], stages: int) -> None:
     names = ["one micro-batch", "four"]
-    for name, found in trained_on(3, 3, 1, names)[0].items():
+    for name, found in trained_on(stages, stages, 1, names)[0].items():
         assert_equal(found, alone[name])
-        assert found["idle"] == pytest.approx(2 / (TRAININGS[name]["micro_batches"] + 2))
+        assert found["idle"] == pytest.approx((stages - 1) / (TRAININGS[name]["micro_batches"] + stages - 1))
 
 
 def test_two_pipelines_are_two_data_parallel_ranks() -> None:

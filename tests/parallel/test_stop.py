@@ -35,19 +35,28 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once
 
     make, asked = make_train_step, attempt() > 1 or os.environ["HOROVOD_RANK"] != "1"
 
+    def ask() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            signal_once()
+
     def make_asked(*args: Any, **settings: Any) -> Any:
         step = make(*args, **settings)
 
         def step_with_signal(*batch: Any) -> Any:
-            nonlocal asked
-            if not asked:
-                asked = True
-                signal_once()
+            ask()
             return step(*batch)
 
         return step_with_signal
 
+    class AskedServerStep(parts.ServerStep):  # type: ignore[misc, name-defined]
+        def __call__(self, *batch: Any) -> Any:
+            ask()
+            return super().__call__(*batch)
+
     setattr(parts, "make_train_step", make_asked)  # noqa: B010
+    setattr(parts, "ServerStep", AskedServerStep)  # noqa: B010
     return worker.train_worker(config, run, checkpoints)
 
 
@@ -59,7 +68,16 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> 
     return training_with_a_signal(config, run, checkpoints, lambda: os.kill(os.getpid(), signal.SIGTERM))
 
 
+@pytest.mark.parametrize(
+    ("mode", "step"),
+    # The second step announces it, its sum is read in the third: all ranks stop after that one. Workers that do not
+    # wait for each other stop after a step that none of them has done yet.
+    [("synchronous", "3"), ("{name: parameter_server, synchrony: async}", r"(?:[4-9]|1\d)")],
+    ids=["synchronous", "async"],
+)
 def test_all_ranks_stop_after_the_same_step(
+    mode: str,
+    step: str,
     spark: SparkSession,
     small_dataset: Path,
     small_network: str,
@@ -68,11 +86,10 @@ def test_all_ranks_stop_after_the_same_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.epochs=1", small_network]
+    settings += [f"training.mode={mode}", *(["training.batch_size_per_worker=1"] if "server" in mode else [])]
     monkeypatch.setattr(entry, "train", training_that_is_asked_to_stop)
-    # The second step announces it, its sum is read in the third: all ranks stop after that one.
-    with pytest.raises(
-        RankLostError, match=r"stopped after step 3; continue from .*step-00000003.npz with training.resume_run=\w+"
-    ):
+    text = rf"stopped after step ({step}); continue from .*step-0+\1.npz with training.resume_run=\w+"
+    with pytest.raises(RankLostError, match=text):
         train(load("smoke", settings))
     (folder,) = (path for path in tmp_path.iterdir() if (path / "checkpoints").is_dir())
     assert MlflowClient(mlflow_store).get_run(folder.name).info.status == "KILLED"

@@ -40,6 +40,8 @@ class OwnShard:
             keras.Variable(tf.identity(variable.value), trainable=True, name=f"shard_{number}")
             for number, variable in enumerate(variables)
         ]
+        for copy, variable in zip(self._copies, self._variables, strict=True):
+            copy.constraint = variable.constraint
         self._whole_state = state_of(variables, trained, optimizer)
         if not self._copies:
             return

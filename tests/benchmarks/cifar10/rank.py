@@ -106,7 +106,7 @@ def train(method, seed, data, collective):
             average_statistics(model, collective)
             metrics.append(exchange.metrics())
             accuracies.append(accuracy(predict, data["test_images"], data["test_labels"], collective))
-    if server:
+    if isinstance(mode, ParameterServer):
         mode.close()
     if payload is None:
         sent = statistics.median(each["payload_bytes"] for each in metrics)
