@@ -25,8 +25,9 @@ OPTIMIZERS = {
     # With the epsilon of their defaults, rounding of gradients near 0 would move whole steps.
     "lamb": "{name: lamb, epsilon: 0.001}",
     "adamw": "{name: adamw, epsilon: 0.001}",
+    "adagrad": "{name: adagrad, epsilon: 0.001}",
 }
-RATES = {"lamb": 0.01, "adamw": 0.01, "lars without ratios": 0.05}
+RATES = {"lamb": 0.01, "adamw": 0.01, "adagrad": 0.01, "lars without ratios": 0.05}
 BESIDE: dict[str, dict[str, Any]] = {
     "clipped": {"optimizer": "lars", "clipping": 0.05},
     "clipped, adamw": {"optimizer": "adamw", "clipping": 0.05},
@@ -239,7 +240,7 @@ def test_a_repetition_is_the_same_bit_for_bit(everyones: list[dict[str, Any]]) -
             np.testing.assert_array_equal(ours, others)
 
 
-@pytest.mark.parametrize(("name", "moments"), [("sgd", 1), ("lars", 1), ("adamw", 2), ("lamb", 2)])
+@pytest.mark.parametrize(("name", "moments"), [("sgd", 1), ("lars", 1), ("adagrad", 1), ("adamw", 2), ("lamb", 2)])
 def test_a_rank_holds_its_part_of_the_moments(everyones: list[dict[str, Any]], name: str, moments: int) -> None:
     parameters = sum(each.size for each in everyones[0][name][True]["weights"])
     held = [found[name][True]["held"] for found in everyones]

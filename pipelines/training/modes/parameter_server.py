@@ -55,7 +55,7 @@ class ParameterServer:
     What equals what: `backup` without backup workers is `Synchronous`, up to the order of sums; `async` with one worker
     is one process, digit by digit. With several workers `async` and `ssp` depend on timing and never repeat.
 
-    When it pays: where some worker is slow now and then (a shared machine), or workers come and go. A worker that is
+    When it pays: where some worker is slow now and then, as on a shared machine. A worker that is
     always slow holds up `ssp` after `bound` steps, and every mode at the end of an epoch, as all workers have the same
     number of samples. When not: on equal machines, where lock step takes the same time and gives a better model for the
     same samples. Figures: README.md of this folder. On a link each rank sends and receives as many bytes as for an
