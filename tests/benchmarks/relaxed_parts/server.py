@@ -34,7 +34,7 @@ class Size:
     side: int = 32
     sleep: float = 0.1
     """Seconds of a usual worker's step."""
-    seconds: float = 12.0
+    seconds: float = 8.0
     """Time of each training, after its first step."""
     rounds: int = 3
 
