@@ -82,7 +82,7 @@ class Column:
 
     def make(self, uv: str, wheel: Path) -> str:
         """Make the environment; the reason where that fails."""
-        tools = ["pytest>=8", "pytest-timeout>=2.3", "psutil"]
+        tools = ["pytest>=8", "pytest-timeout>=2.3", "psutil", "moto[s3,server]>=5,<6", "s3fs>=2023.5", "deltalake>=1.1,<2"]
         python = self.environment / "bin" / "python"
         if not python.exists() and call([uv, "venv", "--python", self.python, self.environment], self.log):
             return f"no Python {self.python}"
