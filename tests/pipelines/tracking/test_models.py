@@ -205,7 +205,7 @@ def test_files_of_a_store_that_is_away_are_not_waited_for(
 
 
 @pytest.mark.parametrize("uri", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/absent/1", "models:/x/y/z"])
-def test_an_unknown_model_is_one_line(mlflow_store: str, uri: str) -> None:
+def test_an_unknown_model_is_one_line(run: TrackedRun, uri: str) -> None:
     with pytest.raises(ValueError, match=uri.split("/")[1]) as caught:
         model_metadata(uri)
     assert "\n" not in str(caught.value)
