@@ -124,6 +124,8 @@ def statistics_bytes(model: keras.Model) -> int:
 
 def plain_layers(model: keras.Model) -> keras.Model:
     """Return a copy of `model` with equal weights, whose layers are Keras's own and compute in float32."""
+    policies = [layer.dtype_policy for layer in model._flatten_layers()]
+    half = {policy.compute_dtype for policy in policies if policy.name.startswith("mixed_")}
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
         if isinstance(layer, SeededDrop | TrainingResolution):
@@ -133,6 +135,8 @@ def plain_layers(model: keras.Model) -> keras.Model:
         policy = getattr(layer, "dtype_policy", None)  # operations without variables have none
         if policy is not None and policy.name.startswith("mixed_"):
             config["dtype"] = "float32"
+        elif policy is None and config.get("dtype") in half:
+            config["dtype"] = "float32"  # Keras 3.5 makes operations of the casts before a layer in half precision
         return kind.from_config(config)
 
     # Recursive: an imported network may be a model in the model.

@@ -27,8 +27,9 @@ def variable_roles(model: keras.Model) -> list[Role]:
         else:
             found = {"bias": "bias"}
         for attribute, role in found.items():
+            # No check of the type: Keras's variables are instances of `keras.Variable` only in some of its versions.
             variable = getattr(layer, attribute, None)
-            if isinstance(variable, keras.Variable):
+            if variable is not None:
                 roles[id(variable)] = role
     return [roles.get(id(variable), "kernel") for variable in model.trainable_variables]
 

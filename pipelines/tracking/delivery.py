@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException, RestException
 
 from pipelines.tracking.journal import Entry, Journal
 from pipelines.tracking.points import absent_rows, log_points
-from pipelines.tracking.store import TrackedRun, reason_of, short_waits
+from pipelines.tracking.store import TrackedRun, quote_environment, reason_of, short_waits
 
 News = Literal["away", "back", "refused"]
 OnNews = Callable[[News, str], None]
@@ -57,6 +57,7 @@ class Delivery:
     def __init__(self, run: TrackedRun, journal: Journal, on_news: OnNews = warn) -> None:
         """Connect; nothing is delivered yet."""
         self._run = run
+        quote_environment(run.uri)
         self._client = None if run.is_offline else MlflowClient(run.uri)
         self._journal = journal
         self._on_news = on_news

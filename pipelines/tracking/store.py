@@ -25,6 +25,7 @@ REQUEST_SECONDS = 5
 # What is after the colon is no password where it is a port and a path.
 _HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
 _QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
+_ADDRESS = "MLFLOW_TRACKING_URI"
 _RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
 
 
@@ -56,7 +57,7 @@ def tracking_uri() -> str:
     Raises:
         ValueError: It is the address of a registry, such as `databricks-uc`.
     """
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or (databricks.URI if databricks.is_in_runtime() else _default_uri())
+    uri = os.environ.get(_ADDRESS) or (databricks.URI if databricks.is_in_runtime() else _default_uri())
     databricks.refuse_registry(uri)
     scheme, separator, path = uri.partition(":///")
     if separator and scheme.startswith("sqlite") and path and not path.startswith(("/", ":memory:")):
@@ -64,6 +65,15 @@ def tracking_uri() -> str:
     if ":" not in uri and uri != databricks.URI:
         return Path(uri).absolute().as_uri()
     return _HTTP_CREDENTIALS.sub(_with_quoted_credentials, uri)
+
+
+def quote_environment(uri: str) -> None:
+    """Write an address from `tracking_uri` back to `MLFLOW_TRACKING_URI`, if that is the same one, not yet quoted.
+
+    MLflow 3.0 and older send files to the address in the environment, and not to that of their client.
+    """
+    if os.environ.get(_ADDRESS) and tracking_uri() == uri:
+        os.environ[_ADDRESS] = uri
 
 
 def _with_quoted_credentials(address: re.Match[str]) -> str:
@@ -107,7 +117,7 @@ def worker_environment() -> dict[str, str]:
     uri, registry = tracking_uri(), mlflow.get_registry_uri()
     if databricks.is_databricks(uri) and registry != uri:  # of the notebook: `databricks-uc` is Unity Catalog's
         settings["MLFLOW_REGISTRY_URI"] = registry
-    return {_RETRIES: "2", **settings, **databricks.worker_credentials(uri), "MLFLOW_TRACKING_URI": uri}
+    return {_RETRIES: "2", **settings, **databricks.worker_credentials(uri), _ADDRESS: uri}
 
 
 def is_file_store(uri: str) -> bool:

@@ -38,6 +38,8 @@ STEPS = {
     "tracking": ["tests/pipelines/tracking", "-m", "not long"],
 }
 """What pytest is given for each column of the table, the first: prepare, two workers train, evaluate, resume."""
+TOOLS = ["pytest>=8", "pytest-timeout>=2.3", "psutil", "moto[s3,server]>=5,<6", "s3fs>=2023.5", "deltalake>=1.1,<2"]
+"""What the tests need besides: pytest, an object store on loopback, and a reader of Delta tables."""
 FAILED = re.compile(r"code -?\d+: ")
 """How the cell of a step begins that has failed."""
 
@@ -82,12 +84,11 @@ class Column:
 
     def make(self, uv: str, wheel: Path) -> str:
         """Make the environment; the reason where that fails."""
-        tools = ["pytest>=8", "pytest-timeout>=2.3", "psutil"]
         python = self.environment / "bin" / "python"
         if not python.exists() and call([uv, "venv", "--python", self.python, self.environment], self.log):
             return f"no Python {self.python}"
         install: list[str | Path] = [uv, "pip", "install", "--python", python]
-        if call([*install, f"{wheel}[local,cpu]", *self.packages, *tools], self.log):
+        if call([*install, f"{wheel}[local,cpu]", *self.packages, *TOOLS], self.log):
             return "the wheel and these versions do not fit together"
         call([*install, "--no-deps", "--reinstall-package", "groundswell", wheel], self.log)
         if not list(self.horovod.glob("*.whl")):

@@ -117,8 +117,8 @@ def test_a_run_has_models_of_several_names(run: TrackedRun, model: keras.Model) 
 
 @mlflow_3
 def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str) -> None:
-    client = MlflowClient(mlflow_store)
     run = start_run("tests", "r50: 0.5/g8", {}, {})
+    client = MlflowClient(mlflow_store)
     experiment = client.get_run(run.run_id).info.experiment_id
     uri = log_model(run, model, ModelMetadata(("x",), archive="8"), None, step=8)
     assert uri == f"runs:/{run.run_id}/r50- 0-5-g8"
@@ -205,14 +205,14 @@ def test_files_of_a_store_that_is_away_are_not_waited_for(
 
 
 @pytest.mark.parametrize("uri", ["runs:/0123456789abcdef0123456789abcdef/model", "models:/absent/1", "models:/x/y/z"])
-def test_an_unknown_model_is_one_line(mlflow_store: str, uri: str) -> None:
+def test_an_unknown_model_is_one_line(run: TrackedRun, uri: str) -> None:
     with pytest.raises(ValueError, match=uri.split("/")[1]) as caught:
         model_metadata(uri)
     assert "\n" not in str(caught.value)
 
 
 def test_the_champion_changes_only_by_the_margin(mlflow_store: str, model: keras.Model) -> None:
-    client, rule = MlflowClient(mlflow_store), Promotion("val/f1_macro", 0.01)
+    rule = Promotion("val/f1_macro", 0.01)
     values = [0.50, 0.505, 0.52, 0.515, 0.7, 0.71]
     expected = ["champion", "challenger", "champion", "challenger", "challenger", "challenger"]
     champions = ["1", "1", "3", "3", "3", "3"]
@@ -220,6 +220,7 @@ def test_the_champion_changes_only_by_the_margin(mlflow_store: str, model: keras
         # The last two are of another dataset, whose figures say nothing about the champion.
         described = ModelMetadata(dataset_fingerprint="f" if number < 5 else "other")
         run = start_run("tests", None, {}, {})
+        client = MlflowClient(mlflow_store)
         client.log_metric(run.run_id, "val/f1_macro", value, step=8)
         for _ in range(2):  # as after a training that ended while it registered the model
             log_model(run, model, described, "main.land.cover", step=8, promotion=rule)
@@ -235,9 +236,10 @@ def test_the_champion_changes_only_by_the_margin(mlflow_store: str, model: keras
 
 
 def test_a_champion_that_was_deleted_has_a_successor(mlflow_store: str, model: keras.Model) -> None:
-    client, rule = MlflowClient(mlflow_store), Promotion("val/f1_macro", 0.01)
+    rule = Promotion("val/f1_macro", 0.01)
     for number, value in enumerate((0.9, 0.1), start=1):
         run = start_run("tests", None, {}, {})
+        client = MlflowClient(mlflow_store)
         client.log_metric(run.run_id, "val/f1_macro", value, step=8)
         log_model(run, model, ModelMetadata(), "bereft", step=8, promotion=rule)
         if number == 1:
@@ -311,9 +313,10 @@ def test_the_page_of_a_model_says_what_it_is_and_who_made_it(
 
 
 def test_a_lower_loss_is_better_and_no_metric_is_no_champion(mlflow_store: str, model: keras.Model) -> None:
-    client, rule = MlflowClient(mlflow_store), Promotion("val/loss", 0.0)
+    rule = Promotion("val/loss", 0.0)
     for value in (0.5, 0.6, 0.4, None):
         run = start_run("tests", None, {}, {})
+        client = MlflowClient(mlflow_store)
         if value is not None:
             client.log_metric(run.run_id, "val/loss", value, step=8)
         log_model(run, model, ModelMetadata(), "by_loss", step=8, promotion=rule)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import mlflow
 import pytest
 from mlflow import MlflowClient
@@ -25,6 +27,7 @@ def test_a_run_belongs_to_the_active_experiment(mlflow_store: str, monkeypatch: 
         monkeypatch.delenv(name)
     monkeypatch.setattr(fluent, "_active_experiment_id", None)
     assert chosen_experiment(None) == "groundswell"
+    Path(mlflow_store.removeprefix("sqlite:///")).parent.mkdir()  # MLflow 3.0 makes no folder for its store
     mlflow.set_experiment("of the notebook")
     assert chosen_experiment(None) == "of the notebook"
     assert chosen_experiment("configured") == "configured"
