@@ -59,9 +59,9 @@ class ParameterServer:
     always slow holds up `ssp` after `bound` steps, and every mode at the end of an epoch, as all workers have the same
     number of samples. Steps per second over those of lock step, one of three workers 5 times as slow: 1.11 (`ssp`,
     bound 3), 2.73 (`async`) and 3.73 (`backup`, 1 of 3) where it is always the same, and 1.85, 1.86 and 1.54 where it
-    is another one in every step (`make bench NAME=relaxed`). When not: on equal machines, where lock step takes the same time and gives a better model for the
-    same samples. Figures: README.md of this folder. On a link each rank sends and receives as many bytes as for an
-    allreduce of (push + weights) / 2; only the push can be compressed (`none`, `onebit`, `topk`).
+    is another one in every step (`make bench NAME=relaxed`). When not: on equal machines, where lock step takes the
+    same time and can be repeated. Accuracy: README.md of this folder. On a link each rank sends and receives as many
+    bytes as for an allreduce of (push + weights) / 2; only the push can be compressed (`none`, `onebit`, `topk`).
 
     A rank holds 4 bytes a parameter for the weights that it computes with, 4/N for those of its shard, and the
     optimizer's state once in whole, for checkpoints, and an N-th of it at the shard.
