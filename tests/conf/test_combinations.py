@@ -191,7 +191,8 @@ def test_what_does_not_go_with_a_parameter_server_is_refused(settings: list[str]
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
 def test_a_parameter_server_takes_every_optimizer_and_these_codecs(codec: str, optimizer: str) -> None:
     settings = [SERVER % ("ssp", ", bound: 0"), f"exchange.codec={codec}", f"optimizer={optimizer}"]
-    load("smoke", [*settings, "training.accumulation_steps=2", "warm_start.rate_factors={stem*: 0.1}"])
+    config = load("smoke", [*settings, "training.accumulation_steps=2", "warm_start.rate_factors={stem*: 0.1}"])
+    assert (config.exchange.codec.name, config.optimizer.name) == (codec, optimizer)
 
 
 def test_a_step_waits_for_one_worker_at_least() -> None:
