@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from conf.load import load
     from jobs.compare import compare
     from jobs.evaluate import evaluate
+    from jobs.paths import load
     from jobs.prepare import prepare
     from jobs.probe import probe
     from jobs.score import score
@@ -35,7 +35,7 @@ __all__ = ["BarrierRunner", "HorovodRunner", "compare", "evaluate", "load", "pre
 _ROOT = Path(__file__).parent
 _PACKAGES = ("conf", "jobs", "models", "pipelines")
 _WHERE = {
-    "load": "conf.load",
+    "load": "jobs.paths",
     "prepare": "jobs.prepare",
     "train": "jobs.train",
     "evaluate": "jobs.evaluate",

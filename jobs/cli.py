@@ -7,8 +7,8 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Sequence
-from typing import NoReturn
 
 from jobs.arguments import EXIT_CODES
 from jobs.command import USER_ERROR, read_config, run
@@ -43,16 +43,20 @@ def execute(argv: Sequence[str]) -> int:
     return run(name, rest, body)
 
 
-def main(verb: str | None = None) -> NoReturn:
-    """Run the command line of this process and end it.
+def main(verb: str | None = None) -> None:
+    """Run the command line of this process, and end it where the job has failed.
+
+    It returns after success: Databricks calls the entry point of a wheel in a process of its own, which goes on.
 
     Args:
         verb: Verb of a script that spark-submit was given; None: the first argument.
     """
     code = execute(sys.argv[1:] if verb is None else [verb, *sys.argv[1:]])
-    # All is said and done: Ctrl-C while libraries close themselves prints no traceback.
-    signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
-    sys.exit(code)
+    if threading.current_thread() is threading.main_thread():
+        # All is said and done: Ctrl-C while libraries close themselves prints no traceback.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
+    if code:
+        sys.exit(code)
 
 
 def _help() -> list[str]:

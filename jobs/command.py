@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -76,8 +77,10 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
     _quieten_libraries()
     result = Result(verb)
     path = _result_path(argv)
-    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    _interrupt_on_signals(lambda: _end(result, path, INTERRUPTED, "interrupted"))
+    is_main = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    if is_main:
+        _interrupt_on_signals(lambda: _end(result, path, INTERRUPTED, "interrupted"))
     try:
         try:
             if path is not None:

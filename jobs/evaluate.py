@@ -44,7 +44,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
 
     Args:
         config: Dataset, reader, batch size, own metrics, thresholds.
-        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes, or the file
+            that `train --result` wrote.
         split: Split of the dataset, or several with commas between them, which are a slice each.
 
     Raises:
@@ -54,7 +55,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         RuntimeError: The storage cannot be used, or Spark gave up.
         TrackingError: The store did not take the scores; they are in the message.
     """
-    config = with_absolute_paths(config)
+    config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
     dataset, settings = Folder.at(config.dataset.path), reader_settings(config.reader)
     manifest = read_manifest(dataset)
     report = config.evaluate.report and absolute_path("evaluate.report", config.evaluate.report)

@@ -1,7 +1,29 @@
 """Paths of the configuration as the workers can use them."""
 
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf import load as configurations
 from conf.schema import RunConfig
-from pipelines.locations import absolute_location, absolute_path, is_url
+from pipelines.locations import absolute_location, absolute_path, is_url, local_path
+
+
+def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sections: Any) -> RunConfig:
+    """Read a shipped configuration or a YAML file, apply changes, validate.
+
+    Args:
+        name_or_path: Name of a shipped configuration, or the path of a YAML file, which may begin with `~`, `$VAR`,
+            `file:` or `dbfs:`; None: the defaults alone.
+        settings: `section.key=value` each, the value in YAML; the last one of a key counts.
+        sections: Changes by section, as Python's values: `training={"epochs": 3}`. They come after `settings`.
+
+    Raises:
+        FileNotFoundError: Neither a shipped name nor a file.
+        ValueError: A misspelt path, not YAML, or a mistake in a setting; each problem is a line.
+    """
+    path = None if name_or_path is None else str(local_path(name_or_path, "config"))
+    return configurations.load(path, settings, **sections)
 
 
 def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> RunConfig:

@@ -57,7 +57,8 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
 
     Args:
         config: Dataset, reader, batch size, ranks, and the section `probe`.
-        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes, or the file
+            that `train --result` wrote.
         result: Filled in while the job runs.
 
     Raises:
@@ -67,7 +68,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
         RuntimeError: The storage cannot be used, Spark gave up, or a rank died.
         TrackingError: The store did not take the scores; they are in the message.
     """
-    config = with_absolute_paths(config)
+    config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
     dataset, output = Folder.at(config.dataset.path), _output(config)
     manifest = read_manifest(dataset)
     _check_splits(config, manifest)

@@ -33,7 +33,8 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
 
     Args:
         config: The `score` section, the reader's cache, and the layout of a raw archive.
-        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes, or the file
+            that `train --result` wrote.
         location: Path or URL of a prepared dataset or a raw archive.
         output: Path or URL of a folder, which may be new, or hold unfinished predictions of the same call.
         map_file: A `.geojson` or `.tif` file that gets the likeliest classes on the ground; None: no map.
@@ -43,7 +44,7 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         ValueError: No such model, it does not fit the input, or `output` is something else.
         RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues.
     """
-    config = with_absolute_paths(config, reads_dataset=False)
+    config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
     source = _source(config, Folder.at(_location("--input", location)))
     if map_file is not None:
         map_file = local_path(map_file, "map_file")

@@ -21,9 +21,9 @@ def test_importing_it_imports_nothing_else(tmp_path: Path) -> None:
 
 
 def test_every_name_is_what_it_says() -> None:
-    from conf.load import load
     from jobs.compare import compare
     from jobs.evaluate import evaluate
+    from jobs.paths import load
     from jobs.prepare import prepare
     from jobs.probe import probe
     from jobs.score import score

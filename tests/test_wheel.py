@@ -58,6 +58,29 @@ def test_one_wheel_is_for_every_python(wheel: Path) -> None:
     assert any(name.endswith(".so") for name in names) == (shutil.which(os.environ.get("CXX", "g++")) is not None)
 
 
+OF_EXTRAS = {
+    "local": {"pyspark"},
+    "cpu": {"tensorflow-cpu", "keras"},
+    "gpu": {"tensorflow", "keras", "nvidia-ml-py"},
+    "petastorm": {"petastorm"},
+    "s3": {"s3fs"},
+    "score": {"openvino", "nncf", "deltalake"},
+}
+"""What each extra brings at least."""
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12"])
+@pytest.mark.parametrize("extra", OF_EXTRAS)
+def test_every_extra_finds_versions_that_fit_together(uv: str, project: Path, extra: str, version: str) -> None:
+    command = [uv, "pip", "compile", "--quiet", "--no-header", "--no-annotate", "--python-version", version]
+    done = call(*command, "--extra", extra, "--extra", "local", project / "pyproject.toml")
+    assert done.returncode == 0, done.stderr
+    versions = dict(line.split("==") for line in done.stdout.splitlines() if "==" in line)
+    assert OF_EXTRAS[extra] <= set(versions)
+    if int(versions["pyarrow"].split(".")[0]) < 15:  # Petastorm's
+        assert versions["pyspark"].startswith("4.0.")  # 4.1 refuses pyarrow 14
+
+
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of pyarrow, for each of Petastorm's calls
 def test_it_installs_and_says_what_else_it_needs(uv: str, wheel: Path, version: str, tmp_path: Path) -> None:

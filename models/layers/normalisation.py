@@ -128,6 +128,9 @@ def plain_layers(model: keras.Model) -> keras.Model:
     half = {policy.compute_dtype for policy in policies if policy.name.startswith("mixed_")}
 
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
+        # An imported network may be a model in the model; `clone_model` of Keras 3.2 has no argument `recursive`.
+        if isinstance(layer, keras.Model):
+            return keras.models.clone_model(layer, clone_function=plain)
         if isinstance(layer, SeededDrop | TrainingResolution):
             return layer.plain()
         kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)
@@ -139,8 +142,7 @@ def plain_layers(model: keras.Model) -> keras.Model:
             config["dtype"] = "float32"  # Keras 3.5 makes operations of the casts before a layer in half precision
         return kind.from_config(config)
 
-    # Recursive: an imported network may be a model in the model.
-    copy = keras.models.clone_model(model, clone_function=plain, recursive=True)
+    copy = keras.models.clone_model(model, clone_function=plain)
     copy.set_weights(model.get_weights())
     return copy
 

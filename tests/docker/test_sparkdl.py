@@ -97,7 +97,9 @@ def executed(cells: list[str], path: list[Path], folder: Path) -> list[str]:
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip("\n")) for text in cells])
     entries = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
     client = NotebookClient(notebook, timeout=200, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
-    client.execute(env={**os.environ, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable})
+    # Where pytest is named there, a kernel leaves out of its cells what its child processes print.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    client.execute(env={**environment, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable})
     (folder / "notebook.html").write_text(HTMLExporter().from_notebook_node(notebook)[0])
     return ["".join(each.get("text", "") for each in cell.outputs) for cell in notebook.cells]
 
@@ -141,6 +143,14 @@ def test_a_real_sparkdl_comes_first(project: Path, tmp_path: Path) -> None:
         assert run(code, order, tmp_path) == f"the real one {real / '__init__.py'}\n"
 
 
+def test_it_says_that_groundswell_is_missing(project: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(project / "docker" / "sparkdl")}
+    command = [sys.executable, "-S", "-c", "import sparkdl"]  # without the packages of this environment
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    (line,) = done.stderr.splitlines()[-1:]
+    assert line.startswith("ModuleNotFoundError: this sparkdl gives old names to Groundswell, which is not installed")
+
+
 @pytest.mark.long
 def test_the_wheel_overwrites_nothing_of_a_real_sparkdl(project: Path, tmp_path: Path) -> None:
     source = tmp_path / "source"
@@ -155,6 +165,8 @@ def test_the_wheel_overwrites_nothing_of_a_real_sparkdl(project: Path, tmp_path:
         pytest.skip(f"the wheel's build backend cannot be had: {built.stderr.strip().splitlines()[-1:]}")
     (wheel,) = tmp_path.glob("groundswell_sparkdl-*-py3-none-any.whl")
     names = zipfile.ZipFile(wheel).namelist()
+    (metadata,) = (name for name in names if name.endswith("/METADATA"))
+    assert "Requires-Dist" not in zipfile.ZipFile(wheel).read(metadata).decode()
     assert "groundswell_sparkdl/sparkdl/horovod/tensorflow/keras.py" in names
     assert not any(name.startswith("sparkdl/") for name in names)
     site = tmp_path / "site"

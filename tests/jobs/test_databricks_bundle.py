@@ -105,6 +105,41 @@ def test_mistakes_are_found(
     assert mistake.startswith(place)
 
 
+VOLUME = "/Volumes/${var.catalog}/${var.schema}/${var.volume}/"
+
+
+def own_mistakes(bundle: Document) -> list[str]:
+    """What the schema cannot know: variables that nobody declares, other settings of Spark, files elsewhere."""
+    (cluster,) = bundle["resources"]["jobs"]["train"]["job_clusters"]
+    new = cluster["new_cluster"]
+    found = sorted(set(re.findall(r"\$\{var\.([^}]*)\}", json.dumps(bundle))) - set(bundle["variables"]))
+    if new["spark_conf"] != {"spark.dynamicAllocation.enabled": "false", "spark.task.resource.gpu.amount": "1"}:
+        found.append("spark_conf")
+    if new["spark_env_vars"] != {"GROUNDSWELL_HOROVOD_WHEEL": f"{VOLUME}${{var.horovod_wheel}}"}:
+        found.append("spark_env_vars")
+    if new["init_scripts"] != [{"volumes": {"destination": f"{VOLUME}install_horovod.sh"}}]:
+        found.append("init_scripts")
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "mistake"),
+    [
+        (f"{CLUSTER}/init_scripts/0/volumes/destination", "/Volumes/${var.volum}/install_horovod.sh", "volum"),
+        (f"{CLUSTER}/init_scripts/0/volumes/destination", f"{VOLUME}install.sh", "init_scripts"),
+        (f"{CLUSTER}/node_type_id", "${var.node_typ}", "node_typ"),
+        (f"{CLUSTER}/spark_conf", {"spark.dynamicAlocation.enabled": "false"}, "spark_conf"),
+        (f"{CLUSTER}/spark_env_vars", {"HOROVOD_WHEEL": "/Volumes/x.whl"}, "spark_env_vars"),
+        ("artifacts/wheel/path", "${var.nothing}", "nothing"),
+    ],
+)
+def test_mistakes_that_the_schema_does_not_know_are_found(
+    bundle: Document, changed: Callable[..., Document], path: str, value: Any, mistake: str
+) -> None:
+    assert own_mistakes(bundle) == []
+    assert mistake in own_mistakes(changed(bundle, path, value))
+
+
 def resolved(text: str, bundle: Document) -> str:
     """A text with the variables' defaults in place of `${var.name}`."""
     given = {"archive": "/Volumes/main/default/bigearthnet/BigEarthNet"}

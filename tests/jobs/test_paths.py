@@ -1,9 +1,11 @@
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import groundswell
 from conf.load import load
 from jobs.command import run
 from jobs.compare import compare
@@ -77,7 +79,28 @@ def test_names_of_files_in_a_notebook(elsewhere: Path, spelling: str) -> None:
         compare(saved=[spelling])
     with pytest.raises(ValueError, match=rf"^--model {spelling}\.json: "):
         model_uri_of(f"{spelling}.json")
+    with pytest.raises(ValueError, match=rf"^config {spelling}: "):
+        groundswell.load(spelling)
     assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.parametrize("verb", [groundswell.evaluate, groundswell.score, groundswell.probe])
+def test_models_are_named_in_a_notebook_as_on_the_command_line(verb: Callable[..., Any], elsewhere: Path) -> None:
+    config = load("smoke", ["dataset.path=nothing"])
+    more = ["in", "out"] if verb is groundswell.score else []
+    with pytest.raises(ValueError, match=r"^--model s3:/bucket/m: .*expected s3://bucket/m"):
+        verb(config, "s3:/bucket/m", *more)
+    with pytest.raises(ValueError, match=r"^--model \$HOME/train\.json is no result of a training: "):
+        verb(config, "$HOME/train.json", *more)
+    assert list(elsewhere.iterdir()) == []
+
+
+def test_a_configuration_may_be_in_the_home_folder(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(elsewhere))
+    (elsewhere / "mine.yaml").write_text("training: {epochs: 7}\n")
+    for spelling in ("~/mine.yaml", "$HOME/mine.yaml", f"file:{elsewhere}/mine.yaml", elsewhere / "mine.yaml"):
+        assert groundswell.load(spelling).training.epochs == 7
+    assert groundswell.load("smoke") == load("smoke")
 
 
 def test_the_result_of_a_job_is_where_its_name_says(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:

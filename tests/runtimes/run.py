@@ -59,6 +59,16 @@ def find_uv() -> str:
     return uv
 
 
+def find_python(version: str) -> str:
+    """The first interpreter of that version on the PATH that runs, or the version, which uv may bring."""
+    for folder in os.get_exec_path():
+        python = Path(folder, f"python{version}")
+        # A shim of pyenv exists for versions that it does not run.
+        if python.exists() and not subprocess.run([python, "-c", ""], stderr=subprocess.DEVNULL).returncode:
+            return str(python)
+    return version
+
+
 def version_of(packages: list[str], name: str) -> str:
     """The version that a column pins."""
     return next(line.partition("==")[2] for line in packages if line.startswith(f"{name}=="))
@@ -75,7 +85,7 @@ class Column:
 
     def __init__(self, key: str, column: dict[str, Any], folder: Path) -> None:
         self.key, self.packages = key, column["packages"]
-        self.python = shutil.which(f"python{column['python']}") or column["python"]  # uv brings what is not there
+        self.python = find_python(column["python"])
         self.folder = folder / key
         self.environment = self.folder / "environment"
         self.horovod = folder / "horovod" / f"{column['python']}-{version_of(self.packages, 'tensorflow-cpu')}"
@@ -86,7 +96,7 @@ class Column:
         """Make the environment; the reason where that fails."""
         python = self.environment / "bin" / "python"
         if not python.exists() and call([uv, "venv", "--python", self.python, self.environment], self.log):
-            return f"no Python {self.python}"
+            return f"no Python {self.python}: put the folder of one on the PATH"
         install: list[str | Path] = [uv, "pip", "install", "--python", python]
         if call([*install, f"{wheel}[local,cpu]", *self.packages, *TOOLS], self.log):
             return "the wheel and these versions do not fit together"

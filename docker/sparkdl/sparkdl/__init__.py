@@ -12,6 +12,14 @@ if _real is not None and _real.loader is not None:
     sys.modules[__name__] = _module  # what `import sparkdl` gives from here on
     _real.loader.exec_module(_module)
 else:
-    from pipelines.launch.horovod_runner import HorovodRunner
+    try:
+        from pipelines.launch.horovod_runner import HorovodRunner
+    except ModuleNotFoundError as error:
+        if error.name != "pipelines":
+            raise
+        raise ModuleNotFoundError(
+            "this sparkdl gives old names to Groundswell, which is not installed: install the file groundswell-*.whl",
+            name=error.name,
+        ) from None
 
     __all__ = ["HorovodRunner"]

@@ -48,6 +48,7 @@ def on_connect(archive: str, folder: str, model: str, store: str) -> SimpleNames
     for call in (
         lambda: groundswell.train(config),
         lambda: groundswell.BarrierRunner(spark, 2),
+        lambda: groundswell.HorovodRunner(np=2).run(print),
         lambda: run_tasks(
             spark, [1, 0], lambda item: 1 // item, job="score", folder=Folder.at(folder), files=[], less_memory="x"
         ),
@@ -95,9 +96,10 @@ def test_everything_without_a_barrier_stage_runs_there(
 
 
 def test_what_cannot_run_there_says_why_in_a_line(found: tuple[Path, SimpleNamespace]) -> None:
-    training, runner, task = found[1].refused
+    training, runner, old_runner, task = found[1].refused
     assert training.startswith("this process uses Spark Connect, which cannot run barrier stages (prepare, evaluate")
     assert runner.startswith("the session is one of Spark Connect, which cannot run barrier stages: pass a classic")
+    assert all("dedicated access" in text for text in (training, runner, old_runner))
     assert task.startswith("Spark gave up: ZeroDivisionError: ")
     assert len(task.splitlines()) == 1
     assert "pyspark.sql.connect" not in sys.modules
