@@ -69,7 +69,8 @@ def _new_bar(**settings: Any) -> Any:
         return widget(**settings)
     from tqdm import tqdm
 
-    return tqdm(file=sys.stdout if in_notebook() else None, **settings)
+    # A page made of a notebook does not remove a bar: what is printed next would stand in its line.
+    return tqdm(file=sys.stdout, **{**settings, "leave": True}) if in_notebook() else tqdm(**settings)
 
 
 class PrepareDisplay:

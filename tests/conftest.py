@@ -19,6 +19,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 PROJECT = Path(__file__).parent.parent
+pytest_plugins = ["tests.browser"]
 _CALL = """
 import pickle, sys
 function, args = pickle.load(open(sys.argv[1], "rb"))

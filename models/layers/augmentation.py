@@ -141,7 +141,7 @@ class AugmentedModel(keras.Model):  # type: ignore[misc]
     def call(self, images: dict[str, Any], training: bool | None = None, seeds: Any = None) -> Any:
         """Apply the network to the images; in training, to the augmented images."""
         if self.augmentation is not None:
-            images = self.augmentation(images, seeds, training=training)
+            images = self.augmentation(images, seeds=seeds, training=training)  # Keras 3.2: no None without its name
         with sample_seeds(seeds):
             return self.network(images, training=training)
 

@@ -11,7 +11,7 @@ import numpy as np
 import rasterio
 from numpy.typing import NDArray
 from rasterio._err import CPLE_BaseError
-from rasterio.errors import NotGeoreferencedWarning, RasterioError
+from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
 
 from pipelines.archives.archive import BadRecordError, Georeference
 from pipelines.archives.files import DECODING, MISSING_FILE, is_local, read_remote, whole_remote
@@ -26,8 +26,9 @@ _OPEN_REASONS = {
     errno.EISDIR: MISSING_FILE,
     errno.ELOOP: "symbolic link",
 }
-# A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error.
-_GDAL_ERRORS = (RasterioError, CPLE_BaseError, ValueError)
+# A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error. Rasterio
+# 1.3's RasterioIOError is no RasterioError.
+_GDAL_ERRORS = (RasterioError, RasterioIOError, CPLE_BaseError, ValueError)
 _NOT_READABLE = "not a readable GeoTIFF"
 _LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
 

@@ -50,14 +50,15 @@ class TrackedRun:
 def tracking_uri() -> str:
     """Return `MLFLOW_TRACKING_URI`, the workspace on Databricks, or a sqlite file under `mlruns/` in this folder.
 
-    `mlflow.set_tracking_uri` sets that variable too. A relative path, of a sqlite file or of a folder, is made
-    absolute: workers have another working directory. User and password of an HTTP address are quoted where they are
-    not: up to its last `@`, which a path may hold as `%40` only. Each `%XX` is left as it is.
+    `mlflow.set_tracking_uri` sets that variable too, or is asked where it does not. A relative path, of a sqlite file
+    or of a folder, is made absolute: workers have another working directory. User and password of an HTTP address are
+    quoted where they are not: up to its last `@`, which a path may hold as `%40` only. Each `%XX` is left as it is.
 
     Raises:
         ValueError: It is the address of a registry, such as `databricks-uc`.
     """
-    uri = os.environ.get(_ADDRESS) or (databricks.URI if databricks.is_in_runtime() else _default_uri())
+    uri = os.environ.get(_ADDRESS) or _set_in_this_process()
+    uri = uri or (databricks.URI if databricks.is_in_runtime() else _default_uri())
     databricks.refuse_registry(uri)
     scheme, separator, path = uri.partition(":///")
     if separator and scheme.startswith("sqlite") and path and not path.startswith(("/", ":memory:")):
@@ -65,6 +66,11 @@ def tracking_uri() -> str:
     if ":" not in uri and uri != databricks.URI:
         return Path(uri).absolute().as_uri()
     return _HTTP_CREDENTIALS.sub(_with_quoted_credentials, uri)
+
+
+def _set_in_this_process() -> str:
+    """The address that `mlflow.set_tracking_uri` was given; empty: none. Up to MLflow 2.13 no variable has it."""
+    return str(mlflow.get_tracking_uri()) if mlflow.tracking.is_tracking_uri_set() else ""
 
 
 def quote_environment(uri: str) -> None:

@@ -167,6 +167,17 @@ def executed(path: Path, values: dict[str, str], folder: Path) -> Any:
     return notebook
 
 
+def check_page(show_page: Callable[..., Any], page: Path) -> None:
+    """A browser shows every picture of a notebook's page, and nothing of it ends outside of the window."""
+    found, screenshot = show_page(
+        page.read_text(), 1100, height=2400, screenshot=page.with_suffix(".png"), is_ours=False
+    )
+    assert found["seen"]
+    assert min(found["seen"]) > 0
+    assert max(found["right"]) <= 1100
+    assert screenshot.stat().st_size > 10_000
+
+
 def outputs(notebook: Any) -> list[Any]:
     return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
@@ -308,7 +319,7 @@ def test_a_cell_that_fails_shows_one_error_and_no_log_of_spark(tmp_path: Path) -
 @pytest.mark.long
 @pytest.mark.timeout(400)
 def test_preparing_and_comparing_as_jupyter_notebooks(
-    small_archive: Path, tmp_path: Path, record: Callable[..., str]
+    small_archive: Path, tmp_path: Path, record: Callable[..., str], show_page_if_possible: Callable[..., Any] | None
 ) -> None:
     values = {"config": "smoke", "archive": str(small_archive), "dataset": str(tmp_path / "dataset")}
     prepared = executed(FOLDER / "prepare_and_look.py", values, tmp_path)
@@ -325,9 +336,11 @@ def test_preparing_and_comparing_as_jupyter_notebooks(
     assert "0.7000" in shown(compared, "text/html")[0]
     check_quiet(compared)
     assert (tmp_path / "comparison" / "report.html").is_file()
-    assert all(
-        "data:image/png" in (tmp_path / f"{name}.html").read_text() for name in ("prepare_and_look", "compare_runs")
-    )
+    for name in ("prepare_and_look", "compare_runs"):
+        page = tmp_path / f"{name}.html"
+        assert "data:image/png" in page.read_text()
+        if show_page_if_possible is not None:
+            check_page(show_page_if_possible, page)
 
 
 @pytest.mark.spark

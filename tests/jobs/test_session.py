@@ -16,7 +16,8 @@ def test_spark_connect_is_refused_before_anything_starts(variable: str, monkeypa
     monkeypatch.setenv(variable, "sc://127.0.0.1")
     with (
         pytest.raises(
-            RuntimeError, match=r"which cannot run barrier stages \(prepare, evaluate and score run there\): unset.*dedicated access"
+            RuntimeError,
+            match=r"which cannot run barrier stages \(prepare, evaluate and score run there\): unset .*dedicated",
         ),
         spark_session("tests", "local[2]"),
     ):

@@ -239,7 +239,8 @@ def test_an_exported_model_has_its_thresholds_with_it(
 ) -> None:
     exported, output = tmp_path / "exported", tmp_path / "predictions"
     mlflow.artifacts.download_artifacts(logged.uri, dst_path=str(exported), tracking_uri=logged.store)
-    (folder,) = (path.parent for path in exported.rglob("MLmodel"))
+    # MLflow 2 keeps a second copy of that file beside a registered model's, in a folder `metadata`.
+    (folder,) = (path.parent for path in exported.rglob("MLmodel") if path.parent.name != "metadata")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'elsewhere.db'}")
     line = ["score", "--model", str(folder), "--input", str(small_dataset), "--output", str(output)]
     assert cli.execute(line) == 0
