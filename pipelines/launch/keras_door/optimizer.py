@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from pipelines.launch.keras_door.compiling import refuse_jit, say_jit_is_off
 from pipelines.launch.keras_door.reduction import Reduction
+from pipelines.launch.keras_door.repairs import version_of
 from pipelines.launch.keras_door.variables import native
 
 
@@ -117,7 +118,7 @@ def distribute(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
             f"DistributedOptimizer was given {type(optimizer).__module__}.{type(optimizer).__name__}, but needs an "
-            f"optimizer of Keras {keras.__version__}, such as keras.optimizers.SGD(0.01); for tf_keras set "
+            f"optimizer of Keras {version_of(keras)}, such as keras.optimizers.SGD(0.01); for tf_keras set "
             "TF_USE_LEGACY_KERAS=1 and import horovod.tensorflow.keras"
         )
     if keras.config.backend() != "tensorflow":
@@ -174,7 +175,7 @@ def load_distributed(
         ValueError: `legacy_opts`, which Keras 3 does not have.
     """
     if legacy_opts:
-        raise ValueError(f"legacy_opts=True, but Keras {keras.__version__} has no legacy optimizers: leave it out")
+        raise ValueError(f"legacy_opts=True, but Keras {version_of(keras)} has no legacy optimizers: leave it out")
     objects = {kind.__name__: kind for kind in custom_optimizers or ()} | (custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is not None:

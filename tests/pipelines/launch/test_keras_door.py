@@ -6,11 +6,13 @@ import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pipelines.launch.keras_door.repairs import is_keras_3
 from pipelines.launch.runner import BarrierRunner
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]
@@ -90,7 +92,7 @@ def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
     own: list[float] = []
     model = network(seed=rank, built=False)
     watch = keras.callbacks.LambdaCallback(
-        on_train_batch_begin=lambda batch, logs: rates.append(float(model.optimizer.learning_rate)),
+        on_train_batch_begin=lambda batch, logs: rates.append(float(model.optimizer.learning_rate.numpy())),
         on_epoch_end=lambda epoch, logs: own.append(logs["loss"]),
     )
     order = [
@@ -114,7 +116,7 @@ def callbacks(hvd: Any, rank: int) -> dict[str, Any]:
         "own losses": own,
         "mean losses": model.history.history["loss"],
         "reported rates": model.history.history["lr"],
-        "decayed": (float(optimizer.learning_rate), before, velocity.numpy()),
+        "decayed": (float(optimizer.learning_rate.numpy()), before, velocity.numpy()),
     }
 
 
@@ -126,7 +128,7 @@ def saving(hvd: Any, rank: int, folder: str) -> dict[str, Any]:
     model.save(path)
     plain, loaded = keras.models.load_model(path), hvd.load_model(path)
     fitted_on = [share(array, rank) for array in samples()]
-    steps = int(loaded.optimizer.iterations)
+    steps = int(loaded.optimizer.iterations.numpy())
     loaded.fit(*fitted_on, batch_size=BATCH, shuffle=False, verbose=0)
     return {
         "types": [type(each.optimizer).__name__ for each in (model, plain, loaded)],
@@ -385,3 +387,19 @@ def test_tf_keras(tmp_path: Path) -> None:
     assert equal(first, second)
     assert history == other
     assert history["lr"] == pytest.approx([0.075, 0.1, 0.1])
+
+
+@pytest.mark.parametrize(
+    ("name", "version_of_it", "is_3"),
+    [
+        ("keras._tf_keras.keras", "3.15.1", True),
+        ("keras._tf_keras.keras", None, True),  # `tensorflow.keras` of TensorFlow 2.16
+        ("tf_keras.api._v2.keras", "2.21.0", False),
+        ("tf_keras.api._v2.keras", None, False),
+    ],
+)
+def test_keras_3_is_told_from_tf_keras_also_without_a_version(name: str, version_of_it: str | None, is_3: bool) -> None:
+    module = ModuleType(name)
+    if version_of_it is not None:
+        module.__version__ = version_of_it
+    assert is_keras_3(module) == is_3
