@@ -70,7 +70,7 @@ def tracking_uri() -> str:
 
 def _set_in_this_process() -> str:
     """The address that `mlflow.set_tracking_uri` was given; empty: none. Up to MLflow 2.13 no variable has it."""
-    return str(mlflow.get_tracking_uri()) if mlflow.tracking.is_tracking_uri_set() else ""
+    return str(mlflow.get_tracking_uri()) if mlflow.is_tracking_uri_set() else ""
 
 
 def quote_environment(uri: str) -> None:

@@ -23,7 +23,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -42,7 +42,8 @@ TRAINING_DEPTH = 18 if SMOKE else 50
 TRAINING_STEPS, TRAINING_BATCH = (1, 2) if SMOKE else (12, 32)
 MEMORY_EPOCHS = 2 if SMOKE else 10
 THREAD_COUNTS = (2, 4, 10)
-Source = Iterator[tuple[int, NDArray[Any]]]
+Source = Iterator[tuple[int, NDArray[Any], Mapping[str, Any]]]
+"""Of each batch: how many rows, their labels, and the images by group, uint16 but for Petastorm."""
 
 
 def write_dataset(folder: Path) -> None:
@@ -117,7 +118,7 @@ def write_dataset(folder: Path) -> None:
 
 
 def ours(folder: Path, verify: Literal["first_epoch", "always", "never"] = "never") -> Source:
-    """Batches without end: rows, and the labels."""
+    """Batches without end."""
     from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
     from pipelines.training.tensors import image_tensors
 
@@ -126,7 +127,7 @@ def ours(folder: Path, verify: Literal["first_epoch", "always", "never"] = "neve
     for epoch in range(1_000_000):
         for batch in training_batches(reader, seed=0, epoch=epoch, global_batch_size=BATCH_SIZE, pool=pool):
             tensors = image_tensors(batch.images)
-            yield len(batch.rows), batch.targets
+            yield len(batch.rows), batch.targets, tensors
             del tensors, batch
 
 
@@ -135,12 +136,14 @@ def petastorm(folder: Path, threads: int) -> Source:
     from petastorm import make_reader
     from petastorm.tf_utils import make_petastorm_dataset
 
+    from pipelines.archives.bigearthnet_patch import GROUPS
+
     warnings.simplefilter("ignore")
     with make_reader(
         (folder / "train").as_uri(), num_epochs=None, workers_count=threads, shuffle_rows=True, seed=1
     ) as reader:
         for batch in make_petastorm_dataset(reader).batch(BATCH_SIZE, drop_remainder=True).prefetch(2):
-            yield BATCH_SIZE, batch.labels.numpy()
+            yield BATCH_SIZE, batch.labels.numpy(), {group.name: getattr(batch, group.name) for group in GROUPS}
 
 
 def tfrecord(folder: Path) -> Source:
@@ -162,8 +165,8 @@ def tfrecord(folder: Path) -> Source:
     files = sorted(map(str, folder.glob("*.tfrecord")))
     data = tf.data.Dataset.from_tensor_slices(files).shuffle(len(files)).interleave(tf.data.TFRecordDataset, 2)
     data = data.repeat().shuffle(512).batch(BATCH_SIZE, drop_remainder=True)
-    for _, labels in data.map(decode, num_parallel_calls=2).prefetch(2):
-        yield BATCH_SIZE, labels.numpy()
+    for images, labels in data.map(decode, num_parallel_calls=2).prefetch(2):
+        yield BATCH_SIZE, labels.numpy(), images
 
 
 def limit(folder: Path) -> Source:
@@ -200,7 +203,7 @@ def limit(folder: Path) -> Source:
             parts = [threads.submit(copy, rows[first : first + half], memory[number % 4], first) for first in (0, half)]
             for part in parts:
                 part.result()
-            yield BATCH_SIZE, np.zeros(0)
+            yield BATCH_SIZE, np.zeros(0), {}
 
 
 SOURCES: dict[str, Callable[[Path], Source]] = {
