@@ -22,8 +22,11 @@ def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sectio
         FileNotFoundError: Neither a shipped name nor a file.
         ValueError: A misspelt path, not YAML, or a mistake in a setting; each problem is a line.
     """
-    path = None if name_or_path is None else str(local_path(name_or_path, "config"))
-    return configurations.load(path, settings, **sections)
+    if name_or_path is not None:
+        found = local_path(name_or_path, "config")
+        # What is no other spelling stays as it is: `./demo` is a file, `demo` a shipped configuration.
+        name_or_path = str(name_or_path) if found == Path(name_or_path) else str(found)
+    return configurations.load(name_or_path, settings, **sections)
 
 
 def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> RunConfig:

@@ -127,9 +127,17 @@ def plain_layers(model: keras.Model) -> keras.Model:
     policies = [layer.dtype_policy for layer in model._flatten_layers()]
     half = {policy.compute_dtype for policy in policies if policy.name.startswith("mixed_")}
 
+    clones: dict[int, keras.layers.Layer] = {}
+
     def plain(layer: keras.layers.Layer) -> keras.layers.Layer:
+        # A layer that is used twice stays one layer.
+        if id(layer) not in clones:
+            clones[id(layer)] = plain_copy(layer)
+        return clones[id(layer)]
+
+    def plain_copy(layer: keras.layers.Layer) -> keras.layers.Layer:
         # An imported network may be a model in the model; `clone_model` of Keras 3.2 has no argument `recursive`.
-        if isinstance(layer, keras.Model):
+        if isinstance(layer, keras.Sequential) or (isinstance(layer, keras.Model) and hasattr(layer, "operations")):
             return keras.models.clone_model(layer, clone_function=plain)
         if isinstance(layer, SeededDrop | TrainingResolution):
             return layer.plain()

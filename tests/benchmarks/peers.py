@@ -16,10 +16,10 @@ LitData's and Streaming's loaders with two workers, and once without any; Grain 
 Lance's `take` in two threads; Petastorm with two; `tf.data` with two parallel calls. OMP_NUM_THREADS is 1 for all.
 LitData decodes single rows (`batch_decode=0`), since its default costs far more here. Petastorm gives int32. In turn,
 three rounds, medians; ratios are medians of the rounds' ratios. A process reads an epoch with none of its files in the
-page cache (cold rows/s, and the entropy of a batch's classes), another epoch that warms up, then 6 seconds. Processor
-time is that of the whole tree of processes in these seconds, as the kernel counts it for live processes and for
-children that have ended; start-up is not in it. One warm batch of each is compared with the rows that were written, by
-digests of the pixels.
+page cache (cold rows/s, without the first batch, and the entropy of a batch's classes), another epoch that warms up,
+then 6 seconds. Processor time is that of the whole tree of processes in these seconds, as the kernel counts it for live
+processes and for children that have ended; start-up is not in it. One warm batch of each is compared with the rows that
+were written, by digests of the pixels.
 
 Who shuffles how: ours, Grain (an index shuffle) and Lance (a permutation that the caller draws, read by `take`) draw
 each batch from all rows. LitData shuffles chunks and the rows of a chunk. Streaming spreads shards over canonical nodes

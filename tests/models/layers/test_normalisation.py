@@ -75,3 +75,18 @@ def test_the_plain_copy_is_kerass_own_and_equal() -> None:
     np.testing.assert_allclose(copy(IMAGES), model(IMAGES), rtol=1e-5, atol=1e-5)
     copy.get_layer("conv").bias.assign(np.ones(6))
     assert not np.any(model.get_layer("conv").bias)
+
+
+def test_the_plain_copy_reaches_into_models_of_the_model_and_keeps_shared_layers_one() -> None:
+    shared = keras.layers.Dense(4, name="shared")
+    inner_input = keras.Input((5, 5, 3))
+    inner = keras.Model(inner_input, FusedBatchNormalization(name="bn")(shared(inner_input)), name="inner")
+    row = keras.Sequential([keras.Input((5, 5, 4)), FusedBatchNormalization(name="bn_of_row")], name="row")
+    images = keras.Input((5, 5, 3))
+    model = keras.Model(images, keras.layers.Add()([row(inner(images)), shared(images)]))
+    copy = plain_layers(model)
+    assert [type(layer).__name__ for layer in copy._flatten_layers()].count("Dense") == 1
+    assert not any(isinstance(layer, FusedBatchNormalization) for layer in copy._flatten_layers())
+    assert len(copy.weights) == len(model.weights) == 2 + 4 + 4
+    batch = np.random.default_rng(0).normal(size=(2, 5, 5, 3)).astype(np.float32)
+    np.testing.assert_allclose(copy(batch, training=True), model(batch, training=True), rtol=1e-5, atol=1e-6)
