@@ -70,7 +70,8 @@ def tracking_uri() -> str:
 
 def _set_in_this_process() -> str:
     """The address that `mlflow.set_tracking_uri` was given; empty: none. Up to MLflow 2.13 no variable has it."""
-    return str(mlflow.get_tracking_uri()) if mlflow.is_tracking_uri_set() else ""
+    is_set = mlflow.is_tracking_uri_set()  # type: ignore[no-untyped-call]
+    return str(mlflow.get_tracking_uri()) if is_set else ""
 
 
 def quote_environment(uri: str) -> None:

@@ -401,5 +401,5 @@ def test_tf_keras(tmp_path: Path) -> None:
 def test_keras_3_is_told_from_tf_keras_also_without_a_version(name: str, version_of_it: str | None, is_3: bool) -> None:
     module = ModuleType(name)
     if version_of_it is not None:
-        module.__version__ = version_of_it
+        vars(module)["__version__"] = version_of_it
     assert is_keras_3(module) == is_3
