@@ -7,7 +7,8 @@ SHELL := /bin/bash
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin
-KERNELS := hatch_build.py $(wildcard models/compression/kernels/*.cc models/compression/kernels/*.h models/compression/kernels/build.py)
+LIBRARIES := models/compression/kernels pipelines/dataset/gather
+COMPILED := hatch_build.py models/compiled.py $(wildcard $(LIBRARIES:%=%/*.cc) $(LIBRARIES:%=%/*.h))
 PORT ?= 5000
 # Two processes of tests, each with a Spark session of its own: much of a test's time is waiting. The long ones train on
 # several ranks, which keep two cores busy by themselves.
@@ -19,7 +20,7 @@ help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Make the environment (.venv) from the lock, Horovod built for this TensorFlow
-$(READY): requirements.lock pyproject.toml docker/horovod/install.sh docker/horovod/uv.sh $(shell find docker/horovod/include -type f) $(KERNELS)
+$(READY): requirements.lock pyproject.toml docker/horovod/install.sh docker/horovod/uv.sh $(shell find docker/horovod/include -type f) $(COMPILED)
 	@bash docker/horovod/check_host.sh
 	@bash docker/horovod/install.sh $(VENV) cpu --editable
 	@touch $@
@@ -73,6 +74,6 @@ ui: $(READY) ## Open MLflow's page on the runs in mlruns/
 # (demo-*) stay.
 DEMO_FOLDERS := demo/BigEarthNet-generated demo/dataset demo/dataset.incomplete demo/outputs
 clean: ## Remove the environment and what the demo made of its generated archive
-	rm -rf $(VENV) $(VENV)-uv models/compression/kernels/{*.so,.build-*}
+	rm -rf $(VENV) $(VENV)-uv $(wildcard $(LIBRARIES:%=%/*.so) $(LIBRARIES:%=%/.build-*))
 	@if [ -d demo/BigEarthNet-generated ]; then \
 	  echo rm -rf $(DEMO_FOLDERS); rm -rf $(DEMO_FOLDERS); rmdir --ignore-fail-on-non-empty demo; fi

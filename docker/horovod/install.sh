@@ -35,6 +35,8 @@ VIRTUAL_ENV=$environment "$uv" "${settings[@]}" pip sync --quiet --require-hashe
 if [ "${3:-}" = --editable ]; then
   # Always anew: what it compiles is in this checkout, not in uv's cache.
   VIRTUAL_ENV=$environment "$uv" pip install --quiet --no-deps --reinstall-package groundswell --editable .
-  compgen -G 'models/compression/kernels/*.so' >/dev/null \
-    || echo "groundswell: the C++ kernels of the codecs were not compiled: compression takes longer" >&2
+  for folder in models/compression/kernels pipelines/dataset/gather; do
+    compgen -G "$folder/*.so" >/dev/null \
+      || echo "groundswell: the C++ of $folder was not compiled: compression or reading takes longer" >&2
+  done
 fi

@@ -14,6 +14,8 @@ from contextlib import suppress
 import numpy as np
 from numpy.typing import NDArray
 
+from pipelines.dataset.gather import address
+
 _ALIGNMENT = 64  # bytes; TensorFlow copies memory that is aligned otherwise
 
 Row = tuple[memoryview, memoryview]
@@ -38,6 +40,9 @@ class Memory:
                 self.pages.madvise(mmap.MADV_HUGEPAGE)
         self.places = {name: (int(place), size) for name, place, size in zip(columns, places, sizes, strict=False)}
         self.prefixes = {name: np.empty((rows, prefix), np.uint8) for name, (prefix, _) in columns.items()}
+        start = address(np.frombuffer(self.pages, np.uint8))
+        self.addresses = np.array([start + place for place, _ in self.places.values()], np.int64)
+        """`(columns,)`, address of the first value of each column."""
         view = memoryview(self.pages)
         self.rows: dict[str, list[Row]] = {}
         for name, (prefix, value) in columns.items():

@@ -18,6 +18,7 @@ from conf.dataset import ReaderConfig
 from pipelines.dataset.buffers import BufferPool, Memory
 from pipelines.dataset.cache import default_cache_folder
 from pipelines.dataset.columns import LABEL_FIELD
+from pipelines.dataset.gather import Gather, make_gather
 from pipelines.dataset.layout import RowGroup, value_bytes, value_prefix
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
@@ -110,6 +111,7 @@ class SplitReader:
         self._fields = self._files.fields
         self._prefixes = {name: np.frombuffer(value_prefix(*column), np.uint8) for name, column in self._fields.items()}
         self._strides = [value_bytes(*column) for column in self._fields.values()]
+        self._gather = make_gather(list(zip(self._strides, self._prefixes.values(), strict=True)))
         self._first_rows = np.cumsum([0, *self.group_rows])
         self.window_rows = self._files.window_rows(self.settings.cache_limit_bytes)
         """None: a true shuffle of all rows; else rows among which one is shuffled (see `epoch_order`)."""
@@ -154,8 +156,8 @@ class SplitReader:
         Some of the rows are probed. If all of these are in memory, nothing is advised, because advice for rows in
         memory costs as much as reading them.
         """
-        places, groups = self._row_groups_of(rows)
-        starts = self._starts(rows, places, groups)
+        located = self._locate(rows)
+        groups, starts = located.groups_of_rows(), self._starts(located)
         probed = range(0, len(rows), max(1, len(rows) // _PROBED_ROWS))
         if all(_is_in_memory(groups[row].file.descriptor, starts[-1][row]) for row in probed):
             return
@@ -169,6 +171,9 @@ class SplitReader:
 
     def _read(self, rows: NDArray[np.int64], memory: Memory) -> None:
         """Read rows into memory; a row group that is damaged in the cache is fetched again, once."""
+        if self._gather is not None and self._read_at_once(self._locate(rows), memory, self._gather):
+            return
+        # Something is wrong with a row, or was for a moment: here it is named.
         fetched_again: set[int] = set()
         while True:
             try:
@@ -181,10 +186,16 @@ class SplitReader:
                 fetched_again.add(error.place)
                 self._files.replace(error.place, error.group)
 
+    def _read_at_once(self, located: "_Located", memory: Memory, read: Gather) -> bool:
+        """Read rows in C++; whether all is well."""
+        tables = np.stack([group.table for group in located.groups])
+        always = self.settings.verify == "always"
+        return read(tables, located.group_of, located.positions, memory.addresses, always=always)
+
     def _read_once(self, rows: NDArray[np.int64], memory: Memory) -> None:
-        places, groups = self._row_groups_of(rows)
-        positions = (rows - self._first_rows[places]).tolist()
-        starts = zip(*self._starts(rows, places, groups), strict=True)
+        located = self._locate(rows)
+        places, groups, positions = located.places, located.groups_of_rows(), located.positions.tolist()
+        starts = zip(*self._starts(located), strict=True)
         parts = zip(*(memory.rows[name] for name in self._fields), strict=True)
         for row, (group, columns, targets) in enumerate(zip(groups, starts, parts, strict=True)):
             try:
@@ -217,22 +228,37 @@ class SplitReader:
         named = f"{self._files.where(place)}, row {row} ({f'sample {sample}' if sample else 'its id is unreadable'})"
         return DamageError(place, group, f"{named} is damaged: {what}; {repair}")
 
-    def _starts(
-        self, rows: NDArray[np.int64], places: NDArray[np.int64], groups: Sequence[RowGroup]
-    ) -> list[list[int]]:
+    def _starts(self, located: "_Located") -> list[list[int]]:
         """Compute the byte of every row's length prefix, by column."""
-        positions = rows - self._first_rows[places]
+        firsts = np.array([group.starts for group in located.groups])[located.group_of]
         return [
-            (np.array([group.starts[column] for group in groups]) + positions * stride).tolist()
-            for column, stride in enumerate(self._strides)
+            (firsts[:, column] + located.positions * stride).tolist() for column, stride in enumerate(self._strides)
         ]
 
-    def _row_groups_of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[RowGroup]]:
-        """Find the position and the open row group of every row."""
+    def _locate(self, rows: NDArray[np.int64]) -> "_Located":
+        """Find every row in its row group, which is open then."""
         places = np.searchsorted(self._first_rows, rows, side="right") - 1
-        needed, inverse = np.unique(places, return_inverse=True)
+        needed, group_of = np.unique(places, return_inverse=True)
         groups = [self._files.row_group(place) for place in needed.tolist()]
-        return places, [groups[number] for number in inverse.tolist()]
+        return _Located(places, groups, group_of, rows - self._first_rows[places])
+
+
+@dataclass(frozen=True)
+class _Located:
+    """Some rows and where they are."""
+
+    places: NDArray[np.int64]
+    """`(rows,)`, number of each row's group in reading order."""
+    groups: list[RowGroup]
+    """The row groups that are needed, open."""
+    group_of: NDArray[np.int64]
+    """`(rows,)`, which of them a row is in."""
+    positions: NDArray[np.int64]
+    """`(rows,)`, number of each row in its group."""
+
+    def groups_of_rows(self) -> list[RowGroup]:
+        """The row group of every row."""
+        return [self.groups[number] for number in self.group_of.tolist()]
 
 
 def check_readable(

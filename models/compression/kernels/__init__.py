@@ -6,13 +6,14 @@ operations give the same digits on every processor.
 
 import logging
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from models.compression.kernels import build
+from models.compiled import Library
 
-LIBRARY = build.SOURCES / build.library_name()
+LIBRARY = Library(Path(__file__).parent).path
 CODECS = frozenset({"onebit", "topk", "dgc", "powersgd"})
 """Those that have kernels."""
 _disabled = False

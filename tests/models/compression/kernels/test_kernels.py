@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from models.compiled import Library
 from models.compression import kernels
-from models.compression.kernels import build
 
 SHAPES = ((40, 30), (3, 3, 6, 10), (1, 1), (7, 13), (2, 77), (400, 300))
 METHODS = {
@@ -147,35 +147,6 @@ def test_memory_is_used_again_where_nothing_else_needs_it():
     np.testing.assert_array_equal(value, np.ones(16))
 
 
-def test_changed_sources_find_no_library(monkeypatch):
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
-    assert build.library_name() != kernels.LIBRARY.name
-
-
-@needs_compiler
-def test_a_failed_compilation_keeps_what_serves(tmp_path, monkeypatch):
-    sources = tmp_path / "kernels"
-    sources.mkdir()
-    monkeypatch.setattr(build, "SOURCES", sources)
-    old = sources / f"{build.PREFIX}old.so"
-    old.touch()
-    (sources / "one.cc").write_text("int one() { return 1 }")
-    library, problem = build.renew()
-    assert library is None
-    assert "one.cc" in problem
-    assert "error" in problem
-    assert old.exists()
-    (sources / "one.cc").write_text("int one() { return 1; }")
-    library, problem = build.renew()
-    assert problem == ""
-    assert sorted(path.name for path in sources.iterdir()) == [library.name, "one.cc"]
-    monkeypatch.setenv("CXX", "no-such-compiler")
-    again, problem = build.renew()
-    assert again == library
-    assert "no-such-compiler" in problem
-    assert library.exists()
-
-
 def test_a_library_that_is_not_there_or_does_not_load(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "missing.so")
     assert kernels._load.__wrapped__() is None
@@ -195,7 +166,7 @@ def test_disabled(monkeypatch, make_codec):
 
 
 @needs_compiler
-@pytest.mark.parametrize("source", sorted(build.SOURCES.glob("*.cc")), ids=lambda path: path.name)
+@pytest.mark.parametrize("source", sorted(kernels.LIBRARY.parent.glob("*.cc")), ids=lambda path: path.name)
 def test_declarations_are_tensorflows(source):
     include = tf.sysconfig.get_include()
     command = ["g++", "-std=c++17", "-fsyntax-only", "-Wall", "-Wextra", "-Werror", str(source)]
@@ -209,7 +180,8 @@ def test_declarations_are_tensorflows(source):
 @needs_library
 @needs_compiler
 def test_the_plainest_processor_gives_the_same_digits(tmp_path):
-    build.build(tmp_path / "plain.so", ["-DGROUNDSWELL_ONE_TARGET"])
+    library = Library(kernels.LIBRARY.parent, "libtensorflow_framework.so.2")
+    library.build(tmp_path / "plain.so", ["-DGROUNDSWELL_ONE_TARGET"])
     script, output = Path(__file__).with_name("kernel_digits.py"), tmp_path / "plain.npz"
     subprocess.run([sys.executable, str(script), str(tmp_path / "plain.so"), str(output)], check=True)
     plain = np.load(output)

@@ -1,0 +1,80 @@
+"""Libraries in C++ that are compiled when the project is installed; needs only Python and a C++ compiler."""
+
+import hashlib
+import os
+import shlex
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = "groundswell_"
+# No flag here may make results differ between processors.
+FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library of all C++ sources of one folder, in that folder."""
+
+    folder: Path
+    linked: str = ""
+    """Name of a library that it finds where it is loaded, and not where it is built; "": none."""
+
+    @property
+    def path(self) -> Path:
+        """The library's file. Its name has a digest of sources and flags: one of older sources is never loaded."""
+        digest = hashlib.sha256(" ".join(FLAGS).encode())
+        for source in sorted([*self.folder.glob("*.cc"), *self.folder.glob("*.h")]):
+            digest.update(source.read_bytes())
+        return self.folder / f"{PREFIX}{self.folder.name}_{digest.hexdigest()[:16]}.so"
+
+    def renew(self) -> tuple[Path | None, str]:
+        """Build the library of these sources, and remove libraries of older sources.
+
+        Returns:
+            The library, or None if there is none, and the reason why it could not be built, or "". If the build fails,
+            an existing library of the same name stays: its name says that it was built from these sources.
+        """
+        path, problem = self.path, ""
+        try:
+            self.build(path)
+        except (OSError, subprocess.CalledProcessError) as error:
+            problem = getattr(error, "stderr", None) or str(error)
+        if not path.exists():
+            return None, problem
+        with suppress(OSError):  # another build removed them first, or we may not
+            for old in set(self.folder.glob(f"{PREFIX}*.so")) - {path}:
+                old.unlink()
+        return path, problem
+
+    def build(self, path: Path, flags: Sequence[str] = ()) -> None:
+        """Compile and link all sources with the compiler that CXX names, by default g++.
+
+        Args:
+            path: File to write, in an existing folder.
+            flags: Flags in addition to FLAGS.
+
+        Raises:
+            OSError: There is no compiler.
+            subprocess.CalledProcessError: The compiler failed; its messages are in `stderr`.
+        """
+        shared = [*shlex.split(os.environ.get("CXX") or "g++"), "-shared", "-fPIC", "-fvisibility=hidden"]
+        with tempfile.TemporaryDirectory(prefix=".build-", dir=path.parent) as folder:
+            built, linked = Path(folder) / path.name, []
+            if self.linked:
+                # An empty library of the same name stands for it.
+                stand_in, empty = Path(folder) / self.linked, Path(folder) / "empty.cc"
+                empty.touch()
+                _run([*shared, str(empty), "-o", str(stand_in), f"-Wl,-soname,{self.linked}"])
+                linked = ["-Wl,--no-as-needed", str(stand_in)]
+            sources = sorted(map(str, self.folder.glob("*.cc")))
+            _run([*shared, *FLAGS, *flags, *sources, "-o", str(built), *linked])
+            # Atomic: a process that has the old file open keeps it.
+            built.replace(path)
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, errors="replace")

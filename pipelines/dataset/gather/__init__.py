@@ -1,0 +1,85 @@
+"""Reading the rows of a batch in C++, built when the project is installed; the reader works without it, more slowly."""
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from models.compiled import Library
+
+LIBRARY = Library(Path(__file__).parent).path
+Integers = NDArray[np.int64]
+
+
+def address(array: NDArray[np.generic]) -> int:
+    """Return the address of an array's first byte; it is valid as long as the array is."""
+    found: int = array.__array_interface__["data"][0]
+    return found
+
+
+class Gather:
+    """Reads rows of one split, whose columns have fixed widths."""
+
+    def __init__(self, library: ctypes.CDLL, columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> None:
+        """Take the columns.
+
+        Args:
+            library: That of `load`.
+            columns: Of each its bytes from row to row, and the prefix that every value begins with.
+        """
+        self._read, self._columns = library.groundswell_gather, columns
+        self._table = np.array([(stride, len(prefix), address(prefix)) for stride, prefix in columns], np.int64)
+
+    def __call__(
+        self, groups: Integers, group_of: Integers, positions: Integers, values: Integers, *, always: bool
+    ) -> bool:
+        """Read rows and check them.
+
+        Args:
+            groups: `(groups, 3 + columns)`, see `RowGroup.table`.
+            group_of: `(rows,)`, the group of each row.
+            positions: `(rows,)`, the number of each row in its group.
+            values: `(columns,)`, address of the memory for each column's values.
+            always: Whether rows are checked that were checked before.
+
+        Returns:
+            Whether all is well; if not, the memory may hold anything.
+        """
+        tables = [np.ascontiguousarray(each, np.int64) for each in (groups, group_of, positions, values)]
+        rows, columns = len(group_of), len(self._columns)
+        given = [address(each) for each in (*tables[:3], self._table, tables[3])]
+        wrong: int = self._read(rows, columns, *given, always)
+        return wrong < 0
+
+
+def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | None:
+    """Make what reads rows of such columns, see `Gather`; None where there is no library for it."""
+    library = load()
+    return None if library is None else Gather(library, columns)
+
+
+@cache
+def load() -> ctypes.CDLL | None:
+    """Return the library; None if it is missing or does not load, or where the processor lacks what it needs."""
+    log = logging.getLogger(__name__)
+    if not LIBRARY.exists():
+        # This includes a .zip of --py-files: a library cannot be loaded from inside it.
+        log.warning("there is no %s: rows are read without C++, which takes more processor time", LIBRARY)
+        return None
+    try:
+        library = ctypes.CDLL(str(LIBRARY))
+    except OSError as error:
+        log.warning("%s does not load: rows are read without C++: %s", LIBRARY, error)
+        return None
+    library.groundswell_gather_level.restype = ctypes.c_int64
+    if library.groundswell_gather_level() == 0:
+        return None
+    library.groundswell_gather.argtypes = [*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5, ctypes.c_int64]
+    library.groundswell_gather.restype = ctypes.c_int64
+    library.groundswell_crc32c.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int64]
+    library.groundswell_crc32c.restype = ctypes.c_uint32
+    return library

@@ -1,0 +1,66 @@
+"""Libraries in C++: what is built, what stays, and what a digest in the name is for."""
+
+import ast
+import ctypes
+import shutil
+
+import pytest
+
+from models import compiled
+from models.compiled import Library
+from models.compression import kernels
+from pipelines.dataset import gather
+
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+
+
+def test_the_project_builds_what_is_loaded(project):
+    # Hatchling, which the file imports, is only there while a wheel is built.
+    lines = ast.parse((project / "hatch_build.py").read_text()).body
+    (folders,) = (ast.literal_eval(line.value) for line in lines if isinstance(line, ast.Assign))
+    assert {Library(project / folder).path for folder in folders} == {kernels.LIBRARY, gather.LIBRARY}
+
+
+def test_changed_flags_find_no_library(tmp_path, monkeypatch):
+    before = Library(tmp_path).path
+    monkeypatch.setattr(compiled, "FLAGS", (*compiled.FLAGS, "-g"))
+    assert Library(tmp_path).path != before
+
+
+def test_changed_sources_find_no_library(tmp_path):
+    (tmp_path / "one.cc").write_text("int one() { return 1; }")
+    before = Library(tmp_path).path
+    (tmp_path / "one.cc").write_text("int one() { return 2; }")
+    assert Library(tmp_path).path != before
+
+
+@needs_compiler
+def test_a_failed_compilation_keeps_what_serves(tmp_path, monkeypatch):
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    old = sources / f"{compiled.PREFIX}old.so"
+    old.touch()
+    (sources / "one.cc").write_text("int one() { return 1 }")
+    library, problem = Library(sources).renew()
+    assert library is None
+    assert "one.cc" in problem
+    assert "error" in problem
+    assert old.exists()
+    (sources / "one.cc").write_text("int one() { return 1; }")
+    library, problem = Library(sources).renew()
+    assert problem == ""
+    assert sorted(path.name for path in sources.iterdir()) == [library.name, "one.cc"]
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    again, problem = Library(sources).renew()
+    assert again == library
+    assert "no-such-compiler" in problem
+    assert library.exists()
+
+
+@needs_compiler
+def test_a_library_that_is_missing_at_the_build_is_asked_for_where_it_is_loaded(tmp_path):
+    (tmp_path / "one.cc").write_text('extern "C" __attribute__((visibility("default"))) int one() { return 1; }')
+    library, problem = Library(tmp_path, "libnowhere.so.9").renew()
+    assert problem == ""
+    with pytest.raises(OSError, match=r"libnowhere\.so\.9"):
+        ctypes.CDLL(str(library))
