@@ -1,0 +1,204 @@
+"""Accuracy over the global batch, from what the grids of CIFAR-10 have recorded: table, CSV and picture.
+
+    make bench NAME=large_batch
+
+Nothing is trained here: the head of `grids/large_batch.yaml` has the commands, which write
+`results/large_batch_<grid>.jsonl` and continue on any machine. Of each optimizer and global batch the table has the
+rate with the highest mean accuracy, over the seeds that were trained at it, and how many of the grids' rates were
+trained. A point of the picture is one training, and a line goes through the best means.
+
+`results/large_batch.csv` has a line for each training: steps beside epochs, and the steps after which the validation
+first reached 80 % (looked at after every second epoch). The last line is JSON: `best`, by optimizer and global batch
+the mean accuracy, the rate, the number of seeds and of rates; and `trained`, the number of cells. `--smoke` draws into
+a temporary folder.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+
+from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
+
+RESULTS = Path(__file__).parent / "results"
+GRIDS = ("sgd", "lars", "lamb", "beyond", "lecture_rule")
+RULE = "LARS, the lecture's rule"
+SCORE, GOAL = "val/top_1", 0.8
+COLOURS = {"SGD": "tab:blue", "LARS": "tab:orange", "LAMB": "tab:green", RULE: "black"}
+MARKS = {"SGD": "o", "LARS": "s", "LAMB": "^", RULE: "x"}
+
+
+@dataclass(frozen=True)
+class Training:
+    """One cell of a grid."""
+
+    grid: str
+    optimizer: str
+    global_batch_size: int
+    learning_rate: float
+    """At its peak."""
+    seed: int
+    epochs: int
+    steps: int
+    status: str
+    top_1: float
+    """Of the last epoch; NaN where training diverged."""
+    steps_to_goal: int | None
+    seconds: float
+
+
+def training_of(grid: str, line: CellLine) -> Training | None:
+    """What a line of results says; None where the training failed for another reason than its recipe."""
+    if line.run is None or not line.is_done:
+        return None
+    settings, history = line.run.settings, line.run.history
+    batch = int(settings["global_batch_size"])
+    rate = settings.get("optimizer.learning_rate")
+    of_rule = grid == "lecture_rule"
+    peak = float(rate) if rate is not None else float(settings["optimizer.learning_rate_per_256"]) * batch / 256
+    scores = zip(history["step"], history.get(SCORE, []), strict=False)
+    reached = [int(step) for step, score in scores if step is not None and score is not None and score >= GOAL]
+    return Training(
+        grid=grid,
+        optimizer=RULE if of_rule else settings["optimizer.name"].upper(),
+        global_batch_size=batch,
+        learning_rate=peak,
+        seed=int(settings["training.seed"]),
+        epochs=line.epochs,
+        steps=int(history["step"][-1] or 0) if history["step"] else 0,
+        status=line.status,
+        top_1=line.metrics.get(SCORE, float("nan")) if line.status == "finished" else float("nan"),
+        steps_to_goal=reached[0] if reached else None,
+        seconds=line.seconds,
+    )
+
+
+def trainings() -> list[Training]:
+    """All that is recorded."""
+    found = []
+    for grid in GRIDS:
+        path = RESULTS / f"large_batch_{grid}.jsonl"
+        if path.exists():
+            found += [training_of(grid, line) for line in cells_of(read_lines(path)).values()]
+    return [each for each in found if each is not None]
+
+
+def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
+    """By optimizer and global batch the rate with the highest mean accuracy; a diverged training counts as chance."""
+    best: dict[str, dict[int, dict[str, Any]]] = {}
+    keys = sorted({(each.optimizer, each.global_batch_size) for each in found})
+    for optimizer, batch in keys:
+        alike = [each for each in found if (each.optimizer, each.global_batch_size) == (optimizer, batch)]
+        by_rate: dict[float, list[Training]] = {}
+        for each in alike:
+            by_rate.setdefault(each.learning_rate, []).append(each)
+        scores = {rate: [_or_chance(each.top_1) for each in runs] for rate, runs in by_rate.items()}
+        rate = max(scores, key=lambda rate: statistics.mean(scores[rate]))
+        to_goal = [each.steps_to_goal for each in by_rate[rate]]
+        best.setdefault(optimizer, {})[batch] = {
+            "top_1": round(statistics.mean(scores[rate]), 4),
+            "deviation": round(statistics.stdev(scores[rate]), 4) if len(scores[rate]) > 1 else None,
+            "seeds": len(scores[rate]),
+            "learning_rate": rate,
+            "rates": len(by_rate),
+            "steps": max(each.steps for each in by_rate[rate]),
+            "steps_to_goal": None if None in to_goal else round(statistics.mean(filter(None, to_goal))),
+            "diverged": sum(each.status == "diverged" for each in alike),
+        }
+    return best
+
+
+def _or_chance(score: float) -> float:
+    return 0.1 if score != score else score
+
+
+def print_table(best: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
+    """In Markdown, accuracies in per cent."""
+    print("| | global batch | steps | rate | top-1 | seeds | rates tried | steps to 80 % |")
+    print("|---|---|---|---|---|---|---|---|")
+    for optimizer, batches in best.items():
+        for batch, figures in batches.items():
+            deviation = f" ± {100 * figures['deviation']:.1f}" if figures["deviation"] is not None else ""
+            print(
+                f"| {optimizer} | {batch:,} | {figures['steps']:,} | {figures['learning_rate']:g} | "
+                f"{100 * figures['top_1']:.1f}{deviation} | {figures['seeds']} | {figures['rates']} | "
+                f"{figures['steps_to_goal'] or '-'} |"
+            )
+
+
+def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> None:
+    """One panel: top-1 over the global batch."""
+    figure, axes = plt.subplots(figsize=(8, 5))
+    for optimizer in best:
+        colour, mark = COLOURS[optimizer], MARKS[optimizer]
+        alike = [each for each in found if each.optimizer == optimizer]
+        batches = [each.global_batch_size for each in alike]
+        axes.plot(
+            batches, [100 * _or_chance(each.top_1) for each in alike], mark, color=colour, alpha=0.35, markersize=5
+        )
+        means = best[optimizer]
+        style = "--" if optimizer == RULE else "-"
+        tuned = "" if optimizer == RULE else ", best rate"
+        axes.plot(
+            list(means),
+            [100 * each["top_1"] for each in means.values()],
+            style,
+            marker=mark,
+            color=colour,
+            label=f"{optimizer}{tuned}",
+        )
+    axes.set_xscale("log", base=2)
+    steps = {each.global_batch_size: each.steps for each in found}
+    batches = sorted(steps)
+    axes.set_xticks(batches, [f"{batch:,}\n{steps[batch]:,} steps" for batch in batches])
+    axes.minorticks_off()
+    epochs = sorted({each.epochs for each in found})
+    axes.set(
+        xlabel="global batch, and steps of a training",
+        ylabel="top-1 on the official test images, %",
+        title=f"CIFAR-10, ResNet-8, {' or '.join(map(str, epochs))} epochs; every point is a training",
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def write_csv(found: Sequence[Training], path: Path) -> None:
+    """A line for each training."""
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, [field.name for field in fields(Training)], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(asdict(each) for each in found)
+
+
+def main() -> None:
+    """Read, print, draw, and print the JSON line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--smoke", action="store_true", help="draw into a temporary folder")
+    options = parser.parse_args()
+    found = trainings()
+    best = best_of(found)
+    print_table(best)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if options.smoke else RESULTS
+        if found:
+            write_csv(found, folder / "large_batch.csv")
+            draw(found, best, folder / "large_batch.png")
+    print(json.dumps({"best": best, "trained": len(found)}))
+
+
+if __name__ == "__main__":
+    main()
