@@ -6,6 +6,7 @@ from typing import Any, get_args
 
 from conf.codecs import DGCConfig
 from conf.modes import LocalConfig, ParameterServerConfig, PipelineConfig, SynchronousConfig
+from conf.networks import ResNetCifarConfig
 from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
 from conf.section import Section
@@ -57,6 +58,10 @@ def _looks_ahead_without_momentum(config: RunConfig) -> bool:
 def _adapts_nothing(config: RunConfig) -> bool:
     optimizer = config.optimizer
     return isinstance(optimizer, LARSConfig) and {*optimizer.roles()["unadapted"]} >= {*get_args(Role)}
+
+
+def _normalises_no_residual(config: RunConfig) -> bool:
+    return isinstance(config.model, ResNetCifarConfig) and config.model.preactivation
 
 
 def _shards_nothing(config: RunConfig) -> bool:
@@ -117,6 +122,11 @@ RULES = (
     Rule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
     Rule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
     Rule("model.batch_norm_ranks", _is_one_rank_of_all, _ALONE, per_run=True),
+    Rule(
+        "model.zero_init_residual",
+        _normalises_no_residual,
+        "with model.preactivation no normalisation ends a block",
+    ),
     Rule("launch.exchange_timeout_seconds", _is_alone, _ALONE, per_run=True),
     Rule("exchange.bucket_mib", _is_alone, _ALONE, per_run=True),
     Rule("exchange.bucket_mib", _is_one_pipeline, "one pipeline exchanges no gradients", per_run=True),

@@ -40,6 +40,8 @@ class ResidualConfig(NetworkConfig):
     """Rate of the dropout before the last layer."""
     stochastic_depth: float = Field(default=0.0, ge=0, lt=1)
     """Rate at which the last block is left out for a sample in training (drop path); block l of L has l / L of it."""
+    zero_init_residual: bool = True
+    """Whether the last normalisation of every block starts with gamma 0, so that the block starts as its shortcut."""
 
 
 class ResNetConfig(ResidualConfig):

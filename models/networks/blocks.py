@@ -12,15 +12,16 @@ class Layers:
     Source: He et al. 2015 ("Delving deep into rectifiers", fan out) for the kernels of convolutions.
     """
 
-    def __init__(self, dtype: str | None, *, stochastic_depth: float, blocks: int) -> None:
+    def __init__(self, dtype: str | None, *, stochastic_depth: float, zero_init_residual: bool, blocks: int) -> None:
         """Begin a network.
 
         Args:
             dtype: Keras dtype policy of all layers, such as "mixed_bfloat16"; None: Keras's global one.
             stochastic_depth: Rate at which the last block's residual is left out in training, in [0, 1).
+            zero_init_residual: Whether the last normalisation of every block starts with gamma 0.
             blocks: Number of blocks of the network.
         """
-        self.dtype = dtype
+        self.dtype, self._zero_init_residual = dtype, zero_init_residual
         self._stochastic_depth, self._blocks, self._block = stochastic_depth, blocks, 0
 
     def convolution(
@@ -47,6 +48,13 @@ class Layers:
             momentum=0.9, epsilon=1e-5, gamma_initializer=gamma, dtype=self.dtype, name=name
         )
         return layer(features)
+
+    def last_normalisation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
+        """Normalise the residual of a block, which starts as 0 with `zero_init_residual`.
+
+        Source: Goyal et al. 2017, section 5.1.
+        """
+        return self.normalisation(features, name=name, gamma="zeros" if self._zero_init_residual else "ones")
 
     def activation(self, features: keras.KerasTensor, *, name: str) -> keras.KerasTensor:
         """Set negative features to 0."""

@@ -18,12 +18,13 @@ def resnet(
     width_factor: float,
     dropout: float,
     stochastic_depth: float,
+    zero_init_residual: bool,
     dtype: str | None,
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
 
-    Basic blocks at depth 18 and 34, bottlenecks above; a projection shortcut only where the shape changes. The last
-    normalisation of every block starts with gamma 0, so each block starts as its shortcut.
+    Basic blocks at depth 18 and 34, bottlenecks above; a projection shortcut only where the shape changes. With
+    `zero_init_residual` each block starts as its shortcut.
 
     Args:
         images: Normalised images.
@@ -33,6 +34,7 @@ def resnet(
         dropout: Rate of the dropout before the dense layer, in [0, 1); 0: none.
         stochastic_depth: Rate at which the last block is left out in training, in [0, 1); it falls linearly to the
             first block. 0: no block is.
+        zero_init_residual: Whether the last normalisation of every block starts with gamma 0.
         dtype: Keras dtype policy of all layers up to the last mean, such as "mixed_bfloat16"; None: Keras's global one.
 
     Raises:
@@ -47,7 +49,12 @@ def resnet(
     check_classes_and_width(classes, width_factor)
     block = _bottleneck_block if depth >= _BOTTLENECK_FROM_DEPTH else _basic_block
 
-    layers = Layers(dtype, stochastic_depth=stochastic_depth, blocks=sum(BLOCKS_PER_STAGE[depth]))
+    layers = Layers(
+        dtype,
+        stochastic_depth=stochastic_depth,
+        zero_init_residual=zero_init_residual,
+        blocks=sum(BLOCKS_PER_STAGE[depth]),
+    )
     features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 7, stride=2, name="stem_conv")
     features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     features = keras.layers.MaxPooling2D(3, strides=2, padding="same", dtype=dtype, name="stem_pool")(features)
@@ -74,7 +81,7 @@ def _basic_block(
     residual = layers.convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
     residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
     residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
-    residual = layers.normalisation(residual, name=f"{name}_bn2", gamma="zeros")
+    residual = layers.last_normalisation(residual, name=f"{name}_bn2")
     return _joined(layers, features, residual, stride, name)
 
 
@@ -86,5 +93,5 @@ def _bottleneck_block(
     residual = layers.convolution(residual, channels, 3, stride=stride, name=f"{name}_conv2")
     residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn2"), name=f"{name}_relu2")
     residual = layers.convolution(residual, _BOTTLENECK_EXPANSION * channels, 1, name=f"{name}_conv3")
-    residual = layers.normalisation(residual, name=f"{name}_bn3", gamma="zeros")
+    residual = layers.last_normalisation(residual, name=f"{name}_bn3")
     return _joined(layers, features, residual, stride, name)

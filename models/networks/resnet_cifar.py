@@ -18,6 +18,7 @@ def resnet_cifar(
     preactivation: bool,
     dropout: float,
     stochastic_depth: float,
+    zero_init_residual: bool,
     dtype: str | None,
 ) -> keras.KerasTensor:
     """Map images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.
@@ -28,7 +29,7 @@ def resnet_cifar(
         block(x) = relu(x + bn(conv(relu(bn(conv(x))))))
         block(x) = x + conv(relu(bn(conv(relu(bn(x))))))    with `preactivation`, and bn and relu before the mean
 
-    In the first form the last normalisation of every block starts with gamma 0, so each block starts as its shortcut.
+    In the first form, with `zero_init_residual`, each block starts as its shortcut.
 
     Args:
         images: Normalised images; no side may be shorter than 4 pixels.
@@ -39,6 +40,7 @@ def resnet_cifar(
         dropout: Rate of the dropout before the dense layer, in [0, 1); 0: none.
         stochastic_depth: Rate at which the last block is left out in training, in [0, 1); it falls linearly to the
             first block. 0: no block is.
+        zero_init_residual: Whether the last normalisation of every block starts with gamma 0.
         dtype: Keras dtype policy of all layers up to the last mean, such as "mixed_bfloat16"; None: Keras's global one.
 
     Raises:
@@ -55,7 +57,12 @@ def resnet_cifar(
     check_classes_and_width(classes, width_factor)
     block = _preactivated_block if preactivation else _basic_block
     blocks = (depth - 2) // (len(STAGE_CHANNELS) * _LAYERS_PER_BLOCK)
-    layers = Layers(dtype, stochastic_depth=stochastic_depth, blocks=len(STAGE_CHANNELS) * blocks)
+    layers = Layers(
+        dtype,
+        stochastic_depth=stochastic_depth,
+        zero_init_residual=zero_init_residual,
+        blocks=len(STAGE_CHANNELS) * blocks,
+    )
     features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 3, name="stem_conv")
     if not preactivation:
         features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
@@ -74,7 +81,7 @@ def _basic_block(
     residual = layers.convolution(features, channels, 3, stride=stride, name=f"{name}_conv1")
     residual = layers.activation(layers.normalisation(residual, name=f"{name}_bn1"), name=f"{name}_relu1")
     residual = layers.convolution(residual, channels, 3, name=f"{name}_conv2")
-    residual = layers.normalisation(residual, name=f"{name}_bn2", gamma="zeros")
+    residual = layers.last_normalisation(residual, name=f"{name}_bn2")
     joined = layers.add(_shortcut(layers, features, channels, stride, name), residual, name=f"{name}_add")
     return layers.activation(joined, name=f"{name}_relu")
 

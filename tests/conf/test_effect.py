@@ -155,6 +155,11 @@ NO_MOMENTUM = "optimizer={name: sgd, momentum: 0.0}"
             "launch.allow_fewer_workers=True",
             "launch.num_workers=1 has no other ranks",
         ),
+        (
+            ["model={name: resnet_cifar, depth: 8, preactivation: true, zero_init_residual: false}"],
+            "model.zero_init_residual=False",
+            "no normalisation ends a block",
+        ),
         (["launch.num_workers=1", "exchange.bucket_mib=2"], "exchange.bucket_mib=2.0", "launch.num_workers=1 has no"),
         (
             ["launch.num_workers=1", "launch.exchange_timeout_seconds=5"],

@@ -17,7 +17,14 @@ from models.networks.model import build_model
 GROUP = InputGroup("image", (8, 8, 3), "uint8", (100.0,) * 3, (50.0,) * 3)
 IMAGES = {"image": np.zeros((2, 8, 8, 3), np.uint8)}
 SEEDS = np.arange(2, dtype=np.int32)
-PLAIN = {"depth": 8, "width_factor": 0.25, "preactivation": False, "dropout": 0.0, "stochastic_depth": 0.0}
+PLAIN = {
+    "depth": 8,
+    "width_factor": 0.25,
+    "preactivation": False,
+    "dropout": 0.0,
+    "stochastic_depth": 0.0,
+    "zero_init_residual": True,
+}
 
 
 def identity(images: Any, seeds: Any) -> Any:

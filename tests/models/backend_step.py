@@ -85,6 +85,7 @@ def build(network: str) -> keras.Model:
         augmentation=None,
         dropout=0.0,
         stochastic_depth=0.0,
+        zero_init_residual=True,
         **NETWORKS[network],
     )
     for variable in model.variables:

@@ -81,6 +81,7 @@ def train(
         preactivation=False,
         dropout=0.2 if drops else 0.0,
         stochastic_depth=0.3 if drops else 0.0,
+        zero_init_residual=True,
     )
     for variable in model.trainable_variables:
         if variable.path.endswith("gamma"):  # with the zeros of new blocks, half of the network would not matter

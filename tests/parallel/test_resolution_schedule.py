@@ -42,7 +42,14 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     config = load("smoke")
     group = InputGroup("rgb", (32, 32, 3), "uint8", (128.0,) * 3, (60.0,) * 3)
     network = {"network": "resnet_cifar", "depth": 8, "width_factor": 0.5, "preactivation": False}
-    rest = {"classes": 4, "upsampling": "nearest", "augmentation": None, "dropout": 0.0, "stochastic_depth": 0.0}
+    rest = {
+        "classes": 4,
+        "upsampling": "nearest",
+        "augmentation": None,
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "zero_init_residual": True,
+    }
     model = build_model([group], resizes=True, **network, **rest)
     if collective.size > 1:
         normalise_over(model, collective.group)

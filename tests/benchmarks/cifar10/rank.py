@@ -65,7 +65,13 @@ def train(method, seed, data, collective):
     pixels = data["train_images"]
     group = InputGroup("rgb", pixels.shape[1:], "uint8", tuple(pixels.mean((0, 1, 2))), tuple(pixels.std((0, 1, 2))))
     BLOCKS_PER_STAGE[DEPTH] = (1, 1, 1, 1)
-    network = {"depth": DEPTH, "width_factor": WIDTH_FACTOR, "dropout": 0.0, "stochastic_depth": 0.0}
+    network = {
+        "depth": DEPTH,
+        "width_factor": WIDTH_FACTOR,
+        "dropout": 0.0,
+        "stochastic_depth": 0.0,
+        "zero_init_residual": True,
+    }
     network |= {"upsampling": "nearest", "augmentation": None}
     model = build_model([group], network="resnet", classes=CLASSES, precision=config.training.precision, **network)
     if method.meprop is not None:

@@ -71,6 +71,7 @@ def steps_of(size: Size, stages: int) -> dict[str, float]:
         width_factor=size.width_factor,
         dropout=0.0,
         stochastic_depth=0.0,
+        zero_init_residual=True,
     )
     optimizer, loss = make_optimizer(config.optimizer, model), classification_loss("multi_label")
     optimizer.learning_rate = 0.01

@@ -47,6 +47,7 @@ NETWORK = {
     "width_factor": 0.125,
     "dropout": 0.0,
     "stochastic_depth": 0.0,
+    "zero_init_residual": True,
 }
 
 

@@ -72,7 +72,7 @@ GROUPS = [InputGroup("fine", (16, 16, 2), "uint16", (30_000.0,) * 2, (19_000.0,)
 def build(dropout=0.0, stochastic_depth=0.0, augmentation=None, precision="float32"):
     keras.utils.set_random_seed(0)
     network = {"network": "resnet", "depth": 18, "width_factor": 0.125, "upsampling": "nearest"}
-    rates = {"dropout": dropout, "stochastic_depth": stochastic_depth}
+    rates = {"dropout": dropout, "stochastic_depth": stochastic_depth, "zero_init_residual": True}
     model = build_model(GROUPS, classes=3, augmentation=augmentation, precision=precision, **network, **rates)
     generator = np.random.default_rng(1)
     for variable in model.trainable_variables:

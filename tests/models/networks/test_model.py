@@ -38,6 +38,7 @@ def small():
         width_factor=0.125,
         dropout=0.0,
         stochastic_depth=0.0,
+        zero_init_residual=True,
     )
     for layer in [layer for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization)]:
         # Gains of zero would hide the residual branches from every comparison of outputs.
@@ -104,7 +105,13 @@ def test_an_unknown_network_is_refused_with_the_known_ones():
 def test_half_precision_computes_so_and_keeps_float32_variables(precision, augmentation, tmp_path):
     def build(chosen):
         keras.utils.set_random_seed(0)
-        settings = {"depth": 18, "width_factor": 0.125, "dropout": 0.0, "stochastic_depth": 0.0}
+        settings = {
+            "depth": 18,
+            "width_factor": 0.125,
+            "dropout": 0.0,
+            "stochastic_depth": 0.0,
+            "zero_init_residual": True,
+        }
         rest = {"upsampling": "nearest", "augmentation": augmentation, "precision": chosen}
         return build_model(SENTINEL_GROUPS, network="resnet", classes=5, **rest, **settings)
 

@@ -29,5 +29,14 @@ def test_resnet_50_has_the_published_number() -> None:
     from models.networks.resnet import resnet
 
     images = keras.Input((224, 224, 3))
-    logits = resnet(images, classes=1000, depth=50, width_factor=1.0, dropout=0.0, stochastic_depth=0.0, dtype=None)
+    logits = resnet(
+        images,
+        classes=1000,
+        depth=50,
+        width_factor=1.0,
+        dropout=0.0,
+        stochastic_depth=0.0,
+        zero_init_residual=True,
+        dtype=None,
+    )
     assert forward_flops(keras.Model(images, logits)) == pytest.approx(2 * 4.09e9, rel=0.01)

@@ -10,7 +10,7 @@ from models.networks.resnet import resnet
 
 def network(depth, *, bands=3, classes=10, width_factor=1.0, **rates):
     images = keras.Input((32, 32, bands))
-    rates = {"dropout": 0.0, "stochastic_depth": 0.0, **rates}
+    rates = {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True, **rates}
     settings = {"depth": depth, "width_factor": width_factor, "classes": classes, **rates}
     return keras.Model(images, resnet(images, dtype=None, **settings))
 
@@ -83,6 +83,12 @@ def test_last_gain_of_each_block_starts_at_zero(resnet50):
     assert zero == {f"stage{s}_block{b}_bn3" for s, n in enumerate((3, 4, 6, 3), start=1) for b in range(1, n + 1)}
     assert all(np.all(layer.gamma == 1) for layer in layers if layer.name not in zero)
     assert all((layer.momentum, layer.epsilon) == (0.9, 1e-5) for layer in layers)
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_every_gain_may_start_at_one(depth):
+    model = network(depth, width_factor=0.125, zero_init_residual=False)
+    assert all(np.all(layer.gamma == 1) for layer in layers_of(model, keras.layers.BatchNormalization))
 
 
 def test_kernels_start_with_the_spread_of_fan_out_and_independent(resnet50):

@@ -9,11 +9,11 @@ from models.networks.model import with_probabilities
 from models.networks.resnet_cifar import resnet_cifar
 
 
-def network(depth, *, width_factor=1.0, preactivation=False, dtype=None):
+def network(depth, *, width_factor=1.0, preactivation=False, zero_init_residual=True, dtype=None):
     keras.utils.set_random_seed(0)
     images = keras.Input((32, 32, 3), name="rgb")
     settings = {"depth": depth, "width_factor": width_factor, "preactivation": preactivation, "dtype": dtype}
-    settings |= {"dropout": 0.0, "stochastic_depth": 0.0}
+    settings |= {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": zero_init_residual}
     return keras.Model({"rgb": images}, resnet_cifar(images, classes=10, **settings))
 
 
@@ -50,6 +50,11 @@ def test_a_shortcut_takes_every_second_pixel_and_adds_zeros(preactivation):
 
 def _before(model, preactivation):
     return model.get_layer("stage1_block3_add" if preactivation else "stage1_block3_relu").output
+
+
+def test_every_gain_may_start_at_one():
+    model = network(20, zero_init_residual=False)
+    assert all(np.all(layer.gamma == 1) for layer in model.layers if isinstance(layer, keras.layers.BatchNormalization))
 
 
 def test_blocks_start_as_their_shortcut():

@@ -14,7 +14,7 @@ GROUPS = [
     InputGroup("fine", (24, 24, 2), "uint16", (1000.0,) * 2, (500.0,) * 2),
     InputGroup("coarse", (12, 12, 1), "uint16", (1000.0,), (500.0,)),
 ]
-RESIDUAL = {"width_factor": 0.25, "dropout": 0.0, "stochastic_depth": 0.0}
+RESIDUAL = {"width_factor": 0.25, "dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True}
 
 
 def model_of(network: str, **settings: Any) -> keras.Model:

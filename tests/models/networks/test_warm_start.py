@@ -7,7 +7,7 @@ import pytest
 from models.networks.resnet import resnet
 from models.networks.warm_start import TrainedWeights, freeze, name_of, take_weights
 
-RATES = {"dropout": 0.0, "stochastic_depth": 0.0}
+RATES = {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True}
 
 
 def network(bands, classes, *, seed=0, depth=18):

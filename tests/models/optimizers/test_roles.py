@@ -14,7 +14,7 @@ def paths(model, roles):
 
 def test_a_resnet_has_kernels_gains_shifts_and_the_bias_of_its_head():
     images = keras.Input((16, 16, 3))
-    settings = {"depth": 18, "width_factor": 0.125, "dropout": 0.0, "stochastic_depth": 0.0}
+    settings = {"depth": 18, "width_factor": 0.125, "dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True}
     model = keras.Model(images, resnet(images, classes=4, dtype=None, **settings))
     layers = [layer.name for layer in model.layers]
     assert paths(model, ["bias"]) == ["logits/bias"]
