@@ -1,6 +1,6 @@
 """The settings of every network, by name; their defaults are stated here only."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -11,11 +11,14 @@ from conf.section import Member, member_names
 class NetworkConfig(Member):
     """What all networks share: how ranks train them together."""
 
-    shortest_side: ClassVar[int] = 1
-    """Pixels of the smallest images on which the network has a pixel left after its last stage."""
     batch_norm_ranks: int | Literal["all"] = 1
     """Consecutive ranks over whose batches batch norm takes its statistics: 1, each rank its own (Goyal et al.);
     a number that divides launch.num_workers (MLPerf's span); or all. Two sums over them per layer and micro-batch."""
+
+    @property
+    def shortest_side(self) -> int:
+        """Pixels of the smallest images on which the network has a pixel left after its last stage."""
+        return 1
 
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments for the constructor of that name; how ranks work together is no matter of a network."""
@@ -47,18 +50,21 @@ class ResidualConfig(NetworkConfig):
 class ResNetConfig(ResidualConfig):
     """ResNet v1.5 (He et al. 2015, Goyal et al. 2017)."""
 
-    shortest_side: ClassVar[int] = 32
     name: Literal["resnet"] = "resnet"
     depth: Literal[18, 34, 50, 101, 152] = 50
     """Number of layers with weights."""
     width_factor: float = Field(default=1.0, gt=0, le=4)
     """Scales every channel count; 1.0 is the published network."""
 
+    @property
+    def shortest_side(self) -> int:
+        """Two pixels for each of five halvings."""
+        return 32
+
 
 class ResNetCifarConfig(ResidualConfig):
     """ResNet for images of 32 x 32 pixels (He et al. 2015, section 4.2)."""
 
-    shortest_side: ClassVar[int] = 4
     name: Literal["resnet_cifar"] = "resnet_cifar"
     depth: Literal[8, 20, 32, 44, 56, 110] = 20
     """Number of layers with weights; 8 is not a published one, and the smallest network for a first try."""
@@ -66,6 +72,14 @@ class ResNetCifarConfig(ResidualConfig):
     """Scales every channel count; 1.0 is the published network."""
     preactivation: bool = False
     """Whether normalisation and activation come before a convolution (He et al. 2016, identity mappings)."""
+    stem_stride: Literal[1, 2] = 1
+    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or to
+    compute a quarter on smaller ones."""
+
+    @property
+    def shortest_side(self) -> int:
+        """Two stages halve the image, and the stem may."""
+        return 4 * self.stem_stride
 
 
 class ImportedNetworkConfig(NetworkConfig, Imported):

@@ -16,6 +16,7 @@ def resnet_cifar(
     depth: int,
     width_factor: float,
     preactivation: bool,
+    stem_stride: int,
     dropout: float,
     stochastic_depth: float,
     zero_init_residual: bool,
@@ -32,11 +33,12 @@ def resnet_cifar(
     In the first form, with `zero_init_residual`, each block starts as its shortcut.
 
     Args:
-        images: Normalised images; no side may be shorter than 4 pixels.
+        images: Normalised images; no side may be shorter than 4 pixels times the stride of the stem.
         classes: Number of logits, at least 1.
         depth: Number of layers with weights: 20, 32, 44, 56 or 110 as published, or 8, which has one block per stage.
         width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
         preactivation: Whether normalisation and activation come before a convolution.
+        stem_stride: Stride of the first convolution, 1 as published, or 2: every stage then has half the side.
         dropout: Rate of the dropout before the dense layer, in [0, 1); 0: none.
         stochastic_depth: Rate at which the last block is left out in training, in [0, 1); it falls linearly to the
             first block. 0: no block is.
@@ -63,7 +65,8 @@ def resnet_cifar(
         zero_init_residual=zero_init_residual,
         blocks=len(STAGE_CHANNELS) * blocks,
     )
-    features = layers.convolution(images, scaled(STAGE_CHANNELS[0], width_factor), 3, name="stem_conv")
+    channels = scaled(STAGE_CHANNELS[0], width_factor)
+    features = layers.convolution(images, channels, 3, stride=stem_stride, name="stem_conv")
     if not preactivation:
         features = layers.activation(layers.normalisation(features, name="stem_bn"), name="stem_relu")
     for stage, channels in enumerate(STAGE_CHANNELS, start=1):

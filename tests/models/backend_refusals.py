@@ -21,6 +21,7 @@ PLAIN = {
     "depth": 8,
     "width_factor": 0.25,
     "preactivation": False,
+    "stem_stride": 1,
     "dropout": 0.0,
     "stochastic_depth": 0.0,
     "zero_init_residual": True,

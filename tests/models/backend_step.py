@@ -25,7 +25,7 @@ SAMPLES, CLASSES, RATE = 6, 5, 0.05
 DECAYED = {"weight_decay": 1e-4}
 NETWORKS = {
     "resnet": {"depth": 18, "width_factor": 0.125},
-    "resnet_cifar": {"depth": 20, "width_factor": 0.5, "preactivation": True},
+    "resnet_cifar": {"depth": 20, "width_factor": 0.5, "preactivation": True, "stem_stride": 1},
 }
 STEPS = (("lars", "multi_label", "resnet", 2), ("lamb", "single_label", "resnet_cifar", 1))
 """Optimizer, loss, network and number of steps."""

@@ -79,6 +79,7 @@ def train(
         depth=8,
         width_factor=0.5,
         preactivation=False,
+        stem_stride=1,
         dropout=0.2 if drops else 0.0,
         stochastic_depth=0.3 if drops else 0.0,
         zero_init_residual=True,

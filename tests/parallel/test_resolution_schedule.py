@@ -41,7 +41,7 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     keras.utils.set_random_seed(0)
     config = load("smoke")
     group = InputGroup("rgb", (32, 32, 3), "uint8", (128.0,) * 3, (60.0,) * 3)
-    network = {"network": "resnet_cifar", "depth": 8, "width_factor": 0.5, "preactivation": False}
+    network = {"network": "resnet_cifar", "depth": 8, "width_factor": 0.5, "preactivation": False, "stem_stride": 1}
     rest = {
         "classes": 4,
         "upsampling": "nearest",

@@ -12,7 +12,14 @@ from models.networks.model import build_model, with_probabilities
 GROUP = InputGroup("rgb", (32, 32, 3), "uint8", (120.0, 100.0, 90.0), (60.0,) * 3)
 COARSE = InputGroup("nir", (16, 16, 1), "uint16", (900.0,), (400.0,))
 RATES = {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True}
-NETWORK = {"network": "resnet_cifar", "depth": 8, "width_factor": 0.5, "preactivation": False, **RATES}
+NETWORK = {
+    "network": "resnet_cifar",
+    "depth": 8,
+    "width_factor": 0.5,
+    "preactivation": False,
+    "stem_stride": 1,
+    **RATES,
+}
 MODULE = """
 import keras
 

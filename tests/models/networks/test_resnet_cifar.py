@@ -9,10 +9,16 @@ from models.networks.model import with_probabilities
 from models.networks.resnet_cifar import resnet_cifar
 
 
-def network(depth, *, width_factor=1.0, preactivation=False, zero_init_residual=True, dtype=None):
+def network(depth, *, width_factor=1.0, preactivation=False, zero_init_residual=True, stem_stride=1, dtype=None):
     keras.utils.set_random_seed(0)
     images = keras.Input((32, 32, 3), name="rgb")
-    settings = {"depth": depth, "width_factor": width_factor, "preactivation": preactivation, "dtype": dtype}
+    settings = {
+        "depth": depth,
+        "width_factor": width_factor,
+        "preactivation": preactivation,
+        "stem_stride": stem_stride,
+        "dtype": dtype,
+    }
     settings |= {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": zero_init_residual}
     return keras.Model({"rgb": images}, resnet_cifar(images, classes=10, **settings))
 
@@ -50,6 +56,15 @@ def test_a_shortcut_takes_every_second_pixel_and_adds_zeros(preactivation):
 
 def _before(model, preactivation):
     return model.get_layer("stage1_block3_add" if preactivation else "stage1_block3_relu").output
+
+
+def test_a_stride_in_the_stem_halves_every_stage():
+    plain, halved = network(8), network(8, stem_stride=2)
+    for stage in (1, 2, 3):
+        sides = [model.get_layer(f"stage{stage}_block1_relu").output.shape[1] for model in (plain, halved)]
+        assert sides == [2 * sides[1], 32 >> stage]
+    assert [each.shape for each in plain.variables] == [each.shape for each in halved.variables]
+    assert halved(images_of()).shape == (2, 10)
 
 
 def test_every_gain_may_start_at_one():
