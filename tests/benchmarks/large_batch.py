@@ -167,7 +167,7 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
     axes.set(
         xlabel="global batch, and steps of a training",
         ylabel="top-1 on the official test images, %",
-        title=f"CIFAR-10, ResNet-8 of twice the width, {' or '.join(map(str, epochs))} epochs; every point is a training",
+        title=f"CIFAR-10, ResNet-8 (width 2), {' or '.join(map(str, epochs))} epochs; every point is a training",
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
