@@ -28,8 +28,8 @@ class Gather:
         """Take the columns.
 
         Args:
-            library: That of `load`.
-            columns: Of each its bytes from row to row, and the prefix that every value begins with.
+            library: The library of `load`.
+            columns: Bytes from row to row of each column, and the prefix that every value begins with.
         """
         self._read, self._columns = library.groundswell_gather, columns
         self._table = np.array([(stride, len(prefix), address(prefix)) for stride, prefix in columns], np.int64)
