@@ -13,7 +13,10 @@ FOLDER = Path(__file__).parents[1] / "benchmarks" / "grids"
 BASES = {
     "batch_and_optimizer": "cifar10",
     "resolution": "cifar10",
-    **{f"large_batch/{name}": "large_batch" for name in ("sgd", "lars", "lamb", "beyond", "lecture_rule")},
+    **{
+        f"large_batch/{name}": "large_batch"
+        for name in ("sgd", "lars", "lamb", "beyond", "lecture_rule", "ablations", "compression")
+    },
 }
 """By grid the configuration at which it is trained."""
 ALONE = {"cifar10_baseline"}
