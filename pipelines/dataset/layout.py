@@ -64,13 +64,13 @@ class RowGroup:
     """`(rows,)`, as stored; None where they were not asked for."""
     unchecked: NDArray[np.bool_] | None = field(default=None, compare=False)
     """`(rows,)`, whether a row has not been read since the file was opened; with the checksums."""
-    table: NDArray[np.int64] = field(init=False, repr=False, compare=False)
+    entry: NDArray[np.int64] = field(init=False, repr=False, compare=False)
     """`(3 + columns,)`, for `pipelines.dataset.gather`: descriptor, addresses of both arrays (0: none), starts."""
 
     def __post_init__(self) -> None:
-        """Make the table."""
+        """Make the entry."""
         arrays = [0 if array is None else address(array) for array in (self.checksums, self.unchecked)]
-        object.__setattr__(self, "table", np.array([self.file.descriptor, *arrays, *self.starts], np.int64))
+        object.__setattr__(self, "entry", np.array([self.file.descriptor, *arrays, *self.starts], np.int64))
 
     def __str__(self) -> str:
         """Name file and row group, for messages."""

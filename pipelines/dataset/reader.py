@@ -188,7 +188,7 @@ class SplitReader:
 
     def _read_at_once(self, located: "_Located", memory: Memory, read: Gather) -> bool:
         """Read rows in C++; whether all is well."""
-        tables = np.stack([group.table for group in located.groups])
+        tables = np.stack([group.entry for group in located.groups])
         always = self.settings.verify == "always"
         return read(tables, located.group_of, located.positions, memory.addresses, always=always)
 

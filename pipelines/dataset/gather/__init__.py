@@ -40,7 +40,7 @@ class Gather:
         """Read rows and check them.
 
         Args:
-            groups: `(groups, 3 + columns)`, see `RowGroup.table`.
+            groups: `(groups, 3 + columns)`, the `RowGroup.entry` of each.
             group_of: `(rows,)`, the group of each row.
             positions: `(rows,)`, the number of each row in its group.
             values: `(columns,)`, address of the memory for each column's values.
