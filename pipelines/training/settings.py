@@ -15,7 +15,12 @@ _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
 _RENAMED = {"model.upsampling": "input.upsampling"}
 """Keys by which earlier versions recorded what has another key now."""
-_BEFORE_THEY_WERE_RECORDED = {"input.bands": "None", "training.mode.name": SynchronousConfig().name}
+_BEFORE_THEY_WERE_RECORDED = {
+    "input.bands": "None",
+    "model.stem_stride": "1",
+    "model.zero_init_residual": "True",
+    "training.mode.name": SynchronousConfig().name,
+}
 _FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name")
 _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropout", "model.batch_norm_ranks")
 

@@ -76,6 +76,14 @@ def test_the_size_is_that_of_the_finest_group_that_the_network_sees(eurosat_mani
     assert trained_sizes(chosen, several, 7)[0] == (30, 20)
 
 
+def test_a_stride_in_the_stem_needs_twice_the_side(eurosat_manifest: Any) -> None:
+    eighth, images = "{until: {fraction: 0.5}, scale: 0.125}", with_images(eurosat_manifest(), (32, 32, 1))
+    assert trained_sizes(config(eighth), images, 7)[0] == (4, 4)
+    halved = config(eighth, settings=(CIFAR, "model.stem_stride=2"))
+    with pytest.raises(ValueError, match=r"is 4 x 4 pixels, and model\.name=resnet_cifar needs at least 8"):
+        trained_sizes(halved, images, 7)
+
+
 def test_a_third_needs_no_more_than_four_digits(eurosat_manifest: Any) -> None:
     third, images = config("{until: {fraction: 0.5}, scale: 0.3333}"), with_images(eurosat_manifest(), (120, 120, 1))
     assert trained_sizes(third, images, 7)[0] == (40, 40)

@@ -1,5 +1,6 @@
 """Which settings of a resumed run may differ from those of its checkpoint."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -60,6 +61,18 @@ def test_a_checkpoint_says_what_it_was_written_with() -> None:
 def test_what_does_not_fit_the_state_is_refused(setting: str, message: str) -> None:
     with pytest.raises(ValueError, match=rf"step-00000004.npz is of another training: {message}\. Set them as they"):
         check_same_training(PATH, STATE, load("smoke", [setting]), MANIFEST)
+
+
+@pytest.mark.parametrize(("setting", "value"), [("model.stem_stride", "2"), ("model.zero_init_residual", "false")])
+def test_a_setting_that_an_earlier_version_did_not_know_had_its_default(setting: str, value: str) -> None:
+    # The variables have the same shapes with either stride: only the settings tell the networks apart.
+    network = "model={name: resnet_cifar, depth: 8}"
+    earlier = {key: text for key, text in recorded_settings(load("smoke", [network])).items() if key != setting}
+    check_same_training(PATH, replace(STATE, settings=earlier), load("smoke", [network]), MANIFEST)
+    with pytest.raises(ValueError, match=rf"{re.escape(setting)} was \w+, is {value.capitalize()}"):
+        check_same_training(
+            PATH, replace(STATE, settings=earlier), load("smoke", [network, f"{setting}={value}"]), MANIFEST
+        )
 
 
 def test_a_pipeline_and_synchronous_training_continue_each_other() -> None:
