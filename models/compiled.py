@@ -1,15 +1,18 @@
 """Libraries in C++ that are compiled when the project is installed; needs only Python and a C++ compiler."""
 
 import hashlib
+import logging
 import os
 import shlex
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+Loaded = TypeVar("Loaded")
 PREFIX = "groundswell_"
 # No flag here may make results differ between processors.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math")
@@ -74,6 +77,25 @@ class Library:
             _run([*shared, *FLAGS, *flags, *sources, "-o", str(built), *linked])
             # Atomic: a process that has the old file open keeps it.
             built.replace(path)
+
+
+def load(path: Path, open_library: Callable[[str], Loaded], without: str) -> Loaded | None:
+    """Open a library; None, with a line in the log, where it is missing or cannot be opened.
+
+    Args:
+        path: The library's file. It is missing in a .zip of --py-files: no library can be loaded from inside it.
+        open_library: Opens it by its path; an OSError says why it cannot.
+        without: What happens without it, for the log.
+    """
+    log = logging.getLogger(__name__)
+    if not path.exists():
+        log.warning("there is no %s: %s", path, without)
+        return None
+    try:
+        return open_library(str(path))
+    except OSError as error:
+        log.warning("%s does not load: %s: %s", path, without, error)
+        return None
 
 
 def _run(command: list[str]) -> None:

@@ -149,7 +149,8 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
         )
         means = best[optimizer]
         style = "--" if optimizer == RULE else "-"
-        tuned = "" if optimizer == RULE else ", best rate"
+        tried = sorted({each["rates"] for each in means.values()})
+        tuned = "" if optimizer == RULE else f", best of {' or '.join(map(str, tried))} rates"
         axes.plot(
             list(means),
             [100 * each["top_1"] for each in means.values()],

@@ -64,3 +64,22 @@ def test_a_library_that_is_missing_at_the_build_is_asked_for_where_it_is_loaded(
     assert problem == ""
     with pytest.raises(OSError, match=r"libnowhere\.so\.9"):
         ctypes.CDLL(str(library))
+
+
+@pytest.mark.parametrize(
+    ("module", "loads", "without"),
+    [
+        (kernels, kernels._load, "compression runs without C++ kernels"),
+        (gather, gather.load, "rows are read in Python"),
+    ],
+    ids=["kernels", "gather"],
+)
+def test_a_library_that_is_not_there_or_does_not_load(tmp_path, monkeypatch, caplog, module, loads, without):
+    monkeypatch.setattr(module, "LIBRARY", tmp_path / "missing.so")
+    assert loads.__wrapped__() is None
+    (tmp_path / "broken.so").write_bytes(b"not a library")
+    monkeypatch.setattr(module, "LIBRARY", tmp_path / "broken.so")
+    assert loads.__wrapped__() is None
+    first, second = (record.getMessage() for record in caplog.records)
+    assert first.startswith(f"there is no {tmp_path}/missing.so: {without}")
+    assert second.startswith(f"{tmp_path}/broken.so does not load: {without}")

@@ -4,16 +4,15 @@ Without them the codecs use TensorFlow's operations. Messages and results are th
 operations give the same digits on every processor.
 """
 
-import logging
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
-from models.compiled import Library
+from models import compiled
 
-LIBRARY = Library(Path(__file__).parent).path
+LIBRARY = compiled.Library(Path(__file__).parent).path
 CODECS = frozenset({"onebit", "topk", "dgc", "powersgd"})
 """Those that have kernels."""
 _disabled = False
@@ -43,13 +42,11 @@ def shaped(tensor: tf.Tensor, shape: tuple[int | None, ...]) -> tf.Tensor:
 
 @cache
 def _load() -> Any | None:
-    log = logging.getLogger(__name__)
-    if not LIBRARY.exists():
-        # This includes a .zip of --py-files: a library cannot be loaded from inside it.
-        log.warning("there is no %s: compression runs without C++ kernels and takes longer", LIBRARY)
-        return None
+    return compiled.load(LIBRARY, _open, "compression runs without C++ kernels and takes longer")
+
+
+def _open(path: str) -> Any:
     try:
-        return tf.load_op_library(str(LIBRARY))
-    except (tf.errors.OpError, OSError) as error:
-        log.warning("%s does not load: compression runs without C++ kernels and takes longer: %s", LIBRARY, error)
-        return None
+        return tf.load_op_library(path)
+    except tf.errors.OpError as error:
+        raise OSError(str(error)) from None

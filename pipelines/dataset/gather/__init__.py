@@ -1,7 +1,6 @@
 """Reading the rows of a batch in C++, built when the project is installed; the reader works without it, more slowly."""
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -9,9 +8,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from models.compiled import Library
+from models import compiled
 
-LIBRARY = Library(Path(__file__).parent).path
+LIBRARY = compiled.Library(Path(__file__).parent).path
 Integers = NDArray[np.int64]
 
 
@@ -65,15 +64,8 @@ def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | No
 @cache
 def load() -> ctypes.CDLL | None:
     """Return the library; None if it is missing or does not load, or where the processor lacks what it needs."""
-    log = logging.getLogger(__name__)
-    if not LIBRARY.exists():
-        # This includes a .zip of --py-files: a library cannot be loaded from inside it.
-        log.warning("there is no %s: rows are read without C++, which takes more processor time", LIBRARY)
-        return None
-    try:
-        library = ctypes.CDLL(str(LIBRARY))
-    except OSError as error:
-        log.warning("%s does not load: rows are read without C++: %s", LIBRARY, error)
+    library = compiled.load(LIBRARY, ctypes.CDLL, "rows are read in Python, which takes longer")
+    if library is None:
         return None
     library.groundswell_gather_level.restype = ctypes.c_int64
     if library.groundswell_gather_level() == 0:

@@ -114,14 +114,3 @@ def test_a_closed_file_is_an_error_of_its_own(small_dataset, tmp_path):
     os.close(nothing)
     with pytest.raises(ValueError, match="the file was truncated"):
         reader.gather(np.array([0]))
-
-
-def test_a_library_that_is_not_there_or_does_not_load(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(gather, "LIBRARY", tmp_path / "missing.so")
-    assert gather.load.__wrapped__() is None
-    (tmp_path / "broken.so").write_bytes(b"not a library")
-    monkeypatch.setattr(gather, "LIBRARY", tmp_path / "broken.so")
-    assert gather.load.__wrapped__() is None
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first.startswith(f"there is no {tmp_path}/missing.so: rows are read without C++")
-    assert second.startswith(f"{tmp_path}/broken.so does not load: rows are read without C++")

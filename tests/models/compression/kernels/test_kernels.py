@@ -147,17 +147,6 @@ def test_memory_is_used_again_where_nothing_else_needs_it():
     np.testing.assert_array_equal(value, np.ones(16))
 
 
-def test_a_library_that_is_not_there_or_does_not_load(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "missing.so")
-    assert kernels._load.__wrapped__() is None
-    (tmp_path / "broken.so").write_bytes(b"not a library")
-    monkeypatch.setattr(kernels, "LIBRARY", tmp_path / "broken.so")
-    assert kernels._load.__wrapped__() is None
-    first, second = (record.getMessage() for record in caplog.records)
-    assert first == f"there is no {tmp_path}/missing.so: compression runs without C++ kernels and takes longer"
-    assert second.startswith(f"{tmp_path}/broken.so does not load: compression runs without C++ kernels")
-
-
 def test_disabled(monkeypatch, make_codec):
     monkeypatch.setattr(kernels, "_disabled", False)
     kernels.disable()
