@@ -63,15 +63,20 @@ def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | No
 
 @cache
 def load() -> ctypes.CDLL | None:
-    """Return the library; None if it is missing or does not load, or where the processor lacks what it needs."""
-    library = compiled.load(LIBRARY, ctypes.CDLL, "rows are read in Python, which takes longer")
+    """Return the library; None, with a line in the log, if it is missing, or does not load on this processor."""
+    library = compiled.load(LIBRARY, _open, "rows are read in Python, which takes longer")
     if library is None:
-        return None
-    library.groundswell_gather_level.restype = ctypes.c_int64
-    if library.groundswell_gather_level() == 0:
         return None
     library.groundswell_gather.argtypes = [*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5, ctypes.c_int64]
     library.groundswell_gather.restype = ctypes.c_int64
     library.groundswell_crc32c.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int64]
     library.groundswell_crc32c.restype = ctypes.c_uint32
+    return library
+
+
+def _open(path: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(path)
+    library.groundswell_gather_level.restype = ctypes.c_int64
+    if library.groundswell_gather_level() == 0:
+        raise OSError("the processor has no instructions for checksums")
     return library

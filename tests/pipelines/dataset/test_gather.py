@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from crc32c import crc32c
 
+from models.compiled import Library
 from pipelines.dataset import gather
 from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader
 
@@ -114,3 +115,14 @@ def test_a_closed_file_is_an_error_of_its_own(small_dataset, tmp_path):
     os.close(nothing)
     with pytest.raises(ValueError, match="the file was truncated"):
         reader.gather(np.array([0]))
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_a_processor_without_the_instructions_reads_in_python(tmp_path, monkeypatch, caplog):
+    source = 'extern "C" __attribute__((visibility("default"))) long long groundswell_gather_level() { return 0; }'
+    (tmp_path / "none.cc").write_text(source)
+    library, problem = Library(tmp_path).renew()
+    assert problem == ""
+    monkeypatch.setattr(gather, "LIBRARY", library)
+    assert gather.load.__wrapped__() is None
+    assert caplog.messages[0].endswith("in Python, which takes longer: the processor has no instructions for checksums")
