@@ -150,7 +150,7 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
         means = best[optimizer]
         style = "--" if optimizer == RULE else "-"
         tried = sorted({each["rates"] for each in means.values()})
-        tuned = "" if optimizer == RULE else f", best of {' or '.join(map(str, tried))} rates"
+        tuned = "" if optimizer == RULE else f", rates tried: {' or '.join(map(str, tried))}"
         axes.plot(
             list(means),
             [100 * each["top_1"] for each in means.values()],
