@@ -82,12 +82,30 @@ class ResNetCifarConfig(ResidualConfig):
         return 4 * self.stem_stride
 
 
+class ResNet9Config(ResidualConfig):
+    """ResNet-9 for images of 32 x 32 pixels (Page 2018, DAWNBench)."""
+
+    name: Literal["resnet9"] = "resnet9"
+    width_factor: float = Field(default=1.0, gt=0, le=4)
+    """Scales every channel count; 1.0 is the published network."""
+    stem_stride: Literal[1, 2] = 1
+    """Stride of the first convolution: 2 halves the image before the first stage, for images of 64 pixels, or to
+    compute a quarter on smaller ones."""
+
+    @property
+    def shortest_side(self) -> int:
+        """Three stages halve the image, and the stem may."""
+        return 8 * self.stem_stride
+
+
 class ImportedNetworkConfig(NetworkConfig, Imported):
     """Any function of yours, or of Keras, that builds a network."""
 
     name: Literal["import"] = "import"
 
 
-ModelConfig = Annotated[ResNetConfig | ResNetCifarConfig | ImportedNetworkConfig, Field(discriminator="name")]
+ModelConfig = Annotated[
+    ResNetConfig | ResNetCifarConfig | ResNet9Config | ImportedNetworkConfig, Field(discriminator="name")
+]
 
 MODEL_NAMES = member_names(ModelConfig)

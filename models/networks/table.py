@@ -10,11 +10,13 @@ import keras
 
 from models.networks.imported import imported
 from models.networks.resnet import resnet
+from models.networks.resnet9 import resnet9
 from models.networks.resnet_cifar import resnet_cifar
 
 NETWORKS: dict[str, Callable[..., keras.KerasTensor]] = {
     "resnet": resnet,
     "resnet_cifar": resnet_cifar,
+    "resnet9": resnet9,
     "import": imported,
 }
 """Functions from normalised images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.

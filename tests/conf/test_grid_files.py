@@ -30,7 +30,7 @@ def test_every_file_is_one_of_them() -> None:
 
 @pytest.mark.parametrize("name", sorted({*BASES.values(), *ALONE}))
 def test_configurations_are_valid(name: str) -> None:
-    assert load(str(FOLDER / f"{name}.yaml")).model.name == "resnet_cifar"
+    assert load(str(FOLDER / f"{name}.yaml")).model.name in ("resnet_cifar", "resnet9")
 
 
 @pytest.mark.parametrize(("grid", "base"), BASES.items())
