@@ -2,10 +2,10 @@
 
     make bench NAME=large_batch
 
-Nothing is trained here: the head of `grids/large_batch.yaml` has the commands, which write
-`results/large_batch_<grid>.jsonl` and continue on any machine. Of each optimizer and global batch the table has the
-rate with the highest mean accuracy, over the seeds that were trained at it, and how many of the grids' rates were
-trained. A point of the picture is one training, and a line goes through the best means.
+Nothing is trained here: `grids/large_batch/train.sh` has the commands, which write `results/large_batch_<grid>.jsonl`
+and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy,
+over the seeds that were trained at it, and how many of the grids' rates were trained. A point of the picture is one
+training, and a line goes through the best means. `results/large_batch_rates.png` has the accuracy over the rate.
 
 `results/large_batch.csv` has a line for each training: steps beside epochs, and the steps after which the validation
 first reached 80 % (looked at after every second epoch). The last line is JSON: `best`, by optimizer and global batch
@@ -168,11 +168,36 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
     axes.set(
         xlabel="global batch, and steps of a training",
         ylabel="top-1 on the official test images, %",
-        title=f"CIFAR-10, ResNet-8 (width 2), {' or '.join(map(str, epochs))} epochs; every point is a training",
+        title=f"CIFAR-10, ResNet-9 (width 1/4), {' or '.join(map(str, epochs))} epochs; every point is a training",
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
     figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+
+
+def draw_rates(found: Sequence[Training], path: Path) -> None:
+    """A panel for each global batch: top-1 over the rate, by which one sees whether a best rate is between others."""
+    batches = sorted({each.global_batch_size for each in found})
+    figure, panels = plt.subplots(
+        1, len(batches), figsize=(3.2 * len(batches) + 0.8, 3.8), sharey=True, squeeze=False, layout="constrained"
+    )
+    for axes, batch in zip(panels[0], batches, strict=True):
+        for optimizer, colour in COLOURS.items():
+            alike = [each for each in found if (each.optimizer, each.global_batch_size) == (optimizer, batch)]
+            scores: dict[float, list[float]] = {}
+            for each in alike:
+                scores.setdefault(each.learning_rate, []).append(100 * _or_chance(each.top_1))
+            rates = sorted(scores)
+            means = [statistics.mean(scores[rate]) for rate in rates]
+            axes.plot(rates, means, marker=MARKS[optimizer], color=colour, label=optimizer if rates else None)
+        axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set(title=f"batch {batch:,}", xlabel="learning rate")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="lower center", fontsize="small")
+    panels[0][0].set_ylabel("top-1 on the official test images, %")
     figure.savefig(path, dpi=120)
     plt.close(figure)
 
@@ -198,6 +223,7 @@ def main() -> None:
         if found:
             write_csv(found, folder / "large_batch.csv")
             draw(found, best, folder / "large_batch.png")
+            draw_rates(found, folder / "large_batch_rates.png")
     print(json.dumps({"best": best, "trained": len(found)}))
 
 
