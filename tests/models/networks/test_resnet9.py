@@ -52,7 +52,7 @@ def test_the_shortest_side_leaves_a_pixel_and_one_less_none(stem_stride):
     model = network(side=side, stem_stride=stem_stride)
     assert model.get_layer("stage3_relu").output.shape[1:3] == (1, 1)
     assert np.all(np.isfinite(model(images_of(side=side))))
-    with pytest.raises(ValueError, match="dimension size|Computed output size"):
+    with pytest.raises(ValueError, match=r"dimension size|Computed output size"):
         network(side=side - stem_stride, stem_stride=stem_stride)
 
 
@@ -81,8 +81,9 @@ def test_all_that_is_not_behind_a_gain_of_zero_has_a_gradient(zero_init_residual
     assert without == (behind if zero_init_residual else set())
 
 
-def test_it_is_cut_into_stages():
-    assert [stage.last_layer for stage in cut(network(), 2)][0].startswith("stage")
+def test_a_pipeline_cuts_it_between_blocks_and_not_within_them():
+    assert [stage.last_layer for stage in cut(network(), 2)] == ["stage1_block_relu", "logits"]
+    assert [stage.last_layer for stage in cut(network(), 3)] == ["stage1_relu", "stage2_relu", "logits"]
 
 
 def test_half_precision_is_served_in_float32_by_keras_own_layers():
