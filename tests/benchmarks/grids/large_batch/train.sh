@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
-# Every command of the experiment with large batches, in its order:
+# The commands of the experiment with large batches, in their order:
 #
 #   tests/benchmarks/grids/large_batch/train.sh FOLDER ../shared/data/cifar10.zip
 #
 # FOLDER is a working folder, made if it is missing. The same command continues what was ended: cells that
-# tests/benchmarks/results has are not trained again, on any machine. Two grids run at once, each on one core; those of
-# two workers come after them. `make bench NAME=large_batch` then makes the table and the picture.
+# tests/benchmarks/results has are not trained again, on any machine. Two grids run at once, each on one core; the one of
+# two workers comes after them. `make bench NAME=large_batch` then makes the table and the pictures. The heads of
+# ablations.yaml and compression.yaml have theirs, which need the best rate of LARS.
 set -euo pipefail
 work=$(mkdir -p "$1" && cd "$1" && pwd)
 images=$(realpath "$2")
