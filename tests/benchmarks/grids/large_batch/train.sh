@@ -23,6 +23,13 @@ fi
 groundswell prepare --config "$config" --set archive.kind=image_folder --set archive.root=cifar10 \
     --set dataset.path="$work/cifar10-dataset"
 
+# failed LANE: what its log ends with.
+failed() {
+    tail -n 1 "$work/$1.log" >&2
+    echo "all of it: $work/$1.log" >&2
+    exit 1
+}
+
 # grids LANE GRID...: one after the other, in a working folder of their own.
 grids() {
     local lane=$1 grid
@@ -31,7 +38,7 @@ grids() {
     cd "$work/$lane"
     for grid in "$@"; do
         groundswell grid --config "$config" --set dataset.path="$work/cifar10-dataset" --grid "$here/$grid.yaml" \
-            --results "$results/large_batch_$grid.jsonl" >>"$work/$lane.log" 2>&1
+            --results "$results/large_batch_$grid.jsonl" >>"$work/$lane.log" 2>&1 || failed "$lane"
     done
 }
 
