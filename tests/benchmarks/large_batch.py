@@ -49,6 +49,7 @@ class Training:
     learning_rate: float
     """At its peak."""
     seed: int
+    precision: str
     epochs: int
     steps: int
     status: str
@@ -75,6 +76,7 @@ def training_of(grid: str, line: CellLine) -> Training | None:
         global_batch_size=batch,
         learning_rate=peak,
         seed=int(settings["training.seed"]),
+        precision=settings["training.precision"],
         epochs=line.epochs,
         steps=int(history["step"][-1] or 0) if history["step"] else 0,
         status=line.status,
@@ -109,7 +111,7 @@ def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
         best.setdefault(optimizer, {})[batch] = {
             "top_1": round(statistics.mean(scores[rate]), 4),
             "deviation": round(statistics.stdev(scores[rate]), 4) if len(scores[rate]) > 1 else None,
-            "seeds": len(scores[rate]),
+            "seeds": len({each.seed for each in by_rate[rate]}),
             "learning_rate": rate,
             "rates": len(by_rate),
             "steps": max(each.steps for each in by_rate[rate]),
