@@ -1,6 +1,7 @@
 """Folders on this machine's disks, or behind a URL that fsspec knows (an object store, HDFS)."""
 
 import errno
+import glob
 import hashlib
 import os
 import shutil
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.spec import AbstractFileSystem
 
 from pipelines.locations import absolute_location, is_url
 
@@ -327,7 +329,15 @@ class Folder:
             return
         with suppress(FileNotFoundError), self._remote_errors():
             self._forget(name)
-            self._filesystem.rm(self._full(name), recursive=True)
+            path = self._full(name)
+            if not glob.has_magic(path):
+                self._filesystem.rm(path, recursive=True)
+                return
+            # As a pattern it would name other files than this one.
+            for found in sorted(self._filesystem.find(path, withdirs=not self._is_object_store()), reverse=True):
+                self._filesystem.rmdir(found) if self._filesystem.isdir(found) else self._filesystem.rm_file(found)
+            if not self._is_object_store() and self._filesystem.isdir(path):
+                self._filesystem.rmdir(path)
 
     def _upload(self, source: Path, target: str) -> None:
         if self._is_object_store():
@@ -335,7 +345,11 @@ class Folder:
             return
         temporary = f"{target.rpartition('/')[0]}/.{target.rpartition('/')[2]}.{uuid.uuid4().hex}"
         self._filesystem.put_file(str(source), temporary)
-        self._filesystem.mv(temporary, target)
+        if type(self._filesystem).mv is AbstractFileSystem.mv:  # which copies, and takes names as patterns
+            self._filesystem.cp_file(temporary, target)
+            self._filesystem.rm_file(temporary)
+        else:
+            self._filesystem.mv(temporary, target)
 
     def _is_object_store(self) -> bool:
         return self._scheme in _OBJECT_STORES

@@ -137,7 +137,7 @@ class Archive(Protocol):
         """
 
     @property
-    def read_settings(self) -> dict[str, int | None]:
+    def read_settings(self) -> Mapping[str, int | str | None]:
         """Settings that decide what `read` gives and that neither index nor description shows, by name."""
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:

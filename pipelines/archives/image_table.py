@@ -11,6 +11,7 @@
 import functools
 import json
 import re
+import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -81,6 +82,8 @@ class ImageTable:
     """Part of train that becomes validation, where there are splits but none of validation; 0: there is none."""
 
     def __post_init__(self) -> None:
+        # A process keeps files open and their rows: another object reads those that are there now.
+        object.__setattr__(self, "_opened_as", uuid.uuid4().hex)
         object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
         if not 0 <= self.validation_fraction < 1:
             raise ValueError(f"validation_fraction is {self.validation_fraction}, expected 0 or more and below 1")
@@ -133,9 +136,9 @@ class ImageTable:
         return ArchiveIndex(index_table(samples), pa.Table.from_pylist(rejected, REJECTED_SCHEMA))
 
     @property
-    def read_settings(self) -> dict[str, int | None]:
-        """The side that images are scaled to, or None where they are taken as they are."""
-        return {"image_size": self.image_size}
+    def read_settings(self) -> dict[str, int | str | None]:
+        """The side that images are scaled to, or None where they are taken as they are; and their column."""
+        return {"image_size": self.image_size, "image_column": self.image}
 
     def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
         """Decode one image: `rgb`, uint8.
@@ -151,7 +154,7 @@ class ImageTable:
         """Name of an image, for messages, and its encoded bytes."""
         path = path_of(self.root, file)
         try:
-            value = _ROWS.value(path, row, self.image)
+            value = _ROWS.value(path, row, self.image, opened_as=vars(self)["_opened_as"])
         except FileNotFoundError as error:
             raise BadRecordError(path, MISSING_FILE) from error
         except (OSError, pa.ArrowException, LookupError, StopIteration) as error:

@@ -66,41 +66,43 @@ class ParquetRows:
     def __init__(self) -> None:
         """Nothing is open."""
         self._lock = threading.Lock()
-        self._files: OrderedDict[str, tuple[pq.ParquetFile, list[int]]] = OrderedDict()
-        self._groups: OrderedDict[tuple[str, int, str], pa.ChunkedArray] = OrderedDict()
+        self._files: OrderedDict[tuple[str, str], tuple[pq.ParquetFile, list[int]]] = OrderedDict()
+        self._groups: OrderedDict[tuple[str, str, int, str], pa.ChunkedArray] = OrderedDict()
 
-    def value(self, path: str, row: int, column: str) -> Any:
+    def value(self, path: str, row: int, column: str, *, opened_as: str) -> Any:
         """Return one value as a Python object.
 
         Args:
             path: A file, or its URL.
             row: Number of the row in the file.
             column: Name of a column.
+            opened_as: Who reads: each opens the file anew, which may be another one than before.
 
         Raises:
             OSError, pa.ArrowException, LookupError: The file is missing or damaged, or has no such row.
         """
         with self._lock:  # a file that is open is not for several threads
-            file, ends = self._opened(path)
+            opened = path, opened_as
+            file, ends = self._opened(opened)
             group = next(number for number, end in enumerate(ends) if row < end)
-            values = self._read(path, file, group, column)
+            values = self._read(opened, file, group, column)
         return values[row - (ends[group - 1] if group else 0)].as_py()
 
-    def _opened(self, path: str) -> tuple[pq.ParquetFile, list[int]]:
-        if path not in self._files:
-            file = open_parquet(path)
+    def _opened(self, opened: tuple[str, str]) -> tuple[pq.ParquetFile, list[int]]:
+        if opened not in self._files:
+            file = open_parquet(opened[0])
             ends, rows = [], 0
             for group in range(file.metadata.num_row_groups):
                 rows += file.metadata.row_group(group).num_rows
                 ends.append(rows)
-            self._files[path] = file, ends
+            self._files[opened] = file, ends
             while len(self._files) > _OPEN_FILES:
                 self._files.popitem(last=False)[1][0].close()
-        self._files.move_to_end(path)
-        return self._files[path]
+        self._files.move_to_end(opened)
+        return self._files[opened]
 
-    def _read(self, path: str, file: pq.ParquetFile, group: int, column: str) -> pa.ChunkedArray:
-        key = path, group, column
+    def _read(self, opened: tuple[str, str], file: pq.ParquetFile, group: int, column: str) -> pa.ChunkedArray:
+        key = *opened, group, column
         if key not in self._groups:
             self._groups[key] = file.read_row_group(group, columns=[column])[column]
             while len(self._groups) > 1 and sum(values.nbytes for values in self._groups.values()) > _CACHED_BYTES:

@@ -8,6 +8,7 @@ while it writes leaves nothing that is believed.
 import fcntl
 import hashlib
 import os
+import re
 import tempfile
 import uuid
 from collections.abc import Callable, Iterator
@@ -22,6 +23,9 @@ from pipelines.dataset.layout import PARQUET_OPTIONS, RowGroup, open_row_groups,
 from pipelines.dataset.rows import Fields
 
 _LOCKS = 64
+# The folder may hold files of its user: no others than these are looked at, and removed.
+_ENTRY = re.compile(r"[0-9a-f]{64}\.parquet")
+_UNFINISHED = re.compile(r"\.[0-9a-f]{64}\.parquet\.[0-9a-f]{32}")
 
 
 def default_cache_folder() -> Path:
@@ -45,7 +49,7 @@ class RowGroupCache:
             (folder / "locks").mkdir(exist_ok=True)
         except OSError as error:
             raise RuntimeError(f"no cache folder at {folder} ({error.strerror}): set reader.cache_folder") from None
-        if folder.stat().st_uid != os.getuid():
+        if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid != os.getuid():
             raise RuntimeError(f"the cache folder {folder} belongs to another user: set reader.cache_folder")
 
     def get(
@@ -113,12 +117,12 @@ class RowGroupCache:
     def _make_room(self, size: int) -> None:
         entries = []
         for path in self.folder.iterdir():
-            if path.suffix == ".parquet":
+            if _ENTRY.fullmatch(path.name):
                 with suppress(FileNotFoundError):  # a damaged one, removed by another process
                     status = path.stat()
                     entries.append((status.st_mtime_ns, status.st_size, path))
-            elif path.name.startswith("."):  # of a process that died while it wrote: only one writes at a time
-                path.unlink()
+            elif _UNFINISHED.fullmatch(path.name):  # its process died while it wrote: only one writes at a time
+                path.unlink(missing_ok=True)
         excess = sum(entry[1] for entry in entries) + size - self.limit_bytes
         for _, freed, path in sorted(entries):
             if excess <= 0:
@@ -128,7 +132,7 @@ class RowGroupCache:
 
     @contextmanager
     def _lock(self, number: int) -> Iterator[None]:
-        with (self.folder / "locks" / str(number)).open("w") as file:
+        with (self.folder / "locks" / str(number)).open("a") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             yield
 

@@ -45,7 +45,7 @@ class Identity:
         ]
 
 
-def describe(description: ArchiveDescription, read_settings: Mapping[str, int | None]) -> dict[str, Value]:
+def describe(description: ArchiveDescription, read_settings: Mapping[str, int | str | None]) -> dict[str, Value]:
     """Give what decides the rows beside the samples, in words that a message can name: kind, classes, images."""
     names = json.dumps([description.task, *description.class_names]).encode()
     return {

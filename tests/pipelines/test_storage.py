@@ -46,6 +46,30 @@ def test_files_of_a_folder(folder: Folder) -> None:
     assert not folder.exists()
 
 
+@pytest.mark.parametrize("kind", ["local", "s3", "memory"])
+def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    parent = {
+        "local": lambda: str(tmp_path),
+        "s3": lambda: request.getfixturevalue("s3_folder"),
+        "memory": lambda: f"memory://{tmp_path.name}",
+    }[kind]()
+    mine, other = Folder.at(f"{parent}/lr=[1]"), Folder.at(f"{parent}/lr=1")
+    for folder in (mine, other):
+        folder.make("sub")
+        for name in ("a.json", "b[1].json", "b1.json", "sub/c"):
+            folder.write(name, name.encode())
+    mine.remove("a.json")
+    mine.remove("a.json")
+    mine.remove("b[1].json")
+    assert set(mine.files()) == {"b1.json", "sub/c"}
+    other.remove("b[1].json")
+    assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
+    mine.remove()
+    assert not mine.exists()
+    assert other.read("sub/c") == b"sub/c"
+    assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
+
+
 def test_what_is_missing_is_not_found(folder: Folder) -> None:
     for read in (folder.read, lambda name: folder.read_start(name, 4), lambda name: folder.open(name).read()):
         with pytest.raises(FileNotFoundError):

@@ -23,6 +23,7 @@ from pipelines.archives import parquet_files
 from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
 from pipelines.archives.image_table import ImageTable
 from pipelines.archives.parquet_files import INCOMPLETE, ParquetRows
+from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
 
@@ -77,6 +78,25 @@ def test_a_hugging_face_dataset(tmp_path: Path) -> None:
     travelled = pickle.loads(pickle.dumps(archive))
     for number, row in enumerate(sorted(name for name in rows if "train" in name)):
         np.testing.assert_array_equal(read_sample(travelled, rows[row]["paths"])["rgb"], pixels(number))
+
+
+def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
+    path = hugging_face(tmp_path / "train.parquet", list("abab"))
+    before = ImageTable(str(path))
+    np.testing.assert_array_equal(read_sample(before, ["", "1"])["rgb"], pixels(1))
+    path.unlink()
+    hugging_face(path, list("abab"), first=7)
+    np.testing.assert_array_equal(read_sample(ImageTable(str(path)), ["", "1"])["rgb"], pixels(8))
+
+
+def test_the_column_of_the_images_decides_the_rows(tmp_path: Path) -> None:
+    other = [{"bytes": png(row + 50), "path": ""} for row in range(4)]
+    path = hugging_face(tmp_path / "train.parquet", list("abab"), sar=other)
+    identities = [
+        Identity(describe(archive.description, archive.read_settings))
+        for archive in (ImageTable(str(path)), ImageTable(str(path), image="sar"))
+    ]
+    assert identities[0].differences(identities[1]) == ["image_column image there, sar asked for"]
 
 
 def test_plain_bytes_texts_and_a_column_of_splits(tmp_path: Path) -> None:
@@ -188,10 +208,10 @@ def test_row_groups_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.
     path = str(hugging_face(tmp_path / "x.parquet", list(range(10))))
     monkeypatch.setattr(parquet_files, "_CACHED_BYTES", 60)  # two groups of three labels, and the last one of one
     rows = ParquetRows()
-    assert [rows.value(path, row, "label") for row in (0, 9, 3, 8, 2, 5)] == [0, 9, 3, 8, 2, 5]
+    assert [rows.value(path, row, "label", opened_as="") for row in (0, 9, 3, 8, 2, 5)] == [0, 9, 3, 8, 2, 5]
     assert len(rows._groups) == 2
     with pytest.raises(StopIteration):
-        rows.value(path, 10, "label")
+        rows.value(path, 10, "label", opened_as="")
 
 
 def test_behind_a_url(tmp_path: Path) -> None:

@@ -66,6 +66,21 @@ def test_the_least_recently_used_makes_room_and_open_files_stay_readable(tmp_pat
     assert first_image(old) == 100 + ROWS - 1
 
 
+def test_files_of_others_in_its_folder_stay(tmp_path: Path) -> None:
+    mine = [tmp_path / name for name in (".env", ".ssh/id", "results.parquet", "locks/0", f".{'a' * 64}.parquet")]
+    for path in mine:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("mine")
+    unfinished = tmp_path / f".{'a' * 64}.parquet.{'b' * 32}"
+    unfinished.touch()
+    cache = RowGroupCache(tmp_path, 1)
+    for key in "abc":
+        cache.get(key, FIELDS, table, ROWS)
+    assert [path.read_text() for path in mine] == ["mine"] * len(mine)
+    assert not unfinished.exists()
+    assert len(list(tmp_path.glob("*.parquet"))) == 3  # the newest, and two of the user's
+
+
 def test_a_damaged_entry_is_written_again(tmp_path: Path) -> None:
     cache = RowGroupCache(tmp_path, 1 << 20)
     path = cache.get("a", FIELDS, table, ROWS).file.path
