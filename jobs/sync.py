@@ -11,13 +11,19 @@ from jobs.export import log_model_of
 from jobs.result import Result
 from pipelines.locations import absolute_location, redacted
 from pipelines.remote_path import AnyPath, any_path
-from pipelines.tracking.store import tracking_uri
+from pipelines.tracking.local_run import RunHeldError
+from pipelines.tracking.runs import check_store
+from pipelines.tracking.store import TrackingError, tracking_uri
 from pipelines.tracking.sync import Synced, sync, unsynced
+from pipelines.training.held_run import held_run
 from pipelines.training.remote_runs import sync_behind, unsynced_behind
 
 
 def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synced]:
     """Write the records, models and ends of the runs under a folder or URL.
+
+    Without `run_id`, a run that cannot be written does not keep the others from it: it is named, and an error at the
+    end says how many there were. One that is being trained is named and left out.
 
     Args:
         output: The `training.output` of the runs.
@@ -25,20 +31,38 @@ def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synce
         result: Filled in with the last run.
 
     Raises:
-        ValueError: There is no such folder or run, or it is being trained.
+        ValueError: There is no such folder or run, it is being trained, or some could not be written.
         TrackingError: The store does not answer; the command can be repeated.
         StorageError: The storage behind a URL cannot be used.
     """
     if run_id is not None and not (output / run_id).is_dir():
         raise ValueError(f"there is no run {run_id} under {output}: give the training.output of the run by --output")
-    written = []
+    written, refused = [], 0
     for place in [output / run_id] if run_id is not None else _unsynced(output):
-        synced = sync(place, log_model_of) if isinstance(place, Path) else sync_behind(place, log_model_of)
+        try:
+            synced = _written(place)
+        except (ValueError, TrackingError) as error:
+            if run_id is not None:
+                raise
+            if isinstance(error, TrackingError):
+                check_store()  # it is no use to go on where the store is away
+            is_left_out = isinstance(error, RunHeldError)
+            say(f"run {place.name}: {'left out' if is_left_out else 'not written'}: {error}")
+            refused += not is_left_out
+            continue
         result.run_id, result.model_uri = synced.run_id, synced.model_uri or None
         for line in lines_of(synced, place.name):
             say(line)
         written.append(synced)
+    if refused:
+        raise ValueError(f"{refused} runs of {output} could not be written, {len(written)} were")
     return written
+
+
+def _written(place: AnyPath) -> Synced:
+    if isinstance(place, Path):
+        return sync(place, log_model_of, hold=held_run)
+    return sync_behind(place, log_model_of)
 
 
 def _unsynced(output: AnyPath) -> Sequence[AnyPath]:

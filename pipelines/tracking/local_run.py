@@ -28,6 +28,10 @@ LocalStatus = Literal["RUNNING", "TRAINED", "FINISHED", "FAILED", "KILLED"]
 """The status that MLflow shows, and one more: a run that is trained lacks only records or its model in the store."""
 
 
+class RunHeldError(ValueError):
+    """A run that another process trains or writes."""
+
+
 @dataclass(frozen=True)
 class DatasetFacts:
     """A run's dataset, as MLflow shows it."""
@@ -107,7 +111,7 @@ def held(folder: Path) -> Iterator[None]:
     """Hold a run's folder, so that no other driver trains or writes the run meanwhile.
 
     Raises:
-        ValueError: Another process holds it.
+        RunHeldError: Another process holds it.
     """
     if takes_whole_files_only(folder):
         _warn_of_no_locks(folder)
@@ -140,7 +144,7 @@ def _take(lock: IO[str], folder: Path) -> None:
     except OSError as error:
         if error.errno == errno.EWOULDBLOCK:
             lock.seek(0)
-            raise ValueError(
+            raise RunHeldError(
                 f"run {folder.name} is being trained or written by {lock.read() or 'another process'}: wait for it, or "
                 "stop it"
             ) from None

@@ -1,7 +1,7 @@
 """What a training could not write to the store, written later: its run, its records, its model and how it ended."""
 
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -37,23 +37,27 @@ class Synced:
 def unsynced(output: Path) -> list[Path]:
     """Folders of the runs under `output` of which something is not in the store, in the order of their names.
 
-    Runs that are being trained are left out.
+    Runs that are being trained are left out, where files can be locked.
     """
     return [folder for folder in sorted(_folders(output)) if lacks_something(folder) and not is_held(folder)]
 
 
-def sync(folder: Path, log_model: LogModel) -> Synced:
+def sync(
+    folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractContextManager[object]] = held
+) -> Synced:
     """Write everything that the store does not have of one run; what it has is not written again.
 
     Args:
         folder: The run's folder. It gets the store's identifier as its name; the old name stays as a link.
         log_model: Logs the model of a training that is done.
+        hold: Keeps others from training or writing the run meanwhile.
 
     Raises:
-        ValueError: The run is being trained, or the store has no such run any more.
-        TrackingError: The store does not answer.
+        RunHeldError: The run is being trained.
+        ValueError: The store has no such run any more.
+        TrackingError: The store does not answer, or does not take what there is.
     """
-    with held(folder):
+    with hold(folder):
         local = read_local_run(folder)
         run = _stored(folder, local)
         waiting = _deliver(run, folder)

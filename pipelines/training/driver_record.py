@@ -23,7 +23,7 @@ from pipelines.tracking.environment import host_facts, packages
 from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.guard import guarded
 from pipelines.tracking.journal import driver_journal, journals, rank_journal
-from pipelines.tracking.local_run import CONFIG_FILE, Description, LocalRun, held, read_local_run, update_local_run
+from pipelines.tracking.local_run import CONFIG_FILE, Description, LocalRun, read_local_run, update_local_run
 from pipelines.tracking.runs import Status
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.sync import adopt
@@ -206,7 +206,7 @@ def with_stored_run(config: RunConfig) -> RunConfig:
     elif read_local_run(place) is None:
         return config
     else:
-        with held(place):
+        with held_run(place):
             run_id = adopt(place)[0].run_id
     return config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from pipelines.dataset.lease import check_held, lease
 from pipelines.remote_path import AnyPath
 from pipelines.storage import Folder, StorageError
-from pipelines.tracking.local_run import held
+from pipelines.tracking.local_run import RunHeldError, held
 from pipelines.training.output import CHECKPOINTS
 from pipelines.whole_files import takes_whole_files_only
 
@@ -23,7 +23,7 @@ def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
         place: Folder or URL of the run.
 
     Raises:
-        ValueError: Another driver trains the run.
+        RunHeldError: Another driver trains the run.
         StorageError: The storage behind a URL cannot be used.
     """
     if isinstance(place, Path) and not takes_whole_files_only(place):
@@ -39,5 +39,5 @@ def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
         except StorageError:
             raise
         except RuntimeError as error:
-            raise ValueError(str(error)) from None
+            raise RunHeldError(str(error)) from None
         yield lambda: check_held(folder, CHECKPOINTS)

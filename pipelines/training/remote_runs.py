@@ -37,7 +37,7 @@ def sync_behind(place: RemotePath, log_model: LogModelOf) -> Synced:
         log_model: Logs the model of a training that is done.
 
     Raises:
-        ValueError, TrackingError: As `pipelines.tracking.sync.sync`.
+        RunHeldError, ValueError, TrackingError: As `pipelines.tracking.sync.sync`.
         StorageError: The storage cannot be used.
     """
     with held_run(place):

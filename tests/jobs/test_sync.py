@@ -1,5 +1,6 @@
 """`groundswell sync` as it is typed."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,12 @@ from conf.load import load
 from jobs import cli
 from pipelines.remote_path import AnyPath, RemotePath, publish
 from pipelines.tracking.journal import driver_journal
-from pipelines.tracking.local_run import Description, LocalRun, LocalStatus
+from pipelines.tracking.local_run import Description, LocalRun, LocalStatus, read_local_run
 from pipelines.tracking.store import TrackedRun
+from pipelines.tracking.sync import adopt
 from pipelines.tracking.writer import RunWriter
 from pipelines.training.driver_record import with_stored_run
+from pipelines.training.held_run import held_run
 
 
 def make_offline(folder: Path, status: LocalStatus) -> None:
@@ -88,6 +91,43 @@ def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_fo
     assert RemotePath(s3_folder).folder.names() == [run_id]
     resumed = config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
     assert with_stored_run(resumed) == resumed
+
+
+def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
+    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("training.held_run", "tracking.local_run"):
+        monkeypatch.setattr(f"pipelines.{module}.takes_whole_files_only", lambda folder: True)
+    make_offline(tmp_path / "offline-7", "RUNNING")
+    with held_run(tmp_path / "offline-7"):
+        assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
+        left_out, last = capsys.readouterr().out.splitlines()
+        assert left_out.startswith("run offline-7: left out: another job is writing ")
+        assert last == f"0 runs of {tmp_path} written to {mlflow_store}"
+        assert cli.execute(["sync", "--output", str(tmp_path), "--run", "offline-7"]) == 2
+        assert "another job is writing" in capsys.readouterr().err
+        assert read_local_run(tmp_path / "offline-7").status == "RUNNING"
+    assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
+    assert ": failed" in capsys.readouterr().out
+
+
+def test_a_run_that_the_store_has_deleted_does_not_stop_the_others(
+    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, status in (("first", "RUNNING"), ("second", "KILLED")):
+        make_offline(tmp_path / name, status)
+    first = adopt(tmp_path / "first")[0].run_id
+    MlflowClient(mlflow_store).delete_run(first)
+    (tmp_path / "first").unlink()
+    (tmp_path / first).rename(tmp_path / "1")  # written before the other one
+    LocalRun.write(replace(read_local_run(tmp_path / "1"), run_id=first), tmp_path / "1")
+    for _ in range(2):
+        assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
+        printed = capsys.readouterr()
+        assert "run 1: not written: " in printed.out
+        assert f"1 runs of {tmp_path} could not be written" in printed.err
+    (run,) = MlflowClient(mlflow_store).search_runs([MlflowClient(mlflow_store).get_run(first).info.experiment_id])
+    assert run.info.status == "KILLED"
 
 
 def test_what_is_not_there_is_one_line(mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
