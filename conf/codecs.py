@@ -120,7 +120,7 @@ class DensityUntil(Section):
     """A density that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
-    """First step at which it no longer holds."""
+    """First step at which it no longer holds; with `training.mode=local` the first exchange."""
     density: float = Field(gt=0, le=1)
     """Part of the elements that is sent at a step."""
 
@@ -129,7 +129,7 @@ class RankUntil(Section):
     """A rank that holds for the first steps of a run."""
 
     before_step: int = Field(gt=0)
-    """First step at which it no longer holds."""
+    """First step at which it no longer holds; with `training.mode=local` the first exchange."""
     rank: int = Field(ge=1)
     """Number of columns of each factor."""
 

@@ -32,10 +32,6 @@ def _without_epochs(config: RunConfig) -> bool:
     return all(place.epochs is None for _, place in [*config.schedule.places(), *config.input.places()])
 
 
-def _resumes_by_id(config: RunConfig) -> bool:
-    return config.training.resume_run not in (None, "latest")
-
-
 def _is_alone(config: RunConfig) -> bool:
     return config.launch.num_workers == 1
 
@@ -158,14 +154,6 @@ RULES = (
     Rule("training.mode.synchronous_steps", _is_no_server("async", "ssp"), _IN_LOCK_STEP),
     Rule("exchange.bucket_mib", _serves, "training.mode=parameter_server pushes each gradient by itself"),
     Rule("exchange.codec.owner_factor", _serves, "with training.mode=parameter_server no owner sends a sum"),
-    Rule(
-        "warm_start.source",
-        lambda c: c.training.resume_run is not None,
-        "training.resume_run continues with the weights of a checkpoint",
-        per_run=True,
-    ),
-    Rule("tracking.experiment", _resumes_by_id, "training.resume_run continues a run, in its experiment", per_run=True),
-    Rule("tracking.run_name", _resumes_by_id, "training.resume_run continues a run, under its name", per_run=True),
     Rule("tracking.promote_metric", _registers_nothing, "tracking.registered_model=null registers nothing"),
     Rule("tracking.promote_margin", _registers_nothing, "tracking.registered_model=null registers nothing"),
     Rule("score.reference_dataset", _scores_with_keras, _CONVERTS_NOTHING),
@@ -173,10 +161,6 @@ RULES = (
     Rule("score.acceptance_samples", _scores_with_keras, _CONVERTS_NOTHING),
     Rule("score.max_f1_drop", _scores_with_keras, _CONVERTS_NOTHING),
 )
-
-
-KEYS_OF_NEW_RUNS = ("warm_start.source", "tracking.experiment", "tracking.run_name")
-"""Keys that are refused where `training.resume_run` continues a run."""
 
 
 def refuse_without_effect(

@@ -18,7 +18,8 @@ class ExchangeConfig(Section):
     bucket_mib: float | None = Field(default=8.0, gt=0)
     """Gradients up to this size travel together, last layers first, during the backward pass; null: all at once."""
     warmup_steps: int = Field(default=0, ge=0)
-    """Number of first optimizer steps in which everything travels in float32."""
+    """Number of first optimizer steps in which everything travels in float32; with `training.mode=local`
+    of first exchanges."""
     rescale_residual: bool = True
     """Whether the residual keeps its weight when the learning rate changes."""
 

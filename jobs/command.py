@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from conf.archives import ROOTED_KINDS
-from conf.effect import KEYS_OF_NEW_RUNS, refuse_idle, refuse_without_effect
+from conf.effect import refuse_idle, refuse_without_effect
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
 from jobs.result import Result
@@ -24,6 +24,7 @@ from pipelines.packages import MissingPackageError
 
 USER_ERROR, WORKER_ERROR, INFRASTRUCTURE, INTERRUPTED, BUG = 2, 3, 4, 130, 1
 TRACEBACK_VARIABLE = "GROUNDSWELL_TRACEBACK"
+_OF_NEW_RUNS = ("warm_start.source", "tracking.experiment", "tracking.run_name")
 _USER_ERRORS = (
     ValueError,
     FileNotFoundError,
@@ -47,6 +48,9 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
         raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
     refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")
+    if config.training.resume_run is not None:  # no error: the same command continues its run
+        for key in sorted({*_OF_NEW_RUNS} & {*keys}):
+            say(f"--set {key} is not used: training.resume_run continues a run, with its weights, experiment and name")
     return config
 
 
@@ -159,18 +163,13 @@ def _is_of_py4j(error: Exception) -> bool:
 
 
 def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
-    """The command that was typed, without settings that `more` replaces or deprives of their effect."""
-    replaced = {text.partition("=")[0] for text in more if "=" in text}
-    if "training.resume_run" in replaced:
-        replaced.update(KEYS_OF_NEW_RUNS)
-    set_keys = [text.removeprefix("--set=").partition("=")[0] for text in argv]
+    """The command that was typed, without settings that `more` replaces."""
     if is_submitted():
-        lost = [key for key in set_keys if key in KEYS_OF_NEW_RUNS and key in replaced]
-        parts = [f"with {shlex.join(more)}"] * bool(more) + [f"without {key}" for key in lost]
-        return ", ".join(["the same spark-submit command", *parts])
+        return ", ".join(["the same spark-submit command", *[f"with {shlex.join(more)}"] * bool(more)])
+    replaced = {text.partition("=")[0] for text in more if "=" in text}
     kept: list[str] = []
-    for text, key in zip(argv, set_keys, strict=True):
-        if key in replaced:
+    for text in argv:
+        if text.removeprefix("--set=").partition("=")[0] in replaced:
             if kept and kept[-1] == "--set":
                 kept.pop()
         else:

@@ -15,8 +15,8 @@ from jobs.session import spark_session
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import ReaderSettings, SplitReader
-from pipelines.locations import absolute_path
-from pipelines.sample import VALIDATION_SPLIT
+from pipelines.locations import absolute_path, redacted
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
 from pipelines.scoring.evaluation_page import evaluation_page
 from pipelines.scoring.model import ModelDescription, check_fits, describe
@@ -135,6 +135,8 @@ def _record(
 ) -> TrackedRun:
     """Write everything to a child run, and the scores to the run that made the model, where the store has it.
 
+    There, the scores of averaged weights have a group of their own, and those of the training split are left out.
+
     Returns:
         The child run.
     """
@@ -144,7 +146,7 @@ def _record(
     parameters = {
         "model": served.uri,
         "model_id": served.model_id,
-        "dataset": config.dataset.path,
+        "dataset": redacted(config.dataset.path),
         "dataset_fingerprint": manifest.fingerprint,
         "split": split,
     }
@@ -159,8 +161,8 @@ def _record(
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, split, own, step, page)
-    if known:
-        _write(parent, measured, split, own, step, None)
+    if known and split != TRAINING_SPLIT:  # whose curves the training has written itself
+        _write(parent, measured, split if served.metadata.ema is None else f"{split}_ema", own, step, None)
     return child
 
 

@@ -159,9 +159,18 @@ def over_batch(variants: Sequence[Variant], metric: str, width: int) -> Plot:
     return themed_plot(draw, width, 300, _MARGINS)
 
 
+def worker_counts(groups: Sequence[Group]) -> set[int]:
+    """The numbers of workers that `over_workers` shows: trainings that changed theirs have none."""
+    return {count for group in groups if (count := group.first.workers) and _rate(group)}
+
+
 def over_workers(groups: Sequence[Group], colors: dict[int, str], width: int) -> Plot:
     """Draw training samples per second by number of workers, and the line of the baseline's efficiency."""
-    timed = [(group.first.workers or 0, rate.mean, colors[group.number]) for group in groups if (rate := _rate(group))]
+    timed = [
+        (count, rate.mean, colors[group.number])
+        for group in groups
+        if (count := group.first.workers) and (rate := _rate(group))
+    ]
     workers = sorted({count for count, _, _ in timed})
 
     def draw(plot: Axes, scheme: Colors) -> None:

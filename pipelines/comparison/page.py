@@ -103,7 +103,7 @@ def _part(part: Part, metric: str, target: float | None) -> dict[str, Any]:
         "target": target,
         "targets": None if target is None else target_rows(part, metric, target),
         "over_workers": _two_widths(lambda width: figures.over_workers(part.groups, colors, width))
-        if len({group.first.workers for group in part.groups if group.score}) > 1
+        if len(figures.worker_counts(part.groups)) > 1
         else None,
     }
 

@@ -90,7 +90,8 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
     Args:
         run: The run.
         source: Experiment or file from which it was read.
-        epochs_kept: Rows of the history that are kept, spread evenly, and those with the best scores; None: all.
+        epochs_kept: Rows of the history that are kept, spread evenly, those with the best of each score or loss, and
+            those in which the usual score was higher than before; None: all.
     """
     return ComparedRun(
         run_id=run.run_id,
@@ -184,8 +185,22 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
     if rows is None or count <= rows:
         return history
     kept = {round((number + 1) * count / rows) - 1 for number in range(rows)}
-    kept |= {row for name in SCORES if (row := best_row(history.get(name, []), name)) is not None}
+    for name, column in history.items():
+        if name.partition("/")[0] in CURVE_GROUPS and (best := best_row(column, name)) is not None:
+            kept.add(best)
+        if name in SCORES and not is_lower_better(name):  # when a score was first reached stays exact
+            kept |= _rises(column)
     return {name: [column[row] for row in sorted(kept)] for name, column in history.items()}
+
+
+def _rises(column: Column) -> set[int]:
+    """Rows with a higher value than all before."""
+    rows, highest = set(), -math.inf
+    for row, value in enumerate(column):
+        if value is not None and value > highest:
+            rows.add(row)
+            highest = value
+    return rows
 
 
 def _is_kept(name: str, value: float) -> bool:

@@ -14,6 +14,7 @@ from pipelines.scaling.measurements import (
     Measurements,
     Message,
 )
+from pipelines.tracking.recorded import CHANGED_PREFIX
 
 if TYPE_CHECKING:
     from pipelines.tracking.recorded import RecordedRun
@@ -25,6 +26,8 @@ RECORDED_LINK = "recorded"
 """Name of the link on which the trainings ran."""
 _FLOAT32_BYTES = 4
 _NO_CODEC = "none"
+_OTHER_STEPS = ("pipeline", "local", "parameter_server")
+_CHANGES = {f"{CHANGED_PREFIX}{key}" for key in ("launch.num_workers", "global_batch_size", "exchange.codec.name")}
 
 
 def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
@@ -38,7 +41,8 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
         runs: Recorded runs, at least one; with `PHASES` as curves.
 
     Raises:
-        ValueError: A run has not finished, lacks a metric, or trains another model than the others.
+        ValueError: A run has not finished, lacks a metric, has steps of several lengths or of a mode that is not
+            predicted, or trains another model than the others.
     """
     for run in runs:
         _check(run)
@@ -122,8 +126,15 @@ def _check(run: "RecordedRun") -> None:
             f"--run {run.run_id} was trained with input.resolution_schedule, so that its steps are of several lengths: "
             "take a training with full images only"
         )
-    if "training.mode.stages" in run.parameters:
-        raise ValueError(f"--run {run.run_id} trained with training.mode=pipeline, whose steps are not predicted")
+    mode = run.parameters.get("training.mode.name")
+    if mode in _OTHER_STEPS:
+        raise ValueError(f"--run {run.run_id} trained with training.mode={mode}, whose steps are not predicted")
+    changed = next((tag for tag in sorted(run.tags) if tag in _CHANGES), None)
+    if changed is not None:
+        raise ValueError(
+            f"--run {run.run_id} was continued with another {changed.removeprefix(CHANGED_PREFIX)}, so that its steps are of "
+            "several lengths: take a training without such a change"
+        )
     absent = [
         name
         for name in (*PHASES, PARAMETERS)

@@ -198,6 +198,7 @@ def scored_before(source: Source, output: Folder) -> Scored:
 
 
 def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) -> Identity:
+    reference = settings.reference
     return {
         "model_id": model.model_id,
         "model_version": model.version,
@@ -206,7 +207,12 @@ def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) 
         "input_fingerprint": source.fingerprint,
         **({"score.threshold": _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
         "score.runtime": settings.runtime,
-        **({"reference_fingerprint": settings.reference.fingerprint} if settings.reference is not None else {}),
+        **({"reference_fingerprint": reference.fingerprint} if reference is not None else {}),
+        **(
+            {"score.calibration_samples": reference.calibration_samples}
+            if reference is not None and settings.runtime == "int8"
+            else {}
+        ),
     }
 
 

@@ -134,6 +134,7 @@ def described() -> dict[str, str]:
         },
         **{name: f"end: {line}" for name, line in {**_SUMMARY, **_SOMETIMES_IN_SUMMARY}.items()},
         **{f"test/{name}": f"evaluate: {line}" for name, line in _EVALUATION.items()},
+        **{f"test_ema/{name}": f"evaluate, of model_ema: {line}" for name, line in _EVALUATION.items()},
     }
 
 

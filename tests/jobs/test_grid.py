@@ -271,7 +271,7 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
     ("text", "more", "message"),
     [
         (SEEDS, ("--set", "training.seed=1"), "--set training.seed has no effect: every cell of grid.yaml sets it"),
-        (SEEDS, ("--set", "training.resume_run=x"), "has no effect: training.resume_run continues a run"),
+        (SEEDS, ("--set", "training.resume_run=x"), "--set training.resume_run has no effect: grid does not read it"),
         ("product: {training.sed: [1]}", (), "cell 1 (training.sed=1): training.sed: unknown key (did you"),
         ("product: {training.epochs: [1, 0]}", (), "cell 2 (training.epochs=0): config smoke: "),
         (

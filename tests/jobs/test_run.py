@@ -106,16 +106,15 @@ def test_a_failed_job_says_which_command_continues(
         result.continue_with = ["--set", "training.resume_run=0123"]
         raise RankLostError(outcomes("died"))
 
-    # The name is that of the run already, and would be refused beside `training.resume_run`.
     settings = ("training.resume_run=old", "training.epochs=3", "tracking.run_name=first try")
     argv = ["--config", "my config.yaml", *(text for setting in settings for text in ("--set", setting))]
     assert run("train", argv, body) == 4
-    command = "groundswell train --config 'my config.yaml' --set training.epochs=3 --set training.resume_run=0123"
+    typed = "groundswell train --config 'my config.yaml' --set training.epochs=3 --set 'tracking.run_name=first try'"
+    command = f"{typed} --set training.resume_run=0123"
     assert capsys.readouterr().err.endswith(f"groundswell train: to continue: {command}\n")
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
     assert run("train", argv, body) == 4
-    with_and_without = "with --set training.resume_run=0123, without tracking.run_name"
-    expected = f"to continue: the same spark-submit command, {with_and_without}\n"
+    expected = "to continue: the same spark-submit command, with --set training.resume_run=0123\n"
     assert capsys.readouterr().err.endswith(expected)
 
 

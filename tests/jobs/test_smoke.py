@@ -157,6 +157,7 @@ def test_evaluation_scores_the_test_split(trained: tuple[TrainedRun, RunConfig],
     others = (
         "top_",
         "val_ema/",
+        "test_ema/",
         "train/skipped_steps",
         "train/image_height",
         "time/idle_share",

@@ -213,10 +213,12 @@ def test_another_kind_of_file_is_one_line(tmp_path: Path, content: bytes) -> Non
 def test_a_thinned_history_keeps_the_end_and_the_best(fabricate: Fabricate) -> None:
     scores = [0.01 * (1 + number % 5) for number in range(100)]
     scores[41] = 0.9
-    fabricate("thin", scores=scores, losses=[2.0 - 0.01 * number for number in range(100)])
+    losses = [2.0 - 0.01 * number for number in range(100)]
+    losses[70] = 0.1  # the lowest of validation too
+    fabricate("thin", scores=scores, losses=losses)
     (recorded,) = recorded_trainings("thin", "", children=False, groups=CURVE_GROUPS, metrics=CURVES)
     run = compared_run(recorded, "thin", epochs_kept=10)
-    assert run.history["epoch"] == [10, 20, 30, 40, 42, 50, 60, 70, 80, 90, 100]
+    assert run.history["epoch"] == [1, 2, 3, 4, 5, 10, 20, 30, 40, 42, 50, 60, 70, 71, 80, 90, 100]
     facts = facts_of(run, "val/top_1")
     assert (facts.best, facts.best_epoch, facts.epochs) == (0.9, 42, 100)
     assert len(run.model_dump_json()) < 6000, "small enough to be committed"

@@ -79,11 +79,19 @@ def test_a_run_without_what_is_needed_is_one_line(run: RecordedRun, message: str
         measurements_of([run])
 
 
-def test_steps_of_a_pipeline_are_not_predicted() -> None:
+@pytest.mark.parametrize("mode", ["pipeline", "local", "parameter_server"])
+def test_steps_of_other_modes_are_not_predicted(mode: str) -> None:
     run = recorded()
-    run = replace(run, parameters={**run.parameters, "training.mode.stages": "2"})
-    with pytest.raises(ValueError, match=r"trained with training\.mode=pipeline, whose steps are not predicted"):
+    run = replace(run, parameters={**run.parameters, "training.mode.name": mode})
+    with pytest.raises(ValueError, match=rf"trained with training\.mode={mode}, whose steps are not predicted"):
         measurements_of([run])
+
+
+def test_a_run_that_changed_its_workers_is_refused() -> None:
+    run = replace(recorded(), tags={"changed.launch.num_workers": "from step 4: 2, before 4"})
+    with pytest.raises(ValueError, match=r"none2 was continued with another launch\.num_workers, so that its steps"):
+        measurements_of([run])
+    assert measurements_of([replace(recorded(), tags={"changed.training.epochs": "from step 4: 3, before 2"})])
 
 
 def test_runs_of_different_models_are_refused() -> None:
