@@ -64,7 +64,12 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
             found = _planned(cell, arguments)
         except (ValueError, FileNotFoundError, RuntimeError) as error:
             raise named(error, cell) from None
-        planned.setdefault(found.digest, found)
+        first = planned.setdefault(found.digest, found)
+        if first.config != found.config:
+            raise ValueError(
+                f"cells {first.cell.number} ({first.cell.text}) and {cell.number} ({cell.text}) of {arguments.grid} are "
+                "one training: what they differ in has no influence on its result"
+            )
     return list(planned.values())
 
 

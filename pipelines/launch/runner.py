@@ -200,13 +200,12 @@ class BarrierRunner:
                 quieten_spark(self._spark)
             while True:
                 self._on_attempt(attempt)
-                self._attempt_now = attempt
+                self._attempt_now, self._grows = attempt, False
                 try:
                     with delayed_sigterm() as termination:
                         return self._attempt(payload, attempt, wanted or attempt.num_workers, termination)
                 except InfrastructureError as error:
                     if self._grows and isinstance(error, RankLostError) and error.root.kind == "requested":
-                        self._grows = False
                         attempt = Attempt(
                             attempt.number + 1, self._num_workers, self._slots_are_back, attempt.grown + 1
                         )

@@ -198,7 +198,8 @@ def train_epoch(
         del batch  # the reader may reuse its memory once the step has used it
         clock.begin_waiting()
     losses.settle()
-    if losses.stop_is_agreed:
+    # Workers of a parameter server may have agreed on a step after this epoch, which others have ended without hearing.
+    if losses.stop_is_agreed and trainer.block(step) == step:
         if hooks.saver is not None:
             hooks.saver.save(step, losses.total)
         raise StoppedOnRequest(f"stopped after step {step}")

@@ -22,6 +22,14 @@ _BEFORE_THEY_WERE_RECORDED = {
     "training.mode.name": SynchronousConfig().name,
 }
 _FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name")
+_FIXED_WITH_EXCHANGE_STATE = (
+    "exchange.dense_below",
+    *(
+        f"exchange.codec.{name}"
+        for name in ("name", "error_feedback", "rank", "rank_schedule", "warm_start", "min_compression", "owner_bits")
+    ),
+)
+"""Settings that decide what an exchange keeps from one step to the next, and its shapes."""
 _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropout", "model.batch_norm_ranks")
 
 
@@ -38,8 +46,8 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
 
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
     step; other bands, another network, optimizer, loss scale or mode, whose variables are others or mean something
-    else; another codec where the old one left something to send. Every other setting may change from here on: rates,
-    schedules, epochs, a codec's parameters, augmentation, dropout.
+    else; another codec where the old one left something to send, or parameters of it that decide what it keeps. Every
+    other setting may change from here on: rates, schedules, epochs, a codec's other parameters, augmentation, dropout.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.
@@ -53,8 +61,8 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     then = {**_BEFORE_THEY_WERE_RECORDED, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
     for name in sorted(then.keys() & now.keys()):
         network = name.startswith(("model.", "input.")) and not name.startswith(_MAY_CHANGE)
-        codec = name == "exchange.codec.name" and state.exchange_ranks > 0
-        if network or codec or name in _FIXED:
+        exchange = name in _FIXED_WITH_EXCHANGE_STATE and state.exchange_ranks > 0
+        if network or exchange or name in _FIXED:
             fixed.append((name, then[name], now[name]))
     # A checkpoint holds the averages or none; their decay may change.
     before, after = state.settings.get("training.ema", "None"), now["training.ema"]

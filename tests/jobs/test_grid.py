@@ -197,6 +197,11 @@ def test_a_failed_cell_is_recorded_tried_again_and_continued(
     last = lines(tmp_path)[-1]
     assert (last.status, last.resumed) == ("finished", True)
     assert cells_of(lines(tmp_path))[last.cell].is_done
+    (tmp_path / "results.jsonl").unlink()  # as after a kill before they were written, or in another place
+    assert run(SEEDS) == 0
+    assert trainer.trained == [0, 1, 2, 1]
+    assert [line.status for line in lines(tmp_path)] == ["diverged", "finished", "finished"]
+    assert lines(tmp_path)[0].error
 
 
 def test_ctrl_c_ends_the_grid_and_the_same_command_continues(
@@ -300,6 +305,29 @@ def test_a_cell_that_is_there_twice_is_trained_once(run: Callable[..., int], tra
     assert trainer.trained == [0, 1]
 
 
+def test_cells_that_differ_in_nothing_that_counts_are_a_mistake(
+    run: Callable[..., int], trainer: Trainer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("product: {launch.threads_per_worker: [1, 2]}") == 2
+    expected = (
+        "cells 1 (launch.threads_per_worker=1) and 2 (launch.threads_per_worker=2) of grid.yaml are one training: what "
+        "they differ in has no influence on its result"
+    )
+    assert expected in capsys.readouterr().err
+    assert trainer.trained == []
+
+
+def test_a_file_of_weights_counts_by_its_content(tmp_path: Path) -> None:
+    def digest(name: str) -> str:
+        return training_digest(load("smoke", [f"warm_start.source={tmp_path / name}"]), manifest())
+
+    for name, content in (("a.npz", b"1"), ("b.npz", b"1"), ("c.npz", b"2")):
+        (tmp_path / name).write_bytes(content)
+    assert digest("a.npz") == digest("b.npz") != digest("c.npz")
+    with pytest.raises(FileNotFoundError, match=r"warm_start\.source=.*/d\.npz does not exist"):
+        digest("d.npz")
+
+
 def test_a_cells_run_is_named_by_what_the_grid_sets() -> None:
     values = {"optimizer": {"name": "sgd", "learning_rate": 0.1}, "exchange.codec": "fp16", "training.seed": 1}
     config = load("smoke")
@@ -317,6 +345,7 @@ def test_the_digest_is_of_what_decides_the_result() -> None:
     assert {digest(setting) for setting in same} == {digest()}
     others = ("training.seed=1", "optimizer=sgd", "optimizer=lamb", "launch.num_workers=4", "exchange.codec=fp16")
     others += ("exchange.codec=powersgd", "exchange.codec={name: powersgd, rank: 3}", "schedule.warmup=none")
+    others += ("reader.name=petastorm", "reader.cache_limit_gib=1")
     others += ("schedule.decay=cosine", "training.precision=bfloat16", "input.augmentation=flips")
     assert len({digest(), digest(seed=8), *(digest(setting) for setting in others)}) == 2 + len(others)
 

@@ -69,6 +69,7 @@ class LocalUpdates:
         self._optimizer, self._exchange, self._stop = optimizer, exchange, stop
         self._steps_per_epoch, self._every, self._first = steps_per_epoch, every_steps, local_after_steps
         self._anchors = [tf.Variable(variable.value, trainable=False) for variable in self._weights]
+        self._rate = rate
         self._outer = keras.optimizers.SGD(rate, momentum=momentum, nesterov=nesterov and momentum > 0, name="outer")
         self._outer.build(self._weights)
         # Without a codec there is nothing that an exchange would keep from one step to the next.
@@ -95,6 +96,7 @@ class LocalUpdates:
 
     def begin(self, step: int) -> None:
         """Take the weights of all ranks as the anchors; see `Mode`."""
+        self._outer.learning_rate = self._rate  # a checkpoint holds that of before, which may change
         self._set_anchors()
 
     def block(self, step: int) -> int:

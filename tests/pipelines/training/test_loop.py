@@ -201,6 +201,13 @@ def test_a_stop_that_is_asked_for_writes_a_checkpoint(
     assert saver.saved == [(stops_after, sum(range(1, stops_after + 1)), stops_after)]
 
 
+def test_a_stop_after_the_epoch_is_left_to_the_next_one(one_epoch: Callable[..., EpochResult]) -> None:
+    # Workers of a parameter server agree on a step; those that have ended the epoch before have not heard of it.
+    saver = Saver()
+    result = one_epoch(4, counting_step(), 0, stop=AskedAt(2), saver=saver, block=lambda step: -1)
+    assert (result.loss, saver.saved) == (2.5, [])
+
+
 def test_ranks_that_train_alone_stop_where_they_come_together(one_epoch: Callable[..., EpochResult]) -> None:
     saver = Saver()
     # The ranks know it after step 4, where each has weights of its own.

@@ -97,6 +97,27 @@ def test_another_codec_is_refused_where_something_is_left_to_send() -> None:
 
 
 @pytest.mark.parametrize(
+    ("codec", "setting", "message"),
+    [
+        ("powersgd", "exchange.codec.rank=2", r"exchange\.codec\.rank was 4, is 2"),
+        ("onebit", "exchange.codec.error_feedback=false", r"exchange\.codec\.error_feedback was True, is False"),
+        ("topk", "exchange.dense_below=7", r"exchange\.dense_below was \d+, is 7"),
+    ],
+)
+def test_what_shapes_the_state_of_an_exchange_stays(codec: str, setting: str, message: str) -> None:
+    before = [f"exchange.codec={codec}"]
+    state = replace(STATE, settings=recorded_settings(load("smoke", before)))
+    check_same_training(PATH, state, load("smoke", [*before, setting]), MANIFEST)
+    with pytest.raises(ValueError, match=message):
+        check_same_training(PATH, replace(state, exchange_ranks=2), load("smoke", [*before, setting]), MANIFEST)
+
+
+def test_what_an_exchange_sends_may_change() -> None:
+    state = replace(STATE, settings=recorded_settings(load("smoke", ["exchange.codec=topk"])), exchange_ranks=2)
+    check_same_training(PATH, state, load("smoke", ["exchange.codec={name: topk, density: 0.05}"]), MANIFEST)
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         ["optimizer.learning_rate_per_256=1.0"],
