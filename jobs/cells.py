@@ -67,8 +67,8 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
         first = planned.setdefault(found.digest, found)
         if first.config != found.config:
             raise ValueError(
-                f"cells {first.cell.number} ({first.cell.text}) and {cell.number} ({cell.text}) of {arguments.grid} are "
-                "one training: what they differ in has no influence on its result"
+                f"cells {first.cell.number} ({first.cell.text}) and {cell.number} ({cell.text}) of {arguments.grid} "
+                "are one training: what they differ in has no influence on its result"
             )
     return list(planned.values())
 

@@ -329,15 +329,15 @@ class Folder:
             return
         with suppress(FileNotFoundError), self._remote_errors():
             self._forget(name)
-            path = self._full(name)
-            if not glob.has_magic(path):
-                self._filesystem.rm(path, recursive=True)
+            full = self._full(name)
+            if not glob.has_magic(full):
+                self._filesystem.rm(full, recursive=True)
                 return
             # As a pattern it would name other files than this one.
-            for found in sorted(self._filesystem.find(path, withdirs=not self._is_object_store()), reverse=True):
+            for found in sorted(self._filesystem.find(full, withdirs=not self._is_object_store()), reverse=True):
                 self._filesystem.rmdir(found) if self._filesystem.isdir(found) else self._filesystem.rm_file(found)
-            if not self._is_object_store() and self._filesystem.isdir(path):
-                self._filesystem.rmdir(path)
+            if not self._is_object_store() and self._filesystem.isdir(full):
+                self._filesystem.rmdir(full)
 
     def _upload(self, source: Path, target: str) -> None:
         if self._is_object_store():

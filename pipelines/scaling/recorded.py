@@ -132,8 +132,8 @@ def _check(run: "RecordedRun") -> None:
     changed = next((tag for tag in sorted(run.tags) if tag in _CHANGES), None)
     if changed is not None:
         raise ValueError(
-            f"--run {run.run_id} was continued with another {changed.removeprefix(CHANGED_PREFIX)}, so that its steps are of "
-            "several lengths: take a training without such a change"
+            f"--run {run.run_id} was continued with another {changed.removeprefix(CHANGED_PREFIX)}, so that its steps "
+            "are of several lengths: take a training without such a change"
         )
     absent = [
         name

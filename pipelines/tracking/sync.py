@@ -42,9 +42,7 @@ def unsynced(output: Path) -> list[Path]:
     return [folder for folder in sorted(_folders(output)) if lacks_something(folder) and not is_held(folder)]
 
 
-def sync(
-    folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractContextManager[object]] = held
-) -> Synced:
+def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractContextManager[object]] = held) -> Synced:
     """Write everything that the store does not have of one run; what it has is not written again.
 
     Args:

@@ -19,8 +19,9 @@ _WITHOUT_INFLUENCE = ("output", "resume_run", "checkpoint_every_steps", "trace_s
 def training_digest(config: RunConfig, manifest: Manifest) -> str:
     """Return a digest of the dataset's content, the recipe and the number of workers.
 
-    It is the same on every machine: of a file of weights its content counts, not its path. Settings that have their default do not count: a version of this program with more
-    settings still finds what an earlier one has trained. Versions of packages do not count either.
+    It is the same on every machine: of a file of weights its content counts, not its path. Settings that have their
+    default do not count: a version of this program with more settings still finds what an earlier one has trained.
+    Versions of packages do not count either.
 
     Args:
         config: The configuration.

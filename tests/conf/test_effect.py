@@ -114,7 +114,8 @@ def test_an_absolute_rate_is_not_scaled() -> None:
 
 
 @pytest.mark.parametrize(
-    "setting", ["warm_start={source: /x.npz}", "warm_start.source=/x.npz", "tracking.run_name=x", "tracking.experiment=x"]
+    "setting",
+    ["warm_start={source: /x.npz}", "warm_start.source=/x.npz", "tracking.run_name=x", "tracking.experiment=x"],
 )
 def test_the_same_command_continues_a_run(setting: str) -> None:
     assert refusal("train", setting) == ""
