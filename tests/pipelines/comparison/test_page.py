@@ -20,7 +20,7 @@ def training(
     batch: int = 128,
     optimizer: str = "lars",
     rate: float = 1.0,
-    workers: int = 2,
+    workers: int | str = 2,
     codec: str = "none",
     seed: int = 0,
     best: float = 0.9,
@@ -136,6 +136,14 @@ def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
     shown = "\n".join(lines_of(compared.parts))
     assert "of 2 datasets" in shown
     assert "(diverged: FloatingPointError" in shown
+
+
+def test_a_run_that_changed_its_workers_is_in_no_plot_over_workers(tmp_path: Path) -> None:
+    changed = training(0, workers="4, 3 from step 780", seed=1)
+    alone = comparison_of([changed, training(1), training(2, workers=1).model_copy(update={"history": {}})], "cifar10")
+    assert '<section class="workers">' not in alone.page
+    both = comparison_of([changed, training(1), training(2, workers=4)], "cifar10")
+    assert '<section class="workers">' in both.page
 
 
 def test_what_is_not_recorded_is_a_dash(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from pipelines.dataset.report.figures import preview
 from pipelines.scoring.evaluation import SplitScores, measure, read_columns
 from pipelines.scoring.evaluation_page import evaluation_page
 from pipelines.storage import Folder
+from pipelines.tracking.served import find_model
 from pipelines.tracking.store import TrackingError
 
 
@@ -260,6 +262,29 @@ def test_an_exported_model_is_evaluated_on_several_executors(
     assert metrics["f1_micro"] == pytest.approx(f1_score(targets, predicted, average="micro"))
     assert metrics["f1_macro"] == pytest.approx(f1_score(targets, predicted, average="macro", zero_division=0))
     assert not any(name.endswith("_tuned") for name in metrics)
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_curves_of_the_training_and_scores_of_other_weights_stay(
+    logged: Any, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    client, run_id = MlflowClient(logged.store), logged.uri.split("/")[1]
+
+    def recorded() -> dict[str, float]:
+        return dict(client.get_run(run_id).data.metrics)
+
+    before, config = recorded(), load("smoke", [f"dataset.path={small_dataset}", "evaluate.tune_thresholds=false"])
+    assert "f1_micro" in evaluate(config, logged.uri, "train").metrics
+    assert recorded() == before
+    served = find_model(logged.uri)
+    averaged = replace(served, metadata=replace(served.metadata, ema=0.99))
+    monkeypatch.setattr(jobs.evaluate, "find_model", lambda uri: averaged)
+    scores = evaluate(config, logged.uri, "test").metrics
+    new = {name: value for name, value in recorded().items() if name not in before}
+    assert new == pytest.approx({f"test_ema/{name}": value for name, value in scores.items()})
+    assert {name: value for name, value in recorded().items() if name in before} == before
 
 
 def test_a_store_that_does_not_answer_is_one_line(

@@ -204,6 +204,13 @@ def test_a_converted_model_predicts_nearly_the_same(
     wanted = np.array([expected[row["id"]] for row in rows])
     assert 0 < np.abs(found - wanted).max() < largest
     assert ((found >= 0.5) == (wanted >= 0.5)).mean() > 0.95
+    assert manifest["identity"].get("score.calibration_samples") == (64 if runtime == "int8" else None)
+    if runtime == "int8":
+        other = manifest | {"identity": manifest["identity"] | {"score.calibration_samples": 256}}
+        (output / "predictions.json").write_text(json.dumps(other))
+        assert cli.execute(line) == 2, "parts of two converted models would be mixed"
+        assert "score.calibration_samples 256 there, 64 asked for" in capsys.readouterr().err
+        (output / "predictions.json").write_text(json.dumps(manifest))
     # A lost part is scored by the model that was converted before.
     (output / manifest["parts"][0]["file"]).unlink()
     assert cli.execute(line) == 0
