@@ -25,6 +25,7 @@ dbutils.widgets.text("output", "/Volumes/main/default/groundswell/outputs", "Che
 dbutils.widgets.text("workers", "4", "Workers: one per Spark task")
 dbutils.widgets.text("gpus", "1", "GPUs of a worker: 0 or 1")
 dbutils.widgets.text("epochs", "10", "Epochs")
+dbutils.widgets.text("registered_model", "main.default.groundswell", "Registered model")
 
 # COMMAND ----------
 
@@ -38,6 +39,7 @@ config = groundswell.load(
         "num_workers": int(dbutils.widgets.get("workers")),
         "gpus_per_worker": int(dbutils.widgets.get("gpus")),
     },
+    tracking={"registered_model": dbutils.widgets.get("registered_model") or None},
 )
 
 # COMMAND ----------

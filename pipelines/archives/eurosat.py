@@ -131,7 +131,7 @@ class EuroSAT:
             raise ValueError(f"{self.root}: holds {found}, expected the class folders {', '.join(CLASSES)}")
         suffixes = _VARIANTS[self.kind].suffixes
         is_image = re.compile(rf".*\.({suffixes})", re.IGNORECASE)
-        is_named_so = re.compile(rf"({'|'.join(CLASSES)})_[0-9]+\.({suffixes})")
+        is_named_so = re.compile(rf"({'|'.join(CLASSES)})_[0-9]+\.(?i:{suffixes})")
 
         def why_not(folder: str, name: str) -> str | None:
             if not is_image.fullmatch(name):

@@ -211,10 +211,10 @@ class ImageTable:
         """The split of each row: that of its column, or that of a folder or file name such as `train-00000-of-1`."""
         if self.split is not None:
             names = table[self.split].to_pylist()
-            unknown = next((name for name in names if str(name).lower() not in SPLIT_OF_NAME), "")
-            if unknown != "":
+            unknown = [name for name in names if str(name).lower() not in SPLIT_OF_NAME]
+            if unknown:
                 known = ", ".join(SPLIT_OF_NAME)
-                raise ValueError(f"{path}: column {self.split!r} (archive.split) has {unknown!r}, expected {known}")
+                raise ValueError(f"{path}: column {self.split!r} (archive.split) has {unknown[0]!r}, expected {known}")
             return [SPLIT_OF_NAME[str(name).lower()] for name in names]
         parts = [re.split(r"[^a-z]", part.lower())[0] for part in file.split("/")]
         return [next((SPLIT_OF_NAME[part] for part in parts if part in SPLIT_OF_NAME), None)] * len(table)

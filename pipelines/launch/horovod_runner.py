@@ -48,26 +48,35 @@ class HorovodRunner:
         self.num_processor = np
         self._log_to_driver = _VERBOSITY[driver_log_verbosity]
 
-    def run(self, main: Callable[..., Any], /, **kwargs: Any) -> Any:
+    def run(self, /, *main: Callable[..., Any], **kwargs: Any) -> Any:
         """Run `main(**kwargs)` on every rank; return rank 0's value.
 
+        Args:
+            main: The function. It may be given by name too, as `main`.
+            kwargs: Its arguments.
+
         Raises:
+            TypeError: There is no function, or there are several.
             ValueError: The function or an argument cannot be pickled, or the session is one of Spark Connect.
             RuntimeError: The cluster cannot place the ranks, or several Spark tasks share a GPU.
             WorkerError: The function raised an exception in a rank.
             InfrastructureError: A rank died, hung, was lost or did not start.
         """
-        return self._runner().run(main, **kwargs)
+        function = main or (kwargs.pop("main", None),)
+        if len(function) != 1 or not callable(function[0]):
+            raise TypeError("run() takes one function, main, and its arguments by name")
+        return self._runner().run(function[0], **kwargs)
 
     def _runner(self) -> BarrierRunner:
         if self.num_processor < 0:
             size = -self.num_processor
             gpus = 1 if len(local_gpus()) >= size else 0
-            return BarrierRunner(None, size, gpus_per_worker=gpus, log_to_driver="all")
+            return BarrierRunner(None, size, gpus_per_worker=gpus, picks_gpu=True, log_to_driver="all")
         spark = SparkSession.builder.getOrCreate()
         check_session(spark)
         size = self.num_processor or count_slots(spark)
-        return BarrierRunner(spark, size, gpus_per_worker=gpus_per_task(spark), log_to_driver=self._log_to_driver)
+        gpus = gpus_per_task(spark)
+        return BarrierRunner(spark, size, gpus_per_worker=gpus, picks_gpu=True, log_to_driver=self._log_to_driver)
 
 
 def __getattr__(name: str) -> Any:

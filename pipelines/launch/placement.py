@@ -65,6 +65,23 @@ def place(hosts: Sequence[str]) -> list[Placement]:
     return placements
 
 
+def devices_of_hosts(placements: Sequence[Placement], devices: Sequence[str]) -> dict[str, dict[str, str]]:
+    """By host the variable with which its ranks see each other's GPUs, the own one at the local rank.
+
+    Args:
+        placements: Placement of each task.
+        devices: `CUDA_VISIBLE_DEVICES` of each task. A host on which a rank has none or several is left out.
+    """
+    of_host: dict[str, list[str]] = {}
+    for placement, device in sorted(zip(placements, devices, strict=True), key=lambda pair: pair[0].rank):
+        of_host.setdefault(placement.host, []).append(device)
+    return {
+        host: {"CUDA_VISIBLE_DEVICES": ",".join(found)}
+        for host, found in of_host.items()
+        if not any(device in ("", "-1") or "," in device for device in found)
+    }
+
+
 def visible_devices(addresses: Sequence[str], already_visible: str | None) -> str:
     """`CUDA_VISIBLE_DEVICES` of a worker, from Spark's GPU addresses.
 

@@ -109,7 +109,7 @@ def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
 
 
 def drop_lost_executors(spark: SparkSession) -> None:
-    """Make Spark forget executors that do not answer: it offers their slots for minutes otherwise."""
+    """Make Spark replace executors that do not answer: it offers their slots for minutes otherwise."""
     if is_local(spark):
         return
     context = spark.sparkContext._jsc.sc()
@@ -118,7 +118,8 @@ def drop_lost_executors(spark: SparkSession) -> None:
         executor = executors.apply(number)
         if executor.id() != "driver" and not answers(*executor.hostPort().rsplit(":", 1)):
             _log.warning("executor %s at %s does not answer: it is dropped", executor.id(), executor.hostPort())
-            context.killExecutor(executor.id())
+            # After `killExecutor` Spark would want fewer executors, for the rest of the session.
+            context.killAndReplaceExecutor(executor.id())
 
 
 def decommissioned_executor(spark: SparkSession) -> str | None:

@@ -23,7 +23,7 @@ from pipelines.launch.local_tasks import LOOPBACK, LocalTasks
 from pipelines.launch.members import Limits
 from pipelines.launch.membership import CYCLE_TIME
 from pipelines.launch.messages import Go, JsonObject
-from pipelines.launch.placement import Placement, place
+from pipelines.launch.placement import Placement, devices_of_hosts, place
 from pipelines.launch.policy import Attempt, RetryPolicy
 from pipelines.launch.preflight import (
     check_cluster,
@@ -58,6 +58,7 @@ class BarrierRunner:
         num_workers: int,
         *,
         gpus_per_worker: int = LaunchConfig.default("gpus_per_worker"),
+        picks_gpu: bool = False,
         threads_per_worker: int | None = LaunchConfig.default("threads_per_worker"),
         env: dict[str, str] | None = None,
         description: str = "groundswell ranks",
@@ -83,6 +84,8 @@ class BarrierRunner:
             spark: Classic session whose executors have this package installed; None: processes of this machine.
             num_workers: Number of ranks, one per Spark task.
             gpus_per_worker: Number of GPUs that each rank sees, of those that Spark gives its task.
+            picks_gpu: Whether the function picks the GPU at its local rank by itself, as those for HorovodRunner do. Each
+                rank then sees the GPUs of all ranks of its host, in that order, where each has one.
             threads_per_worker: Number of TensorFlow's threads in each rank; None: the cores of its Spark task.
             env: Further variables of the ranks' processes, which also have those of the driver that begin with
                 `HOROVOD_` or `NCCL_`, `KERAS_BACKEND`, `TF_USE_LEGACY_KERAS`, and those that say where MLflow is and
@@ -126,7 +129,7 @@ class BarrierRunner:
         if stop_grace < 0:
             raise ValueError(f"stop_grace={stop_grace} is negative")
         self._spark = spark
-        self._num_workers, self._gpus_per_worker = num_workers, gpus_per_worker
+        self._num_workers, self._gpus_per_worker, self._picks_gpu = num_workers, gpus_per_worker, picks_gpu
         threads = dict.fromkeys(THREAD_VARIABLES, str(threads_per_worker)) if threads_per_worker else {}
         timeout = {_GLOO_TIMEOUT: str(int(start_timeout))}
         self._env = {**timeout, **inherited_settings(), **threads, **(env or {})}
@@ -253,7 +256,10 @@ class BarrierRunner:
                 self._on_ready(attempt)
                 extra = {**rendezvous.open(), ATTEMPT_VARIABLE: str(attempt.number)}
                 placements = place([hello.host for hello in hellos])
-                supervisor.go([Go(p.rank, p.environment() | extra, p.rank < wanted) for p in placements])
+                seen = devices_of_hosts(placements, [hello.devices for hello in hellos]) if self._picks_gpu else {}
+                supervisor.go(
+                    [Go(p.rank, p.environment() | seen.get(p.host, {}) | extra, p.rank < wanted) for p in placements]
+                )
                 supervisor.watch()
                 return _values(channel, tasks.results(), placements, wanted)
             except BaseException:

@@ -186,6 +186,12 @@ def test_columns_that_do_not_fit_are_one_line_with_the_setting(
     assert "\n" not in str(caught.value)
 
 
+def test_an_empty_split_is_one_line_too(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", ""])
+    with pytest.raises(ValueError, match=r"column 'part' \(archive\.split\) has '', expected train, val"):
+        ImageTable(str(tmp_path), split="part").index()
+
+
 def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ImageTable(str(tmp_path / "nowhere")).index()

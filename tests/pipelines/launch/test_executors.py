@@ -123,3 +123,35 @@ def test_where_too_few_are_left_the_first_error_is_the_last(ended: Ended) -> Non
     values, (error,) = ended.none_left
     assert values == []
     assert " failed: lost: " in error
+
+
+def drop_an_executor_that_does_not_answer() -> tuple[int, list[str]]:
+    """Slots that there are in the end, and the numbers of their executors."""
+    import time
+
+    from pyspark.sql import SparkSession
+
+    from pipelines.launch import preflight
+
+    spark = SparkSession.builder.master("local-cluster[2,1,1024]").config("spark.ui.enabled", "false").getOrCreate()
+    try:
+
+        def ports() -> dict[str, str]:
+            found = spark.sparkContext._jsc.sc().statusStore().executorList(True)
+            each = [found.apply(number) for number in range(found.size())]
+            return {one.id(): one.hostPort().rpartition(":")[2] for one in each if one.id() != "driver"}
+
+        assert preflight.count_slots(spark, 2) == 2
+        silent = ports()["0"]
+        preflight.answers = lambda host, port: str(port) != silent  # type: ignore[assignment]
+        preflight.drop_lost_executors(spark)
+        deadline = time.monotonic() + 60
+        while sorted(ports()) != ["1", "2"] and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return preflight.count_slots(spark, 2), sorted(ports())
+    finally:
+        spark.stop()
+
+
+def test_an_executor_that_does_not_answer_is_replaced(in_fresh_process: Callable[..., Any]) -> None:
+    assert in_fresh_process(drop_an_executor_that_does_not_answer) == (2, ["1", "2"])

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.launch.horovod_runner import HorovodRunner, log_to_driver
-from pipelines.launch.runner import WorkerError
+from pipelines.launch.runner import BarrierRunner, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -40,6 +40,27 @@ def test_arguments_may_have_any_name() -> None:
         "main",
         "self",
     ]
+
+
+def test_the_function_may_be_given_by_its_name() -> None:
+    assert HorovodRunner(np=-1).run(main=lambda base: base + 1, base=5) == 6
+    for wrong in ({"base": 5}, {"main": 5}):
+        with pytest.raises(TypeError, match=r"run\(\) takes one function, main, and its arguments by name"):
+            HorovodRunner(np=-1).run(**wrong)
+
+
+def test_the_gpu_at_the_local_rank_is_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Functions for HorovodRunner set `gpus[hvd.local_rank()]` as their only device.
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,7")
+
+    def seen() -> tuple[str, str]:
+        return os.environ["HOROVOD_LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"]
+
+    assert HorovodRunner(np=-2).run(seen) == ("0", "4,7")
+    both = BarrierRunner(None, 2, gpus_per_worker=1, picks_gpu=True, log_to_driver="none").run_all(seen)
+    assert both == [("0", "4,7"), ("1", "4,7")]
+    own = BarrierRunner(None, 2, gpus_per_worker=1, log_to_driver="none").run_all(seen)
+    assert own == [("0", "4"), ("1", "7")]
 
 
 @pytest.mark.parametrize("code", [0, None])

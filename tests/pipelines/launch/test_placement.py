@@ -1,6 +1,6 @@
 import pytest
 
-from pipelines.launch.placement import place, visible_devices
+from pipelines.launch.placement import devices_of_hosts, place, visible_devices
 
 
 def test_ranks_are_contiguous_per_host() -> None:
@@ -33,6 +33,14 @@ def test_horovods_own_plan_agrees() -> None:
         assert (own.host, own.rank, own.size) == (other.hostname, other.rank, other.size)
         assert (own.local_rank, own.local_size) == (other.local_rank, other.local_size)
         assert (own.cross_rank, own.cross_size) == (other.cross_rank, other.cross_size)
+
+
+def test_ranks_of_a_host_see_each_others_gpus_in_the_order_of_local_ranks() -> None:
+    placements = place(["a", "b", "a", "c", "d"])
+    assert devices_of_hosts(placements, ["3", "0", "1", "-1", "4,5"]) == {
+        "a": {"CUDA_VISIBLE_DEVICES": "3,1"},
+        "b": {"CUDA_VISIBLE_DEVICES": "0"},
+    }
 
 
 def test_one_rank() -> None:
