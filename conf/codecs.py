@@ -45,7 +45,8 @@ class Fp16Config(CodecMember):
 
     name: Literal["fp16"] = "fp16"
     prescale: float = Field(default=1.0, gt=0)
-    """Multiplies before the rounding and is divided out after it: shifts the window from 6e-8 to 65504."""
+    """Multiplies before the rounding and is divided out after it: shifts the window from 6e-8 to 65504. Unless
+    `sum_in_float32`, what is rounded is divided by the number of workers before: among many, set about that number."""
     sum_in_float32: bool = False
     """Send half floats as bytes and sum them in float32: faster on CPUs, one more rounding."""
 

@@ -94,6 +94,12 @@ def _normalise(images: keras.KerasTensor, group: InputGroup) -> keras.KerasTenso
     layer = keras.layers.Normalization(
         mean=list(group.mean), variance=variance, dtype="float32", name=f"{group.name}_normalise"
     )
+    # Keras takes no deviation below its epsilon.
+    least = keras.backend.epsilon()
+    if any(0 < value < least for value in group.std):
+        return layer(images) * np.array(
+            [least / value if 0 < value < least else 1.0 for value in group.std], np.float32
+        )
     return layer(images)
 
 

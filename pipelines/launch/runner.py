@@ -84,8 +84,8 @@ class BarrierRunner:
             spark: Classic session whose executors have this package installed; None: processes of this machine.
             num_workers: Number of ranks, one per Spark task.
             gpus_per_worker: Number of GPUs that each rank sees, of those that Spark gives its task.
-            picks_gpu: Whether the function picks the GPU at its local rank by itself, as those for HorovodRunner do. Each
-                rank then sees the GPUs of all ranks of its host, in that order, where each has one.
+            picks_gpu: Whether the function picks the GPU at its local rank by itself, as those for HorovodRunner do.
+                Each rank then sees the GPUs of all ranks of its host, in that order, where each has one.
             threads_per_worker: Number of TensorFlow's threads in each rank; None: the cores of its Spark task.
             env: Further variables of the ranks' processes, which also have those of the driver that begin with
                 `HOROVOD_` or `NCCL_`, `KERAS_BACKEND`, `TF_USE_LEGACY_KERAS`, and those that say where MLflow is and

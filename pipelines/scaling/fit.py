@@ -20,6 +20,8 @@ from pipelines.scaling.measurements import (
 )
 from pipelines.scaling.step import CodecCosts, Worker
 
+_COEFFICIENTS = 3
+"""Of a collective on a link: its operation, hop and speed."""
 _UNSEEN = 0.05
 """Error of any measured time that its repeats do not show, as a part of it: equal repeats are not exact."""
 _Point = TypeVar("_Point", ComputePoint, LinkMeasurement, CollectivePoint, CodecMeasurement)
@@ -163,19 +165,21 @@ def _fit_link(link: LinkMeasurement, points: Sequence[CollectivePoint]) -> Fitte
 def _fit_wire(collective: CollectiveName, points: Sequence[CollectivePoint], latency: float) -> Wire:
     """Fit operation, hop and speed.
 
-    The time of a small operation among N ranks is operation + hops(N) alpha. One N does not tell these two apart: then
-    a hop is the link's latency, and the operation is the rest.
+    The time of a small operation among N ranks is operation + hops(N) alpha. One N does not tell these two apart, and
+    neither do two points in all, as two recorded trainings give: then a hop is the link's latency, and the operation
+    is the rest. Bytes come first: what they explain alone is theirs.
     """
     seconds = np.array([statistics.median(point.seconds) for point in points])
     waited = np.array([hops(collective, point.ranks) for point in points], float)
     moved = np.array([volume(collective, point.ranks) * point.bytes for point in points])
     ones, spreads = np.ones_like(seconds), _spreads(points)
-    if len({point.ranks for point in points}) > 1:
-        operation, hop, per_byte = least_squares(np.stack([ones, waited, moved], 1), seconds, spreads).tolist()
+    several = len({point.ranks for point in points}) > 1
+    if several and len({(point.ranks, point.bytes) for point in points}) >= _COEFFICIENTS:
+        per_byte, operation, hop = least_squares(np.stack([moved, ones, waited], 1), seconds, spreads).tolist()
     else:
-        smallest, per_byte = least_squares(np.stack([ones, moved], 1), seconds, spreads).tolist()
+        per_byte, smallest = least_squares(np.stack([moved, ones], 1), seconds, spreads).tolist()
         hop = latency
-        operation = max(0.0, smallest - hops(collective, points[0].ranks) * hop)
+        operation = max(0.0, smallest - float(waited.min()) * hop)
     return Wire(operation, hop, 1 / per_byte if per_byte > 0 else float("inf"))
 
 

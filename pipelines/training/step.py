@@ -18,6 +18,7 @@ from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.modes.mode import Apply, Mode
 from pipelines.training.modes.synchronous import Synchronous
+from pipelines.training.tensors import dense
 from pipelines.training.weight_average import WeightAverage
 
 Images = dict[str, tf.Tensor]
@@ -258,7 +259,7 @@ def make_gradients(
             drawn = {} if seeds is None else {"seeds": seeds}
             value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, **drawn)))
             scaled = value if loss_scale is None else loss_scale.multiply(value)
-        computed = tape.gradient(scaled, [variable.value for variable in variables])
+        computed = dense(tape.gradient(scaled, [variable.value for variable in variables]))
         return value, computed if loss_scale is None else loss_scale.divide(computed)
 
     # A separate function only for XLA: a function that updates state, as batch norm does, returns all gradients at its

@@ -1,6 +1,6 @@
 """From a batch to tensors that a training step can take."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -16,6 +16,14 @@ def image_tensors(images: Mapping[str, NDArray[np.generic]]) -> dict[str, tf.Ten
     lives, the reader does not use the shared memory again.
     """
     return {name: _tensor(image) for name, image in images.items()}
+
+
+def dense(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[tf.Tensor | None]:
+    """Give gradients as whole tensors: those of rows that are looked up in a table, as embeddings are, come as slices.
+
+    An exchange sends all tensors in one order and with known shapes, and XLA has no slices either.
+    """
+    return [None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients]
 
 
 def _tensor(image: NDArray[np.generic]) -> tf.Tensor:

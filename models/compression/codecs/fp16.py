@@ -13,7 +13,8 @@ def fp16(*, prescale: float, sum_in_float32: bool) -> Codec:
     """Round to the nearest half float, with a relative error up to 2**-11.
 
     Magnitudes above 65504 become infinite. Those below 6e-8 become 0, and those below 6e-5 lose digits. `prescale`
-    shifts that window: it multiplies before the rounding and is divided out after it.
+    shifts that window: it multiplies before the rounding and is divided out after it. Without `sum_in_float32` an N-th
+    of a rank's gradient is rounded: among many ranks a prescale of about N keeps small gradients.
 
     Args:
         prescale: A power of 2 loses no digits.

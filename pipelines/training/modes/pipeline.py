@@ -19,6 +19,7 @@ from pipelines.training.modes.border import Border, border_bytes
 from pipelines.training.modes.mode import Mode
 from pipelines.training.modes.ticks import Ticks
 from pipelines.training.step import Images, StepClocks, make_apply, updated
+from pipelines.training.tensors import dense
 
 _Passes = Callable[..., Any]
 
@@ -243,7 +244,7 @@ def _make_backward(stage: Stage, loss: Loss, sums: Accumulation, *, jit_compile:
                 tape.watch(inputs)
             found = _outputs(stage, loss, inputs, targets, seeds)
         sources = [*([] if stage.is_first else [inputs]), *(variable.value for variable in variables)]
-        computed = tape.gradient(found, sources, output_gradients=upstream)
+        computed = dense(tape.gradient(found, sources, output_gradients=upstream))
         return (None, computed) if stage.is_first else (computed[0], computed[1:])
 
     compute = tf.function(gradients, jit_compile=True) if jit_compile else gradients

@@ -52,6 +52,15 @@ def test_constant_band_is_centred_only():
     np.testing.assert_array_equal(run([group("g", (2, 2, 1), mean=(4.0,), std=(0.0,))], images), 3.0)
 
 
+def test_bands_in_small_units_are_normalised_and_saved(tmp_path):
+    groups = [group("g", (2, 2, 2), mean=(0.0, 1.0), std=(2e-9, 0.5))]
+    images = {"g": np.broadcast_to(np.array([1e-9, 2.0], np.float32), (1, 2, 2, 2))}
+    np.testing.assert_allclose(run(groups, images)[0, 0, 0], [0.5, 2.0], rtol=1e-6)
+    preprocessing_model(groups, "nearest").save(tmp_path / "model.keras")
+    again = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again(images), run(groups, images))
+
+
 def test_nearest_repeats_each_pixel_as_often_as_it_fits():
     groups = [group("fine", (4, 6, 1)), group("coarse", (2, 2, 1))]
     images = {"fine": np.zeros((1, 4, 6, 1), np.float32), "coarse": np.array([[[[1], [2]], [[3], [4]]]], np.float32)}

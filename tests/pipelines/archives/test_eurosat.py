@@ -89,7 +89,14 @@ def test_both_variants_have_the_ten_classes_and_are_divided_alike(tmp_path: Path
 
 def test_files_that_are_no_patch_of_their_class_are_rejected(tmp_path: Path) -> None:
     root = Path(files(tmp_path, {"Forest": 2}))
-    for name in ("Forest_1.tif.aux.xml", "River_3.tif", "Forest_x.tif", "forest_4.tif", ".Forest_5.tif", "Forest_7.TIF"):
+    for name in (
+        "Forest_1.tif.aux.xml",
+        "River_3.tif",
+        "Forest_x.tif",
+        "forest_4.tif",
+        ".Forest_5.tif",
+        "Forest_7.TIF",
+    ):
         (root / "Forest" / name).touch()
     (root / "Forest" / "Forest_6.tif").symlink_to("/etc/hostname")
     (root / "Forest" / "deep").mkdir()

@@ -101,6 +101,15 @@ def test_runs_of_different_models_are_refused() -> None:
         measurements_of([recorded(), other])
 
 
+@pytest.mark.parametrize("ranks", [(2,), (2, 4), (2, 4, 8)])
+def test_few_trainings_on_a_ring_say_its_speed(ranks: tuple[int, ...]) -> None:
+    # 4 MB at 10 MB/s: each rank sends 2 (N - 1) / N of them.
+    runs = [recorded(workers=count, wire=0.8 * (count - 1) / count, waiting=0.0) for count in ranks]
+    wire = fit(measurements_of(runs)).links["recorded"].wires["allreduce"]
+    assert wire.bytes_per_second == pytest.approx(1e7)
+    assert (wire.operation_seconds, wire.hop_seconds) == (0.0, 0.0)
+
+
 def test_beside_measured_links_the_model_is_that_of_the_runs(
     scaling_measurements: Callable[..., dict[str, Any]],
 ) -> None:
