@@ -117,7 +117,7 @@ def combined(measured: Measurements, recorded: Measurements) -> Measurements:
 def _check(run: "RecordedRun") -> None:
     if run.status != "FINISHED":
         raise ValueError(f"--run {run.run_id}: that training has not finished, it is {run.status}")
-    for name in ("launch.num_workers", "global_batch_size", "exchange.codec.name"):
+    for name in _SAME_THROUGHOUT:
         if name not in run.parameters:
             raise ValueError(f"--run {run.run_id} is no training: it has no parameter {name}")
     if "input.resolution_schedule" in run.parameters:
@@ -134,7 +134,8 @@ def _check(run: "RecordedRun") -> None:
     changed = next((key for key in _SAME_THROUGHOUT if f"{CHANGED_PREFIX}{key}" in run.tags), None)
     if changed is not None:
         raise ValueError(
-            f"--run {run.run_id} was continued with another {changed}, so that its steps are of several lengths: take a training without such a change"
+            f"--run {run.run_id} was continued with another {changed}, so that its steps are of several lengths: take "
+            "a training without such a change"
         )
     absent = [
         name
