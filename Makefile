@@ -4,6 +4,11 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-long test-cluster test-runtimes check lock bench ui clean
 
+# Make splits names at spaces: a command would work on other folders than this one.
+ifneq ($(words $(CURDIR)),1)
+$(error groundswell: make does not work in a path with spaces: $(CURDIR))
+endif
+
 VENV := $(CURDIR)/.venv
 READY := $(VENV)/.ready
 BIN := $(VENV)/bin

@@ -4,7 +4,7 @@ import getpass
 import logging
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -94,9 +94,9 @@ def start_run(
     _make_folder(uri)
     with readable_errors(uri), short_waits():
         client = MlflowClient(uri)
-        run = client.create_run(_experiment_id(client, uri, experiment), run_name=name, tags=_with_user(tags))
-        _describe(client, run.info.run_id, parameters, dataset, context)
-    return TrackedRun(uri, run.info.run_id)
+        found = _experiment_id(client, uri, experiment)
+        run_id = _create_run(client, found, name, _with_user(tags), parameters, dataset, context)
+    return TrackedRun(uri, run_id)
 
 
 def store_run(local: LocalRun) -> TrackedRun:
@@ -118,6 +118,26 @@ def store_run(local: LocalRun) -> TrackedRun:
             run = client.create_run(experiment, start_time=local.started, run_name=made.name, tags=tags)
         _describe(client, run.info.run_id, made.parameters, made.dataset, "training")
     return TrackedRun(uri, run.info.run_id)
+
+
+def _create_run(
+    client: MlflowClient,
+    experiment: str,
+    name: str | None,
+    tags: Mapping[str, str],
+    parameters: Mapping[str, Any],
+    dataset: DatasetFacts | None,
+    context: str,
+) -> str:
+    """The identifier of a new run; one that the store does not take whole is not left as running."""
+    run_id: str = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+    try:
+        _describe(client, run_id, parameters, dataset, context)
+    except BaseException:
+        with suppress(Exception):  # the store may be away by now
+            client.set_terminated(run_id, "FAILED")
+        raise
+    return run_id
 
 
 def _describe(
@@ -164,9 +184,8 @@ def start_child_run(
         client = MlflowClient(parent.uri)
         experiment = client.get_run(parent.run_id).info.experiment_id
         tags = {**_with_user(tags), MLFLOW_PARENT_RUN_ID: parent.run_id}
-        run = client.create_run(experiment, run_name=name, tags=tags)
-        _describe(client, run.info.run_id, parameters, dataset, context)
-    return TrackedRun(parent.uri, run.info.run_id)
+        run_id = _create_run(client, experiment, name, tags, parameters, dataset, context)
+    return TrackedRun(parent.uri, run_id)
 
 
 def has_run(run: TrackedRun) -> bool:

@@ -1,6 +1,7 @@
 """What a run is made with: its name, the settings that have an effect, its tags and its dataset; all from what runs."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ _NO_SETTINGS_OF_A_TRAINING = (
     "training.tensorflow_profiler",
 )
 _DIGEST_CHARACTERS = 36  # what MLflow takes
+_KEY = re.compile(r"[\w\-.: /]+", re.ASCII)  # what MLflow takes
 
 
 def describe_run(config: RunConfig, manifest: Manifest, tags: Mapping[str, str]) -> Description:
@@ -168,5 +170,10 @@ def _network(config: RunConfig) -> str:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for key, value in values.items():
-        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+        if not isinstance(value, Mapping):
+            flat[f"{prefix}{key}"] = value
+        elif all(_KEY.fullmatch(name) for name in value):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:  # names of classes, or patterns of layers
+            flat[f"{prefix}{key}"] = json.dumps(value)
     return flat

@@ -42,6 +42,20 @@ def test_clean_removes_only_what_the_generated_demo_made(project: Path, tmp_path
     assert left == {*kept, "Makefile"}
 
 
+def test_a_path_with_spaces_is_refused_before_anything_is_removed(project: Path, tmp_path: Path) -> None:
+    checkout = tmp_path / "my documents" / "groundswell"
+    for name in ("my/kept", "my documents/groundswell/.venv/kept"):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).touch()
+    shutil.copy(project / "Makefile", checkout)
+    for target in ("clean", "setup"):
+        done = subprocess.run(["make", target], cwd=checkout, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 2
+        assert f"groundswell: make does not work in a path with spaces: {checkout}" in done.stderr
+    assert (tmp_path / "my" / "kept").exists()
+    assert (checkout / ".venv" / "kept").exists()
+
+
 def test_an_archive_without_a_test_split_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(demo, "prepare", lambda config: SimpleNamespace(splits={"train": 1, "validation": 1}))
     with pytest.raises(ValueError, match="the demo needs train, validation and test; the archive lacks test"):

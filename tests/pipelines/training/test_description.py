@@ -1,10 +1,12 @@
 import json
 
 import pytest
+from mlflow import MlflowClient
 
 from conf.load import load
 from pipelines.dataset.manifest import Manifest, Shard, Split
 from pipelines.sample import ImageGroup
+from pipelines.tracking.runs import start_run
 from pipelines.training.description import dataset_facts, describe_run, parameters_of, run_name
 
 MANIFEST = Manifest(
@@ -53,6 +55,26 @@ def test_only_settings_with_an_effect_are_parameters() -> None:
     assert (with_effect["training.ema"], with_effect["exchange.warmup_steps"]) == ("0.9", "0")
     assert "training.accumulation_steps" not in with_effect
     assert with_effect["micro_batches_per_step"] == "2"
+
+
+def test_names_that_are_no_keys_of_mlflow_are_in_the_value(mlflow_store: str) -> None:
+    chosen = [
+        'warm_start={source: "runs:/0123/model", rate_factors: {"stage*": 0.1, head: 2.0}}',
+        'training.class_weights={"water, inland": 2.0, land: 1.0}',
+    ]
+    parameters = parameters_of(load("smoke", chosen), MANIFEST)
+    assert json.loads(parameters["warm_start.rate_factors"]) == {"stage*": 0.1, "head": 2.0}
+    assert json.loads(parameters["training.class_weights"]) == {"water, inland": 2.0, "land": 1.0}
+    run = start_run("keys", "name", parameters, {})
+    assert MlflowClient(run.uri).get_run(run.run_id).data.params.keys() == parameters.keys()
+
+
+def test_a_run_that_the_store_does_not_take_is_not_left_as_running(mlflow_store: str) -> None:
+    with pytest.raises(ValueError, match="a\\*b"):
+        start_run("keys", "name", {"a*b": 1}, {})
+    client = MlflowClient(mlflow_store)
+    (run,) = client.search_runs([client.get_experiment_by_name("keys").experiment_id])
+    assert run.info.status == "FAILED"
 
 
 def test_secrets_of_urls_are_no_parameters() -> None:
