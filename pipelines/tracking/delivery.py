@@ -103,8 +103,10 @@ class Delivery:
         started = time.monotonic()
         with self._progress:
             self._progress.notify_all()
-            while self._journal.next() is not None:
-                limit = patience if self._reason else max(patience, _SECONDS_FOR_AN_ANSWER)
+            while (entry := self._journal.next()) is not None:
+                # A folder is uploaded by one write, once the store has answered.
+                answer = _UPLOAD_SECONDS if entry.kind == "folder" else _SECONDS_FOR_AN_ANSWER
+                limit = patience if self._reason else max(patience, answer)
                 left = max(started, self._last_progress) + limit - time.monotonic()
                 if left <= 0:
                     return self._reason or f"no answer within {limit:.0f} s"
@@ -162,16 +164,19 @@ class Delivery:
             if not _is_refusal(error):
                 self._store_is_away(error)
                 return False
-            _log.info("MLflow refused a write: %s", reason_of(error))
-            if not self._refused:
-                self._refused = True
-                self._on_news("refused", reason_of(error))
+            self._tell_refused(reason_of(error))
         if self._reason:
             self._reason = ""
             _log.info("MLflow answers again")
             self._on_news("back", "")
         self._journal.delivered(entry)
         return True
+
+    def _tell_refused(self, reason: str) -> None:
+        _log.info("MLflow refused a write: %s", reason)
+        if not self._refused:
+            self._refused = True
+            self._on_news("refused", reason)
 
     def _store_is_away(self, error: Exception) -> None:
         if self._ending:  # the journal may be closed already
@@ -205,10 +210,14 @@ class Delivery:
                     with self._waits():
                         client.log_artifact(run_id, str(file), entry.path.rpartition("/")[0] or None)
             case "folder":
+                folder = self._journal.folder_of(content)
+                if not folder.is_dir():  # MLflow would upload nothing, and say nothing
+                    self._tell_refused(f"{folder} is not there any more: its files are not among the artifacts")
+                    return
                 with self._waits():
                     client.get_run(run_id)  # a store that is away fails here, and soon
                 with self._waits(_UPLOAD_SECONDS):
-                    client.log_artifacts(run_id, content["folder"], entry.path)
+                    client.log_artifacts(run_id, str(folder), entry.path)
 
     def _waits(self, timeout: int | None = None) -> AbstractContextManager[None]:
         """Short waits in the process that a user's notebook may be; ranks have them in their environment."""

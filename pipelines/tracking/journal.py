@@ -152,6 +152,22 @@ class Journal:
         """Path of the file that an entry writes as an artifact."""
         return self.folder / _FILES / str(content["file"])
 
+    def place_of(self, folder: Path) -> str:
+        """What an entry says of a folder whose files it writes: within the run's folder its path there.
+
+        The run's folder may be at another place when the entry is delivered, on another machine too.
+        """
+        folder, run = folder.absolute(), self._run_folder.absolute()
+        return str(folder.relative_to(run)) if folder.is_relative_to(run) else str(folder)
+
+    def folder_of(self, content: Mapping[str, Any]) -> Path:
+        """The folder whose files an entry writes."""
+        return self._run_folder / str(content["folder"])
+
+    @property
+    def _run_folder(self) -> Path:
+        return (self._copy or self.folder).parent.parent
+
     def is_replaced(self, entry: Entry) -> bool:
         """Whether a later entry that may be delivered writes the same artifact."""
         with self._lock:

@@ -155,7 +155,7 @@ class RunWriter:
 
     def folder(self, folder: Path, path: str) -> None:
         """Write all files of a folder as artifacts, as they are when they are delivered."""
-        self._journal.append("folder", {"folder": str(folder)}, after_step=0, path=path)
+        self._journal.append("folder", {"folder": self._journal.place_of(folder)}, after_step=0, path=path)
         self._delivery.wake()
 
     def sync(self) -> None:

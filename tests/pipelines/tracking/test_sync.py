@@ -1,5 +1,6 @@
 """Runs that trained without MLflow, or that it has only a part of, in a real store."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def trained_offline(output: Path, status: str = "TRAINED") -> Path:
 
 def log_model(folder: Path, run: TrackedRun) -> str:
     return f"runs:/{run.run_id}/model"
+
+
+def test_logs_are_uploaded_from_where_the_run_is_now(
+    mlflow_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = MlflowClient(mlflow_store)
+    trained_offline(tmp_path / "first")
+    (tmp_path / "first").rename(tmp_path / "moved")  # or copied to another machine
+    synced = sync(tmp_path / "moved" / "offline-7", log_model)
+    assert [item.path for item in client.list_artifacts(synced.run_id, "logs")] == ["logs/rank-0.log"]
+    shutil.rmtree(trained_offline(tmp_path / "second") / "logs")
+    lost = sync(tmp_path / "second" / "offline-7", log_model)
+    assert lost.status == "FINISHED"
+    assert "/logs is not there any more: its files are not among the artifacts" in caplog.text
 
 
 def test_a_run_without_a_store_is_written_later_once(mlflow_store: str, tmp_path: Path) -> None:
