@@ -19,6 +19,8 @@ from pipelines.whole_files import copy_folder, fetch_folder, takes_whole_files_o
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
 _FILES = "files"
+_LONG_BYTES = 1 << 20
+"""Size from which a journal is written anew without what was delivered: it may be copied with every checkpoint."""
 
 
 def journals(run_folder: Path) -> Path:
@@ -47,9 +49,6 @@ class Entry:
     """Optimizer steps that a checkpoint must hold before the entry is delivered."""
     path: str
     """Path of an artifact; empty for other kinds."""
-    offset: int
-    """Place of the entry's line in the journal, in bytes."""
-    size: int
 
 
 class Journal:
@@ -78,6 +77,7 @@ class Journal:
             fetch_folder(self._copy, self.folder)
         self._lock = threading.Lock()
         self._pending: deque[Entry] = deque()
+        self._places: dict[int, tuple[int, int]] = {}  # of the lines of these entries: offset and bytes
         self._next_number = 0
         self._held_step = 0
         (self.folder / _FILES).mkdir(parents=True, exist_ok=True)
@@ -85,7 +85,7 @@ class Journal:
         if restart_step is not None:
             self._held_step = restart_step
             lines = [line for line in lines if json.loads(line)["after_step"] <= restart_step]
-        self._file = self._rewrite(lines)
+        self._file = self._begin(lines)
 
     def append(self, kind: Kind, content: Mapping[str, Any], *, after_step: int, path: str = "") -> None:
         """Add an entry, which the death of this process cannot lose, and after `sync` that of the machine neither.
@@ -127,6 +127,7 @@ class Journal:
         """Say that a checkpoint holds this many optimizer steps: entries about them may be delivered."""
         with self._lock:
             self._held_step = max(self._held_step, step)
+            self._shorten()
             self._write({"held": self._held_step})
             if self._copy is not None:
                 copy_folder(self.folder, self._copy)
@@ -144,9 +145,17 @@ class Journal:
 
     def content(self, entry: Entry) -> dict[str, Any]:
         """Return what an entry writes."""
-        line = json.loads(os.pread(self._file.fileno(), entry.size, entry.offset))
-        content: dict[str, Any] = line["content"]
+        with self._lock:
+            return self._content(entry)
+
+    def _content(self, entry: Entry) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self._line(entry))["content"]
         return content
+
+    def _line(self, entry: Entry) -> bytes:
+        """An entry's line, without its end."""
+        offset, size = self._places[entry.number]
+        return os.pread(self._file.fileno(), size, offset)[:-1]
 
     def file_of(self, content: Mapping[str, Any]) -> Path:
         """Path of the file that an entry writes as an artifact."""
@@ -187,8 +196,9 @@ class Journal:
                 OSError, ValueError
             ):  # a full disk or a closed file: it is delivered again, which is harmless
                 if entry.kind == "file":
-                    shutil.rmtree(self.file_of(self.content(entry)).parent, ignore_errors=True)
+                    shutil.rmtree(self.file_of(self._content(entry)).parent, ignore_errors=True)
                 self._write({"delivered": entry.number})
+            self._places.pop(entry.number, None)
 
     def close(self) -> None:
         """Close the journal, and remove it where nothing is left in it."""
@@ -217,9 +227,18 @@ class Journal:
             "path": path,
             "content": dict(content),
         }
-        offset, size = self._write(line)
-        self._pending.append(Entry(self._next_number, kind, after_step, path, offset, size))
+        self._places[self._next_number] = self._write(line)
+        self._pending.append(Entry(self._next_number, kind, after_step, path))
         self._next_number += 1
+
+    def _shorten(self) -> None:
+        """Leave out what was delivered, where that is most of a long file."""
+        size = self._file.seek(0, os.SEEK_END)
+        if size < _LONG_BYTES or 2 * sum(size for _, size in self._places.values()) > size:
+            return
+        with suppress(OSError):  # of a full disk: the long file is as good
+            old, self._file = self._file, self._rewrite({entry.number: self._line(entry) for entry in self._pending})
+            old.close()
 
     def _write(self, line: Mapping[str, Any]) -> tuple[int, int]:
         data = json.dumps(line).encode() + b"\n"
@@ -247,30 +266,29 @@ class Journal:
                 self._held_step = values["held"]
         return list(entries.values())
 
-    def _rewrite(self, lines: list[bytes]) -> FileIO:
-        """Write a file of these entries and of nothing else in place of the old one, and open it."""
-        temporary = self.folder / f".{_LINES}"
-        with temporary.open("wb") as file:
-            file.write(json.dumps({"held": self._held_step}).encode() + b"\n")
-            for line in lines:
-                values = json.loads(line)
-                self._pending.append(
-                    Entry(
-                        values["entry"],
-                        values["kind"],
-                        values["after_step"],
-                        values["path"],
-                        file.tell(),
-                        len(line) + 1,
-                    )
-                )
-                file.write(line + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(self.folder / _LINES)
+    def _begin(self, lines: list[bytes]) -> FileIO:
+        """Take these entries as those that are pending, and write a file of them in place of the old one."""
+        for line in lines:
+            values = json.loads(line)
+            self._pending.append(Entry(values["entry"], values["kind"], values["after_step"], values["path"]))
         self._next_number = self._pending[-1].number + 1 if self._pending else 0
         kept = {str(entry.number) for entry in self._pending if entry.kind == "file"}
         for folder in (self.folder / _FILES).iterdir():
             if folder.name not in kept:
                 shutil.rmtree(folder)
+        return self._rewrite({entry.number: line for entry, line in zip(self._pending, lines, strict=True)})
+
+    def _rewrite(self, lines: Mapping[int, bytes]) -> FileIO:
+        """Write a file of these entries, by number, and of nothing else in place of the old one, and open it."""
+        temporary = self.folder / f".{_LINES}"
+        places = {}
+        with temporary.open("wb") as file:
+            file.write(json.dumps({"held": self._held_step}).encode() + b"\n")
+            for number, line in lines.items():
+                places[number] = file.tell(), len(line) + 1
+                file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / _LINES)
+        self._places = places
         return (self.folder / _LINES).open("r+b", buffering=0)

@@ -124,7 +124,7 @@ def _create_run(
     client: MlflowClient,
     experiment: str,
     name: str | None,
-    tags: Mapping[str, str],
+    tags: dict[str, str],
     parameters: Mapping[str, Any],
     dataset: DatasetFacts | None,
     context: str,

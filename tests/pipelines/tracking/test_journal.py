@@ -97,6 +97,35 @@ def test_training_that_falls_back_drops_the_steps_that_it_repeats(tmp_path: Path
     assert taken(again) == [3]
 
 
+def test_a_long_journal_is_written_anew_without_what_was_delivered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.tracking.journal._LONG_BYTES", 2000)
+    journal, file = Journal(tmp_path / "j"), tmp_path / "j" / "entries.jsonl"
+    sizes = []
+    for step in range(1, 41):
+        add(journal, *range(10 * step, 10 * step + 10), after_step=step)
+        journal.append_file(b"a picture", f"{step}.png", after_step=step + 1)
+        journal.hold(step)
+        on_its_way = journal.next()
+        assert on_its_way is not None
+        content = journal.content(on_its_way)
+        journal.hold(step)
+        assert journal.content(on_its_way) == content
+        while (entry := journal.next()) is not None:
+            assert "file" in (content := journal.content(entry)) or content["tags"]["n"] // 10 == step
+            journal.delivered(entry)
+        sizes.append(file.stat().st_size)
+    assert max(sizes) < 6000
+    assert sum(sizes) > 40 * 1000
+    assert len(journal) == 1
+    again = Journal(tmp_path / "j")
+    again.hold(41)
+    entry = again.next()
+    assert entry is not None
+    assert again.file_of(again.content(entry)).read_bytes() == b"a picture"
+
+
 def test_files_are_kept_until_they_are_delivered(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "j")
     journal.append_file(b"old", "plots/a.png", after_step=0)
