@@ -66,7 +66,7 @@ def place(hosts: Sequence[str]) -> list[Placement]:
 
 
 def devices_of_hosts(placements: Sequence[Placement], devices: Sequence[str]) -> dict[str, dict[str, str]]:
-    """By host the variable with which its ranks see each other's GPUs, the own one at the local rank.
+    """Return the variable, by host, with which its ranks see each other's GPUs, the own one at the local rank.
 
     Args:
         placements: Placement of each task.

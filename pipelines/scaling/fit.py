@@ -21,7 +21,7 @@ from pipelines.scaling.measurements import (
 from pipelines.scaling.step import CodecCosts, Worker
 
 _COEFFICIENTS = 3
-"""Of a collective on a link: its operation, hop and speed."""
+"""Number of what is fitted for a collective on a link: its operation, hop and speed."""
 _UNSEEN = 0.05
 """Error of any measured time that its repeats do not show, as a part of it: equal repeats are not exact."""
 _Point = TypeVar("_Point", ComputePoint, LinkMeasurement, CollectivePoint, CodecMeasurement)

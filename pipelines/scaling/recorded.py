@@ -25,7 +25,8 @@ RECORDED_LINK = "recorded"
 """Name of the link on which the trainings ran."""
 _FLOAT32_BYTES = 4
 _NO_CODEC = "none"
-_OTHER_STEPS = ("pipeline", "local", "parameter_server")
+_OF_OTHER_STEPS = ("training.mode.stages", "training.mode.every_steps", "training.mode.synchrony")
+"""Keys of the modes in which a step is not one exchange of all ranks."""
 _SAME_THROUGHOUT = ("launch.num_workers", "global_batch_size", "exchange.codec.name")
 
 
@@ -125,8 +126,8 @@ def _check(run: "RecordedRun") -> None:
             f"--run {run.run_id} was trained with input.resolution_schedule, so that its steps are of several lengths: "
             "take a training with full images only"
         )
-    mode = run.parameters.get("training.mode.name")
-    if mode in _OTHER_STEPS:
+    if any(key in run.parameters for key in _OF_OTHER_STEPS):
+        mode = run.parameters.get("training.mode.name")
         raise ValueError(f"--run {run.run_id} trained with training.mode={mode}, whose steps are not predicted")
     # An estimate from a file needs no MLflow, which this imports.
     from pipelines.tracking.recorded import CHANGED_PREFIX

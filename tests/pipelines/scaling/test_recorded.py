@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from conf.load import load
 from pipelines.scaling.fit import fit
 from pipelines.scaling.measurements import Measurements
 from pipelines.scaling.recorded import combined, measurements_of
 from pipelines.tracking.recorded import RecordedRun
 from pipelines.tracking.writer import Point
+from pipelines.training.description import parameters_of
 
 
 def recorded(workers: int = 2, batch: int = 8, codec: str = "none", **changes: float) -> RecordedRun:
@@ -79,10 +81,13 @@ def test_a_run_without_what_is_needed_is_one_line(run: RecordedRun, message: str
         measurements_of([run])
 
 
-@pytest.mark.parametrize("mode", ["pipeline", "local", "parameter_server"])
-def test_steps_of_other_modes_are_not_predicted(mode: str) -> None:
-    run = recorded()
-    run = replace(run, parameters={**run.parameters, "training.mode.name": mode})
+@pytest.mark.parametrize(
+    "setting", ["{name: pipeline, stages: 2}", "{name: local, every_steps: 4}", "{name: parameter_server, bound: 3}"]
+)
+def test_steps_of_other_modes_are_not_predicted(setting: str, eurosat_manifest: Callable[..., Any]) -> None:
+    config = load("smoke", [f"training.mode={setting}", "training.checkpoint_every_steps=null"])
+    run, mode = recorded(), config.training.mode.name
+    run = replace(run, parameters={**parameters_of(config, eurosat_manifest(0)), **run.parameters})
     with pytest.raises(ValueError, match=rf"trained with training\.mode={mode}, whose steps are not predicted"):
         measurements_of([run])
 
