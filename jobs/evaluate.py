@@ -15,7 +15,7 @@ from jobs.session import spark_session
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import ReaderSettings, SplitReader
-from pipelines.locations import absolute_path, redacted
+from pipelines.locations import absolute_path
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
 from pipelines.scoring.evaluation_page import evaluation_page
@@ -146,7 +146,7 @@ def _record(
     parameters = {
         "model": served.uri,
         "model_id": served.model_id,
-        "dataset": redacted(config.dataset.path),
+        "dataset": config.dataset.path,
         "dataset_fingerprint": manifest.fingerprint,
         "split": split,
     }

@@ -67,10 +67,10 @@ class Grid:
         if done is not None:
             say(f"MLflow run {done.run_id} is its finished training")
             return _line(planned, "finished", done.run_id, done.seconds)
-        done = next((run for run in found if run.tags.get("diverged")), None)
-        if done is not None:
-            say(f"MLflow run {done.run_id} is its training, which diverged")
-            return _line(planned, "diverged", done.run_id, done.seconds, error=done.tags["diverged"])
+        if found and "diverged" in found[0].tags:
+            newest = found[0]
+            say(f"MLflow run {newest.run_id} is its training, which diverged")
+            return _line(planned, "diverged", newest.run_id, newest.seconds, error=newest.tags["diverged"])
         self._end_dead(found, planned)
         continued = _resumable(found, planned)
         config, result, started = _config_of(planned, continued), Result("train"), time.monotonic()

@@ -18,7 +18,7 @@ from jobs.session import spark_session
 from models.probes.head import LinearHead
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.preflight import check_cluster
-from pipelines.locations import absolute_location, redacted
+from pipelines.locations import absolute_location
 from pipelines.probing import entry
 from pipelines.probing.extract import extract_features
 from pipelines.probing.features import Features, folder_of, identity_of
@@ -198,7 +198,7 @@ def _record(
     parameters = {
         "model": served.uri,
         "model_id": served.model_id,
-        "dataset": redacted(config.dataset.path),
+        "dataset": config.dataset.path,
         "dataset_fingerprint": manifest.fingerprint,
         "split": TEST_SPLIT,
         "solver": config.probe.solver.name,

@@ -161,17 +161,13 @@ def over_batch(variants: Sequence[Variant], metric: str, width: int) -> Plot:
 
 def worker_counts(groups: Sequence[Group]) -> set[int]:
     """The numbers of workers that `over_workers` shows: trainings that changed theirs have none."""
-    return {count for group in groups if (count := group.first.workers) and _rate(group)}
+    return {count for _, count, _ in _timed(groups)}
 
 
 def over_workers(groups: Sequence[Group], colors: dict[int, str], width: int) -> Plot:
     """Draw training samples per second by number of workers, and the line of the baseline's efficiency."""
-    timed = [
-        (count, rate.mean, colors[group.number])
-        for group in groups
-        if (count := group.first.workers) and (rate := _rate(group))
-    ]
-    workers = sorted({count for count, _, _ in timed})
+    timed = [(count, rate, colors[group.number]) for group, count, rate in _timed(groups)]
+    workers = sorted(worker_counts(groups))
 
     def draw(plot: Axes, scheme: Colors) -> None:
         for count, rate, color in timed:
@@ -188,8 +184,10 @@ def over_workers(groups: Sequence[Group], colors: dict[int, str], width: int) ->
     return themed_plot(draw, width, 280, _MARGINS)
 
 
-def _rate(group: Group) -> Spread | None:
-    return group.spread(lambda facts: facts.images_per_second)
+def _timed(groups: Sequence[Group]) -> list[tuple[Group, int, float]]:
+    """Groups with one number of workers and a rate: both beside each."""
+    rates = [(group, group.first.workers, group.spread(lambda facts: facts.images_per_second)) for group in groups]
+    return [(group, workers, rate.mean) for group, workers, rate in rates if workers and rate]
 
 
 def _variant(groups: Sequence[Group], label: str, metric: str) -> Variant:

@@ -49,7 +49,8 @@ class RowGroupCache:
             (folder / "locks").mkdir(exist_ok=True)
         except OSError as error:
             raise RuntimeError(f"no cache folder at {folder} ({error.strerror}): set reader.cache_folder") from None
-        if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid != os.getuid():
+        # A link to a folder of this user, which somebody else has put there, would choose where the cache is.
+        if folder.stat().st_uid != os.getuid() or folder.lstat().st_uid not in (os.getuid(), 0):
             raise RuntimeError(f"the cache folder {folder} belongs to another user: set reader.cache_folder")
 
     def get(

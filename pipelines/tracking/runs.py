@@ -143,7 +143,7 @@ def _create_run(
 def _describe(
     client: MlflowClient, run_id: str, parameters: Mapping[str, Any], dataset: DatasetFacts | None, context: str
 ) -> None:
-    values = [Param(key, str(value)) for key, value in parameters.items()]
+    values = [Param(key, redacted(str(value))) for key, value in parameters.items()]
     for start in range(0, len(values), _PARAMS_PER_BATCH):
         client.log_batch(run_id, params=values[start : start + _PARAMS_PER_BATCH])
     if dataset is not None:

@@ -77,6 +77,13 @@ def test_a_run_that_the_store_does_not_take_is_not_left_as_running(mlflow_store:
     assert run.info.status == "FAILED"
 
 
+def test_secrets_of_urls_are_in_no_run(mlflow_store: str) -> None:
+    run = start_run("keys", "evaluate", {"dataset": "https://token:x@host/dataset?sig=abc"}, {})
+    (value,) = MlflowClient(run.uri).get_run(run.run_id).data.params.values()
+    assert not any(secret in value for secret in ("token", "abc"))
+    assert "host/dataset" in value
+
+
 def test_secrets_of_urls_are_no_parameters() -> None:
     chosen = ["warm_start.source=https://user:se/cr@et@host/model?sig=abc", "dataset.path=s3://bucket/x?token=abc"]
     parameters = parameters_of(load("smoke", chosen), MANIFEST)

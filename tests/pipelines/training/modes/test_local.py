@@ -5,9 +5,9 @@ from typing import Any
 import keras
 import pytest
 
-from models.compression.codecs.none import NoneCodec
-from models.compression.exchange.exchange import GradientExchange
+from conf.load import load
 from pipelines.training.modes.local import LocalUpdates
+from pipelines.training.recipe import make_exchange
 
 
 def local_updates(one_rank: Any, rate: float) -> LocalUpdates:
@@ -15,16 +15,7 @@ def local_updates(one_rank: Any, rate: float) -> LocalUpdates:
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
-    exchange = GradientExchange(
-        NoneCodec(),
-        one_rank,
-        dense_below=0,
-        bucket_mib=1,
-        warmup_steps=0,
-        rescale_residual=False,
-        seed=0,
-        jit_compile=False,
-    )
+    exchange = make_exchange(load("smoke"), one_rank)
     return LocalUpdates(
         model,
         optimizer,
