@@ -98,6 +98,21 @@ class ResNet9Config(ResidualConfig):
         return 8 * self.stem_stride
 
 
+class AirbenchConfig(NetworkConfig):
+    """Seven convolutions for images of 32 x 32 pixels, the first of which whitens patches (Jordan 2024, airbench94)."""
+
+    name: Literal["airbench"] = "airbench"
+    width_factor: float = Field(default=1.0, gt=0, le=8)
+    """Scales the channel counts of the stages; 1.0 is the published network."""
+    dropout: float = Field(default=0.0, ge=0, lt=1)
+    """Rate of the dropout before the last layer."""
+
+    @property
+    def shortest_side(self) -> int:
+        """The first convolution takes a pixel off, and three stages halve the image."""
+        return 9
+
+
 class ImportedNetworkConfig(NetworkConfig, Imported):
     """Any function of yours, or of Keras, that builds a network."""
 
@@ -105,7 +120,8 @@ class ImportedNetworkConfig(NetworkConfig, Imported):
 
 
 ModelConfig = Annotated[
-    ResNetConfig | ResNetCifarConfig | ResNet9Config | ImportedNetworkConfig, Field(discriminator="name")
+    ResNetConfig | ResNetCifarConfig | ResNet9Config | AirbenchConfig | ImportedNetworkConfig,
+    Field(discriminator="name"),
 ]
 
 MODEL_NAMES = member_names(ModelConfig)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import keras
 
+from models.networks.airbench import airbench
 from models.networks.imported import imported
 from models.networks.resnet import resnet
 from models.networks.resnet9 import resnet9
@@ -17,6 +18,7 @@ NETWORKS: dict[str, Callable[..., keras.KerasTensor]] = {
     "resnet": resnet,
     "resnet_cifar": resnet_cifar,
     "resnet9": resnet9,
+    "airbench": airbench,
     "import": imported,
 }
 """Functions from normalised images `(batch, height, width, bands)` to float32 logits `(batch, classes)`.

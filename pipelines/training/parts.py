@@ -22,6 +22,7 @@ from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
 from models.networks.stages import Stage, cut, parts_of_flops
+from models.networks.whitening import whitens
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import Batch
@@ -55,6 +56,7 @@ from pipelines.training.stop import StopAgreement
 from pipelines.training.tracing.timeline import allow_timeline
 from pipelines.training.warm_start import begin_with
 from pipelines.training.weight_average import WeightAverage
+from pipelines.training.whitening import begin_whitened
 
 _log = logging.getLogger(__name__)
 
@@ -92,7 +94,7 @@ def make_parts(config: RunConfig) -> Parts:
     model = make_model(config, manifest)
     if span > 1:
         normalise_over(model, collective.group)
-    _begin_warm(config, manifest, model, collective)
+    _begin(config, manifest, model, collective)
     if membership.is_spare():
         _use_kernels_as_others(config)
     else:
@@ -390,15 +392,17 @@ def _tell_stages(stages: Sequence[Stage], micro_batches: int) -> None:
     )
 
 
-def _begin_warm(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
-    """Take the weights of an earlier training on rank 0, whose weights all get later; freeze on every rank."""
+def _begin(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
+    """Set on rank 0, whose weights all get later, those that do not start at random; freeze layers on every rank."""
     frozen = freeze_layers(config, model)
-    if config.warm_start.source is None or config.training.resume_run is not None or collective.rank != 0:
+    if config.training.resume_run is not None or collective.rank != 0:
         return
     if membership.is_spare():  # it gets all weights from the process whose place it takes
         return
-    lines = begin_with(model, config, manifest)
-    if frozen:
-        lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
+    lines = [begin_whitened(model, config, manifest)] if whitens(model) else []
+    if config.warm_start.source is not None:
+        lines += begin_with(model, config, manifest)
+        if frozen:
+            lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
     for line in lines:
         log_to_driver(line)

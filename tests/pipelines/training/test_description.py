@@ -29,6 +29,7 @@ MANIFEST = Manifest(
         (["training.precision=bfloat16", "optimizer=sgd"], "r18-sgd-g8-bf16-2w"),
         (["model={name: resnet_cifar, depth: 20}"], "cifar20-lars-g8-2w"),
         (["model={name: resnet9}"], "resnet9-lars-g8-2w"),
+        (["model={name: airbench}"], "airbench-lars-g8-2w"),
         (["model={name: import, path: 'keras.applications:MobileNet'}"], "mobilenet-lars-g8-2w"),
     ],
 )  # fmt: skip

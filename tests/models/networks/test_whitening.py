@@ -1,0 +1,110 @@
+"""Filters that whiten patches, and the layer that has them."""
+
+import keras
+import numpy as np
+import pytest
+
+from conf.networks import AirbenchConfig
+from models.layers.augmentation import Augmentation
+from models.layers.preprocessing import InputGroup
+from models.networks.model import build_model
+from models.networks.whitening import LAYER, patches_of, whiten, whitening_filters, whitens
+
+GROUPS = [
+    InputGroup("rgb", (16, 16, 3), "uint8", (128.0,) * 3, (60.0,) * 3),
+    InputGroup("far", (8, 8, 2), "uint16", (900.0,) * 2, (300.0,) * 2),
+]
+NETWORK = {"network": "airbench", "classes": 4, "upsampling": "nearest"}
+
+
+def model(augmentation=None, groups=GROUPS, precision="float32"):
+    keras.utils.set_random_seed(0)
+    settings = AirbenchConfig(width_factor=0.125).arguments()
+    return build_model(groups, augmentation=augmentation, precision=precision, **NETWORK, **settings)
+
+
+def smooth_images(samples=40, seed=0):
+    """Neighbouring pixels and bands are alike, as in photographs."""
+    random = np.random.default_rng(seed)
+    rough = random.normal(size=(samples, 18, 18, 1)) + 0.3 * random.normal(size=(samples, 18, 18, 3))
+    smooth = sum(rough[:, row : row + 16, column : column + 16] for row in range(3) for column in range(3))
+    far = np.clip(900 + 300 * random.normal(size=(samples, 8, 8, 2)), 0, 60000).astype(np.uint16)
+    return {"rgb": np.clip(128 + 20 * smooth, 0, 255).astype(np.uint8), "far": far}
+
+
+def correlations(responses):
+    flat = np.asarray(responses, np.float64).reshape(-1, responses.shape[-1])
+    return flat.T @ flat / len(flat)
+
+
+def test_responses_to_correlated_patches_are_uncorrelated_and_of_variance_1():
+    random = np.random.default_rng(0)
+    # Two directions of much variance beside ten of little.
+    mixing = random.normal(size=(12, 12)) / 4 + 3 * np.eye(12, 2) @ np.ones((2, 12))
+    patches = random.normal(size=(50_000, 12)) @ mixing
+    filters = whitening_filters(patches.T @ patches / len(patches))
+    assert filters.shape == (12, 24)
+    np.testing.assert_array_equal(filters[:, 12:], -filters[:, :12])
+    responses = correlations(patches @ filters[:, :12])
+    np.testing.assert_allclose(responses, np.diag(np.diag(responses)), atol=1e-3)
+    variances = np.linalg.eigvalsh(patches.T @ patches / len(patches))[::-1]
+    np.testing.assert_allclose(np.diag(responses), variances / (variances + 5e-4), rtol=1e-4)
+    assert np.abs(correlations(patches) - np.diag(variances)).max() > 5
+
+
+def test_directions_without_variance_are_not_magnified_without_end():
+    filters = whitening_filters(np.diag([4.0, 1.0, 0.0]))
+    assert np.abs(filters).max() == pytest.approx(1 / np.sqrt(5e-4))
+    np.testing.assert_allclose(np.abs(filters[:, :3]).max(axis=0), [0.5, 1.0, 1 / np.sqrt(5e-4)], rtol=1e-3)
+
+
+def test_patches_are_flat_as_in_a_kernel():
+    images = np.random.default_rng(0).normal(size=(2, 5, 4, 3))
+    patches = patches_of(images, 2)
+    assert patches.shape == (2 * 4 * 3, 12)
+    np.testing.assert_array_equal(patches[0], images[0, :2, :2].reshape(-1))
+    np.testing.assert_array_equal(patches[-1], images[1, 3:5, 2:4].reshape(-1))
+
+
+@pytest.mark.parametrize("augmentation", [None, Augmentation("flips")])
+def test_a_model_whitens_the_bands_of_all_groups(augmentation):
+    built, images = model(augmentation), smooth_images()
+    assert whitens(built)
+    whiten(built, [images])
+    network = built if augmentation is None else built.network
+    responses = correlations(keras.Model(network.input, network.get_layer(LAYER).output)(images))[:20, :20]
+    np.testing.assert_allclose(responses, np.diag(np.diag(responses)), atol=2e-2)
+    assert 0.8 < np.diag(responses).min() < np.diag(responses).max() < 1.05
+
+
+def test_the_number_of_batches_does_not_count():
+    images, kernels = smooth_images(), []
+    for size in (40, 7):
+        built = model()
+        parts = [{name: group[first : first + size] for name, group in images.items()} for first in range(0, 40, size)]
+        whiten(built, parts)
+        kernels.append(np.array(built.get_layer(LAYER).kernel))
+    np.testing.assert_allclose(kernels[0], kernels[1], rtol=1e-4, atol=1e-4)
+
+
+def test_the_filters_are_not_trained():
+    built = model()
+    assert built.get_layer(LAYER).kernel.shape == (2, 2, 5, 40)
+    assert not any(LAYER in variable.path for variable in built.trainable_variables)
+    assert [variable.path for variable in built.non_trainable_variables if LAYER in variable.path]
+
+
+def test_another_network_does_not_whiten():
+    settings = {"width_factor": 0.125, "stem_stride": 1, "zero_init_residual": True, "stochastic_depth": 0.0}
+    other = build_model(
+        GROUPS, network="resnet9", classes=4, upsampling="nearest", augmentation=None, dropout=0.0, **settings
+    )
+    assert not whitens(other)
+
+
+def test_images_that_cannot_whiten_are_refused():
+    with pytest.raises(ValueError, match="needs training images: got none"):
+        whiten(model(), [])
+    groups = [InputGroup("rgb", (16, 16, 3), "float32", (0.0,) * 3, (1.0,) * 3)]
+    with pytest.raises(ValueError, match="pixels that are not finite"):
+        whiten(model(groups=groups), [{"rgb": np.full((2, 16, 16, 3), np.nan, np.float32)}])

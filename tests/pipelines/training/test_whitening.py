@@ -1,0 +1,64 @@
+"""The whitening convolution begins with filters of the training split."""
+
+from pathlib import Path
+
+import keras
+import numpy as np
+import pytest
+
+from conf.load import load
+from conf.schema import RunConfig
+from models.networks.whitening import LAYER, patches_of, whitening_filters
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.reader import SplitReader
+from pipelines.training.recipe import make_model
+from pipelines.training.whitening import begin_whitened
+
+pytestmark = pytest.mark.spark
+
+
+def config(dataset: Path, *settings: str) -> RunConfig:
+    return load("smoke", [f"dataset.path={dataset}", "model={name: airbench, width_factor: 0.125}", *settings])
+
+
+def begun(chosen: RunConfig) -> tuple[keras.Model, str]:
+    keras.utils.set_random_seed(0)
+    manifest = read_manifest(chosen.dataset.path)
+    model = make_model(chosen, manifest)
+    return model, begin_whitened(model, chosen, manifest)
+
+
+def layer_of(model: keras.Model) -> keras.layers.Layer:
+    return getattr(model, "network", model).get_layer(LAYER)
+
+
+def test_it_whitens_by_samples_of_the_training_split(small_dataset: Path) -> None:
+    model, line = begun(config(small_dataset))
+    reader = SplitReader(small_dataset, "train")
+    assert line == f"the first convolution whitens patches by {len(reader)} training images"
+    network = getattr(model, "network", model)
+    images = reader.gather(np.arange(len(reader))).images
+    seen = keras.Model(network.input, network.get_layer(LAYER).input)(images)
+    patches = patches_of(np.asarray(seen, np.float64), 2)
+    expected = whitening_filters(patches.T @ patches / len(patches))
+    half = expected.shape[1] // 2
+    found = np.array(layer_of(model).kernel).reshape(expected.shape)
+    # Eigenvectors of like variance may turn within their plane: what the filters do is compared, not what they are.
+    products = [filters[:, :half] @ filters[:, :half].T for filters in (found, expected)]
+    np.testing.assert_allclose(products[0], products[1], rtol=1e-2)
+
+
+def test_it_is_the_same_again(small_dataset: Path) -> None:
+    kernels = [np.array(layer_of(begun(config(small_dataset))[0]).kernel) for _ in range(2)]
+    np.testing.assert_array_equal(kernels[0], kernels[1])
+
+
+def test_it_whitens_the_bands_that_the_network_sees(small_dataset: Path) -> None:
+    model, _ = begun(config(small_dataset, "input.bands=[B04, B8A]"))
+    assert layer_of(model).kernel.shape == (2, 2, 2, 16)
+
+
+def test_images_that_are_not_finite_name_the_dataset(small_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.training.whitening.whiten", lambda *_: (_ for _ in ()).throw(ValueError("no")))
+    with pytest.raises(ValueError, match=f"{small_dataset}: no"):
+        begun(config(small_dataset))
