@@ -32,7 +32,7 @@ import matplotlib.pyplot as plt
 from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 
 RESULTS = Path(__file__).parent / "results"
-GRIDS = ("sgd", "lars", "lamb", "beyond", "lecture_rule")
+GRIDS = ("sgd", "lars", "lamb", "beyond", "lecture_rule", "seeds")
 RULE = "LARS, the lecture's rule"
 SCORE, GOAL = "val/top_1", 0.8
 COLOURS = {"SGD": "tab:blue", "LARS": "tab:orange", "LAMB": "tab:green", RULE: "black"}

@@ -15,22 +15,20 @@ BASES = {
     "resolution": "cifar10",
     **{
         f"large_batch/{name}": "large_batch"
-        for name in ("sgd", "lars", "lamb", "beyond", "lecture_rule", "ablations", "compression")
+        for name in ("sgd", "lars", "lamb", "beyond", "lecture_rule", "seeds", "ablations", "longer", "compression")
     },
+    "large_batch/claim": "cifar10_baseline",
 }
 """By grid the configuration at which it is trained."""
-ALONE = {"cifar10_baseline"}
-"""Configurations that are trained without a grid."""
-
 
 def test_every_file_is_one_of_them() -> None:
     files = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")}
-    assert files == {*BASES, *BASES.values(), *ALONE}
+    assert files == {*BASES, *BASES.values()}
 
 
-@pytest.mark.parametrize("name", sorted({*BASES.values(), *ALONE}))
+@pytest.mark.parametrize("name", sorted({*BASES.values()}))
 def test_configurations_are_valid(name: str) -> None:
-    assert load(str(FOLDER / f"{name}.yaml")).model.name in ("resnet_cifar", "resnet9")
+    assert load(str(FOLDER / f"{name}.yaml")).model.name in ("resnet_cifar", "resnet9", "airbench")
 
 
 @pytest.mark.parametrize(("grid", "base"), BASES.items())

@@ -4,9 +4,9 @@
 #   tests/benchmarks/grids/large_batch/train.sh FOLDER ../shared/data/cifar10.zip
 #
 # FOLDER is a working folder, made if it is missing. The same command continues what was ended: cells that
-# tests/benchmarks/results has are not trained again, on any machine. Two grids run at once, each on one core; the one of
-# two workers comes after them. `make bench NAME=large_batch` then makes the table and the pictures. The heads of
-# ablations.yaml and compression.yaml have theirs, which need the best rate of LARS.
+# tests/benchmarks/results has are not trained again, on any machine. Two grids run at once, each on one core; those of
+# two workers come after them. `make bench NAME=large_batch` then makes the table and the pictures. The network of the
+# baseline is trained by claim.yaml, whose head has the command.
 set -euo pipefail
 work=$(mkdir -p "$1" && cd "$1" && pwd)
 images=$(realpath "$2")
@@ -42,10 +42,10 @@ grids() {
     done
 }
 
-grids first sgd lecture_rule &
+grids first sgd longer lecture_rule &
 first=$!
-grids second lars lamb &
+grids second lars seeds lamb &
 second=$!
 wait $first
 wait $second
-grids third beyond
+grids third beyond ablations compression
