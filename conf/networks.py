@@ -20,6 +20,16 @@ class NetworkConfig(Member):
         """Pixels of the smallest images on which the network has a pixel left after its last stage."""
         return 1
 
+    @property
+    def least_side(self) -> int:
+        """Pixels of the smallest images that the network takes at all."""
+        return 1
+
+    @property
+    def whitens(self) -> bool:
+        """Whether the first convolution whitens patches, by images of the training split."""
+        return False
+
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments for the constructor of that name; how ranks work together is no matter of a network."""
         return self.model_dump(exclude={"name", "batch_norm_ranks"})
@@ -97,6 +107,11 @@ class ResNet9Config(ResidualConfig):
         """Three stages halve the image, and the stem may."""
         return 8 * self.stem_stride
 
+    @property
+    def least_side(self) -> int:
+        """The same: a stage without a pixel left to halve is an error."""
+        return self.shortest_side
+
 
 class AirbenchConfig(NetworkConfig):
     """Seven convolutions for images of 32 x 32 pixels, the first of which whitens patches (Jordan 2024, airbench94)."""
@@ -109,8 +124,18 @@ class AirbenchConfig(NetworkConfig):
 
     @property
     def shortest_side(self) -> int:
-        """The first convolution takes a pixel off, and three stages halve the image."""
+        """The first convolution shortens each side by a pixel, and three stages halve the image."""
         return 9
+
+    @property
+    def least_side(self) -> int:
+        """The same: a stage without a pixel left to halve is an error."""
+        return self.shortest_side
+
+    @property
+    def whitens(self) -> bool:
+        """By the first rows of the training split."""
+        return True
 
 
 class ImportedNetworkConfig(NetworkConfig, Imported):

@@ -21,6 +21,7 @@ from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, 
 from pipelines.scoring.evaluation_page import evaluation_page
 from pipelines.scoring.model import ModelDescription, check_fits, describe
 from pipelines.scoring.source import dataset_source
+from pipelines.scoring.symmetries import check_symmetries
 from pipelines.storage import Folder
 from pipelines.tracking import revision
 from pipelines.tracking.experiments import chosen_experiment
@@ -67,6 +68,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     served = find_model(model_uri)
     model = describe(served)
     check_fits(model, where=str(dataset), task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)
+    symmetries = config.evaluate.test_time_augmentation
+    check_symmetries(symmetries, model.inputs)
     metrics = _own_metrics(config)
     if metrics:
         check_own_metrics(config)
@@ -76,7 +79,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     with spark_session("groundswell evaluate", config.launch.master, runs_on_connect=True) as spark:
         batch_size, threads = config.training.batch_size_per_worker, config.launch.threads_per_worker
         scores, *validation = [
-            collect_scores(spark, model, file, source, batch_size=batch_size, threads=threads) for source in sources
+            collect_scores(spark, model, file, source, batch_size=batch_size, threads=threads, symmetries=symmetries)
+            for source in sources
         ]
     measured = measure(
         scores,
@@ -86,13 +90,18 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         own_metrics=metrics,
         validation=validation[0] if validation else None,
     )
-    page = _page(measured, scores, dataset, splits, model, settings)
+    page = _page(config, measured, scores, splits, model, settings)
     if report is not None:
         Path(report).write_text(page)
     run = _record(config, served, measured, name_of(splits), page, manifest)
-    if measured.thresholds is not None and served.metadata.dataset_fingerprint == manifest.fingerprint:
+    # `score` predicts each image alone: thresholds for means are not its own.
+    if (
+        measured.thresholds is not None
+        and symmetries is None
+        and served.metadata.dataset_fingerprint == manifest.fingerprint
+    ):
         keep_thresholds(served, measured.thresholds.tolist())
-    return Evaluation(measured.metrics, measured.per_class, split=name_of(splits), run=run)
+    return Evaluation(measured.metrics, measured.per_class, split=_group(config, name_of(splits)), run=run)
 
 
 def splits_of(text: str) -> list[str]:
@@ -103,6 +112,12 @@ def splits_of(text: str) -> list[str]:
 def name_of(splits: Sequence[str]) -> str:
     """Give the group of the metrics of some splits."""
     return "-".join(splits)
+
+
+def _group(config: RunConfig, name: str) -> str:
+    """Give the group of metrics, with the images over which probabilities are averaged."""
+    symmetries = config.evaluate.test_time_augmentation
+    return name if symmetries is None else f"{name}_{symmetries}"
 
 
 def _is_tuned(config: RunConfig, splits: Sequence[str], has_validation: bool) -> bool:
@@ -118,15 +133,17 @@ def _own_metrics(config: RunConfig) -> dict[str, Metric]:
 
 
 def _page(
+    config: RunConfig,
     measured: Measured,
     scores: SplitScores,
-    dataset: Folder,
     splits: Sequence[str],
     model: ModelDescription,
     settings: ReaderSettings,
 ) -> str:
-    readers = [SplitReader(dataset, split, settings) for split in splits]
+    readers = [SplitReader(config.dataset.path, split, settings) for split in splits]
     facts = {"Model": model.uri, "Version": model.version, "Dataset": readers[0].manifest.fingerprint[:12]}
+    if config.evaluate.test_time_augmentation is not None:
+        facts["Test-time augmentation"] = config.evaluate.test_time_augmentation
     return evaluation_page(measured, scores, readers, ", ".join(splits), facts)
 
 
@@ -142,7 +159,8 @@ def _record(
     """
     parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
     known = served.metadata.run_id is not None and has_run(parent)
-    name, facts = f"evaluate {split}", dataset_facts(config.dataset.path, manifest)
+    symmetries, facts = config.evaluate.test_time_augmentation, dataset_facts(config.dataset.path, manifest)
+    name = f"evaluate {split}" if symmetries is None else f"evaluate {split} {symmetries}"
     parameters = {
         "model": served.uri,
         "model_id": served.model_id,
@@ -150,6 +168,8 @@ def _record(
         "dataset_fingerprint": manifest.fingerprint,
         "split": split,
     }
+    if symmetries is not None:
+        parameters["test_time_augmentation"] = symmetries
     tags = {"mlflow.source.name": "groundswell evaluate", "mlflow.source.type": "JOB", **revision.tags()}
     child = (
         start_child_run(parent, name, parameters, tags, dataset=facts, context="evaluation")
@@ -160,9 +180,10 @@ def _record(
     )
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
-        _write(child, measured, split, own, step, page)
+        _write(child, measured, _group(config, split), own, step, page)
     if known and split != TRAINING_SPLIT:  # whose curves the training has written itself
-        _write(parent, measured, split if served.metadata.ema is None else f"{split}_ema", own, step, None)
+        weights = split if served.metadata.ema is None else f"{split}_ema"
+        _write(parent, measured, _group(config, weights), own, step, None)
     return child
 
 
@@ -219,8 +240,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     config = read_config(arguments)
     result.dataset, result.model_uri = config.dataset.path, model_uri_of(arguments.model)
     evaluation = evaluate(config, result.model_uri, arguments.split)
-    group = name_of(splits_of(arguments.split))
-    result.metrics = {f"{group}/{name}": value for name, value in evaluation.metrics.items()}
+    result.metrics = {f"{evaluation.split}/{name}": value for name, value in evaluation.metrics.items()}
     for line in per_class_lines(evaluation):
         say(line)
     for name, value in evaluation.metrics.items():

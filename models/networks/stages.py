@@ -135,7 +135,7 @@ def _cuts(network: keras.Model) -> list[_Cut]:
 
 
 def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
-    """Every place with layers that compute before and after it, in the order of the network."""
+    """Every place with layers that compute and learn before and after it, in the order of the network."""
     # Keras has no public list of a model's calls. They are sorted by depth: what a call needs comes before it.
     depths = sorted(network._nodes_by_depth, reverse=True)
     calls = [call for depth in depths for call in network._nodes_by_depth[depth] if not call.is_input]
@@ -143,12 +143,13 @@ def _all_cuts(network: keras.Model) -> Iterator[_Cut]:
     uses |= {id(tensor): len(calls) for tensor in network.outputs}
     last_calls = {id(call.operation): number for number, call in enumerate(calls)}
     waiting = {id(tensor) for tensor in network.inputs}
-    flops, shared_until, total = 0, 0, forward_flops(network)
+    flops, shared_until, total, learns = 0, 0, forward_flops(network), False
     for number, call in enumerate(calls):
         waiting = {each for each in waiting | {id(tensor) for tensor in call.outputs} if uses.get(each, -1) > number}
         # A layer that is called on both sides would have its weights in two stages.
         shared_until = max(shared_until, last_calls[id(call.operation)])
         flops += layer_flops(call.operation) if last_calls[id(call.operation)] == number else 0
+        learns = learns or bool(getattr(call.operation, "trainable_variables", ()))
         is_border = len(call.outputs) == 1 and waiting == {id(call.outputs[0])} and shared_until == number
-        if is_border and 0 < flops < total:
+        if is_border and learns and 0 < flops < total:
             yield _Cut(call.outputs[0], flops)

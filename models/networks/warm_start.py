@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from numpy.typing import NDArray
 
+from models.networks import whitening
+
 _HEAD_LAYER = "logits"
 _BANDS_AXIS = -2  # of a kernel: (height, width, channels in, channels out) or (in, out)
 
@@ -80,6 +82,9 @@ def take_weights(
             known = [(earlier.bands.index(band), place) for place, band in enumerate(bands) if band in earlier.bands]
             if not known:
                 taken.new[name] = "the earlier network saw none of these bands"
+                continue
+            if name.split(".")[-2] == whitening.LAYER and len(known) < len(bands):
+                taken.new[name] = "the earlier network did not see all of these bands, whose filters belong together"
                 continue
             start = np.array(variable)
             start[..., [place for _, place in known], :] = value[..., [place for place, _ in known], :]

@@ -14,6 +14,8 @@ LAYER = "whitening"
 _EPSILON = 5e-4
 """Added to the variance of each direction, in units of a normalised band's variance of about 1: where patches hardly
 differ, noise is not magnified further."""
+_LONGEST_SIDE = 512
+"""Pixels of an image, down and across, of which patches are taken."""
 
 
 def whitening_convolution(images: keras.KerasTensor, kernel_size: int, *, dtype: str | None) -> keras.KerasTensor:
@@ -31,8 +33,8 @@ def whitening_convolution(images: keras.KerasTensor, kernel_size: int, *, dtype:
 
 
 def whitens(model: keras.Model) -> bool:
-    """Whether a model begins with a whitening convolution."""
-    return any(layer.name == LAYER for layer in _network(model).layers)
+    """Whether a model begins with a whitening convolution, and not with another layer of this name."""
+    return any(layer.name == LAYER and _is_ours(layer) for layer in _network(model).layers)
 
 
 def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> None:
@@ -44,7 +46,7 @@ def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) ->
             enough.
 
     Raises:
-        ValueError: no images, or pixels that are not finite after normalisation.
+        ValueError: no images, or pixels that are not finite.
     """
     network = _network(model)
     layer = network.get_layer(LAYER)
@@ -52,7 +54,8 @@ def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) ->
     before = keras.Model(network.input, layer.input)
     products, patches = np.zeros(()), 0
     for images in batches:
-        each = patches_of(np.asarray(before({name: images[name] for name in network.input}), np.float64), side)
+        seen = np.asarray(before({name: images[name] for name in network.input}))[:, :_LONGEST_SIDE, :_LONGEST_SIDE]
+        each = patches_of(seen.astype(np.float64), side)
         products, patches = products + each.T @ each, patches + len(each)
     if not patches:
         raise ValueError("a whitening convolution needs training images: got none")
@@ -79,8 +82,8 @@ def whitening_filters(covariance: NDArray[np.float64]) -> NDArray[np.float32]:
 
         C = mean over all patches p of p p^T = V diag(v) V^T,   f_i = V_i / sqrt(v_i + epsilon)
 
-    Directions of much variance come first. Each filter is there with both signs, f and then -f, so that an activation
-    that sets negative values to 0 loses nothing.
+    Directions of much variance come first. Every filter occurs twice, as f and then as -f, so that an activation that
+    sets negative values to 0 loses nothing.
 
     Args:
         covariance: C, `(n, n)`.
@@ -95,12 +98,22 @@ def whitening_filters(covariance: NDArray[np.float64]) -> NDArray[np.float32]:
     for both signs and epsilon.
     """
     if not np.all(np.isfinite(covariance)):
-        raise ValueError("images have pixels that are not finite, and a whitening convolution needs finite ones")
+        raise ValueError(
+            "some training images have pixels that are not finite, and a whitening convolution needs finite ones: "
+            "choose another model.name, or prepare the dataset without these images"
+        )
     variances, directions = np.linalg.eigh(covariance)
     # Rounding can make the variance of a constant band slightly negative.
     filters = (directions / np.sqrt(np.maximum(variances, 0.0) + _EPSILON))[:, ::-1]
     both: NDArray[np.float32] = np.concatenate([filters, -filters], axis=1).astype(np.float32)
     return both
+
+
+def _is_ours(layer: keras.layers.Layer) -> bool:
+    if not isinstance(layer, keras.layers.Conv2D) or layer.trainable or layer.use_bias:
+        return False
+    height, width, bands, filters = layer.kernel.shape
+    return bool(height == width and filters == 2 * height * width * bands)
 
 
 def _network(model: keras.Model) -> keras.Model:

@@ -28,6 +28,7 @@ from pipelines.scoring.model import DEFAULT_THRESHOLD, ModelDescription
 from pipelines.scoring.parts import Part
 from pipelines.scoring.predictor import LoadSettings, load_keras, predictor, task_threads
 from pipelines.scoring.source import Source
+from pipelines.scoring.symmetries import Symmetries, averaged
 from pipelines.storage import Folder
 from pipelines.tasks import run_tasks
 
@@ -103,11 +104,13 @@ class _Collector:
     file: SentFile
     batch_size: int
     threads: int | None
+    symmetries: Symmetries | None
 
     def collect(self, part: Part) -> tuple[list[str], bytes, bytes, list[dict[str, str]]]:
         """Ids, probabilities, targets and rejected samples of one part."""
         settings = LoadSettings(self.batch_size, task_threads(self.threads))
-        predict = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+        loaded = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+        predict = averaged(loaded, self.symmetries)
         ids: list[str] = []
         probabilities, targets, rejected = [], [], []
         for batch in part.batches(self.batch_size):
@@ -127,6 +130,7 @@ def collect_scores(
     *,
     batch_size: int,
     threads: int | None,
+    symmetries: Symmetries | None = None,
 ) -> SplitScores:
     """Score all samples of a labelled source, on as many tasks at a time as Spark has slots.
 
@@ -139,6 +143,7 @@ def collect_scores(
         source: Source of a prepared dataset.
         batch_size: Samples that the model gets at a time.
         threads: Threads of one task; None: the cores of the Spark task.
+        symmetries: Over which each sample's probabilities are averaged; None: it alone.
 
     Raises:
         ValueError: A row is damaged, or the model gives numbers that are not finite; names a sample.
@@ -149,7 +154,7 @@ def collect_scores(
         found = run_tasks(
             spark,
             list(source.parts),
-            _Collector(model, sent, batch_size, threads).collect,
+            _Collector(model, sent, batch_size, threads, symmetries).collect,
             job="evaluate",
             folder=Folder.at(source.where),
             files=[part.file for part in source.parts],

@@ -24,7 +24,7 @@ from pipelines.training.class_weights import class_weights
 from pipelines.training.input import reader_settings
 from pipelines.training.output import CHECKPOINTS, checkpoints_of, records_folder, run_place
 from pipelines.training.rates import make_schedule
-from pipelines.training.resolution import trained_sizes
+from pipelines.training.resolution import full_size, trained_sizes
 from pipelines.training.selection import best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
@@ -63,8 +63,9 @@ def check_dataset(config: RunConfig) -> Manifest:
     check_source(config.warm_start)
     if has_own_parts(config):
         try_parts(config, manifest)
-    # Petastorm's reader reads the training split without our cache.
-    splits = [VALIDATION_SPLIT] if config.reader.name == "petastorm" else [TRAINING_SPLIT, VALIDATION_SPLIT]
+    # Petastorm's reader reads the training split without our cache, and some of it is read with our own to whiten.
+    with_own = config.reader.name != "petastorm" or config.model.whitens
+    splits = [TRAINING_SPLIT, VALIDATION_SPLIT] if with_own else [VALIDATION_SPLIT]
     present = [split for split in splits if split in manifest.splits]
     if not check_readable(config.dataset.path, manifest, present, reader_settings(config.reader)):
         _check_cache_is_default(config)
@@ -255,6 +256,12 @@ def _check_reader(config: RunConfig, manifest: Manifest) -> None:
 def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
     """Check what the model's first layers need, in the words of the configuration."""
     groups = used_groups(manifest.groups, config.input.bands)
+    side = min(full_size(config, manifest))
+    if side < config.model.least_side:
+        raise ValueError(
+            f"model.name={config.model.name} needs images of at least {config.model.least_side} pixels on each side, "
+            f"and those of {config.dataset.path} have {side}: choose another model.name"
+        )
     _check_augmentation(config, groups)
     upsampling, sizes = config.input.upsampling, {group.shape[:2] for group in groups}
     if upsampling != config.input.default("upsampling") and len(sizes) == 1:

@@ -393,7 +393,7 @@ def _tell_stages(stages: Sequence[Stage], micro_batches: int) -> None:
 
 
 def _begin(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
-    """Set on rank 0, whose weights all get later, those that do not start at random; freeze layers on every rank."""
+    """Set the weights that are not random on rank 0, a broadcast gives them to all; freeze layers on every rank."""
     frozen = freeze_layers(config, model)
     if config.training.resume_run is not None or collective.rank != 0:
         return
@@ -401,7 +401,8 @@ def _begin(config: RunConfig, manifest: Manifest, model: keras.Model, collective
         return
     lines = [begin_whitened(model, config, manifest)] if whitens(model) else []
     if config.warm_start.source is not None:
-        lines += begin_with(model, config, manifest)
+        # Filters of the dataset, unless the earlier training has some: what became of them is among the lines.
+        lines = begin_with(model, config, manifest)
         if frozen:
             lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
     for line in lines:

@@ -21,6 +21,7 @@ BASES = {
 }
 """By grid the configuration at which it is trained."""
 
+
 def test_every_file_is_one_of_them() -> None:
     files = {path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.rglob("*.yaml")}
     assert files == {*BASES, *BASES.values()}

@@ -70,8 +70,17 @@ def test_dropout_is_before_the_dense_layer():
     assert names[-3:] == ["pool_scaled", "dropout", "logits"]
 
 
-def test_a_pipeline_cuts_it_between_convolutions():
-    assert [stage.last_layer for stage in cut(network(), 2)][-1] == "logits"
+@pytest.mark.parametrize("stages", [2, 4, 7])
+def test_a_pipeline_cuts_it_into_stages_that_learn(stages):
+    found = cut(network(), stages)
+    assert len(found) == stages
+    assert found[-1].last_layer == "logits"
+    assert all(stage.network.trainable_variables for stage in found)
+
+
+def test_eight_stages_are_too_many():
+    with pytest.raises(ValueError, match=r"can be cut at 6 places .* and 8 stages need 7"):
+        cut(network(), 8)
 
 
 def test_half_precision_is_served_in_float32_by_keras_own_layers():

@@ -106,8 +106,12 @@ def test_layers_that_draw_from_a_state_of_their_own_are_refused() -> None:
 
 
 def test_a_stage_has_something_to_train() -> None:
-    model = chain(8, 8, 8, 2)
+    first = chain(8, 8, 8, 2)
     for name in ("dense0", "dense1"):
-        model.get_layer(name).trainable = False
-    with pytest.raises(ValueError, match="chain_stage1 has nothing to train"):
-        cut(model, 2)
+        first.get_layer(name).trainable = False
+    assert [stage.last_layer for stage in cut(first, 2)] == ["dense2", "dense3"]
+    last = chain(8, 8, 8, 2)
+    for name in ("dense2", "dense3"):
+        last.get_layer(name).trainable = False
+    with pytest.raises(ValueError, match="chain_stage2 has nothing to train"):
+        cut(last, 2)

@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 
+from models.networks.airbench import airbench
 from models.networks.resnet import resnet
 from models.networks.warm_start import TrainedWeights, freeze, name_of, take_weights
 
@@ -52,6 +53,27 @@ def test_bands_in_another_order_are_exchanged():
     earlier, model = network(2, 2, seed=1), network(2, 2)
     take_weights(model, weights_of(earlier, ["a", "b"], None), bands=["b", "a"], class_names="xy")
     np.testing.assert_array_equal(values(model)["stem_conv.kernel"], values(earlier)["stem_conv.kernel"][:, :, ::-1])
+
+
+def test_whitening_filters_are_taken_only_with_all_of_their_bands():
+    def whitening_network(seed):
+        keras.utils.set_random_seed(seed)
+        images = keras.Input((16, 16, 3))
+        return keras.Model(images, airbench(images, classes=2, width_factor=0.125, dropout=0.0, dtype=None))
+
+    earlier, name = whitening_network(1), "whitening.kernel"
+    for bands in (["c", "a", "b"], ["c", "a", "new"]):
+        model = whitening_network(0)
+        start = values(model)[name]
+        taken = take_weights(model, weights_of(earlier, ["a", "b", "c"], None), bands=bands, class_names="xy")
+        if "new" in bands:
+            assert (
+                taken.new[name] == "the earlier network did not see all of these bands, whose filters belong together"
+            )
+            np.testing.assert_array_equal(values(model)[name], start)
+        else:
+            assert taken.by_band == [name]
+            np.testing.assert_array_equal(values(model)[name], values(earlier)[name][:, :, [2, 0, 1]])
 
 
 @pytest.mark.parametrize("class_names", [["x", "z"], ["y", "x"], ["x", "y", "z"]])

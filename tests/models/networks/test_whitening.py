@@ -94,12 +94,30 @@ def test_the_filters_are_not_trained():
     assert [variable.path for variable in built.non_trainable_variables if LAYER in variable.path]
 
 
-def test_another_network_does_not_whiten():
-    settings = {"width_factor": 0.125, "stem_stride": 1, "zero_init_residual": True, "stochastic_depth": 0.0}
-    other = build_model(
-        GROUPS, network="resnet9", classes=4, upsampling="nearest", augmentation=None, dropout=0.0, **settings
-    )
-    assert not whitens(other)
+@pytest.mark.parametrize(
+    "layer",
+    [
+        keras.layers.BatchNormalization(name=LAYER),
+        keras.layers.Conv2D(24, 2, use_bias=False, name=LAYER),
+        keras.layers.Conv2D(8, 2, use_bias=False, trainable=False, name=LAYER),
+    ],
+)
+def test_layers_of_others_with_this_name_do_not_whiten(layer):
+    images = keras.Input((16, 16, 3))
+    assert not whitens(keras.Model(images, layer(images)))
+
+
+def test_large_images_are_whitened_by_a_part_of_them():
+    side, random = 600, np.random.default_rng(0)
+    groups = [InputGroup("rgb", (side, side, 3), "float32", (0.0,) * 3, (1.0,) * 3)]
+    images = random.normal(size=(1, side, side, 3)).astype(np.float32)
+    kernels = []
+    for changed in (0.0, 50.0):
+        images[:, 512:] += changed
+        built = model(groups=groups)
+        whiten(built, [{"rgb": images}])
+        kernels.append(np.array(built.get_layer(LAYER).kernel))
+    np.testing.assert_array_equal(kernels[0], kernels[1])
 
 
 def test_images_that_cannot_whiten_are_refused():

@@ -33,9 +33,9 @@ np.save(sys.argv[3], model.predict({name: images[name] for name in model.input},
 
 @pytest.fixture(scope="session")
 def plain_predictions(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """Gives the probabilities that Keras's own `predict` computes in one process, by id."""
+    """Gives the probabilities that Keras's own `predict` computes in one process, by id; of images left for right."""
 
-    def predict(model: Path, dataset: Path) -> dict[str, Any]:
+    def predict(model: Path, dataset: Path, *, mirrored: bool = False) -> dict[str, Any]:
         folder = tmp_path_factory.mktemp("predict")
         manifest: Manifest = read_manifest(dataset)
         ids: list[str] = []
@@ -44,7 +44,7 @@ def plain_predictions(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
             reader = SplitReader(dataset, split)
             ids += reader.ids()
             for name, pixels in reader.gather(np.arange(len(reader))).images.items():
-                images.setdefault(name, []).append(pixels)
+                images.setdefault(name, []).append(pixels[:, :, ::-1] if mirrored else pixels)
         np.savez(folder / "images.npz", **{name: np.concatenate(pixels) for name, pixels in images.items()})
         command = [sys.executable, "-c", _PREDICT, model, folder / "images.npz", folder / "found.npy"]
         subprocess.run(command, check=True, timeout=200, capture_output=True)

@@ -176,6 +176,39 @@ def test_scoring_takes_the_thresholds_that_were_tuned(
 
 @pytest.mark.spark
 @pytest.mark.timeout(280)
+def test_scores_of_an_image_and_its_mirror_image_have_a_name_of_their_own(
+    measured: Any,
+    logged: Any,
+    small_dataset: Path,
+    expected: Any,
+    plain_predictions: Callable[..., dict[str, Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    before = find_model(logged.uri).metadata.thresholds
+    settings = ["training.batch_size_per_worker=5", "evaluate.test_time_augmentation=mirror"]
+    found = evaluate(load("smoke", [f"dataset.path={small_dataset}", *settings]), logged.uri)
+    mirrored = plain_predictions(logged.file, small_dataset, mirrored=True)
+    both = {name: (expected[name] + mirrored[name]) / 2 for name in expected}
+    targets, probabilities = truth(small_dataset, "test", both)
+    losses = [log_loss(targets[:, each], probabilities[:, each], labels=[0, 1]) for each in range(targets.shape[1])]
+    assert found.metrics["loss"] == pytest.approx(np.mean(losses), abs=1e-5)
+    assert found.metrics["loss"] != pytest.approx(measured[0].metrics["loss"], abs=1e-5)
+
+    client = MlflowClient(logged.store)
+    child = client.get_run(found.run.run_id)
+    assert child.info.run_name == "evaluate test mirror"
+    assert child.data.params["test_time_augmentation"] == "mirror"
+    assert child.data.metrics["test_mirror/loss"] == pytest.approx(found.metrics["loss"])
+    parent = client.get_run(logged.uri.split("/")[1]).data.metrics
+    assert parent["test_mirror/loss"] == pytest.approx(found.metrics["loss"])
+    assert parent["test/loss"] == pytest.approx(measured[0].metrics["loss"])
+    # Thresholds that suit the means are not those of single images, which `score` predicts.
+    assert find_model(logged.uri).metadata.thresholds == before
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
 def test_several_splits_are_measured_as_one_with_a_slice_each(
     logged: Any,
     small_dataset: Path,

@@ -44,6 +44,17 @@ def test_quarter_turns_need_squares() -> None:
     _check_model_input(load("smoke", ["input.augmentation=flips"]), manifest((32, 40, 3)))
 
 
+@pytest.mark.parametrize(("network", "least"), [("airbench", 9), ("resnet9", 8), ("resnet9, stem_stride: 2", 16)])
+def test_images_that_are_too_small_for_the_network_are_refused(network: str, least: int) -> None:
+    config = load("smoke", [f"model={{name: {network}}}"])
+    _check_model_input(config, manifest((least, least, 3)))
+    message = (
+        rf"^model\.name=\w+ needs images of at least {least} pixels on each side, and those of .* have {least - 1}:"
+    )
+    with pytest.raises(ValueError, match=message):
+        _check_model_input(config, manifest((32, least - 1, 3)))
+
+
 def test_statistics_of_every_band_are_needed() -> None:
     short = BandStatistics(mean=(1.0,) * 2, std=(1.0,) * 2)
     with pytest.raises(ValueError, match=r"no finite mean and standard deviation for each of the 3 bands of group"):
