@@ -134,7 +134,7 @@ class AirbenchConfig(NetworkConfig):
 
     @property
     def whitens(self) -> bool:
-        """By the first rows of the training split."""
+        """It does, by the first rows of the training split."""
         return True
 
 

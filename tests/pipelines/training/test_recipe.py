@@ -301,6 +301,8 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
     # The C++ kernels say which codecs have some; the report shows two datasets beside their published figures, and
     # reads an image folder's name as a word.
     pairs |= {"models/compression/kernels/__init__.py", "pipelines/dataset/report/published_statistics.py"}
+    # Test-time augmentation has symmetries that are called as the augmentations that draw from them.
+    pairs |= {"conf/evaluate.py", "pipelines/scoring/symmetries.py"}
     shipped = [path for folder in ("jobs", "pipelines", "models", "conf") for path in (project / folder).rglob("*.py")]
     mentions = {
         path.relative_to(project).as_posix(): {
