@@ -32,16 +32,11 @@ def whitening_convolution(images: keras.KerasTensor, kernel_size: int, *, dtype:
     return keras.layers.Conv2D(filters, kernel_size, use_bias=False, trainable=False, dtype=dtype, name=LAYER)(images)
 
 
-def whitens(model: keras.Model) -> bool:
-    """Whether a model begins with a whitening convolution, and not with another layer of this name."""
-    return any(layer.name == LAYER and _is_ours(layer) for layer in _network(model).layers)
-
-
 def whiten(model: keras.Model, batches: Iterable[Mapping[str, NDArray[Any]]]) -> None:
     """Set the filters of a model's whitening convolution by some images, as stored.
 
     Args:
-        model: A model for which `whitens` holds.
+        model: A model with such a layer.
         batches: Training images by image group, `(samples, height, width, bands)`; some hundred thousand pixels are
             enough.
 
@@ -107,13 +102,6 @@ def whitening_filters(covariance: NDArray[np.float64]) -> NDArray[np.float32]:
     filters = (directions / np.sqrt(np.maximum(variances, 0.0) + _EPSILON))[:, ::-1]
     both: NDArray[np.float32] = np.concatenate([filters, -filters], axis=1).astype(np.float32)
     return both
-
-
-def _is_ours(layer: keras.layers.Layer) -> bool:
-    if not isinstance(layer, keras.layers.Conv2D) or layer.trainable or layer.use_bias:
-        return False
-    height, width, bands, filters = layer.kernel.shape
-    return bool(height == width and filters == 2 * height * width * bands)
 
 
 def _network(model: keras.Model) -> keras.Model:

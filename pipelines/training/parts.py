@@ -22,7 +22,6 @@ from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
 from models.networks.stages import Stage, cut, parts_of_flops
-from models.networks.whitening import whitens
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import Batch
@@ -399,7 +398,7 @@ def _begin(config: RunConfig, manifest: Manifest, model: keras.Model, collective
         return
     if membership.is_spare():  # it gets all weights from the process whose place it takes
         return
-    lines = [begin_whitened(model, config, manifest)] if whitens(model) else []
+    lines = [begin_whitened(model, config, manifest)] if config.model.whitens else []
     if config.warm_start.source is not None:
         # Filters of the dataset, unless the earlier training has some: what became of them is among the lines.
         lines = begin_with(model, config, manifest)

@@ -8,7 +8,7 @@ from conf.networks import AirbenchConfig
 from models.layers.augmentation import Augmentation
 from models.layers.preprocessing import InputGroup
 from models.networks.model import build_model
-from models.networks.whitening import LAYER, patches_of, whiten, whitening_filters, whitens
+from models.networks.whitening import LAYER, patches_of, whiten, whitening_filters
 
 GROUPS = [
     InputGroup("rgb", (16, 16, 3), "uint8", (128.0,) * 3, (60.0,) * 3),
@@ -69,7 +69,6 @@ def test_patches_are_flat_as_in_a_kernel():
 @pytest.mark.parametrize("augmentation", [None, Augmentation("flips")])
 def test_a_model_whitens_the_bands_of_all_groups(augmentation):
     built, images = model(augmentation), smooth_images()
-    assert whitens(built)
     whiten(built, [images])
     network = built if augmentation is None else built.network
     responses = correlations(keras.Model(network.input, network.get_layer(LAYER).output)(images))[:20, :20]
@@ -92,19 +91,6 @@ def test_the_filters_are_not_trained():
     assert built.get_layer(LAYER).kernel.shape == (2, 2, 5, 40)
     assert not any(LAYER in variable.path for variable in built.trainable_variables)
     assert [variable.path for variable in built.non_trainable_variables if LAYER in variable.path]
-
-
-@pytest.mark.parametrize(
-    "layer",
-    [
-        keras.layers.BatchNormalization(name=LAYER),
-        keras.layers.Conv2D(24, 2, use_bias=False, name=LAYER),
-        keras.layers.Conv2D(8, 2, use_bias=False, trainable=False, name=LAYER),
-    ],
-)
-def test_layers_of_others_with_this_name_do_not_whiten(layer):
-    images = keras.Input((16, 16, 3))
-    assert not whitens(keras.Model(images, layer(images)))
 
 
 def test_large_images_are_whitened_by_a_part_of_them():
