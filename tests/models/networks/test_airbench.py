@@ -7,7 +7,6 @@ import tensorflow as tf
 
 from conf.networks import AirbenchConfig
 from models.networks.airbench import airbench
-from models.networks.model import with_probabilities
 from models.networks.stages import cut
 
 
@@ -81,12 +80,6 @@ def test_a_pipeline_cuts_it_into_stages_that_learn(stages):
 def test_eight_stages_are_too_many():
     with pytest.raises(ValueError, match=r"can be cut at 6 places .* and 8 stages need 7"):
         cut(network(), 8)
-
-
-def test_half_precision_is_served_in_float32_by_keras_own_layers():
-    served = with_probabilities(network(dtype="mixed_bfloat16"), "single_label")
-    np.testing.assert_array_equal(served(images_of()), with_probabilities(network(), "single_label")(images_of()))
-    assert "groundswell" not in served.to_json()
 
 
 def test_empty_networks_are_refused():

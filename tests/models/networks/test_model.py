@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from conf.networks import AirbenchConfig, ResNet9Config, ResNetCifarConfig
 from models.layers.augmentation import Augmentation
 from models.layers.preprocessing import InputGroup
 from models.networks.model import build_model, with_probabilities
@@ -132,3 +133,20 @@ def test_half_precision_computes_so_and_keeps_float32_variables(precision, augme
     np.testing.assert_array_equal(served(images), with_probabilities(full, "multi_label")(images))
     served.save(tmp_path / "model.keras")
     assert precision not in zipfile.ZipFile(tmp_path / "model.keras").read("config.json").decode()
+
+
+@pytest.mark.parametrize(
+    "settings", [ResNetCifarConfig(), ResNet9Config(), AirbenchConfig()], ids=lambda each: each.name
+)
+def test_half_precision_of_small_networks_is_served_in_float32_by_keras_own_layers(settings):
+    def served(precision):
+        keras.utils.set_random_seed(0)
+        rest = {"upsampling": "nearest", "augmentation": None, "precision": precision}
+        chosen = {**settings.arguments(), "width_factor": 0.25}
+        model = build_model(SENTINEL_GROUPS, network=settings.name, classes=10, **rest, **chosen)
+        return with_probabilities(model, "single_label")
+
+    half, images = served("bfloat16"), sentinel_images()
+    np.testing.assert_array_equal(half(images), served("float32")(images))
+    assert "groundswell" not in half.to_json()
+    assert "bfloat16" not in half.to_json()

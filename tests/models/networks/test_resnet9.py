@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 from conf.networks import ResNet9Config
-from models.networks.model import with_probabilities
 from models.networks.resnet9 import resnet9
 from models.networks.stages import cut
 
@@ -84,12 +83,6 @@ def test_all_that_is_not_behind_a_gain_of_zero_has_a_gradient(zero_init_residual
 def test_a_pipeline_cuts_it_between_blocks_and_not_within_them():
     assert [stage.last_layer for stage in cut(network(), 2)] == ["stage1_block_relu", "logits"]
     assert [stage.last_layer for stage in cut(network(), 3)] == ["stage1_relu", "stage2_relu", "logits"]
-
-
-def test_half_precision_is_served_in_float32_by_keras_own_layers():
-    served = with_probabilities(network(dtype="mixed_bfloat16"), "single_label")
-    np.testing.assert_array_equal(served(images_of()), with_probabilities(network(), "single_label")(images_of()))
-    assert "groundswell" not in served.to_json()
 
 
 def test_empty_networks_are_refused():

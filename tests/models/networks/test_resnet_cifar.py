@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from models.networks.model import with_probabilities
 from models.networks.resnet_cifar import resnet_cifar
 
 
@@ -104,14 +103,6 @@ def test_every_variable_has_a_gradient(preactivation):
         value = tf.reduce_sum(tf.nn.log_softmax(model(images_of(), training=True))[:, 0])
     gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
     assert all(np.any(gradient) for gradient in gradients)
-
-
-def test_half_precision_is_served_in_float32_by_keras_own_layers():
-    served = with_probabilities(network(20, dtype="mixed_bfloat16"), "single_label")
-    full = with_probabilities(network(20), "single_label")
-    np.testing.assert_array_equal(served(images_of()), full(images_of()))
-    assert "groundswell" not in served.to_json()
-    assert "bfloat16" not in served.to_json()
 
 
 def test_other_depths_and_empty_networks_are_refused():
