@@ -41,7 +41,7 @@ class DihedralConfig(AugmentationBase):
 
 
 class PadCropConfig(AugmentationBase):
-    """Images are padded and cropped to their size at a random place; half of them are mirrored left and right."""
+    """Images are padded and cropped to their size at a random place, and mirrored; a square of them may be cut out."""
 
     name: Literal["pad_crop"] = "pad_crop"
     padding: int = Field(default=4, gt=0, le=1024)
@@ -50,6 +50,9 @@ class PadCropConfig(AugmentationBase):
     """Pixels of the padding: the image mirrored at its border, or stored values of 0."""
     mirror: bool = True
     """Whether half of the crops are mirrored left and right."""
+    cutout: int = Field(default=0, ge=0, le=1024)
+    """Side of a square, at a random place inside the crop, that is filled with the crop's mean; 0: none. In pixels of
+    the finest image group; a multiple of what one pixel of every coarser group covers."""
 
 
 class ImportedAugmentationConfig(Imported, AugmentationBase):

@@ -66,7 +66,7 @@ class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
             raise ValueError(f"layer {self.name!r} needs seeds, one per sample, when training: got none")
         shape = features.shape[1:]
         count = 1 if self.whole_samples else int(np.prod(shape))
-        keep = _uniform(tf.convert_to_tensor(seeds), self.number, count) >= self.rate
+        keep = uniform(tf.convert_to_tensor(seeds), self.number, count) >= self.rate
         keep = tf.reshape(keep, (-1, *([1] * len(shape) if self.whole_samples else shape)))
         return tf.where(keep, features * tf.cast(1.0 / (1.0 - self.rate), features.dtype), tf.zeros_like(features))
 
@@ -85,8 +85,19 @@ class SeededDrop(keras.layers.Layer):  # type: ignore[misc]
         return keras.layers.Dropout(self.rate, noise_shape=shape, name=self.name)
 
 
-def _uniform(seeds: Any, number: int, count: int) -> Any:
-    """Uniform float32 `(batch, count)` in [0, 1), multiples of 2**-24: a pure function of its arguments."""
+def uniform(seeds: Any, number: int, count: int) -> Any:
+    """Draw numbers from the seeds of samples, a pure function of the arguments.
+
+    Args:
+        seeds: One per sample, int32 `(batch,)`.
+        number: Number of the stream, so that layers draw independently: a network's layers have those from 0 on.
+        count: Numbers for each sample.
+
+    Returns:
+        Uniform float32 `(batch, count)` in [0, 1), multiples of 2**-24.
+
+    Source: Wellons 2018 ("lowbias32") for the function that mixes.
+    """
     words = _mix(_mix(tf.bitcast(seeds, tf.uint32)) + tf.constant(number * _WEYL % 2**32, tf.uint32))
     counter = tf.constant((np.arange(count, dtype=np.uint64) * _WEYL % 2**32).astype(np.uint32))
     bits = _mix(words[:, tf.newaxis] + counter)

@@ -27,26 +27,27 @@ def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:
     return factors
 
 
-def shift_units(sizes: Sizes, padding: int) -> tuple[int, int]:
+def shift_units(sizes: Sizes, length: int, name: str) -> tuple[int, int]:
     """Return the smallest shifts, down and across in pixels of the finest group, that are whole pixels of every group.
 
     Args:
         sizes: The image groups.
-        padding: Largest shift, in pixels of the finest group.
+        length: Largest shift, or the side of a square that is placed, in pixels of the finest group.
+        name: What the length is called in errors: "padding" or "cutout".
 
     Raises:
-        ValueError: The padding is no multiple of these shifts, or larger than the images, or the grids do not fit.
+        ValueError: The length is no multiple of these shifts, or larger than the images, or the grids do not fit.
     """
     factors = coarsening(sizes)
     units = math.lcm(*(down for down, _ in factors.values())), math.lcm(*(across for _, across in factors.values()))
-    for name, (down, across) in factors.items():
-        if padding % down or padding % across:
+    for group, (down, across) in factors.items():
+        if length % down or length % across:
             raise ValueError(
-                f"one pixel of group {name!r} covers {down} x {across} pixels of the finest group, so that a padding "
-                f"of {padding} cuts it: a multiple of {math.lcm(*units)} fits all groups"
+                f"one pixel of group {group!r} covers {down} x {across} pixels of the finest group, so that a {name} "
+                f"of {length} cuts it: a multiple of {math.lcm(*units)} fits all groups"
             )
-    smallest = min(height * factors[name][0] for name, (height, _) in sizes.items())
-    smallest = min(smallest, *(width * factors[name][1] for name, (_, width) in sizes.items()))
-    if padding > smallest:
-        raise ValueError(f"a padding of {padding} is larger than the images, {smallest} pixels")
+    smallest = min(height * factors[group][0] for group, (height, _) in sizes.items())
+    smallest = min(smallest, *(width * factors[group][1] for group, (_, width) in sizes.items()))
+    if length > smallest:
+        raise ValueError(f"a {name} of {length} is larger than the images, {smallest} pixels")
     return units

@@ -1,4 +1,4 @@
-"""Random crops of padded images, the augmentation of CIFAR-10."""
+"""Random crops of padded images, and squares that are cut out: the augmentation of CIFAR-10."""
 
 from typing import TYPE_CHECKING, Any
 
@@ -6,6 +6,7 @@ import keras
 import numpy as np
 
 from models.layers.backend import ON_TENSORFLOW, require_tensorflow
+from models.layers.drop import uniform
 from models.layers.grids import coarsening, shift_units
 
 if TYPE_CHECKING or ON_TENSORFLOW:
@@ -15,6 +16,7 @@ FILLS = ("reflect", "zero")
 _MIRROR_BIT = 1
 # Bits of a seed: 0 mirrors, 3 to 16 shift down, 17 to 30 shift across.
 _DOWN_FROM_BIT, _ACROSS_FROM_BIT, _SHIFT_BITS = 3, 17, 14
+_CUTOUT_STREAM = -1
 
 
 @keras.saving.register_keras_serializable(package="groundswell")
@@ -29,37 +31,46 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
     20 and 60 m, 2 for its 10 and 20 m. The padding is a multiple of it. Where the seed's lowest bit is set, the crop is
     mirrored left and right. The probability of each shift is 1 / n, to 2**-14. Images keep dtype and shape.
 
+    With `cutout`, a square of the crop is then filled with the mean of the crop, rounded for integers, of each band. It
+    lies inside the image and at the same place in all groups, and every place has the same probability, to 2**-24.
+
     Args:
         padding: Pixels of the finest group on each side.
         fill: "reflect": the padding is the image mirrored at its border; "zero": stored values of 0.
         mirror: Whether half of the crops are mirrored.
+        cutout: Side of the square in pixels of the finest group; a multiple of the unit; 0: none.
 
     Raises:
-        ValueError: another fill, a padding that is not positive; when built, groups whose grids do not fit; when called
-            in training, missing seeds.
+        ValueError: another fill, a padding that is not positive, a negative cutout; when built, groups whose grids do
+            not fit; when called in training, missing seeds.
 
     Source: Lee et al. 2015 (deeply-supervised nets) and He et al. 2015, section 4.2, for 4 pixels and the mirror;
-    Zagoruyko and Komodakis 2016, section 3, for reflections in the padding.
+    Zagoruyko and Komodakis 2016, section 3, for reflections in the padding; DeVries and Taylor 2017 for the square.
     Differs: the reflection includes the border pixel, since only then it is the same scene at every resolution; "zero"
-    is the stored value, where the first two pad after the mean is subtracted.
+    is the stored value, where the first two pad after the mean is subtracted. DeVries and Taylor fill with the mean of
+    the dataset, which stored pixels do not show, and let a part of the square lie outside.
     """
 
-    def __init__(self, padding: int, fill: str, mirror: bool, **kwargs: Any) -> None:
+    def __init__(self, padding: int, fill: str, mirror: bool, cutout: int, **kwargs: Any) -> None:
         # No autocast: half floats have neither the range nor the precision of stored pixels.
         super().__init__(autocast=False, **kwargs)
         if fill not in FILLS:
             raise ValueError(f"fill must be one of {FILLS}, got {fill!r}")
         if padding < 1:
             raise ValueError(f"padding must be at least 1, got {padding}")
-        self.padding, self.fill, self.mirror = padding, fill, mirror
+        if cutout < 0:
+            raise ValueError(f"cutout must be at least 0, got {cutout}")
+        self.padding, self.fill, self.mirror, self.cutout = padding, fill, mirror, cutout
 
     def build(self, images_shape: dict[str, Any], seeds_shape: Any = None) -> None:
-        """Check that the groups can be shifted alike."""
-        shift_units(_sizes(images_shape), self.padding)
+        """Check that the groups can be shifted alike, and the square cut out of all."""
+        sizes = _sizes(images_shape)
+        shift_units(sizes, self.padding, "padding")
+        shift_units(sizes, self.cutout, "cutout")
         self.built = True
 
     def call(self, images: dict[str, Any], seeds: Any = None, training: bool | None = None) -> dict[str, Any]:
-        """Return the images; in training they are shifted and mirrored.
+        """Return the images; in training they are shifted, mirrored and cut out.
 
         Args:
             images: Images by group name, `(batch, height, width, bands)`, of any dtype.
@@ -72,7 +83,7 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
         if seeds is None:
             raise ValueError("augmentation 'pad_crop' needs seeds, one per sample, when training: got none")
         sizes = _sizes({name: group.shape for name, group in images.items()})
-        factors, units = coarsening(sizes), shift_units(sizes, self.padding)
+        factors, units = coarsening(sizes), shift_units(sizes, self.padding, "padding")
         seeds = tf.convert_to_tensor(seeds)
         down = self._shifts(seeds, _DOWN_FROM_BIT, units[0])
         across = self._shifts(seeds, _ACROSS_FROM_BIT, units[1])
@@ -86,7 +97,7 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
                 mirrored[:, tf.newaxis], places[::-1], places
             )
             cropped[name] = _pixels_at(group, rows, columns, self.fill)
-        return cropped
+        return self._cut_out(cropped, seeds, factors, units) if self.cutout else cropped
 
     def compute_output_spec(self, images: dict[str, Any], seeds: Any = None, training: Any = None) -> dict[str, Any]:
         """Return the shapes and dtypes of the images, which do not change."""
@@ -94,13 +105,34 @@ class PadCrop(keras.layers.Layer):  # type: ignore[misc]
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`."""
-        return {**super().get_config(), "padding": self.padding, "fill": self.fill, "mirror": self.mirror}
+        own = {"padding": self.padding, "fill": self.fill, "mirror": self.mirror, "cutout": self.cutout}
+        return {**super().get_config(), **own}
 
     def _shifts(self, seeds: "tf.Tensor", from_bit: int, unit: int) -> "tf.Tensor":
         """Shifts in pixels of the finest group, int32 `(batch,)`, each a multiple of the unit."""
         bits = tf.bitwise.bitwise_and(tf.bitwise.right_shift(seeds, from_bit), 2**_SHIFT_BITS - 1)
         count = 2 * self.padding // unit + 1
         return unit * tf.bitwise.right_shift(bits * count, _SHIFT_BITS) - self.padding
+
+    def _cut_out(
+        self, images: dict[str, Any], seeds: "tf.Tensor", factors: dict[str, tuple[int, int]], units: tuple[int, int]
+    ) -> dict[str, Any]:
+        """Return the groups with a square of each sample filled with the sample's mean."""
+        drawn = uniform(seeds, _CUTOUT_STREAM, 2)
+        filled = {}
+        for name, group in images.items():
+            is_inside = []
+            for axis in (0, 1):
+                size, factor, unit = group.shape[1 + axis], factors[name][axis], units[axis]
+                places = (size * factor - self.cutout) // unit + 1
+                first = unit // factor * tf.cast(drawn[:, axis] * places, tf.int32)
+                offset = np.arange(size, dtype=np.int32) - first[:, tf.newaxis]
+                is_inside.append((offset >= 0) & (offset < self.cutout // factor))
+            square = (is_inside[0][:, :, tf.newaxis] & is_inside[1][:, tf.newaxis, :])[..., tf.newaxis]
+            mean = tf.reduce_mean(tf.cast(group, tf.float32), axis=(1, 2), keepdims=True)
+            mean = tf.round(mean) if group.dtype.is_integer else mean
+            filled[name] = tf.where(square, tf.cast(mean, group.dtype), group)
+        return filled
 
 
 def _sizes(shapes: dict[str, Any]) -> dict[str, tuple[int, int]]:

@@ -291,9 +291,11 @@ def _check_augmentation(config: RunConfig, groups: Sequence[ImageGroup]) -> None
                 f"{config.dataset.path} has {height} x {width} pixels, no square: choose another input.augmentation"
             )
     if isinstance(augmentation, PadCropConfig):
-        try:
-            shift_units({group.name: group.shape[:2] for group in groups}, augmentation.padding)
-        except ValueError as error:
-            raise ValueError(
-                f"input.augmentation.padding={augmentation.padding} does not fit {config.dataset.path}: {error}"
-            ) from None
+        sizes = {group.name: group.shape[:2] for group in groups}
+        for key, pixels in (("padding", augmentation.padding), ("cutout", augmentation.cutout)):
+            try:
+                shift_units(sizes, pixels, key)
+            except ValueError as error:
+                raise ValueError(
+                    f"input.augmentation.{key}={pixels} does not fit {config.dataset.path}: {error}"
+                ) from None

@@ -51,7 +51,7 @@ PARTS: dict[str, Callable[[], Any]] = {
     "a model with dropout": lambda: build(dropout=0.1),
     "a model with stochastic depth": lambda: build(stochastic_depth=0.1),
     "dihedral": lambda: augment("dihedral"),
-    "pad_crop": lambda: augment("pad_crop", padding=1, fill="zero", mirror=False),
+    "pad_crop": lambda: augment("pad_crop", padding=1, fill="zero", mirror=False, cutout=0),
     "import": lambda: augment("import", path=f"{__name__}:identity", settings={}),
     "batch norm over ranks": lambda: normalise_over(build(), None),  # type: ignore[arg-type]
     "mixup": lambda: mix_pairs(np.zeros((2, 3), np.float32), np.ones(2, np.float32)),

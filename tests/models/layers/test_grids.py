@@ -8,16 +8,16 @@ SENTINEL2 = {"bands_10m": (120, 120), "bands_20m": (60, 60), "bands_60m": (20, 2
 
 
 def test_the_unit_is_what_a_pixel_of_every_group_covers():
-    assert shift_units({"rgb": (32, 32)}, 4) == (1, 1)
-    assert shift_units(SENTINEL2, 12) == (6, 6)
-    assert shift_units({name: SENTINEL2[name] for name in ("bands_10m", "bands_20m")}, 4) == (2, 2)
+    assert shift_units({"rgb": (32, 32)}, 4, "padding") == (1, 1)
+    assert shift_units(SENTINEL2, 12, "padding") == (6, 6)
+    assert shift_units({name: SENTINEL2[name] for name in ("bands_10m", "bands_20m")}, 4, "cutout") == (2, 2)
     # 2 and 3 pixels: only every sixth is the edge of a pixel in both.
-    assert shift_units({"a": (12, 12), "b": (6, 6), "c": (4, 4)}, 6) == (6, 6)
+    assert shift_units({"a": (12, 12), "b": (6, 6), "c": (4, 4)}, 6, "padding") == (6, 6)
     assert coarsening({"wide": (8, 24), "half": (4, 24)}) == {"wide": (1, 1), "half": (2, 1)}
 
 
 @pytest.mark.parametrize(
-    ("sizes", "padding", "message"),
+    ("sizes", "length", "message"),
     [
         (SENTINEL2, 4, r"one pixel of group 'bands_60m' covers 6 x 6 .* padding of 4 cuts it: a multiple of 6 fits"),
         (
@@ -28,6 +28,6 @@ def test_the_unit_is_what_a_pixel_of_every_group_covers():
         ({"rgb": (8, 6)}, 7, "a padding of 7 is larger than the images, 6 pixels"),
     ],
 )
-def test_groups_that_cannot_be_shifted_alike_are_refused(sizes, padding, message):
+def test_groups_that_cannot_be_shifted_alike_are_refused(sizes, length, message):
     with pytest.raises(ValueError, match=message):
-        shift_units(sizes, padding)
+        shift_units(sizes, length, "padding")

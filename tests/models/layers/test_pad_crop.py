@@ -1,4 +1,4 @@
-"""Random crops: which pixels go where, and that all image groups show the same place."""
+"""Random crops and cutouts: which pixels go where, and that all image groups show the same place."""
 
 import keras
 import numpy as np
@@ -22,8 +22,8 @@ def seed_of(down: int, across: int, *, count: int, mirrored: bool = False) -> in
     return bits[0] << 3 | bits[1] << 17 | mirrored
 
 
-def crop(images, seeds, padding=1, fill="reflect", mirror=True):
-    layer = PadCrop(padding, fill, mirror)
+def crop(images, seeds, padding=1, fill="reflect", mirror=True, cutout=0):
+    layer = PadCrop(padding, fill, mirror, cutout)
     return {name: group.numpy() for name, group in layer(images, np.asarray(seeds, np.int32), training=True).items()}
 
 
@@ -56,7 +56,7 @@ def test_every_shift_is_numpys_pad_and_crop(fill, mirror, jit_compile):
     if jit_compile is None:
         found = crop(images, seeds, 2, fill, mirror)
     else:
-        layer = PadCrop(2, fill, mirror)
+        layer = PadCrop(2, fill, mirror, cutout=0)
         compiled = tf.function(lambda images, seeds: layer(images, seeds, training=True), jit_compile=jit_compile)
         found = compiled(images, tf.constant(seeds))
     for name, group in images.items():
@@ -98,13 +98,68 @@ def test_shifts_are_uniform_and_independent_of_each_other_and_of_the_mirror():
     assert chi_square < 49 + 4 * np.sqrt(2 * 49)  # four standard deviations above its mean
 
 
+def cut(images, seeds, cutout):
+    """What `crop` returns for the same seeds without and with a square, and where they differ."""
+    whole = crop(images, seeds, 6)
+    found = crop(images, seeds, 6, cutout=cutout)
+    return whole, found, {name: whole[name] != found[name] for name in images}
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
+def test_the_square_is_filled_with_the_mean_of_the_crop(dtype):
+    image = np.zeros((200, 12, 18, 2), dtype)
+    image[..., 0], image[..., 1] = 10, 200
+    image[:, ::2, ::2, :] += 3
+    whole, found, changed = cut({"g": image}, augmentation_seeds(0, 0, np.arange(200)), 5)
+    mean = whole["g"].mean((1, 2), keepdims=True, dtype=np.float64)
+    expected = mean if dtype == "float32" else np.round(mean)
+    for i in range(200):
+        rows, columns = np.nonzero(changed["g"][i].any(-1))
+        top, left = rows.min(), columns.min()
+        assert (rows.max() - top, columns.max() - left) == (4, 4)  # no pixel has the mean's value, so all 25 changed
+        by_hand = whole["g"][i].copy()
+        by_hand[top : top + 5, left : left + 5] = expected[i]
+        np.testing.assert_allclose(found["g"][i], by_hand, rtol=1e-6)
+    assert found["g"].dtype == np.dtype(dtype)
+
+
+def test_the_square_is_at_the_same_place_in_all_groups():
+    generator = np.random.default_rng(0)
+    # Values far from their mean, so that every pixel of the square changes.
+    images = {
+        group.name: (np.iinfo(group.dtype).max * generator.integers(0, 2, (64, *group.shape))).astype(group.dtype)
+        for group in GROUPS
+    }
+    changed = cut(images, augmentation_seeds(0, 0, np.arange(64)), 12)[2]
+    finest = changed["bands_10m"].any(-1)
+    assert (finest.sum((1, 2)) == 12 * 12).all()
+    for name, factor in (("bands_20m", 2), ("bands_60m", 6)):
+        coarse = changed[name].any(-1)
+        np.testing.assert_array_equal(coarse.repeat(factor, 1).repeat(factor, 2), finest)
+
+
+def test_places_of_the_square_are_uniform_and_independent_of_the_crop():
+    rows = np.arange(60_000)
+    seeds = augmentation_seeds(0, 0, rows)
+    # The middle pixel says which of 3 x 3 windows was taken; the first filled one, which of 3 x 3 squares.
+    places = np.arange(1, 26, dtype=np.float32).reshape(1, 5, 5, 1) ** 2
+    images = {"g": np.broadcast_to(places, (60_000, 5, 5, 1))}
+    windows = np.unique(crop(images, seeds, 1)["g"][:, 2, 2, 0], return_inverse=True)[1]
+    changed = (crop(images, seeds, 1)["g"] != crop(images, seeds, 1, cutout=3)["g"]).reshape(60_000, 25)
+    squares = np.unique(changed.argmax(1), return_inverse=True)[1]
+    expected = len(rows) / 81
+    chi_square = ((np.bincount(9 * windows + squares, minlength=81) - expected) ** 2 / expected).sum()
+    assert len(np.unique(squares)) == 9
+    assert chi_square < 80 + 4 * np.sqrt(2 * 80)  # four standard deviations above its mean
+
+
 def test_ranks_that_share_a_batch_see_the_images_that_one_rank_sees():
     rows = np.random.default_rng(3).permutation(10_000)[:12]
     images = np.random.default_rng(0).integers(0, 256, (12, 8, 8, 3), np.uint8)
-    whole = crop({"g": images}, augmentation_seeds(5, 2, rows), 4)["g"]
+    whole = crop({"g": images}, augmentation_seeds(5, 2, rows), 4, cutout=3)["g"]
     for ranks in (2, 3):
         parts = np.split(np.arange(12), ranks)
-        found = [crop({"g": images[part]}, augmentation_seeds(5, 2, rows[part]), 4)["g"] for part in parts]
+        found = [crop({"g": images[part]}, augmentation_seeds(5, 2, rows[part]), 4, cutout=3)["g"] for part in parts]
         np.testing.assert_array_equal(np.concatenate(found), whole)
 
 
@@ -112,22 +167,26 @@ def test_groups_that_cannot_be_shifted_alike_missing_seeds_and_other_fills_are_r
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
     network = keras.Model(inputs, keras.layers.Flatten()(preprocess(inputs, GROUPS, upsampling="nearest")))
     with pytest.raises(ValueError, match="a multiple of 6 fits all groups"):
-        AugmentedModel(network, PadCrop(4, "reflect", mirror=True))
-    model = AugmentedModel(network, PadCrop(6, "reflect", mirror=True))
+        AugmentedModel(network, PadCrop(4, "reflect", mirror=True, cutout=0))
+    with pytest.raises(ValueError, match="a cutout of 4 cuts it: a multiple of 6 fits all groups"):
+        AugmentedModel(network, PadCrop(6, "reflect", mirror=True, cutout=4))
+    model = AugmentedModel(network, PadCrop(6, "reflect", mirror=True, cutout=0))
     images = {group.name: np.zeros((1, *group.shape), group.dtype) for group in GROUPS}
     with pytest.raises(ValueError, match="needs seeds, one per sample"):
         model(images, training=True)
     np.testing.assert_array_equal(model(images), network(images))
     with pytest.raises(ValueError, match=r"fill must be one of \('reflect', 'zero'\), got 'mean'"):
-        PadCrop(4, "mean", mirror=True)
+        PadCrop(4, "mean", mirror=True, cutout=0)
     with pytest.raises(ValueError, match="padding must be at least 1, got 0"):
-        PadCrop(0, "zero", mirror=True)
+        PadCrop(0, "zero", mirror=True, cutout=0)
+    with pytest.raises(ValueError, match="cutout must be at least 0, got -1"):
+        PadCrop(1, "zero", mirror=True, cutout=-1)
 
 
 def test_a_training_model_saves_and_loads_with_its_crops(tmp_path):
     inputs = {"g": keras.Input((8, 8, 1), dtype="uint8", name="g")}
     network = keras.Model(inputs, keras.layers.Flatten()(keras.ops.cast(inputs["g"], "float32")))
-    model = AugmentedModel(network, PadCrop(2, "zero", mirror=False))
+    model = AugmentedModel(network, PadCrop(2, "zero", mirror=False, cutout=3))
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     images = {"g": np.random.default_rng(0).integers(0, 256, (4, 8, 8, 1), np.uint8)}

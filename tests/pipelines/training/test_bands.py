@@ -63,6 +63,10 @@ def test_crops_look_at_the_groups_that_are_used() -> None:
         match=r"^input\.augmentation\.padding=3 does not fit datasets/smoke: one pixel of group 'bands_20m' covers 2 x",
     ):
         _check_model_input(load("smoke", crop), MANIFEST)
+    with pytest.raises(ValueError, match=r"^input\.augmentation\.cutout=33 does not fit .* larger than the images, 32"):
+        _check_model_input(
+            load("smoke", ["input.augmentation={name: pad_crop, cutout: 33}", "input.bands=[B02]"]), MANIFEST
+        )
 
 
 def test_the_model_sees_the_chosen_bands_of_whole_groups_and_serves_so() -> None:

@@ -54,7 +54,7 @@ TABLES: dict[str, dict[str, Callable[..., Any]]] = {
 }
 
 
-NEEDED_BY_AUGMENTATION = {"pad_crop": {"padding": 4, "fill": "reflect", "mirror": True}}
+NEEDED_BY_AUGMENTATION = {"pad_crop": {"padding": 4, "fill": "reflect", "mirror": True, "cutout": 0}}
 
 
 @pytest.fixture
@@ -73,7 +73,7 @@ def test_the_model_augments_as_configured(augmentation: str, manifest: Manifest)
 
 
 def test_the_augmentations_settings_reach_it(manifest: Manifest) -> None:
-    settings = {"padding": 3, "fill": "zero", "mirror": False}
+    settings = {"padding": 3, "fill": "zero", "mirror": False, "cutout": 5}
     text = ", ".join(f"{key}: {str(value).lower()}" for key, value in settings.items())
     model: Any = make_model(load("smoke", [f"input.augmentation={{name: pad_crop, {text}}}"]), manifest)
     assert {key: model.augmentation.get_config()[key] for key in settings} == settings
