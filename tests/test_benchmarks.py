@@ -25,7 +25,7 @@ KEYS = {
         "machine",
     },
     "lars_rate": {"accuracy"},
-    "large_batch": {"best", "trained"},
+    "large_batch": {"best", "claim", "changes", "trained"},
     "memory": {"cases", "cores"},
     "modes": {
         "bytes_local_h8",

@@ -7,10 +7,15 @@ and continue on any machine. Of each optimizer and global batch the table has th
 over the seeds that were trained at it, and how many of the grids' rates were trained. A point of the picture is one
 training, and a line goes through the best means. `results/large_batch_rates.png` has the accuracy over the rate.
 
+Three grids change one thing each, and a table of theirs has the difference to the training without the change, of the
+same optimizer, rate, global batch and seed: ablations and more epochs beside the grids above, codecs beside the float32
+exchange of their own grid. The network of the baseline (`claim.yaml`) has a table of its own.
+
 `results/large_batch.csv` has a line for each training: steps beside epochs, and the steps after which the validation
 first reached 80 % (looked at after every second epoch). The last line is JSON: `best`, by optimizer and global batch
-the mean accuracy, the rate, the number of seeds and of rates; and `trained`, the number of cells. `--smoke` draws into
-a temporary folder.
+the mean accuracy, the rate, the number of seeds and of rates; `claim`, the same for the baseline's network; `changes`,
+by grid, optimizer and change the mean accuracy, the difference and the number of seeds; and `trained`, the number of
+cells. `--smoke` draws into a temporary folder.
 """
 
 import argparse
@@ -33,6 +38,10 @@ from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 
 RESULTS = Path(__file__).parent / "results"
 GRIDS = ("sgd", "lars", "lamb", "beyond", "lecture_rule", "seeds")
+CHANGES = ("ablations", "longer", "compression")
+CLAIM = "claim"
+DENSE = "none"
+NAMED_ELSEWHERE = {"training.global_batch_size", "training.seed", "training.precision", "optimizer"}
 RULE = "LARS, the lecture's rule"
 SCORE, GOAL = "val/top_1", 0.8
 COLOURS = {"SGD": "tab:blue", "LARS": "tab:orange", "LAMB": "tab:green", RULE: "black"}
@@ -45,6 +54,8 @@ class Training:
 
     grid: str
     optimizer: str
+    change: str
+    """What the grid sets besides optimizer, global batch, seed and precision."""
     global_batch_size: int
     learning_rate: float
     """At its peak."""
@@ -57,6 +68,11 @@ class Training:
     """Of the last epoch; NaN where training diverged."""
     steps_to_goal: int | None
     seconds: float
+
+    @property
+    def recipe(self) -> tuple[str, float, int, int]:
+        """What a change is compared at."""
+        return self.optimizer, self.learning_rate, self.global_batch_size, self.seed
 
 
 def training_of(grid: str, line: CellLine) -> Training | None:
@@ -73,6 +89,7 @@ def training_of(grid: str, line: CellLine) -> Training | None:
     return Training(
         grid=grid,
         optimizer=RULE if of_rule else settings["optimizer.name"].upper(),
+        change=_change(line.settings),
         global_batch_size=batch,
         learning_rate=peak,
         seed=int(settings["training.seed"]),
@@ -86,10 +103,19 @@ def training_of(grid: str, line: CellLine) -> Training | None:
     )
 
 
-def trainings() -> list[Training]:
-    """All that is recorded."""
+def _change(settings: Mapping[str, Any]) -> str:
+    texts = []
+    for key, value in settings.items():
+        if key not in NAMED_ELSEWHERE:
+            text = " ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
+            texts.append(f"{key}={text}")
+    return ", ".join(texts)
+
+
+def trainings(grids: Sequence[str]) -> list[Training]:
+    """All that is recorded of these grids."""
     found = []
-    for grid in GRIDS:
+    for grid in grids:
         path = RESULTS / f"large_batch_{grid}.jsonl"
         if path.exists():
             found += [training_of(grid, line) for line in cells_of(read_lines(path)).values()]
@@ -123,6 +149,38 @@ def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
 
 def _or_chance(score: float) -> float:
     return 0.1 if score != score else score
+
+
+def changes_of(grid: str, usual: Sequence[Training]) -> dict[str, dict[str, dict[str, Any]]]:
+    """By optimizer and change of a grid: mean accuracy, and the difference to the same seeds without the change."""
+    found = trainings([grid])
+    dense = [each for each in found if each.change.endswith(f"exchange.codec={DENSE}")]
+    unchanged = {each.recipe: _or_chance(each.top_1) for each in dense or usual}
+    alike: dict[tuple[str, str], list[Training]] = {}
+    for each in found:
+        alike.setdefault((each.optimizer, each.change), []).append(each)
+    changes: dict[str, dict[str, dict[str, Any]]] = {}
+    for (optimizer, change), runs in alike.items():
+        scores = {each.recipe: _or_chance(each.top_1) for each in runs}
+        differences = [score - unchanged[recipe] for recipe, score in scores.items() if recipe in unchanged]
+        changes.setdefault(optimizer, {})[change] = {
+            "top_1": round(statistics.mean(scores.values()), 4),
+            "difference": round(statistics.mean(differences), 4) if differences else None,
+            "deviation": round(statistics.stdev(differences), 4) if len(differences) > 1 else None,
+            "seeds": len(scores),
+        }
+    return changes
+
+
+def print_changes(grid: str, changes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
+    """In Markdown, accuracies in per cent, differences in points."""
+    print(f"\n{grid}:\n\n| | change | top-1 | difference | seeds |\n|---|---|---|---|---|")
+    for optimizer, by_change in changes.items():
+        for change, figures in by_change.items():
+            points = f"{100 * figures['difference']:+.1f}" if figures["difference"] is not None else "-"
+            deviation = f" ± {100 * figures['deviation']:.1f}" if figures["deviation"] is not None else ""
+            top_1, seeds = 100 * figures["top_1"], figures["seeds"]
+            print(f"| {optimizer} | {change} | {top_1:.1f} | {points}{deviation} | {seeds} |")
 
 
 def print_table(best: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
@@ -219,16 +277,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--smoke", action="store_true", help="draw into a temporary folder")
     options = parser.parse_args()
-    found = trainings()
+    found = trainings(GRIDS)
     best = best_of(found)
     print_table(best)
+    changes = {grid: changes_of(grid, found) for grid in CHANGES}
+    for grid in filter(changes.get, CHANGES):
+        print_changes(grid, changes[grid])
+    claim = best_of(trainings([CLAIM]))
+    if claim:
+        print(f"\n{CLAIM}:\n")
+        print_table(claim)
+    recorded = [*found, *trainings([*CHANGES, CLAIM])]
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if options.smoke else RESULTS
         if found:
-            write_csv(found, folder / "large_batch.csv")
+            write_csv(recorded, folder / "large_batch.csv")
             draw(found, best, folder / "large_batch.png")
             draw_rates(found, folder / "large_batch_rates.png")
-    print(json.dumps({"best": best, "trained": len(found)}))
+    print(json.dumps({"best": best, "claim": claim, "changes": changes, "trained": len(recorded)}))
 
 
 if __name__ == "__main__":
