@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -128,6 +129,19 @@ def test_upsampling_needs_images_of_several_sizes() -> None:
     for one_size in (manifest(), both):
         with pytest.raises(ValueError, match=message):
             _check_model_input(config.override("input.bands=[a, b]") if one_size is both else config, one_size)
+
+
+def test_what_our_own_reader_will_read_is_checked(small_dataset: Path, tmp_path: Path) -> None:
+    damaged = tmp_path / "damaged"
+    shutil.copytree(small_dataset, damaged)
+    shard = min(damaged.glob("train/part-*.parquet"))
+    shard.write_bytes(shard.read_bytes()[:-1])
+    settings = [f"dataset.path={damaged}", "reader.name=petastorm"]
+    check_dataset(load("smoke", settings))  # Petastorm reads the training split in the ranks
+    with pytest.raises(ValueError, match=f"^shard {shard} has "):
+        check_dataset(load("smoke", [*settings, "model=airbench"]))  # rank 0 whitens by some of its rows
+    with pytest.raises(ValueError, match=f"^shard {shard} has "):
+        check_dataset(load("smoke", settings[:1]))
 
 
 @pytest.mark.parametrize("setting", ["cache_folder=/tmp/cache", "cache_limit_gib=50.0"])
