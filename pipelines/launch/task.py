@@ -1,7 +1,6 @@
 """What runs inside one task: it holds the rank's process, passes messages on and follows the driver's orders."""
 
 import os
-import platform
 import queue
 import shutil
 import signal
@@ -11,8 +10,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from multiprocessing.connection import wait
 
 from pipelines.launch import cuda
@@ -40,6 +37,7 @@ from pipelines.launch.messages import (
 from pipelines.launch.placement import visible_devices
 from pipelines.launch.processes import RankProcesses
 from pipelines.launch.rank_main import Header
+from pipelines.launch.versions import versions
 
 _LOOK_SECONDS = 0.1
 _SPARE_SECONDS = 30.0
@@ -51,7 +49,6 @@ _RESULT_SECONDS = 60.0
 _MAXIMUM_TEXT = 1 << 16
 # Spark holds what tasks return several times over in its JVM, whose heap is 1 GiB by default.
 _SPARK_RESULT_BYTES = 1 << 20
-_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod", "groundswell")
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,7 @@ def _hello(site: Site, probe: socket.socket | None, devices: str, complaint: str
     name = socket.gethostname()
     port = None if probe is None else probe.getsockname()[1]
     resolved, memory = _resolved(name), _shared_memory_mib()
-    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, _versions())
+    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, versions())
 
 
 def _shared_memory_mib() -> int:
@@ -174,17 +171,6 @@ def _resolved(name: str) -> str:
     except OSError:
         return f"{address}, which is no address of that host"
     return address
-
-
-@cache
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            found[package] = "none"
-    return found
 
 
 def _first_order(link: Link, seconds: float) -> Go | None:

@@ -11,6 +11,8 @@ from pipelines.launch.messages import Hello
 from pipelines.launch.preflight import check_cluster, check_tasks, gpus_per_task
 from pipelines.launch.runner import BarrierRunner
 
+OWN_VERSION = "1.0.0 (code 5f0c21a9d3e7)"
+
 
 def hello(task: int = 0, **changes: Any) -> Hello:
     plain = Hello(
@@ -22,28 +24,28 @@ def hello(task: int = 0, **changes: Any) -> Hello:
         hostname="node",
         resolves_to="10.0.0.1",
         shared_memory_mib=8000,
-        versions={"python": "3.11.7", "horovod": "0.28.1"},
+        versions={"python": "3.11.7", "horovod": "0.28.1", "groundswell": OWN_VERSION},
     )
     return replace(plain, **changes)
 
 
 def test_equal_tasks_pass() -> None:
-    check_tasks([hello(0), hello(1)])
-    check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="10.0.0.2")])
+    check_tasks([hello(0), hello(1)], OWN_VERSION)
+    check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="10.0.0.2")], OWN_VERSION)
 
 
 def test_a_loopback_name_matters_on_several_hosts_only() -> None:
-    check_tasks([hello(0, resolves_to="127.0.1.1"), hello(1, resolves_to="127.0.1.1")])
+    check_tasks([hello(0, resolves_to="127.0.1.1"), hello(1, resolves_to="127.0.1.1")], OWN_VERSION)
     with pytest.raises(
         RuntimeError, match=r"10\.0\.0\.2 .*'node' to 127\.0\.1\.1.* map 'node' to 10\.0\.0\.2 in its /etc/hosts"
     ):
-        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="127.0.1.1")])
+        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="127.0.1.1")], OWN_VERSION)
 
 
 @pytest.mark.parametrize("resolved", ["nothing (name unknown)", "10.9.9.9, which is no address of that host"])
 def test_a_name_that_leads_nowhere(resolved: str) -> None:
     with pytest.raises(RuntimeError, match=r"/etc/hosts"):
-        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to=resolved)])
+        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to=resolved)], OWN_VERSION)
 
 
 @pytest.mark.parametrize("package", ["python", "tensorflow-cpu", "horovod", "groundswell"])
@@ -52,27 +54,37 @@ def test_different_versions(package: str) -> None:
     with pytest.raises(
         RuntimeError, match=rf"different versions of {package}: 1\.0 on 10\.0\.0\.1, none on .*spark\.pyspark\.python"
     ):
-        check_tasks(hellos)
+        check_tasks(hellos, OWN_VERSION)
+
+
+@pytest.mark.parametrize("found", ["1.0.0 (code 000000000000)", "0.9.0 (code 5f0c21a9d3e7)", "1.0.0"])
+def test_another_code_than_the_drivers(found: str) -> None:
+    hellos = [hello(task, versions={"python": "3", "groundswell": found}) for task in range(2)]
+    with pytest.raises(RuntimeError) as caught:
+        check_tasks(hellos, OWN_VERSION)
+    assert str(caught.value).startswith(
+        f"the driver runs groundswell {OWN_VERSION}, and the ranks would run {found} (host 10.0.0.1): install one"
+    )
 
 
 def test_a_gpu_given_twice() -> None:
-    check_tasks([hello(0, devices="0,1"), hello(1, devices="2,3")])
-    check_tasks([hello(0, devices="0"), hello(1, devices="0", host="10.0.0.2", resolves_to="10.0.0.2")])
+    check_tasks([hello(0, devices="0,1"), hello(1, devices="2,3")], OWN_VERSION)
+    check_tasks([hello(0, devices="0"), hello(1, devices="0", host="10.0.0.2", resolves_to="10.0.0.2")], OWN_VERSION)
     with pytest.raises(RuntimeError, match=r"GPU GPU-8f of host 10\.0\.0\.1 was given to two tasks"):
-        check_tasks([hello(0, devices="GPU-77,GPU-8f"), hello(1, devices="GPU-8f")])
+        check_tasks([hello(0, devices="GPU-77,GPU-8f"), hello(1, devices="GPU-8f")], OWN_VERSION)
 
 
 def test_a_tasks_own_complaint() -> None:
     with pytest.raises(RuntimeError, match=r"host 10\.0\.0\.1: Spark gave a task 0 GPUs"):
-        check_tasks([hello(0, complaint="Spark gave a task 0 GPUs")])
+        check_tasks([hello(0, complaint="Spark gave a task 0 GPUs")], OWN_VERSION)
 
 
 def test_a_containers_shared_memory_is_said_where_nccl_may_need_it(caplog: pytest.LogCaptureFixture) -> None:
-    check_tasks([hello(0, shared_memory_mib=64), hello(1, shared_memory_mib=64)])
-    check_tasks([hello(0, devices="0", shared_memory_mib=64)])
-    check_tasks([hello(0, devices="0"), hello(1, devices="1")])
+    check_tasks([hello(0, shared_memory_mib=64), hello(1, shared_memory_mib=64)], OWN_VERSION)
+    check_tasks([hello(0, devices="0", shared_memory_mib=64)], OWN_VERSION)
+    check_tasks([hello(0, devices="0"), hello(1, devices="1")], OWN_VERSION)
     assert caplog.messages == []
-    check_tasks([hello(0, devices="0", shared_memory_mib=64), hello(1, devices="1", shared_memory_mib=64)])
+    check_tasks([hello(0, devices="0", shared_memory_mib=64), hello(1, devices="1", shared_memory_mib=64)], OWN_VERSION)
     (message,) = caplog.messages
     assert message.startswith("host 10.0.0.1 has 64 MiB in /dev/shm, through which NCCL connects GPUs")
     assert "--shm-size 1g" in message

@@ -1,0 +1,58 @@
+"""Which packages, and which code of this project, a process finds; ranks must find the same as the driver."""
+
+import hashlib
+import importlib.resources
+import platform
+from collections.abc import Iterable, Iterator
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources.abc import Traversable
+
+OWN = "groundswell"
+_OWN_PACKAGES = ("conf", "models", "pipelines")
+_PACKAGES = ("tensorflow", "tensorflow-cpu", "keras", "horovod")
+_DIGITS = 12
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of Python and of what ranks need, by package; "none" for one that is not installed.
+
+    That of this project is followed by a digest of its code, read from the disk at every call.
+    """
+    return {**_installed(), OWN: own_version()}
+
+
+def own_version() -> str:
+    """Return the version of this project and the digest of its code, such as "1.0.0 (code 5f0c21a9d3e7)"."""
+    folders = [importlib.resources.files(package) for package in _OWN_PACKAGES]
+    return f"{_version(OWN)} (code {digest_of(folders)})"
+
+
+def digest_of(folders: Iterable[Traversable]) -> str:
+    """Return the first digits of the SHA-256 of all Python files below these folders, which may lie in a zip file."""
+    found = hashlib.sha256()
+    for folder in folders:
+        for path, file in _python_files(folder, folder.name):
+            content = file.read_bytes()
+            found.update(f"{path}\0{len(content)}\0".encode() + content)
+    return found.hexdigest()[:_DIGITS]
+
+
+def _python_files(folder: Traversable, path: str) -> Iterator[tuple[str, Traversable]]:
+    for each in sorted(folder.iterdir(), key=lambda each: each.name):
+        if each.is_dir():
+            yield from _python_files(each, f"{path}/{each.name}")
+        elif each.name.endswith(".py"):
+            yield f"{path}/{each.name}", each
+
+
+@cache
+def _installed() -> dict[str, str]:
+    return {"python": platform.python_version(), **{package: _version(package) for package in _PACKAGES}}
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"

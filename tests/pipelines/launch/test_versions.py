@@ -1,0 +1,84 @@
+"""Ranks that would run other code than the driver."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from pipelines.launch.versions import digest_of, own_version, versions
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    package = tmp_path / "package"
+    (package / "inner").mkdir(parents=True)
+    (package / "a.py").write_text("a = 1\n")
+    (package / "inner" / "b.py").write_text("b = 1\n")
+    (package / "data.yaml").write_text("a: 1\n")
+    return package
+
+
+def test_every_python_file_counts_and_no_other(package: Path) -> None:
+    before = digest_of([package])
+    assert len(before) == 12
+    (package / "data.yaml").write_text("a: 2\n")
+    (package / "__pycache__").mkdir()
+    (package / "__pycache__" / "a.cpython-311.pyc").write_bytes(b"")
+    assert digest_of([package]) == before
+    (package / "inner" / "b.py").write_text("b = 2\n")
+    changed = digest_of([package])
+    (package / "inner" / "b.py").write_text("b = 1\n")
+    assert digest_of([package]) == before != changed
+    (package / "inner" / "b.py").rename(package / "inner" / "c.py")
+    assert digest_of([package]) not in (before, changed)
+
+
+def test_a_zip_file_has_the_digest_of_its_folder(package: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "packed.zip"
+    with zipfile.ZipFile(packed, "w") as archive:
+        for file in sorted(package.rglob("*.*"), reverse=True):
+            archive.write(file, file.relative_to(tmp_path))
+    assert digest_of([zipfile.Path(packed, "package/")]) == digest_of([package])
+
+
+def test_versions_name_what_ranks_need() -> None:
+    found = versions()
+    assert found["groundswell"] == own_version()
+    assert {"python", "tensorflow", "tensorflow-cpu", "keras", "horovod"} < set(found)
+
+
+CHANGES_WHILE_IT_RUNS = """
+import pathlib, sys
+from pipelines.launch.runner import BarrierRunner
+
+def answer():
+    return 42
+
+print(BarrierRunner(None, 1).run(answer))
+with pathlib.Path("models/schedules.py").open("a") as file:
+    file.write("# changed\\n")
+try:
+    BarrierRunner(None, 1).run(answer)
+except RuntimeError as error:
+    sys.exit(str(error))
+"""
+
+
+def test_code_that_changes_under_a_running_driver_is_refused(tmp_path: Path) -> None:
+    for package in ("conf", "models", "pipelines"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "driver.py").write_text(CHANGES_WHILE_IT_RUNS)
+    found = subprocess.run(
+        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert found.stdout == "42\n", found.stderr
+    assert found.returncode == 1
+    last = found.stderr.splitlines()[-1]
+    assert last.startswith("the driver runs groundswell ")
+    assert "and the ranks would run" in last
+    assert last.endswith("start the driver again (a notebook: its Python)")
