@@ -15,6 +15,7 @@ from pyspark.util import InheritableThread
 
 from pipelines.connect import call_each, is_connect
 from pipelines.storage import Folder
+from pipelines.versions import IMPORTED, check_this_executor
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
 _SECONDS_TO_CANCEL = 20.0
@@ -166,12 +167,18 @@ def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
 def _call_each(
     spark: SparkSession, items: list[_Item], function: Callable[[_Item], _Value], group: str, description: str
 ) -> list[_Value]:
+    drivers = IMPORTED
+
+    def checked(item: _Item) -> _Value:
+        check_this_executor(drivers)  # shards are written by the driver's code, or not at all
+        return function(item)
+
     if is_connect(spark):
         spark.addTag(group)
-        return call_each(spark, items, function)
+        return call_each(spark, items, checked)
 
     def task(part: Iterable[_Item]) -> Iterator[_Value]:
-        return map(function, part)
+        return map(checked, part)
 
     context = spark.sparkContext
     context.setJobGroup(group, description, interruptOnCancel=True)

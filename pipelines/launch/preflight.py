@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.connect import is_connect
 from pipelines.launch.messages import Hello
-from pipelines.launch.versions import OWN
+from pipelines.versions import OWN, check_code
 
 _REGISTRATION_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
@@ -167,7 +167,7 @@ def check_tasks(hellos: Sequence[Hello], own_version: str) -> None:
         if hello.complaint:
             raise RuntimeError(f"host {hello.host}: {hello.complaint}")
     _check_versions(hellos)
-    _check_code(hellos[0], own_version)
+    check_code(own_version, hellos[0].versions[OWN], hellos[0].host)
     _check_names(hellos)
     _check_gpus(hellos)
     _warn_of_little_shared_memory(hellos)
@@ -184,16 +184,6 @@ def _check_versions(hellos: Sequence[Hello]) -> None:
                 f"ranks have different versions of {package}: {found}; give all executors one environment "
                 "(spark.pyspark.python, or the same image)"
             )
-
-
-def _check_code(hello: Hello, own_version: str) -> None:
-    found = hello.versions[OWN]
-    if found != own_version:
-        raise RuntimeError(
-            f"the driver runs {OWN} {own_version}, and the ranks would run {found} (host {hello.host}): install one "
-            "version for the driver and all executors; if its files have changed since the driver imported them, start "
-            "the driver again (a notebook: its Python)"
-        )
 
 
 def _check_names(hellos: Sequence[Hello]) -> None:

@@ -40,15 +40,13 @@ from pipelines.launch.report import ATTEMPT_VARIABLE
 from pipelines.launch.supervisor import Supervisor
 from pipelines.launch.task import Launch, RankResult
 from pipelines.launch.termination import Termination, delayed_sigterm
-from pipelines.launch.versions import own_version
 from pipelines.locations import local_path
 from pipelines.notebook import quieten_spark
+from pipelines.versions import IMPORTED
 
 __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "StartError", "WorkerError"]
 
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
-# When this process imports them: the files may change later, and ranks are new processes that import them then.
-_OWN_VERSION = own_version()
 _log = logging.getLogger(__name__)
 
 
@@ -255,7 +253,7 @@ class BarrierRunner:
             termination.request = supervisor.request_stop
             try:
                 hellos = supervisor.gather()
-                check_tasks(hellos, _OWN_VERSION)
+                check_tasks(hellos, IMPORTED)
                 self._on_ready(attempt)
                 extra = {**rendezvous.open(), ATTEMPT_VARIABLE: str(attempt.number)}
                 placements = place([hello.host for hello in hellos])

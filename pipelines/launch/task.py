@@ -37,7 +37,7 @@ from pipelines.launch.messages import (
 from pipelines.launch.placement import visible_devices
 from pipelines.launch.processes import RankProcesses
 from pipelines.launch.rank_main import Header
-from pipelines.launch.versions import versions
+from pipelines.versions import versions
 
 _LOOK_SECONDS = 0.1
 _SPARE_SECONDS = 30.0

@@ -63,7 +63,7 @@ def test_another_code_than_the_drivers(found: str) -> None:
     with pytest.raises(RuntimeError) as caught:
         check_tasks(hellos, OWN_VERSION)
     assert str(caught.value).startswith(
-        f"the driver runs groundswell {OWN_VERSION}, and the ranks would run {found} (host 10.0.0.1): install one"
+        f"the driver runs groundswell {OWN_VERSION}, and the executor on 10.0.0.1 would run {found}: install one"
     )
 
 

@@ -1,4 +1,4 @@
-"""Ranks that would run other code than the driver."""
+"""Executors that would run other code than the driver."""
 
 import shutil
 import subprocess
@@ -7,10 +7,13 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
-from pipelines.launch.versions import digest_of, own_version, versions
+from pipelines import tasks
+from pipelines.storage import Folder
+from pipelines.versions import IMPORTED, digest_of, own_version, versions
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -80,5 +83,32 @@ def test_code_that_changes_under_a_running_driver_is_refused(tmp_path: Path) -> 
     assert found.returncode == 1
     last = found.stderr.splitlines()[-1]
     assert last.startswith("the driver runs groundswell ")
-    assert "and the ranks would run" in last
+    assert "and the executor on 127.0.0.1 would run" in last
     assert last.endswith("start the driver again (a notebook: its Python)")
+
+
+def test_tasks_of_another_code_write_nothing(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> list[None]:
+        write = (tmp_path / "written").write_text
+        return tasks.run_tasks(
+            spark,
+            ["a"],
+            lambda item: write(item) and None,
+            job="prepare",
+            folder=Folder.at(str(tmp_path)),
+            files=["written"],
+            less_memory="x",
+        )
+
+    monkeypatch.setattr(tasks, "IMPORTED", "0.0.1 (code 000000000000)")
+    with pytest.raises(
+        RuntimeError, match=r"the driver runs groundswell 0\.0\.1 \(code 000000000000\), and the executor"
+    ):
+        run()
+    assert not (tmp_path / "written").exists()
+    monkeypatch.undo()
+    assert run() == [None]
+    assert (tmp_path / "written").read_text() == "a"
+    assert own_version() == IMPORTED

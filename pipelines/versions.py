@@ -1,4 +1,4 @@
-"""Which packages, and which code of this project, a process finds; ranks must find the same as the driver."""
+"""Which packages, and which code of this project, a process finds; executors must find the same as the driver."""
 
 import hashlib
 import importlib.resources
@@ -56,3 +56,35 @@ def _version(package: str) -> str:
         return version(package)
     except PackageNotFoundError:
         return "none"
+
+
+IMPORTED = own_version()
+"""That of the code which this process has imported: the files may change while it runs."""
+
+
+def check_code(drivers: str, executors: str, host: str) -> None:
+    """Check that an executor has the code that the driver has.
+
+    Args:
+        drivers: The driver's `IMPORTED`.
+        executors: The same of what the executor will run.
+        host: Where it is, for the message.
+
+    Raises:
+        RuntimeError: It has not.
+    """
+    if drivers != executors:
+        raise RuntimeError(
+            f"the driver runs {OWN} {drivers}, and the executor on {host} would run {executors}: install one version "
+            "for the driver and all executors; if files have changed since the driver imported them, start the driver "
+            "again (a notebook: its Python)"
+        )
+
+
+def check_this_executor(drivers: str) -> None:
+    """Check in a task of Spark that its process has imported the driver's code, of `IMPORTED` there.
+
+    Raises:
+        RuntimeError: It has not.
+    """
+    check_code(drivers, IMPORTED, platform.node())
