@@ -59,7 +59,7 @@ def _version(package: str) -> str:
 
 
 IMPORTED = own_version()
-"""That of the code which this process has imported: the files may change while it runs."""
+"""Version and code that this process has imported: the files may change while it runs."""
 
 
 def check_code(drivers: str, executors: str, host: str) -> None:
