@@ -15,13 +15,14 @@ from pyspark.util import InheritableThread
 
 from pipelines.connect import call_each, is_connect
 from pipelines.storage import Folder
-from pipelines.versions import IMPORTED, check_this_executor
+from pipelines.versions import check_this_executor, imported_version
 
 ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
 _SECONDS_TO_CANCEL = 20.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
+_OWN_VERSION = imported_version()
 _WORKER_DIED = "Python worker exited unexpectedly"
 
 
@@ -167,7 +168,7 @@ def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
 def _call_each(
     spark: SparkSession, items: list[_Item], function: Callable[[_Item], _Value], group: str, description: str
 ) -> list[_Value]:
-    drivers = IMPORTED
+    drivers = _OWN_VERSION
 
     def checked(item: _Item) -> _Value:
         check_this_executor(drivers)  # shards are written by the driver's code, or not at all

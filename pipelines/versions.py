@@ -28,6 +28,15 @@ def own_version() -> str:
     return f"{_version(OWN)} (code {digest_of(folders)})"
 
 
+@cache
+def imported_version() -> str:
+    """Return `own_version()` as it was at this process's first call: the files may change while it runs.
+
+    The driver calls this when it imports what starts ranks and tasks, and an executor in its first task.
+    """
+    return own_version()
+
+
 def digest_of(folders: Iterable[Traversable]) -> str:
     """Return the first digits of the SHA-256 of all Python files below these folders, which may lie in a zip file."""
     found = hashlib.sha256()
@@ -58,16 +67,12 @@ def _version(package: str) -> str:
         return "none"
 
 
-IMPORTED = own_version()
-"""Version and code that this process has imported: the files may change while it runs."""
-
-
 def check_code(drivers: str, executors: str, host: str) -> None:
     """Check that an executor has the code that the driver has.
 
     Args:
-        drivers: The driver's `IMPORTED`.
-        executors: The same of what the executor will run.
+        drivers: The driver's `imported_version()`.
+        executors: The version that the executor would run.
         host: Where it is, for the message.
 
     Raises:
@@ -82,9 +87,9 @@ def check_code(drivers: str, executors: str, host: str) -> None:
 
 
 def check_this_executor(drivers: str) -> None:
-    """Check in a task of Spark that its process has imported the driver's code, of `IMPORTED` there.
+    """Check in a task of Spark that its process has the driver's code, of `imported_version()` there.
 
     Raises:
         RuntimeError: It has not.
     """
-    check_code(drivers, IMPORTED, platform.node())
+    check_code(drivers, imported_version(), platform.node())

@@ -42,11 +42,12 @@ from pipelines.launch.task import Launch, RankResult
 from pipelines.launch.termination import Termination, delayed_sigterm
 from pipelines.locations import local_path
 from pipelines.notebook import quieten_spark
-from pipelines.versions import IMPORTED
+from pipelines.versions import imported_version
 
 __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "StartError", "WorkerError"]
 
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
+_OWN_VERSION = imported_version()  # now: ranks are new processes, and import what the files are then
 _log = logging.getLogger(__name__)
 
 
@@ -253,7 +254,7 @@ class BarrierRunner:
             termination.request = supervisor.request_stop
             try:
                 hellos = supervisor.gather()
-                check_tasks(hellos, IMPORTED)
+                check_tasks(hellos, _OWN_VERSION)
                 self._on_ready(attempt)
                 extra = {**rendezvous.open(), ATTEMPT_VARIABLE: str(attempt.number)}
                 placements = place([hello.host for hello in hellos])

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines import tasks
 from pipelines.storage import Folder
-from pipelines.versions import IMPORTED, digest_of, own_version, versions
+from pipelines.versions import digest_of, imported_version, own_version, versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +102,7 @@ def test_tasks_of_another_code_write_nothing(
             less_memory="x",
         )
 
-    monkeypatch.setattr(tasks, "IMPORTED", "0.0.1 (code 000000000000)")
+    monkeypatch.setattr(tasks, "_OWN_VERSION", "0.0.1 (code 000000000000)")
     with pytest.raises(
         RuntimeError, match=r"the driver runs groundswell 0\.0\.1 \(code 000000000000\), and the executor"
     ):
@@ -111,4 +111,4 @@ def test_tasks_of_another_code_write_nothing(
     monkeypatch.undo()
     assert run() == [None]
     assert (tmp_path / "written").read_text() == "a"
-    assert own_version() == IMPORTED
+    assert own_version() == imported_version()
