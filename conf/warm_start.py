@@ -16,8 +16,8 @@ class WarmStartConfig(Section):
     frozen_layers: list[str] = Field(default=[])
     """Names of layers, with `*` and `?`, that keep the weights of the source."""
     rate_factors: dict[str, Annotated[float, Field(gt=0)]] = Field(default={})
-    """Factors of the learning rate by names of layers, with `*` and `?`, such as {"stage*": 0.1}; of several names that
-    fit a layer the last one counts, and 1 where none does."""
+    """Factors of the learning rate by names with `*` and `?`, of layers, such as {"stage*": 0.1}, or of variables in
+    them, such as {"*/beta": 64}; of several names that fit a variable the last one counts, and 1 where none does."""
 
     @model_validator(mode="after")
     def _only_weights_that_were_trained_are_frozen(self) -> "WarmStartConfig":

@@ -136,18 +136,25 @@ def rate_factors(model: keras.Model, factors: Mapping[str, float]) -> list[tuple
 
     Args:
         model: The model, with its frozen layers.
-        factors: Factors by names of layers with `*` and `?`; of several names that fit a layer the last one counts.
+        factors: Factors by names with `*` and `?`, of layers ("stage*") or of variables in them ("stage*/beta"); of
+            several names that fit a variable the last one counts.
 
     Raises:
-        ValueError: No layer with trainable variables has such a name.
+        ValueError: No layer with trainable variables has such a name, or no variable in it.
     """
     layers = [layer for layer in model._flatten_layers() if layer.trainable_variables and not _holds_layers(layer)]
     chosen: dict[int, tuple[keras.Variable, float]] = {}
     for pattern, factor in factors.items():
-        found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, pattern)]
+        of_layer, _, of_variable = pattern.partition("/")
+        found = [layer for layer in layers if fnmatch.fnmatchcase(layer.name, of_layer)]
         if not found:
-            raise ValueError(f"no layer with weights to train is called {pattern!r}; {_examples(layers)}")
-        chosen |= {id(variable): (variable, factor) for layer in found for variable in layer.trainable_variables}
+            raise ValueError(f"no layer with weights to train is called {of_layer!r}; {_examples(layers)}")
+        variables = [variable for layer in found for variable in layer.trainable_variables]
+        fitting = [variable for variable in variables if fnmatch.fnmatchcase(variable.name, of_variable or "*")]
+        if not fitting:
+            names = ", ".join(sorted({variable.name for variable in variables}))
+            raise ValueError(f"no variable of layers {of_layer!r} is called {of_variable!r}; they have {names}")
+        chosen |= {id(variable): (variable, factor) for variable in fitting}
     return [(variable, factor) for variable, factor in chosen.values() if factor != 1]
 
 

@@ -16,7 +16,8 @@ Each loads the model once in a Python worker and gives it batches of one size. S
 `spark.sql.execution.arrow.maxRecordsPerBatch`, 10,000 rows by default, is 1.6 GB of patches of 160 kB; set it to 256.
 
 A row whose image is missing or has another size ends the query with an error that names the column: a DataFrame has no
-place for rejected rows, as the files of `groundswell score` have. Filter such rows before.
+place for rejected rows, as the files of `groundswell score` have. Filter such rows before. So does an executor whose
+code of this project is not the driver's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -36,11 +37,13 @@ from pipelines.scoring.model import ModelDescription, describe
 from pipelines.scoring.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
 from pipelines.scoring.write import PREDICTION_SCHEMA, as_lists, label_names
 from pipelines.tracking.served import find_model, read_model_file
+from pipelines.versions import check_this_executor, imported_version
 
 if TYPE_CHECKING:
     import pandas as pd
 
 _RESULTS = ("probabilities", "labels", "model_version")
+_OWN_VERSION = imported_version()
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class _Sent:
     file: SentFile
     batch_size: int
     threads: int | None
+    code: str
+    """Version and code of this project on the driver."""
 
     @property
     def fields(self) -> Fields:
@@ -58,7 +63,8 @@ class _Sent:
         return {each.name: (each.shape, np.dtype(each.dtype)) for each in self.model.inputs}
 
     def load(self) -> Predict:
-        """The model in this process."""
+        """The model in this process; a RuntimeError where its code is not the driver's."""
+        check_this_executor(self.code)
         settings = LoadSettings(self.batch_size, task_threads(self.threads))
         return predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
 
@@ -212,8 +218,10 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
     _check_columns(frame, [*keep, *fields])
     kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
     schema = ", ".join([*kept, *(f"`{name}` array<int>" for name in fields)])
+    code = _OWN_VERSION
 
     def flatten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        check_this_executor(code)
         for batch in batches:
             source = pa.Table.from_batches([batch])
             table, result = encoded(source, fields), source.select(list(keep))
@@ -230,7 +238,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
 def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | None) -> _Sent:
     served = find_model(model_uri)
     model = describe(served)
-    return _Sent(model, send(spark, read_model_file(served)), batch_size, threads)
+    return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, _OWN_VERSION)
 
 
 def _check_columns(frame: DataFrame, names: Sequence[str]) -> None:

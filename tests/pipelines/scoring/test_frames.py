@@ -7,6 +7,7 @@ import mlflow
 import numpy as np
 import pyarrow as pa
 import pytest
+from pyspark.errors import PythonException
 from pyspark.ml.functions import predict_batch_udf
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, FloatType
@@ -129,3 +130,13 @@ def test_the_functions_are_names_of_the_package() -> None:
 def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
     with pytest.raises(ValueError, match="the DataFrame has no column 'bands_20m', only id, "):
         score_frame(frame.drop("bands_20m"), logged.uri)
+
+
+@pytest.mark.spark
+@pytest.mark.usefixtures("_use_store")
+def test_executors_of_another_code_are_refused(frame: DataFrame, logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "_OWN_VERSION", "0.0.1 (code 000000000000)")
+    predict = predict_udf(frame.sparkSession, logged.uri)
+    for result in (score_frame(frame, logged.uri), flat_columns(frame, logged.uri), frame.select(predict(*INPUTS))):
+        with pytest.raises(PythonException, match=r"the driver runs groundswell 0\.0\.1 \(code 000000000000\)"):
+            result.collect()

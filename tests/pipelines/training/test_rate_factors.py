@@ -60,6 +60,20 @@ def test_the_last_name_that_fits_counts() -> None:
     assert [(variable.path, factor) for variable, factor in found] == [("slow/kernel", 0.5), ("slow/bias", 0.5)]
 
 
+def test_a_name_with_a_slash_is_that_of_variables() -> None:
+    model = two_layers()
+    found = rate_factors(model, {"*/bias": 2.0, "fast/*": 0.5, "f*/k*": 4.0})
+    assert {variable.path: factor for variable, factor in found} == {
+        "slow/bias": 2.0,
+        "fast/bias": 0.5,
+        "fast/kernel": 4.0,
+    }
+    config = load("smoke", ["warm_start.rate_factors={'s*/gamma': 64}"])
+    message = r"^warm_start\.rate_factors: no variable of layers 's\*' is called 'gamma'; they have bias, kernel$"
+    with pytest.raises(ValueError, match=message):
+        make_rate_factors(config, model)
+
+
 @pytest.mark.parametrize(("frozen", "name"), [(None, "slaw"), ("slow", "slow")])
 def test_a_name_of_no_trained_layer_is_one_line(frozen: str | None, name: str) -> None:
     model = two_layers()
