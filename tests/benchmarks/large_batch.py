@@ -5,7 +5,8 @@
 Nothing is trained here: `grids/large_batch/train.sh` has the commands, which write `results/large_batch_<grid>.jsonl`
 and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy,
 over the seeds that were trained at it, and how many of the grids' rates were trained. A point of the picture is one
-training, and a line goes through the best means. `results/large_batch_rates.png` has the accuracy over the rate.
+training, and a line goes through the best means. `results/large_batch_rates.png` has the accuracy over the rate, with
+lines through the means of the seeds.
 
 Three grids change one thing each, and a table of theirs has the difference to the training without the change, of the
 same optimizer, rate, global batch and seed: ablations and more epochs beside the grids above, codecs beside the float32
@@ -190,10 +191,11 @@ def print_table(best: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
     for optimizer, batches in best.items():
         for batch, figures in batches.items():
             deviation = f" ± {100 * figures['deviation']:.1f}" if figures["deviation"] is not None else ""
+            to_goal = f"{figures['steps_to_goal']:,}" if figures["steps_to_goal"] else "-"
             print(
                 f"| {optimizer} | {batch:,} | {figures['steps']:,} | {figures['learning_rate']:g} | "
                 f"{100 * figures['top_1']:.1f}{deviation} | {figures['seeds']} | {figures['rates']} | "
-                f"{figures['steps_to_goal'] or '-'} |"
+                f"{to_goal} |"
             )
 
 
@@ -210,7 +212,7 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
         means = best[optimizer]
         style = "--" if optimizer == RULE else "-"
         tried = sorted({each["rates"] for each in means.values()})
-        tuned = "" if optimizer == RULE else f", rates tried: {' or '.join(map(str, tried))}"
+        tuned = "" if optimizer == RULE else f", rates tried: {' to '.join(map(str, tried[:1] + tried[1:][-1:]))}"
         axes.plot(
             list(means),
             [100 * each["top_1"] for each in means.values()],
@@ -243,8 +245,11 @@ def draw_rates(found: Sequence[Training], path: Path) -> None:
     figure, panels = plt.subplots(
         1, len(batches), figsize=(3.2 * len(batches) + 0.8, 3.8), sharey=True, squeeze=False, layout="constrained"
     )
+    present = {each.optimizer for each in found}
     for axes, batch in zip(panels[0], batches, strict=True):
         for optimizer, colour in COLOURS.items():
+            if optimizer not in present:
+                continue
             alike = [each for each in found if (each.optimizer, each.global_batch_size) == (optimizer, batch)]
             scores: dict[float, list[float]] = {}
             for each in alike:
@@ -252,13 +257,15 @@ def draw_rates(found: Sequence[Training], path: Path) -> None:
             rates = sorted(scores)
             means = [statistics.mean(scores[rate]) for rate in rates]
             axes.plot(rates, means, marker=MARKS[optimizer], color=colour, label=optimizer)
+            single = [100 * _or_chance(each.top_1) for each in alike]
+            axes.plot([each.learning_rate for each in alike], single, MARKS[optimizer], color=colour, alpha=0.35)
         axes.set_xscale("log", base=2)
         tried = sorted({each.learning_rate for each in found if each.global_batch_size == batch})
         axes.set_xticks(tried, [f"{rate:g}" for rate in tried], rotation=60)
         axes.minorticks_off()
         axes.set(title=f"batch {batch:,}", xlabel="learning rate")
         axes.grid(alpha=0.3)
-    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(COLOURS))
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(present))
     panels[0][0].set_ylabel("top-1 on the official test images, %")
     figure.savefig(path, dpi=120)
     plt.close(figure)
