@@ -16,8 +16,8 @@ Each loads the model once in a Python worker and gives it batches of one size. S
 `spark.sql.execution.arrow.maxRecordsPerBatch`, 10,000 rows by default, is 1.6 GB of patches of 160 kB; set it to 256.
 
 A row whose image is missing or has another size ends the query with an error that names the column: a DataFrame has no
-place for rejected rows, as the files of `groundswell score` have. Filter such rows before. So does an executor whose
-code of this project is not the driver's.
+place for rejected rows, as the files of `groundswell score` have. Filter such rows before. The
+query also ends where an executor's code of this project is not the driver's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -56,7 +56,7 @@ def make_rate_factors(config: RunConfig, model: keras.Model) -> list[tuple[keras
     """Return the variables whose learning rate has a factor, each with its factor.
 
     Raises:
-        ValueError: There is no such layer, or it is frozen.
+        ValueError: There is no such layer or variable, or it is frozen.
     """
     try:
         return rate_factors(model, config.warm_start.rate_factors)
