@@ -1,6 +1,8 @@
 """`groundswell evaluate`: scores, calibration, slices and a report of a logged model on a labelled split."""
 
 import argparse
+import logging
+import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -36,6 +38,8 @@ from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
 from pipelines.training.trial import try_parts
 
+_log = logging.getLogger(__name__)
+
 
 def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluation:
     """Measure a model on a split, and record the result in a child run of the run that made it, and in that run.
@@ -51,8 +55,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
 
     Raises:
         FileNotFoundError: No such dataset, or a shard is missing.
-        ValueError: No such model or split, a damaged shard, the model does not fit the dataset, or a metric by import
-            path does not fit.
+        ValueError: No such model or split, a damaged shard, the model does not fit the dataset, a metric by import
+            path does not fit, or `evaluate.report` cannot be written.
         RuntimeError: The storage cannot be used, or Spark gave up.
         TrackingError: The store did not take the scores; they are in the message.
     """
@@ -62,6 +66,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     report = config.evaluate.report and absolute_path("evaluate.report", config.evaluate.report)
     if report is not None and not Path(report).parent.is_dir():
         raise ValueError(f"evaluate.report={report}: there is no folder {Path(report).parent}")
+    if report is not None and not os.access(report if Path(report).exists() else Path(report).parent, os.W_OK):
+        raise ValueError(f"evaluate.report={report} cannot be written")
+    if report is not None and Path(report).is_dir():
+        raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
     splits = splits_of(split)
     tuned = _is_tuned(config, splits, VALIDATION_SPLIT in manifest.splits) and manifest.task == "multi_label"
     sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
@@ -91,8 +99,6 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         validation=validation[0] if validation else None,
     )
     page = _page(config, measured, scores, splits, model, settings)
-    if report is not None:
-        Path(report).write_text(page)
     run = _record(config, served, measured, name_of(splits), page, manifest)
     # `score` predicts each image alone: thresholds for means are not its own.
     if (
@@ -101,6 +107,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         and served.metadata.dataset_fingerprint == manifest.fingerprint
     ):
         keep_thresholds(served, measured.thresholds.tolist())
+    if report is not None:  # last: what the disk does not take is in the run
+        Path(report).write_text(page)
     return Evaluation(measured.metrics, measured.per_class, split=_group(config, name_of(splits)), run=run)
 
 
@@ -152,7 +160,8 @@ def _record(
 ) -> TrackedRun:
     """Write everything to a child run, and the scores to the run that made the model, where the store has it.
 
-    There, the scores of averaged weights have a group of their own, and those of the training split are left out.
+    There, the scores of averaged weights have a group of their own, and those of the training split are left out, as
+    are those of another dataset, which would take the place of its own.
 
     Returns:
         The child run.
@@ -181,7 +190,9 @@ def _record(
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, _group(config, split), own, step, page)
-    if known and split != TRAINING_SPLIT:  # whose curves the training has written itself
+    if known and served.metadata.dataset_fingerprint not in (manifest.fingerprint, None):  # None: of an earlier version
+        _log.warning("the training had another dataset than this one: the scores are in run %s only", child.run_id)
+    elif known and split != TRAINING_SPLIT:  # whose curves the training has written itself
         weights = split if served.metadata.ema is None else f"{split}_ema"
         _write(parent, measured, _group(config, weights), own, step, None)
     return child

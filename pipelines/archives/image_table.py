@@ -11,6 +11,7 @@
 import functools
 import json
 import re
+import textwrap
 import uuid
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -180,7 +181,13 @@ class ImageTable:
                 raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
             if found.files and schema.field(self.label).type != found.label_type:
                 raise ValueError(f"{path}: column {self.label!r} is of another type than in {files[0][0]}")
-            found = found._replace(label_type=schema.field(self.label).type, names=_names(schema, self.label))
+            names = _names(schema, self.label)
+            if found.files and names != found.names:
+                raise ValueError(
+                    f"{path}: the classes of column {self.label!r} are {_words(names)}, and in {files[0][0]} they are "
+                    f"{_words(found.names)}: write the files with one list of names"
+                )
+            found = found._replace(label_type=schema.field(self.label).type, names=names)
             found.files.extend([file] * len(table))
             found.numbers.extend(range(len(table)))
             found.sizes.extend([size] * len(table))
@@ -291,6 +298,10 @@ def _names(schema: pa.Schema, column: str) -> list[str] | None:
         return [str(name) for name in feature["names"]]
     except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # there is none, or of another version
         return None
+
+
+def _words(names: list[str] | None) -> str:
+    return "without names" if names is None else textwrap.shorten(", ".join(names), 200, placeholder=", ...")
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -13,7 +13,9 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 
 _PATH = re.compile(r"/([\w.:-]{1,200})/([\w.:-]{1,200})")
-_MAXIMUM_VALUE_BYTES = 1 << 16
+_MINIMUM_OF_LARGEST_VALUE = 1 << 16
+_BYTES_PER_ADDRESS = 256
+"""More than Gloo's 136 for each other rank's socket: a rank writes those of all its sockets under one key."""
 _MAXIMUM_KEYS_PER_RANK = 64
 _MAXIMUM_CONNECTIONS_PER_RANK = 8
 _REQUEST_SECONDS = 3.0
@@ -58,6 +60,10 @@ class RendezvousServer:
     def maximum_connections(self) -> int:
         """Requests that are answered at a time."""
         return _MAXIMUM_CONNECTIONS_PER_RANK * self._size + 8
+
+    def maximum_value_bytes(self) -> int:
+        """The largest value that is kept."""
+        return max(_MINIMUM_OF_LARGEST_VALUE, _BYTES_PER_ADDRESS * self._size)
 
     def get(self, scope: str, key: str) -> bytes | None:
         """Return a value, or None while the key has none."""
@@ -138,7 +144,7 @@ class _Handler(BaseHTTPRequestHandler):
         if (place := self._place()) is None:
             return
         length = self.headers.get("Content-Length", "")
-        if not length.isdecimal() or int(length) > _MAXIMUM_VALUE_BYTES:
+        if not length.isdecimal() or int(length) > self.server.rendezvous.maximum_value_bytes():
             self._reply(413)
             return
         value = self.rfile.read(int(length))

@@ -128,6 +128,8 @@ class Supervisor:
             self._look_for_hang()
             self._look_for_late()
             self._pass_stop_on()
+            if any(outcome.kind == "finished" for outcome in self._outcomes):
+                self._end_fallen()  # a spare would wait for ever for a rank that has nothing more to do
             if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
                 self._settle()
                 raise failure_of(self._outcomes)
@@ -350,9 +352,7 @@ class Supervisor:
 
     def _settle(self) -> None:
         """After the first failure: wait for its cause and its consequences, then stop what is left."""
-        for outcome in self._joining.fallen:  # spares took over, and the other ranks did not join them
-            member = next(each for each in self._members.values() if each.rank == outcome.rank)
-            self._end(member, outcome)
+        self._end_fallen()
         caused = any(outcome.kind not in ("finished", "consequence") for outcome in self._outcomes)
         hung = any(outcome.kind == "hung" for outcome in self._outcomes)
         if not caused:
@@ -369,6 +369,12 @@ class Supervisor:
                 self._lose(member, _LOST)
         for member in self._open():
             self._end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
+
+    def _end_fallen(self) -> None:
+        """The ranks that spares took over have ended as their processes did, where the other ranks do not join them."""
+        for outcome in self._joining.fallen:
+            member = next(each for each in self._members.values() if each.rank == outcome.rank)
+            self._end(member, outcome)
 
     def _caused(self) -> bool:
         return any(outcome.kind in _CAUSES for outcome in self._outcomes)

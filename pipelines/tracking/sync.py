@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from pipelines.locations import redacted
 from pipelines.tracking import runs
 from pipelines.tracking.journal import journals
 from pipelines.tracking.local_run import LocalRun, held, is_held, read_local_run
@@ -58,6 +59,11 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
     with hold(folder):
         local = read_local_run(folder)
         run = _stored(folder, local)
+        if not runs.is_known(run.run_id):  # to its writes the store would answer that they can never be taken
+            raise ValueError(
+                f"{redacted(run.uri)} has no run {run.run_id}, or has deleted it: is MLFLOW_TRACKING_URI that of the "
+                "training? All records are kept"
+            )
         waiting = _deliver(run, folder)
         model_uri = ""
         if local is not None and local.status == "TRAINED":

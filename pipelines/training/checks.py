@@ -25,7 +25,7 @@ from pipelines.training.input import reader_settings
 from pipelines.training.output import CHECKPOINTS, checkpoints_of, records_folder, run_place
 from pipelines.training.rates import make_schedule
 from pipelines.training.resolution import full_size, trained_sizes
-from pipelines.training.selection import best_step, is_over, why_ended
+from pipelines.training.selection import best_of, best_step, is_over, why_ended
 from pipelines.training.settings import check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
 from pipelines.training.warm_start import check_source
@@ -92,6 +92,7 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
             f"{path} has done {state.epochs_done} epochs, more than training.epochs={config.training.epochs}: raise "
             "training.epochs to continue"
         )
+    _check_not_beyond_the_end(path, state, config)
     if state.epochs_done == config.training.epochs and _is_finished(config, run_id):
         raise ValueError(
             f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
@@ -142,6 +143,20 @@ def _copies_text(config: RunConfig) -> str:
     workers = config.launch.num_workers
     copies = config.copies(workers)
     return f"{workers} workers" if copies == workers else f"{copies} pipelines"
+
+
+def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, config: RunConfig) -> None:
+    """Check that the model of a training that is over is not that of a checkpoint in the middle of a later epoch."""
+    selection, epochs = config.training.selection, config.training.epochs
+    if not state.is_within_an_epoch or (state.epochs_done < epochs and not is_over(state.history, selection)):
+        return
+    best = best_of(state.history, selection) if selection.model == "best" else None
+    if best is None or best.epoch == state.epochs_done:
+        raise ValueError(
+            f"{path} is in the middle of epoch {state.epochs_done + 1}, and training would end "
+            f"{why_ended(state.history, selection, epochs)}: raise training.epochs or training.selection.patience to "
+            "continue"
+        )
 
 
 def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:

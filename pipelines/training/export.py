@@ -28,7 +28,7 @@ from pipelines.training.checkpoint_files import DamagedError, checkpoint_path, l
 from pipelines.training.description import metadata_of_model
 from pipelines.training.input import reader_settings
 from pipelines.training.output import CHECKPOINTS
-from pipelines.training.recipe import make_model
+from pipelines.training.recipe import freeze_layers, make_model
 from pipelines.training.results import Thresholds
 from pipelines.training.selection import best_step
 from pipelines.training.weight_average import WeightAverage
@@ -55,6 +55,7 @@ def log_model_of(
     config, manifest = _what_was_trained(folder)
     path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, config, manifest, checkpoint)
     model = make_model(config, manifest)
+    freeze_layers(config, model)  # of those no average is kept
     average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None
     _assign(path, arrays, model.variables, average.variables if average else [])
     return log_trained(run, model, manifest, config, step=state.step, average=average, thresholds=state.thresholds)

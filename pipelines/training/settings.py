@@ -20,8 +20,9 @@ _BEFORE_THEY_WERE_RECORDED = {
     "model.stem_stride": "1",
     "model.zero_init_residual": "True",
     "training.mode.name": SynchronousConfig().name,
+    "warm_start.frozen_layers": "[]",
 }
-_FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name")
+_FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name", "warm_start.frozen_layers")
 _FIXED_WITH_EXCHANGE_STATE = (
     "exchange.dense_below",
     *(
@@ -45,9 +46,10 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     """Check that a checkpoint's state fits the training that is to continue from it.
 
     Refused are: other data, another seed or global batch size, which change the order of samples and the meaning of a
-    step; other bands, another network, optimizer, loss scale or mode, whose variables are others or mean something
-    else; another codec where the old one left something to send, or parameters of it that decide what it keeps. Every
-    other setting may change from here on: rates, schedules, epochs, a codec's other parameters, augmentation, dropout.
+    step; other bands, another network, optimizer, loss scale or mode, or other frozen layers, whose variables are
+    others or mean something else; another codec where the old one left something to send, or parameters of it that
+    decide what it keeps. Every other setting may change from here on: rates, schedules, epochs, a codec's other
+    parameters, augmentation, dropout.
 
     Raises:
         ValueError: Names every setting that differs, with both values and what to do.
@@ -71,9 +73,13 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
-    before, after = (values.get("training.mode.outer.momentum", "0.0") for values in (then, now))
-    if "0.0" in (before, after):  # without momentum there is no variable for it
-        fixed.append(("training.mode.outer.momentum", before, after))
+    # Without momentum there is no variable for it; only Keras's SGD is so, beside the outer optimizer.
+    momenta = ["training.mode.outer.momentum"] + ["optimizer.momentum"] * (now["optimizer.name"] == "sgd")
+    for name in momenta:
+        after = now.get(name, "0.0")
+        before = then.get(name, "0.0" if name.startswith("training.") else after)
+        if "0.0" in (before, after):
+            fixed.append((name, before, after))
     # A pipeline's checkpoint is that of the whole network, as synchronous training writes it.
     alike = {SynchronousConfig().name, PipelineConfig().name}
     fixed = [each for each in fixed if not (each[0] == "training.mode.name" and {*each[1:]} == alike)]

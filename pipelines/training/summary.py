@@ -63,13 +63,17 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         values |= _renamed(history[reached], {"time/samples_seen": "samples_to_target"})
         values |= _renamed(history[reached], {"time/elapsed_seconds": "seconds_to_target"})
     values |= _renamed(last, {"time/elapsed_seconds": "seconds", "exchange/payload_bytes_total": "payload_bytes"})
-    steady = statistics.median(row["speed/images_per_second"] for row in history)
-    each = statistics.median(row["speed/images_per_second"] / _workers(row, computer) for row in history)
+    # An epoch that was resumed after its last step has no speed.
+    timed = [row for row in history if row["speed/images_per_second"] > 0]
+    if timed:
+        steady = statistics.median(row["speed/images_per_second"] for row in timed)
+        values |= {
+            "images_per_second_steady": steady,
+            "images_per_second_per_rank": _speed_of_a_rank(timed, computer),
+            "seconds_per_step": config.global_batch_size / steady,
+        }
     values |= {
-        "images_per_second_steady": steady,
-        "images_per_second_per_rank": each,
         "input_wait_fraction": statistics.fmean(row["time/input_wait_fraction"] for row in history),
-        "seconds_per_step": config.global_batch_size / steady,
         "parameters": computer.parameters,
         "flops_per_image": _PASSES * computer.forward_flops,
         "matmul_flops_per_second": computer.matmul_flops_per_second,
@@ -81,14 +85,17 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
         values["wire_bytes"] = _wire_bytes(history, computer)
     # Images of a resolution schedule need fewer operations than these.
     height = full_size(config, manifest)[0]
-    full = [row for row in history if row.get(IMAGE_HEIGHT, height) == height]
+    full = [row for row in timed if row.get(IMAGE_HEIGHT, height) == height]
     if full:
-        each = statistics.median(row["speed/images_per_second"] / _workers(row, computer) for row in full)
-        computed = values["flops_per_image"] * each
+        computed = values["flops_per_image"] * _speed_of_a_rank(full, computer)
         values["share_of_matmul"] = computed / computer.matmul_flops_per_second
         if computer.nominal_flops_per_second:
             values["share_of_peak"] = computed / computer.nominal_flops_per_second
     return {f"summary/{name}": float(value) for name, value in values.items()}
+
+
+def _speed_of_a_rank(history: History, computer: Computer) -> float:
+    return statistics.median(row["speed/images_per_second"] / _workers(row, computer) for row in history)
 
 
 def _workers(row: Mapping[str, float], computer: Computer) -> float:

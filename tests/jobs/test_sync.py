@@ -122,11 +122,15 @@ def test_a_run_that_the_store_has_deleted_does_not_stop_the_others(
     (tmp_path / "first").unlink()
     (tmp_path / first).rename(tmp_path / "1")  # written before the other one
     update_local_run(tmp_path / "1", run_id=first)
+    kept = sorted((tmp_path / "1").rglob("*.jsonl"))
+    assert kept
     for _ in range(2):
         assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
         printed = capsys.readouterr()
         assert "run 1: not written: " in printed.out
         assert f"1 runs of {tmp_path} could not be written" in printed.err
+        assert f"has no run {first}, or has deleted it: is MLFLOW_TRACKING_URI that of the training?" in printed.out
+        assert sorted((tmp_path / "1").rglob("*.jsonl")) == kept
     (run,) = MlflowClient(mlflow_store).search_runs([MlflowClient(mlflow_store).get_run(first).info.experiment_id])
     assert run.info.status == "KILLED"
 

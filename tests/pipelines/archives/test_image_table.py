@@ -80,6 +80,15 @@ def test_a_hugging_face_dataset(tmp_path: Path) -> None:
         np.testing.assert_array_equal(read_sample(travelled, rows[row]["paths"])["rgb"], pixels(number))
 
 
+@pytest.mark.parametrize("names", [["bee", "ant"], None])
+def test_files_with_other_names_of_classes_are_refused(tmp_path: Path, names: list[str] | None) -> None:
+    hugging_face(tmp_path / "train-0.parquet", [0, 1], names=["ant", "bee"])
+    hugging_face(tmp_path / "train-1.parquet", [0, 1], names=names)
+    words = ", ".join(names) if names else "without names"
+    with pytest.raises(ValueError, match=rf"train-1\.parquet: the classes of column 'label' are {words}, and in"):
+        ImageTable(str(tmp_path)).index()
+
+
 def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
     path = hugging_face(tmp_path / "train.parquet", list("abab"))
     before = ImageTable(str(path))

@@ -62,6 +62,14 @@ def test_large_values_and_many_keys_are_refused(server: RendezvousServer) -> Non
     assert answers[-1] == 409
 
 
+def test_a_rank_may_write_the_addresses_of_all_its_sockets() -> None:
+    ranks, bytes_per_address = 1024, 136  # Gloo's, at an address of IPv6
+    server = RendezvousServer("127.0.0.1", ranks, lambda address: True)
+    assert ask(server, "PUT", "/global/0", bytes((ranks - 1) * bytes_per_address))[0] == 200
+    assert ask(server, "PUT", "/global/1", bytes(ranks * 257))[0] == 413
+    server.close()
+
+
 def test_others_addresses_are_hung_up_on() -> None:
     server = RendezvousServer("127.0.0.1", 2, lambda address: address == "10.1.2.3")
     try:

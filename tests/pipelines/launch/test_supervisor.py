@@ -19,15 +19,18 @@ from pipelines.launch.messages import (
     Event,
     Exit,
     Failure,
+    Fallen,
     Go,
     Gone,
     Hello,
     JsonObject,
     Order,
+    Ready,
     Report,
     SendStacks,
     Stacks,
     StepDone,
+    Stop,
     StopAsked,
     StopSoon,
 )
@@ -114,6 +117,19 @@ def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
     supervisor.watch()
     thread.join()
     assert [report["number"] for report in heard] == [1, 2]
+
+
+def test_a_spare_does_not_wait_for_a_rank_that_has_finished() -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, Limits(start=1, hang=1, stop_grace=60))
+    ended = (1, Exit(False, True, 137, "stopped", "", None, []))
+    channel.answer = lambda task, order: channel.events.put(ended) if (task, order) == (1, Stop()) else None
+    fallen = Fallen("killed by SIGKILL", -9, "", [])
+    heard = [(0, Ready(0)), (1, Ready(0)), (1, fallen), (1, Begun()), (1, Ready(4)), (0, FINISHED)]
+    for event in heard:
+        channel.events.put(event)
+    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
+        supervisor.watch()
 
 
 def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ import jobs.evaluate
 from conf.load import load
 from jobs import cli
 from jobs.evaluate import evaluate
-from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.manifest import read_manifest, write_manifest
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.report.figures import preview
 from pipelines.scoring.evaluation import SplitScores, measure, read_columns
@@ -136,6 +137,30 @@ def test_it_is_recorded_in_a_child_run_and_in_the_run_of_the_training(
     rows = [dict(zip(table["columns"], row, strict=True)) for row in table["data"]]
     for column in ("country", "season", "tile"):
         assert sum(row["samples"] for row in rows if row["column"] == column) == 12
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_scores_of_another_dataset_stay_in_their_own_run(
+    measured: Any, logged: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    client, run_id = MlflowClient(logged.store), logged.uri.split("/")[1]
+    other = tmp_path / "other"
+    shutil.copytree(small_dataset, other)
+    manifest = read_manifest(other)
+    (other / "dataset.json").unlink()
+    write_manifest(manifest.model_copy(update={"source_fingerprint": "of another archive"}), other)
+    before = client.get_metric_history(run_id, "test/loss")
+    found = evaluate(load("smoke", [f"dataset.path={other}", "evaluate.tune_thresholds=false"]), logged.uri)
+    assert client.get_metric_history(run_id, "test/loss") == before
+    assert client.get_run(found.run.run_id).data.metrics["test/loss"] == pytest.approx(found.metrics["loss"])
+
+
+def test_a_report_that_cannot_be_written_is_found_out_before_the_scores(small_dataset: Path, tmp_path: Path) -> None:
+    for report, message in ((tmp_path, "is a folder"), (tmp_path / "missing" / "a.html", "there is no folder")):
+        with pytest.raises(ValueError, match=rf"^evaluate\.report={report}.* {message}"):
+            evaluate(load("smoke", [f"dataset.path={small_dataset}", f"evaluate.report={report}"]), "runs:/0123/model")
 
 
 @pytest.mark.spark

@@ -24,13 +24,15 @@ from pipelines.training.checks import (
 )
 
 
-def manifest(shape: tuple[int, int, int] = (32, 32, 3), statistics: Any = None) -> Manifest:
+def manifest(
+    shape: tuple[int, int, int] = (32, 32, 3), statistics: Any = None, splits: dict[str, Split] | None = None
+) -> Manifest:
     return Manifest(
         archive="image_folder",
         task="single_label",
         class_names=("water", "land"),
         groups=(ImageGroup("rgb", shape, "uint8", ("red", "green", "blue")),),
-        splits={},
+        splits=splits or {},
         statistics={"rgb": statistics or BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
         settings={},
         source_fingerprint="abc",
@@ -99,6 +101,27 @@ def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has done 3 epochs, more than training\.epochs=2: raise training\.epochs"):
         check_resume(config, dataset)
     check_output(config)
+
+
+@pytest.mark.parametrize(
+    ("settings", "end"),
+    [
+        (["training.epochs=3"], "after all 3 epochs"),
+        (
+            ["training.epochs=9", "training.selection={metric: val/top_1, patience: 2, model: last}"],
+            "after 3 of 9 epochs: 2 in a row without a better val/top_1",
+        ),
+    ],
+)
+def test_the_middle_of_an_epoch_beyond_the_end_is_refused(tmp_path: Path, settings: list[str], end: str) -> None:
+    split = Split(shards=(Shard(file="train/a.parquet", row_groups=(32,), size=1),), class_counts=(16, 16))
+    dataset, history = manifest(splits={"train": split}), [{"val/top_1": 0.5}] * 3
+    state = TrainingState(3, 14, 0, 8, "run", dataset.fingerprint, history, loss_sum=2.0, loss_count=2)
+    save_checkpoint(tmp_path / "run" / "checkpoints", state, [])
+    before = [f"training.output={tmp_path}", "training.resume_run=run"]
+    with pytest.raises(ValueError, match=rf"is in the middle of epoch 4, and training would end {end}: raise training"):
+        check_resume(load("smoke", [*before, *settings]), dataset)
+    check_resume(load("smoke", [*before, "training.epochs=4"]), dataset)
 
 
 def test_steps_beyond_the_end_are_not_traced() -> None:

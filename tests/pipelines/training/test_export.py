@@ -18,7 +18,7 @@ from pipelines.tracking.local_run import Description, LocalRun
 from pipelines.tracking.models import averaged_model_uri, load_model
 from pipelines.tracking.runs import start_run
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
-from pipelines.training.recipe import make_model, make_optimizer
+from pipelines.training.recipe import freeze_layers, make_model, make_optimizer
 from pipelines.training.weight_average import WeightAverage
 
 pytestmark = pytest.mark.timeout(280)
@@ -46,6 +46,7 @@ def write_checkpoint(folder: Path, config: RunConfig, step: int, history: list[d
     """A checkpoint with weights of its own; the model that it holds."""
     keras.utils.set_random_seed(step)
     model = make_model(config, MANIFEST)
+    freeze_layers(config, model)
     average = WeightAverage(model, 0.9)
     for variable in average.variables:
         variable.assign(variable * 0.5)
@@ -87,6 +88,21 @@ def test_the_best_epochs_model_and_its_average_are_made_from_checkpoints(mlflow_
     np.testing.assert_allclose(answers(chosen), keras.ops.softmax(answers(newest)), rtol=1e-5)
     models = MlflowClient(mlflow_store).get_run(run.run_id).outputs.model_outputs
     assert sorted(each.step for each in models) == [4, 4, 8, 8]
+
+
+def test_frozen_layers_have_no_average(mlflow_store: str, tmp_path: Path) -> None:
+    run = start_run("export", None, {}, {})
+    folder = tmp_path / run.run_id
+    frozen = "warm_start={source: /x.npz, frozen_layers: ['stem*']}"
+    config = load("smoke", [f"training.output={tmp_path}", "training.ema=0.9", frozen])
+    write_run(folder, config)
+    (folder / "checkpoints").mkdir()
+    trained = write_checkpoint(folder, config, 4, [{"val/top_1": 0.9}])
+    uri = export_model(folder)
+    expected = keras.ops.softmax(answers(trained))
+    np.testing.assert_allclose(answers(load_model(uri)[0]), expected, rtol=1e-5)
+    averaged, _ = load_model(averaged_model_uri(uri))
+    assert np.abs(answers(averaged) - expected).max() > 1e-3
 
 
 def test_what_cannot_be_exported_is_one_line(mlflow_store: str, tmp_path: Path) -> None:

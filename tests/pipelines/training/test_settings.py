@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from conf.load import load
+from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.settings import check_same_training, recorded_settings
@@ -56,6 +57,10 @@ def test_a_checkpoint_says_what_it_was_written_with() -> None:
         ("input.bands=[red]", r"input\.bands was None, is \['red'\]"),
         ("optimizer.name=sgd", "optimizer.name was lars, is sgd"),
         ("optimizer.variant=larc", "optimizer.variant was mlperf, is larc"),
+        (
+            "warm_start={source: /x.npz, frozen_layers: ['stem*']}",
+            r"warm_start\.frozen_layers was \[\], is \['stem\*'\]",
+        ),
     ],
 )
 def test_what_does_not_fit_the_state_is_refused(setting: str, message: str) -> None:
@@ -73,6 +78,25 @@ def test_a_setting_that_an_earlier_version_did_not_know_had_its_default(setting:
         check_same_training(
             PATH, replace(STATE, settings=earlier), load("smoke", [network, f"{setting}={value}"]), MANIFEST
         )
+
+
+def test_momentum_of_sgd_neither_begins_nor_ends() -> None:
+    def training(momentum: float) -> RunConfig:
+        return load("smoke", [f"optimizer={{name: sgd, momentum: {momentum}, nesterov: false}}"])
+
+    with_momentum = replace(STATE, settings=recorded_settings(training(0.9)))
+    check_same_training(PATH, with_momentum, training(0.8), MANIFEST)
+    with pytest.raises(ValueError, match=r"optimizer\.momentum was 0\.9, is 0\.0"):
+        check_same_training(PATH, with_momentum, training(0), MANIFEST)
+    without = replace(STATE, settings=recorded_settings(training(0)))
+    with pytest.raises(ValueError, match=r"optimizer\.momentum was 0\.0, is 0\.9"):
+        check_same_training(PATH, without, training(0.9), MANIFEST)
+    unknown = {name: value for name, value in without.settings.items() if name != "optimizer.momentum"}
+    check_same_training(PATH, replace(STATE, settings=unknown), training(0.9), MANIFEST)
+
+
+def test_lars_without_momentum_has_the_same_variables() -> None:
+    check_same_training(PATH, STATE, load("smoke", ["optimizer.momentum=0"]), MANIFEST)
 
 
 def test_a_pipeline_and_synchronous_training_continue_each_other() -> None:

@@ -62,6 +62,15 @@ def test_the_figures_by_hand() -> None:
     )
 
 
+def test_an_epoch_that_was_resumed_after_its_last_step_has_no_speed() -> None:
+    found = summary_of([HISTORY[0], epoch(2, 0.8, 0.0), HISTORY[2]], load("smoke"), MANIFEST, COMPUTER)
+    assert (found["summary/images_per_second_steady"], found["summary/seconds_per_step"]) == (20, 0.4)
+    alone = summary_of([epoch(1, 0.5, 0.0)], load("smoke"), MANIFEST, COMPUTER)
+    assert alone["summary/images_per_second"] == 8
+    figures = ("images_per_second_steady", "images_per_second_per_rank", "seconds_per_step", "share_of_matmul")
+    assert not {f"summary/{name}" for name in figures} & alone.keys()
+
+
 def test_each_epoch_counts_with_its_own_number_of_workers() -> None:
     # Four workers in the first epoch, then one is left, and three: 2, 16 and 10.67 images/s of each.
     history = [{**row, "time/workers": workers} for row, workers in zip(HISTORY, (4.0, 1.0, 3.0), strict=True)]
