@@ -5,8 +5,8 @@
 Nothing is trained here: `grids/large_batch/train.sh` has the commands, which write `results/large_batch_<grid>.jsonl`
 and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy,
 over the seeds that were trained at it, and how many of the grids' rates were trained. A point of the picture is one
-training, and a line goes through the best means. `results/large_batch_rates.png` has the accuracy over the rate, with
-lines through the means of the seeds.
+training, and a line goes through the best means; trainings that are more than 10 points below all of these are left out.
+`results/large_batch_rates.png` has all trainings, as accuracy over the rate, with lines through the means of the seeds.
 
 Three grids change one thing each, and a table of theirs has the difference to the training without the change, of the
 same optimizer, rate, global batch and seed: ablations and more epochs beside the grids above, codecs beside the float32
@@ -221,6 +221,8 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
             color=colour,
             label=f"{optimizer}{tuned}",
         )
+    lowest = min(each["top_1"] for means in best.values() for each in means.values())
+    axes.set_ylim(bottom=max(0, 100 * lowest - 10))  # those of rates that fail are in the picture of the rates
     axes.set_xscale("log", base=2)
     steps = {each.global_batch_size: each.steps for each in found}
     batches = sorted(steps)
@@ -230,7 +232,7 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
     axes.set(
         xlabel="global batch, and steps of a training",
         ylabel="top-1 on the official test images, %",
-        title=f"CIFAR-10, ResNet-9 (width 1/4), {' or '.join(map(str, epochs))} epochs; every point is a training",
+        title=f"CIFAR-10, ResNet-9 (width 1/4), {' or '.join(map(str, epochs))} epochs; points: trainings",
     )
     axes.grid(alpha=0.3)
     axes.legend(loc="lower left")
