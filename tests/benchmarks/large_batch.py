@@ -5,7 +5,7 @@
 Nothing is trained here: `grids/large_batch/train.sh` has the commands, which write `results/large_batch_<grid>.jsonl`
 and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy,
 over the seeds that were trained at it, and how many of the grids' rates were trained. A point of the picture is one
-training, and a line goes through the best means; trainings that are more than 10 points below all of these are left out.
+training, and a line goes through the best means; trainings that are over 10 points below all of these are left out.
 `results/large_batch_rates.png` has all trainings, as accuracy over the rate, with lines through the means of the seeds.
 
 Three grids change one thing each, and a table of theirs has the difference to the training without the change, of the
