@@ -57,19 +57,15 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         FileNotFoundError: No such dataset, or a shard is missing.
         ValueError: No such model or split, a damaged shard, the model does not fit the dataset, a metric by import
             path does not fit, or `evaluate.report` cannot be written.
-        RuntimeError: The storage cannot be used, or Spark gave up.
+        RuntimeError: The storage cannot be used, or Spark gave up, or the disk did not take the report.
         TrackingError: The store did not take the scores; they are in the message.
     """
     config, model_uri = with_absolute_paths(config), model_uri_of(model_uri)
     dataset, settings = Folder.at(config.dataset.path), reader_settings(config.reader)
     manifest = read_manifest(dataset)
     report = config.evaluate.report and absolute_path("evaluate.report", config.evaluate.report)
-    if report is not None and not Path(report).parent.is_dir():
-        raise ValueError(f"evaluate.report={report}: there is no folder {Path(report).parent}")
-    if report is not None and not os.access(report if Path(report).exists() else Path(report).parent, os.W_OK):
-        raise ValueError(f"evaluate.report={report} cannot be written")
-    if report is not None and Path(report).is_dir():
-        raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
+    if report is not None:
+        _check_report(Path(report))
     splits = splits_of(split)
     tuned = _is_tuned(config, splits, VALIDATION_SPLIT in manifest.splits) and manifest.task == "multi_label"
     sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
@@ -107,9 +103,24 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         and served.metadata.dataset_fingerprint == manifest.fingerprint
     ):
         keep_thresholds(served, measured.thresholds.tolist())
-    if report is not None:  # last: what the disk does not take is in the run
-        Path(report).write_text(page)
+    if report is not None:
+        try:
+            Path(report).write_text(page)
+        except OSError as error:
+            raise RuntimeError(
+                f"evaluate.report={report} cannot be written ({error.strerror}): scores and report are in MLflow run "
+                f"{run.run_id}"
+            ) from None
     return Evaluation(measured.metrics, measured.per_class, split=_group(config, name_of(splits)), run=run)
+
+
+def _check_report(report: Path) -> None:
+    if not report.parent.is_dir():
+        raise ValueError(f"evaluate.report={report}: there is no folder {report.parent}")
+    if report.is_dir():
+        raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
+    if not os.access(report if report.exists() else report.parent, os.W_OK):
+        raise ValueError(f"evaluate.report={report} cannot be written")
 
 
 def splits_of(text: str) -> list[str]:

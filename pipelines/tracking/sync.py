@@ -61,8 +61,8 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
         run = _stored(folder, local)
         if not runs.is_known(run.run_id):  # to its writes the store would answer that they can never be taken
             raise ValueError(
-                f"{redacted(run.uri)} has no run {run.run_id}, or has deleted it: is MLFLOW_TRACKING_URI that of the "
-                "training? All records are kept"
+                f"{redacted(run.uri)} shows no run {run.run_id}: it is in another store than MLFLOW_TRACKING_URI "
+                "names, was deleted, or is not yours to see; all records are kept"
             )
         waiting = _deliver(run, folder)
         model_uri = ""

@@ -73,12 +73,12 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
-    # Without momentum there is no variable for it; only Keras's SGD is so, beside the outer optimizer.
-    momenta = ["training.mode.outer.momentum"] + ["optimizer.momentum"] * (now["optimizer.name"] == "sgd")
-    for name in momenta:
-        after = now.get(name, "0.0")
-        before = then.get(name, "0.0" if name.startswith("training.") else after)
-        if "0.0" in (before, after):
+    momenta = {"training.mode.outer.momentum": "0.0"}  # by name what it is where it is not recorded
+    if now["optimizer.name"] == "sgd":
+        momenta["optimizer.momentum"] = now["optimizer.momentum"]
+    for name, unrecorded in momenta.items():
+        before, after = (values.get(name, unrecorded) for values in (then, now))
+        if "0.0" in (before, after):  # without momentum these have no variable for it, as LARS has
             fixed.append((name, before, after))
     # A pipeline's checkpoint is that of the whole network, as synchronous training writes it.
     alike = {SynchronousConfig().name, PipelineConfig().name}

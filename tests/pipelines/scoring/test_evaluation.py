@@ -141,7 +141,7 @@ def test_it_is_recorded_in_a_child_run_and_in_the_run_of_the_training(
 
 @pytest.mark.spark
 @pytest.mark.timeout(280)
-def test_scores_of_another_dataset_stay_in_their_own_run(
+def test_scores_of_another_dataset_stay_in_their_own_run_also_where_the_disk_takes_no_report(
     measured: Any, logged: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
@@ -152,9 +152,12 @@ def test_scores_of_another_dataset_stay_in_their_own_run(
     (other / "dataset.json").unlink()
     write_manifest(manifest.model_copy(update={"source_fingerprint": "of another archive"}), other)
     before = client.get_metric_history(run_id, "test/loss")
-    found = evaluate(load("smoke", [f"dataset.path={other}", "evaluate.tune_thresholds=false"]), logged.uri)
+    settings = [f"dataset.path={other}", "evaluate.tune_thresholds=false", "evaluate.report=/dev/full"]
+    with pytest.raises(RuntimeError, match=r"^evaluate\.report=/dev/full cannot be written \(No space left") as full:
+        evaluate(load("smoke", settings), logged.uri)
     assert client.get_metric_history(run_id, "test/loss") == before
-    assert client.get_run(found.run.run_id).data.metrics["test/loss"] == pytest.approx(found.metrics["loss"])
+    own = client.get_run(str(full.value).rpartition(" ")[2]).data.metrics
+    assert own["test/loss"] == pytest.approx(measured[0].metrics["loss"])
 
 
 def test_a_report_that_cannot_be_written_is_found_out_before_the_scores(small_dataset: Path, tmp_path: Path) -> None:
