@@ -156,12 +156,18 @@ def reconcile(existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIn
     if existing.identity.index == index_digest(index.samples):
         return index
     before = read_index(existing.folder)
+    is_finished = existing.manifest is not None
+    if is_finished and before is not None and index_digest(before) != existing.identity.index:
+        before = None  # it is that of other shards
     if before is None:
-        if not existing.notes:
+        if not existing.notes and not is_finished:
             return index
         raise ValueError(f"the archive changed since {existing.folder} was written: {existing.advice}")
     index = keep_known(before, index)
-    settled = _settled(existing, plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table())))
+    if is_finished and not existing.notes:  # they are lost: any sample may be in a shard
+        settled = set(before["id"].to_pylist())
+    else:
+        settled = _settled(existing, plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table())))
     changes = compare(before, index.samples).of(settled)
     if settled and changes:
         raise ValueError(f"the archive changed since {existing.folder} was written ({changes}): {existing.advice}")

@@ -24,7 +24,7 @@ from pipelines.dataset.files import (
     remove_files,
 )
 from pipelines.dataset.identity import Identity, describe
-from pipelines.dataset.index import index_digest, write_index
+from pipelines.dataset.index import index_digest, read_index, write_index
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
 from pipelines.dataset.notes import WrittenShard, count_reasons, write_all_notes, write_note
@@ -312,7 +312,8 @@ class _Job:
                 write_note(written, staging)
         if finished is not None and not self.dataset.is_local:
             staging.remove(FILE_NAME)
-        if unfinished is None or unfinished.identity != stock.identity or INDEX_FILE not in unfinished.sizes:
+        kept = read_index(staging) if unfinished is not None else None
+        if kept is None or index_digest(kept) != stock.identity.index:  # the mark alone may be of this run
             write_index(stock.index.samples, staging)
         return staging
 

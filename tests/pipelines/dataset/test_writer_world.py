@@ -27,6 +27,7 @@ from pipelines.archives.archive import (
 )
 from pipelines.dataset import lease, spark_job, staging, writer
 from pipelines.dataset.files import check_apart
+from pipelines.dataset.index import index_digest, read_index
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.spark_job import PrepareProgress
@@ -383,7 +384,7 @@ def test_folders_that_are_removed_between_two_runs_keep_their_rows(
     assert content(world.dataset) == undisturbed
 
 
-@pytest.mark.parametrize("state", ["unfinished", "finished"])
+@pytest.mark.parametrize("state", ["unfinished", "finished", "without notes"])
 @pytest.mark.parametrize(
     ("change", "counts"),
     [
@@ -406,6 +407,8 @@ def test_a_changed_archive_is_refused_with_counts_and_the_command(
     else:
         world.prepare()
         folder, advice = Path(world.dataset), r"--set prepare\.overwrite=true"
+    if state == "without notes":
+        (folder / "_notes.json.gz").unlink()
     before = content(folder)
     rows = world.list()
     change(rows)
@@ -418,6 +421,39 @@ def test_a_changed_archive_is_refused_with_counts_and_the_command(
     known = [name for name in rows if (world.archive / name).is_dir()]
     assert ids(world.dataset) == sorted(known)
     assert not folder.exists() or folder == world.dataset
+
+
+@pytest.mark.parametrize("lost", [["_index.parquet"], ["_index.parquet", "_notes.json.gz"]])
+def test_a_changed_archive_does_not_replace_a_dataset_without_its_index(world: World, lost: list[str]) -> None:
+    world.prepare()
+    for name in lost:
+        Path(world.dataset, name).unlink()
+    before, rows = content(world.dataset), world.list()
+    rows.pop("s001")
+    world.write_list(rows)
+    with pytest.raises(ValueError, match=r"the archive changed since .* was written: .*--set prepare\.overwrite=true"):
+        world.prepare()
+    assert content(world.dataset) == before
+
+
+def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
+    world: World, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupted(world, tasks, 2)
+    finished = ids(f"{world.dataset}.incomplete")
+    rows = {name: (split, label if name in finished else 1 - label) for name, (split, label) in world.list().items()}
+    world.write_list(rows)
+
+    def die(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_index", die)
+        with pytest.raises(Killed):
+            world.prepare()
+    manifest, kept = world.prepare(), read_index(Folder.at(world.dataset))
+    assert kept is not None
+    assert index_digest(kept) == manifest.source_fingerprint
 
 
 def test_labels_of_samples_that_are_not_written_yet_may_change(world: World, tasks: Tasks) -> None:
