@@ -48,4 +48,5 @@ class ReaderConfig(Section):
     cache_limit_gib: float = Field(default=100.0, gt=0, allow_inf_nan=False)
     """Size of that cache; a larger dataset is read, and shuffled, in windows that fit."""
     verify: Literal["first_epoch", "always", "never"] = "first_epoch"
-    """When workers compute a row's checksum: when they read it for the first time, always, or never."""
+    """When workers compute a row's checksum: when they read it for the first time, always, or never. Rows that come
+    through the cache are checked when they are read for the first time also with `never`."""

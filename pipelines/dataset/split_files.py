@@ -22,6 +22,8 @@ _REPLACE = (
     "dataset"
 )
 _OPENING_THREADS = 16
+_CACHE_FORMAT = 2
+"""Entries of format 1 may have the checksums of damaged rows."""
 
 
 class SplitFiles:
@@ -34,7 +36,7 @@ class SplitFiles:
             folder: The dataset.
             manifest: Its manifest.
             split: Name of the split.
-            checksums: Whether to read the rows' checksums, where the dataset has them.
+            checksums: Whether the caller compares the rows' checksums, where the dataset has them.
 
         Raises:
             FileNotFoundError: A shard is missing.
@@ -51,6 +53,7 @@ class SplitFiles:
         self.repair_verified = f"with --set prepare.verify=true {_REPAIR}" if manifest.has_checksums else _REPLACE
         """What to do about damage that only reading the shard shows."""
         self._fingerprint = manifest.fingerprint
+        self._has_checksums = manifest.has_checksums
         self._checksums = checksums and manifest.has_checksums
         self._places = [(shard, group) for shard in self.shards for group in range(len(shard.row_groups))]
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
@@ -170,7 +173,8 @@ class SplitFiles:
         where = self.where(place)
 
         def read() -> pa.Table:
-            columns = [*self.fields, *[CHECKSUM_FIELD] * self._checksums]
+            # Those of the dataset whoever reads: the cache's own would make a damaged row a whole one for all others.
+            columns = [*self.fields, *[CHECKSUM_FIELD] * self._has_checksums]
             try:
                 with self.folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
                     table = parquet.read_row_group(number, columns=columns)
@@ -181,7 +185,7 @@ class SplitFiles:
                 raise ValueError(f"{where}: no column {missing[0]!r}")
             return table
 
-        key = f"{self._fingerprint} {self.folder} {shard.file} {number}"
+        key = f"{_CACHE_FORMAT} {self._fingerprint} {self.folder} {shard.file} {number}"
         try:
             group = self._cache.get(key, self.fields, read, self.group_rows[place], damaged=damaged)
         except (OSError, ValueError) as error:

@@ -577,6 +577,18 @@ def test_a_row_that_is_damaged_in_the_compressed_file_is_an_error(
         again.gather(np.arange(32))
 
 
+def test_a_damaged_row_does_not_pass_the_cache_unchecked(
+    damaged: Path, reader: SplitReader, tmp_path: Path, edit_manifest: EditManifest
+) -> None:
+    flip_pixel(first_shard(damaged))
+    rewrite(damaged, edit_manifest, compression="snappy")
+    settings = ReaderSettings(cache_folder=tmp_path / "cache")
+    for verify in ("never", "first_epoch", "always"):
+        again = SplitReader(damaged, "train", replace(settings, verify=verify))
+        with pytest.raises(ValueError, match=DAMAGED_ROW.format(reader.ids()[1])):
+            again.gather(np.arange(32))
+
+
 def prepare_on_store(spark: SparkSession, archive: Path, url: str) -> None:
     prepare_dataset(spark, BigEarthNetV2(str(archive)), url, row_group_mib=1, row_groups_per_shard=2, seed=3)
 
