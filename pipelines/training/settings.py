@@ -5,6 +5,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from conf.modes import PipelineConfig, SynchronousConfig
+from conf.optimizers import SGDConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.remote_path import AnyPath
@@ -74,7 +75,7 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
     momenta = {"training.mode.outer.momentum": "0.0"}  # by name what it is where it is not recorded
-    if now["optimizer.name"] == "sgd":
+    if isinstance(config.optimizer, SGDConfig):
         momenta["optimizer.momentum"] = now["optimizer.momentum"]
     for name, unrecorded in momenta.items():
         before, after = (values.get(name, unrecorded) for values in (then, now))
