@@ -29,7 +29,8 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
 
     Raises:
         FileNotFoundError: There is no such folder.
-        ValueError: There are no Parquet files in it, or not all that are to be there.
+        ValueError: There are no Parquet files in it, or not all that are to be there, or some that are not read: links
+            that lead out of the folder, and files in folders of more than two levels.
     """
     if root.endswith(_SUFFIX):
         folder, _, name = root.rpartition("/")
@@ -48,9 +49,18 @@ def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
         raise ValueError(
             f"{root}: a DataFrame was not written into it to its end: remove the folder, and prepare it again"
         )
+    for row in contents.rejected:
+        if row["id"].endswith(_SUFFIX):
+            what = f"{row['reason']} {row['detail']}".strip()
+            raise ValueError(f"{join(root, row['id'])}: {what}, which is not read: put the file itself there")
     prefix = f"{folder}/" if folder else ""
     found = [(f"{prefix}{name}", size) for name, size in contents.files if name.endswith(_SUFFIX) and name[0] != "_"]
-    for name in contents.folders if depth > 1 else []:
+    if found and depth == 0:
+        raise ValueError(
+            f"{join(root, found[0][0])}: lies deeper than {_DEPTH - 1} folders below the archive: name the folder above "
+            "it as archive.root, or move it up"
+        )
+    for name in contents.folders if depth > 0 else []:
         if name[0] != "_":
             found += _list(root, f"{prefix}{name}", depth - 1)
     return found

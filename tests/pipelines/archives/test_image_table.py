@@ -89,6 +89,21 @@ def test_files_with_other_names_of_classes_are_refused(tmp_path: Path, names: li
         ImageTable(str(tmp_path)).index()
 
 
+def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    hugging_face(root / "a" / "b" / "train-0.parquet", [0, 1])
+    assert len(ImageTable(str(root)).index().samples) == 2
+    elsewhere = hugging_face(tmp_path / "blobs" / "train-1.parquet", [0, 1])
+    link = root / "a" / "train-1.parquet"
+    link.symlink_to(elsewhere)  # as in the cache of Hugging Face's hub
+    with pytest.raises(ValueError, match=rf"{link}: symbolic link to {elsewhere}, which is not read: put the file"):
+        ImageTable(str(root)).index()
+    link.unlink()
+    deep = hugging_face(root / "a" / "b" / "c" / "train-2.parquet", [0, 1])
+    with pytest.raises(ValueError, match=rf"{deep}: lies deeper than 2 folders below the archive"):
+        ImageTable(str(root)).index()
+
+
 def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
     path = hugging_face(tmp_path / "train.parquet", list("abab"))
     before = ImageTable(str(path))
