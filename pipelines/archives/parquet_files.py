@@ -57,8 +57,8 @@ def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
     found = [(f"{prefix}{name}", size) for name, size in contents.files if name.endswith(_SUFFIX) and name[0] != "_"]
     if found and depth == 0:
         raise ValueError(
-            f"{join(root, found[0][0])}: lies deeper than {_DEPTH - 1} folders below the archive: name the folder above "
-            "it as archive.root, or move it up"
+            f"{join(root, found[0][0])}: lies deeper than {_DEPTH - 1} folders below the archive: name the folder "
+            "above it as archive.root, or move it up"
         )
     for name in contents.folders if depth > 0 else []:
         if name[0] != "_":
