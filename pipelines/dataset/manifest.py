@@ -86,6 +86,9 @@ class Manifest(_Part):
     """Statistics by image group."""
     settings: dict[str, int]
     """What shaped the rows and files: seed, row-group size, row groups per shard."""
+    read_settings: dict[str, int | str | None] | None = None
+    """Settings of the archive that decide the pixels (`Archive.read_settings`); None: it has none, or the program that
+    wrote the dataset did not keep them."""
     source_fingerprint: str
     """Digest of the archive's index: of every sample's id, split, labels, files and metadata."""
     skipped: dict[str, int] = Field(default_factory=dict)
@@ -107,6 +110,11 @@ class Manifest(_Part):
         groups = ", ".join(f"{group.name} {group.shape} {group.dtype}" for group in self.groups)
         text = f"{self.archive}: {len(self.class_names)} classes ({self.task}), {groups}"
         return f"<p>{escape(text)}</p><table>{splits}</table>"
+
+    def is_like(self, other: "Manifest") -> bool:
+        """Whether two datasets are the same, where what one of them does not tell of its archive is no difference."""
+        known = {"read_settings": self.read_settings if other.read_settings is None else other.read_settings}
+        return self == other.model_copy(update=known)
 
     def split_names(self) -> str:
         """Return the names of the splits in order, for messages: `test, train`, or `no split at all`."""

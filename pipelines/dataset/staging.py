@@ -8,6 +8,7 @@ last one before the process is killed: the next run finds out by the mark where 
 import hashlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
@@ -28,6 +29,8 @@ from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest, write
 from pipelines.dataset.swap import swap_folders
 from pipelines.storage import Folder
 
+_MOUNTS = Path("/proc/self/mountinfo")
+"""Unlike `os.path.ismount` it tells of folders mounted from the same disk, and not of Btrfs subvolumes."""
 _SPLITS_OF_OLD_MARKS = ["train", "validation", "test"]
 
 
@@ -108,6 +111,28 @@ def resume_removing(folder: Folder) -> None:
         remove_files(folder, [name for name in mark.removing if name == FILE_NAME])
         remove_files(folder, mark.removing)
         write_mark(folder, replace(mark, removing=[]))
+
+
+def check_replaceable(dataset: Folder) -> None:
+    """Make sure, before anything is written, that another folder can take the place of this one.
+
+    Raises:
+        ValueError: It is a mount point.
+    """
+    if dataset.is_local and _is_mount_point(dataset.path):
+        raise ValueError(
+            f"{dataset} is a mount point, whose place no other folder can take: choose a dataset.path inside of it, or "
+            "mount the folder above it"
+        )
+
+
+def _is_mount_point(path: Path) -> bool:
+    try:
+        mounts = [os.fsdecode(line.split()[4]) for line in _MOUNTS.read_bytes().splitlines()]
+    except OSError:  # not Linux
+        return path.is_mount()
+    escaped = re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match[0]):03o}", str(path.resolve()))
+    return escaped in mounts
 
 
 def link_shard(source: Folder, staging: Folder, name: str) -> None:

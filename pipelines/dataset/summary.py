@@ -2,6 +2,7 @@
 
 import functools
 import operator
+from collections.abc import Mapping
 
 import numpy as np
 import pyarrow as pa
@@ -26,6 +27,7 @@ def summarise(
     description: ArchiveDescription,
     written: dict[str, list[WrittenShard]],
     settings: dict[str, int],
+    read_settings: Mapping[str, int | str | None],
     source: str,
     rejected: list[dict[str, str]],
 ) -> Manifest:
@@ -44,6 +46,7 @@ def summarise(
         splits={split: _split(shards) for split, shards in written.items()},
         statistics={name: sums.statistics() for name, sums in merge_sums(written[TRAINING_SPLIT]).items()},
         settings=settings,
+        read_settings=dict(read_settings) or None,
         source_fingerprint=source,
         skipped=count_reasons(rejected),
     )

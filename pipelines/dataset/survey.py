@@ -88,7 +88,8 @@ def find_finished(dataset: Folder) -> Existing | None:
 
 def _identity_of(manifest: Manifest) -> Identity:
     """What `dataset.json` tells of settings and samples, where the notes are lost."""
-    described = describe(ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups), {})
+    description = ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups)
+    described = describe(description, manifest.read_settings or {})
     return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
 
 

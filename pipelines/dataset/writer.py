@@ -35,6 +35,7 @@ from pipelines.dataset.rows import Fields, fixed_fields
 from pipelines.dataset.spark_job import PrepareProgress, check_shards, write_shards
 from pipelines.dataset.staging import (
     Mark,
+    check_replaceable,
     clean_up,
     discard,
     finish,
@@ -241,7 +242,7 @@ class _Job:
         return (
             complete
             and set(_file_names(stock.plans)) <= set(finished.sizes)
-            and self.manifest(stock, stock.written) == finished.manifest
+            and self.manifest(stock, stock.written).is_like(finished.manifest)
         )
 
     def leave(self, finished: Existing, stock: _Stock) -> Manifest:
@@ -257,8 +258,7 @@ class _Job:
         finished, unfinished = find_finished(self.dataset), find_unfinished(self.dataset)
         stale = unfinished if restart else None
         if overwrite:
-            same = unfinished is not None and unfinished.identity == self.take_stock(index, []).identity
-            stale = stale if same else unfinished
+            stale = stale if unfinished is not None and self.can_continue(unfinished, index) else unfinished
             sources = [unfinished] if unfinished is not None and stale is None else []
         else:
             if finished is not None:
@@ -269,12 +269,21 @@ class _Job:
             sources = [
                 existing for existing in (finished, unfinished) if existing is not None and existing is not stale
             ]
+        check_replaceable(self.dataset)
         stock = self.take_stock(index, sources)
         self.check_rejected(self.rejected(stock, stock.written), stock.total, None)
         if finished is not None and finished.manifest is not None:
             files_of_finished(self.dataset, finished.manifest)
         staging = self.open(stock, finished, unfinished, stale, overwrite)
         return self.complete(stock, staging, still_held)
+
+    def can_continue(self, unfinished: Existing, index: ArchiveIndex) -> bool:
+        """Whether unfinished work is of these settings and samples."""
+        try:
+            self.take_stock(index, [unfinished])
+        except ValueError:
+            return False
+        return True
 
     def open(
         self,
@@ -363,7 +372,8 @@ class _Job:
         splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
         source = index_digest(stock.index.samples)
         rejected = self.rejected(stock, written)
-        return summarise(self.archive.description, splits, self.settings, source, rejected)
+        archive = self.archive
+        return summarise(archive.description, splits, self.settings, archive.read_settings, source, rejected)
 
     def report(self, stock: _Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
         """Make the page about the dataset."""

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ from pipelines.archives.archive import (
 from pipelines.dataset import lease, spark_job, staging, writer
 from pipelines.dataset.files import check_apart
 from pipelines.dataset.index import index_digest, read_index
-from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.manifest import Manifest, write_manifest
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.writer import prepare_dataset
@@ -43,14 +44,15 @@ class Numbers:
     """An archive of one folder per sample with a number in it, and a list that names splits and labels."""
 
     root: str
+    column: str | None = None
 
     @property
     def description(self) -> ArchiveDescription:
         return ArchiveDescription("numbers", "single_label", ("even", "odd"), (GROUP,))
 
     @property
-    def read_settings(self) -> dict[str, int | None]:
-        return {}
+    def read_settings(self) -> dict[str, str | None]:
+        return {} if self.column is None else {"column": self.column}
 
     def index(self) -> ArchiveIndex:
         rows = json.loads(Path(self.root, "list.json").read_text())
@@ -97,10 +99,11 @@ class World:
         rows: dict[str, tuple[str, int]] = json.loads((self.archive / "list.json").read_text())
         return rows
 
-    def prepare(self, **settings: Any) -> Manifest:
+    def prepare(self, column: str | None = None, **settings: Any) -> Manifest:
         self.lines.clear()
         values = {"row_group_mib": 1, "row_groups_per_shard": 1, "seed": 3, "max_rejected_fraction": 0.2, **settings}
-        return prepare_dataset(None, Numbers(str(self.archive)), self.dataset, say=self.lines.append, **values)  # type: ignore[arg-type]
+        archive = Numbers(str(self.archive), column)
+        return prepare_dataset(None, archive, self.dataset, say=self.lines.append, **values)  # type: ignore[arg-type]
 
     def said(self, text: str) -> bool:
         return any(text in line for line in self.lines)
@@ -436,6 +439,29 @@ def test_a_changed_archive_does_not_replace_a_dataset_without_its_index(world: W
     assert content(world.dataset) == before
 
 
+@pytest.mark.parametrize("lost", [[], ["_notes.json.gz"], ["_index.parquet", "_notes.json.gz"]])
+def test_images_of_another_column_do_not_replace_a_dataset(world: World, lost: list[str]) -> None:
+    world.prepare("thumbnail")
+    whole = content(world.dataset)
+    for name in lost:
+        Path(world.dataset, name).unlink()
+    before = content(world.dataset)
+    with pytest.raises(ValueError, match=r"column thumbnail there, full asked for.*--set prepare\.overwrite=true"):
+        world.prepare("full")
+    assert content(world.dataset) == before
+    world.prepare("thumbnail")
+    assert content(world.dataset) == whole
+
+
+def test_a_dataset_that_does_not_tell_the_column_is_left_as_it_is(world: World) -> None:
+    manifest = world.prepare("thumbnail")
+    write_manifest(manifest.model_copy(update={"read_settings": None}), world.dataset)
+    before = content(world.dataset)
+    world.prepare("thumbnail")
+    assert world.said("finished already")
+    assert content(world.dataset) == before
+
+
 def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
     world: World, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -546,6 +572,44 @@ def test_above_the_limit_mended_files_let_the_same_command_succeed(
     world.prepare(max_rejected_fraction=0.0)
     assert 1 <= len(tasks.shards) <= 2
     assert content(world.dataset) == undisturbed
+
+
+def test_other_labels_of_unwritten_samples_do_not_discard_the_shards_of_a_replacement(
+    world: World, tasks: Tasks
+) -> None:
+    world.prepare(seed=4)
+    interrupted(world, tasks, 4, overwrite=True)
+    written = ids(f"{world.dataset}.incomplete")
+    rows = {name: (split, label if name in written else 0) for name, (split, label) in world.list().items()}
+    assert rows != world.list()
+    world.write_list(rows)
+    world.prepare(overwrite=True)
+    assert 1 <= len(tasks.shards) <= 3
+    assert ids(world.dataset) == sorted(rows)
+
+
+def test_a_mount_point_is_refused_before_anything_is_written(world: World, tasks: Tasks) -> None:
+    world.prepare()
+    before = content(world.dataset)
+    folder = Path(world.dataset).with_name("a folder")
+    folder.mkdir()
+    subprocess.run(["mount", "--bind", world.dataset, folder], check=False, capture_output=True)
+    if not (folder / "dataset.json").exists():
+        pytest.skip("a folder cannot be mounted here")
+    try:
+        world.dataset = folder
+        world.prepare()
+        assert world.said("finished already")
+        (folder / "train/part-00000.parquet").unlink()
+        tasks.shards.clear()
+        for settings in ({}, {"overwrite": True}):
+            with pytest.raises(ValueError, match=r"a folder is a mount point.*choose a dataset\.path inside of it"):
+                world.prepare(**settings)
+        assert tasks.shards == []
+        assert {name for name in before if name not in content(folder)} == {"train/part-00000.parquet"}
+        assert not Path(f"{folder}.incomplete").exists()
+    finally:
+        subprocess.run(["umount", folder], check=True)
 
 
 def test_the_beginning_of_a_mark_is_ours(world: World, undisturbed: dict[str, str]) -> None:
