@@ -11,7 +11,7 @@ from jobs import cli
 from jobs.command import say
 from jobs.result import Result
 from pipelines.comparison.facts import chosen_metric
-from pipelines.comparison.grid_results import read_lines, runs_of
+from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
 from pipelines.comparison.groups import Part, default_target, parts_of
 from pipelines.comparison.notebook import curves_of, html_of, table_of
 from pipelines.comparison.page import comparison_page, notes_of
@@ -70,6 +70,13 @@ class Comparison:
     targets: Sequence[float | None]
     """Value of the metric to come to, for each part; None: there is none."""
     title: str
+    left_out: Sequence[str] = ()
+    """Sentences about trainings that are not among them."""
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know before the figures; each is a sentence."""
+        return [*self.left_out, *notes_of(self.parts)]
 
     @property
     def table(self) -> "pandas.DataFrame":
@@ -83,7 +90,7 @@ class Comparison:
     @property
     def page(self) -> str:
         """The report as HTML, which needs no other file."""
-        return comparison_page(self.parts, self.runs, self.metric, self.targets, self.title)
+        return comparison_page(self.parts, self.runs, self.metric, self.targets, self.title, self.notes)
 
     def write(self, folder: str | Path) -> None:
         """Write `report.html`, `table.csv` with a row per group, and `runs.csv` with a row per training.
@@ -101,11 +108,16 @@ class Comparison:
         write_text(folder / "report.html", self.page)
 
     def _repr_html_(self) -> str:
-        return html_of(self.parts, self.metric)
+        return html_of(self.parts, self.metric, self.notes)
 
 
 def comparison_of(
-    runs: Sequence[ComparedRun], title: str, *, metric: str | None = None, target: float | None = None
+    runs: Sequence[ComparedRun],
+    title: str,
+    *,
+    metric: str | None = None,
+    target: float | None = None,
+    left_out: Sequence[str] = (),
 ) -> Comparison:
     """Sort trainings into groups, and choose what they are compared by.
 
@@ -114,6 +126,7 @@ def comparison_of(
         title: Names the experiments and files.
         metric: What to compare by; None: the first one of top-1, micro F1 and loss that is recorded.
         target: Value of the metric to come to; None: nearly the best one of each dataset.
+        left_out: Sentences about trainings that are not among them.
 
     Raises:
         ValueError: No training has the metric.
@@ -121,7 +134,7 @@ def comparison_of(
     chosen = chosen_metric(runs, metric)
     parts = parts_of(runs, chosen)
     targets = [default_target(part.groups, chosen) if target is None else target for part in parts]
-    return Comparison(runs, parts, chosen, targets, title)
+    return Comparison(runs, parts, chosen, targets, title, left_out)
 
 
 def compare(
@@ -154,15 +167,28 @@ def compare(
     ]
     runs = collect(experiments, filter_text, children=children, saved=files[0], results=files[1])
     title = ", ".join([*experiments, *(path.name for paths in files for path in paths)])
-    return comparison_of(runs, title, metric=metric, target=target)
+    left_out = [note for path in files[1] for note in _unread_cells(path)]
+    return comparison_of(runs, title, metric=metric, target=target, left_out=left_out)
 
 
-def lines_of(parts: Sequence[Part]) -> list[str]:
+def _unread_cells(results: Path) -> list[str]:
+    """Name the cells of a grid whose trainings are not in its results file."""
+    cells = cells_of(read_lines(results)).values()
+    unread = [line for line in cells if line.is_done and line.run is None]
+    if not unread:
+        return []
+    return [
+        f"{len(unread)} of {len(cells)} cells of {results.name} are not shown, because MLflow could not be read when "
+        "they ended. The command that trained the grid adds them."
+    ]
+
+
+def lines_of(compared: Comparison) -> list[str]:
     """Return what the terminal shows: score, time and bytes of each group."""
-    lines = list(notes_of(parts))
+    lines, parts = compared.notes, compared.parts
     for part in parts:
         lines += ["", f"dataset {part.archive} {part.dataset[:12]}".rstrip()] if len(parts) > 1 else []
-        lines.append(f"{'':>4}{'score':>17} {'time':>8} {'bytes':>8}  group")
+        lines.append(f"{'':>4}{compared.metric:>17} {'time':>8} {'bytes':>8}  group")
         rows = recipe_rows(part)
         for row in rows[:_SHOWN]:
             marks = f"  ({shorten(row['troubles'][0], _LONGEST_TROUBLE)})" if row["troubles"] else ""
@@ -194,7 +220,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     )
     folder: Path = arguments.output
     compared.write(folder)
-    for line in lines_of(compared.parts):
+    for line in lines_of(compared):
         say(line)
     if arguments.save is not None:
         save_runs(compared.runs, arguments.save)

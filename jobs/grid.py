@@ -1,7 +1,6 @@
 """`groundswell grid`: trains a configuration at every cell of a grid, and continues where it was ended."""
 
 import argparse
-import math
 import shlex
 import tempfile
 import time
@@ -16,26 +15,23 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.cells import PlannedCell, named, plan_cells
 from jobs.command import message_of, say
+from jobs.grid_records import CELL_TAG, add_unread, ended_run, line_of
 from jobs.result import Result
 from jobs.session import spark_session
 from jobs.train import train_on
 from pipelines.comparison.grid_results import CellLine, GridLine, ResultsFile, cells_of, estimated_seconds, read_lines
-from pipelines.comparison.run import CURVE_GROUPS, CURVES, compared_run
 from pipelines.comparison.tables import duration
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.tracking import revision, runs, store
 from pipelines.tracking.local_run import DESCRIPTION_TAG
-from pipelines.tracking.recorded import PARENT_TAG, TaggedRun, recorded_training, runs_with_tag
-from pipelines.tracking.store import TrackedRun, TrackingError
+from pipelines.tracking.recorded import PARENT_TAG, TaggedRun, runs_with_tag
+from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.driver_record import is_divergence
 from pipelines.training.output import checkpoints_of
 
-CELL_TAG = "grid_cell"
-"""Tag of a cell's run: the digest by which the same command finds it again."""
-_EPOCHS_KEPT = 50
 _LONGEST_ERROR = 300
 
 
@@ -63,14 +59,11 @@ class Grid:
     def _result_of(self, spark: SparkSession, planned: PlannedCell) -> CellLine:
         """Train one cell, or take what an earlier process has trained of it and did not write down."""
         found = runs_with_tag(planned.experiment, CELL_TAG, planned.digest)
-        done = next((run for run in found if run.status == "FINISHED"), None)
+        done = ended_run(found)
         if done is not None:
-            say(f"MLflow run {done.run_id} is its finished training")
-            return _line(planned, "finished", done.run_id, done.seconds)
-        if found and "diverged" in found[0].tags:
-            newest = found[0]
-            say(f"MLflow run {newest.run_id} is its training, which diverged")
-            return _line(planned, "diverged", newest.run_id, newest.seconds, error=newest.tags["diverged"])
+            diverged = "" if done.status == "FINISHED" else done.tags["diverged"]
+            say(f"MLflow run {done.run_id} is its {'training, which diverged' if diverged else 'finished training'}")
+            return line_of(planned, "diverged" if diverged else "finished", done.run_id, done.seconds, error=diverged)
         self._end_dead(found, planned)
         continued = _resumable(found, planned)
         config, result, started = _config_of(planned, continued), Result("train"), time.monotonic()
@@ -86,7 +79,7 @@ class Grid:
             problem = redacted(message_of(error).splitlines()[0])[:_LONGEST_ERROR]
             say(f"cell {planned.cell.number}: {problem}")
         seconds, resumed = time.monotonic() - started, continued is not None
-        return _line(planned, status, result.run_id, seconds, result.metrics, error=problem, resumed=resumed)
+        return line_of(planned, status, result.run_id, seconds, result.metrics, error=problem, resumed=resumed)
 
     def _end_dead(self, found: Sequence[TaggedRun], planned: PlannedCell) -> None:
         """End the runs of this grid that a killed driver has left as running and that cannot be continued."""
@@ -145,6 +138,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
     Raises:
         RuntimeError: A cell failed, the cluster is too small, or Spark or MLflow is away.
     """
+    add_unread(cells, results)
     waiting = open_cells(cells, results.cells)
     if not waiting:
         return
@@ -215,38 +209,6 @@ def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:
 
 def _has_checkpoints(run: TaggedRun, planned: PlannedCell) -> bool:
     return bool(list_checkpoints(checkpoints_of(planned.config, run.run_id)))
-
-
-def _line(
-    planned: PlannedCell,
-    status: Literal["finished", "diverged", "failed"],
-    run_id: str | None,
-    seconds: float,
-    metrics: Mapping[str, float] | None = None,
-    *,
-    error: str = "",
-    resumed: bool = False,
-) -> CellLine:
-    """A line of the results file, with the cell's training as MLflow has it."""
-    run = None
-    if run_id is not None:
-        try:
-            recorded = recorded_training(run_id, groups=CURVE_GROUPS, metrics=CURVES)
-            run = compared_run(recorded, planned.experiment, epochs_kept=_EPOCHS_KEPT)
-        except (ValueError, TrackingError) as problem:
-            say(f"the results have no curves of cell {planned.cell.number}: {problem}")
-    of_model = metrics if metrics is not None else (run.metrics if run is not None else {})
-    return CellLine(
-        cell=planned.digest,
-        status=status,
-        settings=planned.cell.values,
-        error=error,
-        seconds=round(seconds, 1),
-        resumed=resumed,
-        epochs=planned.config.training.epochs,
-        metrics={name: value for name, value in of_model.items() if math.isfinite(value)},
-        run=run,
-    )
 
 
 def _is_alive(spark: SparkSession) -> bool:

@@ -22,7 +22,7 @@ from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
-from pipelines.sample import TRAINING_SPLIT
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking import store
 from pipelines.tracking.runs import check_store, page_of
 from pipelines.tracking.store import TrackedRun
@@ -124,6 +124,8 @@ def train_on(
     with recorded_run(config, manifest, display.tracking, tags) as record:
         _say_where(record)
         _say_sizes(config, manifest)
+        if VALIDATION_SPLIT not in manifest.splits:
+            say("the dataset has no validation split: only the training loss will tell trainings apart")
         record.environment(_cluster(spark, config))
         result.run_id = record.run.run_id
 

@@ -11,7 +11,6 @@ from matplotlib.lines import Line2D
 from pipelines.cell_figure import CellFigure
 from pipelines.comparison import figures
 from pipelines.comparison.groups import Part
-from pipelines.comparison.page import notes_of
 from pipelines.comparison.tables import recipe_rows, table_rows
 from pipelines.dataset.report.figures import Colors
 from pipelines.dataset.report.tables import shorten
@@ -62,14 +61,14 @@ def curves_of(parts: Sequence[Part], metric: str) -> CellFigure:
     return figure
 
 
-def html_of(parts: Sequence[Part], metric: str) -> str:
-    """Return what must be known before the figures, recipe and score of each group, and the curves as HTML."""
+def html_of(parts: Sequence[Part], metric: str, notes: Sequence[str]) -> str:
+    """Return notes, recipe and score of each group, and the curves as HTML."""
     import pandas
 
     picture = io.BytesIO()
     curves_of(parts, metric).savefig(picture, format="png", dpi=90)
     image = base64.b64encode(picture.getvalue()).decode()
-    texts = [f"<p>{html.escape(note)}</p>" for note in notes_of(parts)]
+    texts = [f"<p>{html.escape(note)}</p>" for note in notes]
     for part in parts:
         rows = pandas.DataFrame(recipe_rows(part))[list(_COLUMNS)].rename(columns=_COLUMNS)
         named = f"<p>dataset {html.escape(part.archive)} {html.escape(part.dataset[:12])}</p>" if len(parts) > 1 else ""

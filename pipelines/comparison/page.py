@@ -5,7 +5,7 @@ from typing import Any
 
 from pipelines.comparison import figures
 from pipelines.comparison.groups import Part, best_group, default_target
-from pipelines.comparison.run import ComparedRun, is_lower_better
+from pipelines.comparison.run import SCORES, ComparedRun, is_lower_better
 from pipelines.comparison.style import STYLE
 from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
 from pipelines.comparison.template import TEMPLATE
@@ -22,7 +22,12 @@ _CURVES = {
 
 
 def comparison_page(
-    parts: Sequence[Part], runs: Sequence[ComparedRun], metric: str, targets: Sequence[float | None], title: str
+    parts: Sequence[Part],
+    runs: Sequence[ComparedRun],
+    metric: str,
+    targets: Sequence[float | None],
+    title: str,
+    notes: Sequence[str],
 ) -> str:
     """Return the page as HTML.
 
@@ -32,6 +37,7 @@ def comparison_page(
         metric: What they are compared by.
         targets: Value of the metric to come to, for each part; None: there is none.
         title: Names the experiments and files.
+        notes: What a reader must know before the figures; each is a sentence.
     """
     dates = sorted(run.started[:10] for run in runs)
     return render(
@@ -45,7 +51,7 @@ def comparison_page(
         default_target=[default_target(part.groups, metric) for part in parts] == list(targets),
         first_date=dates[0] if dates else "",
         last_date=dates[-1] if dates else "",
-        notes=notes_of(parts),
+        notes=notes,
         parts=[_part(part, metric, target) for part, target in zip(parts, targets, strict=True)],
     )
 
@@ -65,6 +71,8 @@ def notes_of(parts: Sequence[Part]) -> list[str]:
         notes.append(f"{diverged} of {len(members)} trainings diverged. They are marked, and no mean includes them.")
     if others:
         notes.append(f"{others} of {len(members)} trainings have not finished. No mean includes them.")
+    if not any(score in facts.run.history for score in SCORES for facts in members):
+        notes.append("No training was validated, so nothing here tells how well they do on other images.")
     return notes
 
 

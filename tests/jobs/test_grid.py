@@ -18,12 +18,14 @@ from mlflow.entities import Metric
 from conf.grid import Cell
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import cells, cli, grid
+from jobs import cells, cli, grid, grid_records
 from jobs.result import Result
 from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.failure import Outcome, WorkerError
 from pipelines.sample import ImageGroup
+from pipelines.tracking.recorded import RecordedRun
+from pipelines.tracking.store import TrackingError
 from pipelines.training.driver_record import recorded_run
 from pipelines.training.identity import training_digest
 
@@ -227,6 +229,65 @@ def test_a_training_that_finished_and_could_not_be_written_down_is_found(
     assert run(SEEDS) == 0
     assert trainer.trained == [0, 1, 2]
     assert lines(tmp_path)[-1].run == CellLine.model_validate_json(whole.splitlines()[-1]).run
+
+
+def test_a_training_that_could_not_be_read_is_added_by_the_next_command(
+    run: Callable[..., int],
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    read = grid_records.recorded_training
+    answers = iter([True, False, True])
+
+    def sometimes(*arguments: Any, **settings: Any) -> RecordedRun:
+        if not next(answers):
+            raise TrackingError("no answer from MLflow")
+        return read(*arguments, **settings)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grid_records, "recorded_training", sometimes)
+        assert run(SEEDS) == 0
+    assert "no curves of cell 2: no answer from MLflow; the same command adds them" in capsys.readouterr().out
+    before = lines(tmp_path)[1]
+    assert before.run is None
+    assert cli.execute(["compare", "--results", "results.jsonl"]) == 0
+    assert "1 of 3 cells of results.jsonl are not shown" in capsys.readouterr().out
+    assert "1 of 3 cells of results.jsonl are not shown" in (tmp_path / "comparison" / "report.html").read_text()
+    assert run(SEEDS) == 0
+    assert trainer.trained == [0, 1, 2]
+    added = lines(tmp_path)[-1]
+    assert added.run is not None
+    assert added.run.settings["training.seed"] == "1"
+    assert added == before.model_copy(update={"run": added.run})
+    capsys.readouterr()
+    assert cli.execute(["compare", "--results", "results.jsonl"]) == 0
+    assert "not shown" not in capsys.readouterr().out
+
+
+def test_a_training_that_is_found_has_the_metrics_of_its_model(
+    run: Callable[..., int], trainer: Trainer, tmp_path: Path
+) -> None:
+    text = "{set: {training.selection: {metric: val/top_1, model: best}}, product: {training.seed: [0]}}"
+    assert run(text) == 0
+    (line,) = lines(tmp_path)
+    assert line.run is not None
+    client, run_id = MlflowClient(trainer.store), line.run.run_id
+    later = {"train/loss": 0.2, "val/top_1": 0.4, "val/loss": 0.7}
+    client.log_batch(run_id, metrics=[Metric(name, value, 2000, 8) for name, value in later.items()])
+    client.set_tag(run_id, "best_epoch", "1")
+    (tmp_path / "results.jsonl").unlink()
+    assert run(text) == 0
+    (found,) = lines(tmp_path)
+    assert trainer.trained == [0]
+    assert found.metrics == {"train/loss": 1.0, "val/top_1": 0.5, "speed/images_per_second": 8.0}
+    last = "product: {training.seed: [0]}"
+    assert run(last) == 0
+    client.log_batch(lines(tmp_path)[-1].run.run_id, metrics=[Metric("train/loss", 0.2, 2000, 8)])  # type: ignore[union-attr]
+    (tmp_path / "results.jsonl").unlink()
+    assert run(last) == 0
+    assert lines(tmp_path)[-1].metrics == {"train/loss": 0.2}
 
 
 def test_a_dead_jvm_ends_the_grid_and_blames_no_cell(

@@ -133,7 +133,7 @@ def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
     assert '<span class="mark">1 of 2 diverged</span>' in page
     assert "FloatingPointError: the loss of rank 1 is nan at step 200" in text
     assert page.count('<section class="table">') == 2
-    shown = "\n".join(lines_of(compared.parts))
+    shown = "\n".join(lines_of(compared))
     assert "of 2 datasets" in shown
     assert "(diverged: FloatingPointError" in shown
 
