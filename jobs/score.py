@@ -18,7 +18,7 @@ from pipelines.locations import absolute_location, local_path
 from pipelines.packages import CONVERSION, DELTA, require
 from pipelines.scoring.convert import Reference, open_reference
 from pipelines.scoring.ground import check_map_file, patch_metres, read_ground, write_map
-from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, check_score, scored_before
+from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, begun_thresholds, check_score, scored_before
 from pipelines.scoring.job import score as score_source
 from pipelines.scoring.model import ModelDescription, describe
 from pipelines.scoring.output import DELTA_LOG_FILE
@@ -53,12 +53,13 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         raise ValueError(f"score.map_tile={config.score.map_tile} has no effect without --map FILE")
     served = find_model(model_uri)
     model, folder = describe(served), Folder.at(_location("--output", output))
+    thresholds = _thresholds(config, model, source, folder)
     settings = ScoreSettings(
         config.score.batch_size,
-        model.thresholds_or(config.score.threshold),
+        thresholds,
         config.launch.threads_per_worker,
         config.score.runtime,
-        _reference(config, model, source),
+        _reference(config, model, source, thresholds),
         as_delta=_as_delta(config, folder),
     )
     if model.task == "single_label" and config.score.threshold is not None:
@@ -130,7 +131,20 @@ def _as_delta(config: RunConfig, output: Folder) -> bool:
     return found
 
 
-def _reference(config: RunConfig, model: ModelDescription, source: Source) -> Reference | None:
+def _thresholds(config: RunConfig, model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...]:
+    """Choose the thresholds: those that are asked for, or those with which unfinished predictions were begun."""
+    output.check()
+    of_model = model.thresholds_or(config.score.threshold)
+    begun = begun_thresholds(model, source, output) if config.score.threshold is None else None
+    if begun is None or begun == of_model:
+        return of_model
+    say(f"{output} was begun with other thresholds than the model has now, and continues with those")
+    return begun
+
+
+def _reference(
+    config: RunConfig, model: ModelDescription, source: Source, thresholds: tuple[float, ...]
+) -> Reference | None:
     """What calibrates and accepts a converted model; None with Keras."""
     chosen = config.score
     if chosen.runtime == "keras":
@@ -149,7 +163,7 @@ def _reference(config: RunConfig, model: ModelDescription, source: Source) -> Re
         calibration_samples=chosen.calibration_samples,
         acceptance_samples=chosen.acceptance_samples,
         max_f1_drop=chosen.max_f1_drop,
-        thresholds=model.thresholds_or(chosen.threshold),
+        thresholds=thresholds,
     )
 
 

@@ -43,6 +43,7 @@ from pipelines.storage import Folder, StorageError
 from pipelines.tasks import is_local_mode, run_until_done, watched
 
 _LESS_MEMORY = "a smaller score.batch_size"
+_THRESHOLD = "score.threshold"
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,23 @@ class Scored:
         left = ' style="text-align: left"'  # notebooks put the cells of tables to the right
         lines = "".join(f"<tr><th{left}>{name}</th><td{left}>{value}</td></tr>" for name, value in rows.items())
         return f"<table>{lines}</table>"
+
+
+def begun_thresholds(model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...] | None:
+    """Return the thresholds of this model's predictions that are not finished; None where there are none.
+
+    They may not be the model's any more, because an evaluation has tuned others meanwhile.
+
+    Raises:
+        ValueError: What says it is damaged.
+        RuntimeError: The storage cannot be used.
+    """
+    identity = read_identity(output) or {}
+    found = identity.get(_THRESHOLD)
+    is_other = identity.get("model_id") != model.model_id
+    if found is None or is_other or is_complete(output, [part.file for part in source.parts]):
+        return None
+    return tuple(found) if isinstance(found, list) else (found,) * len(model.class_names)
 
 
 def check_score(
@@ -205,7 +223,7 @@ def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) 
         "input": source.where,
         "input_kind": source.kind,
         "input_fingerprint": source.fingerprint,
-        **({"score.threshold": _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
+        **({_THRESHOLD: _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
         "score.runtime": settings.runtime,
         **({"reference_fingerprint": reference.fingerprint} if reference is not None else {}),
         **(

@@ -3,6 +3,7 @@
 import functools
 import logging
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -36,6 +37,7 @@ its run, which is part of the address that `log_model` returns.
 """
 AVERAGED_MODEL = "model_ema"
 """Name of the same model with averaged weights."""
+_RUN = re.compile(r"runs:/[^/]+/?")
 _log = logging.getLogger(__name__)
 
 
@@ -91,8 +93,11 @@ def log_model(
 
 
 def known_uri(uri: str) -> str:
-    """Return an address that MLflow knows, also of what `runs:/<run id>/model` means: the run's newest model."""
-    return resolved(uri, tracking_uri())
+    """Return an address that MLflow knows, also of what `runs:/<run id>/model` means: the run's newest model.
+
+    `runs:/<run id>` alone means the same.
+    """
+    return resolved(f"{uri.rstrip('/')}/{MODEL}" if _RUN.fullmatch(uri) else uri, tracking_uri())
 
 
 def averaged_model_uri(uri: str) -> str:

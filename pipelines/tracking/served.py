@@ -45,8 +45,8 @@ def find_model(uri: str) -> ServedModel:
     """Ask the store for a model.
 
     Args:
-        uri: `runs:/<run id>/model`, `models:/<name>/<version>`, `models:/<name>@<alias>`, `models:/<name>/latest`, or
-            the folder of an exported model (what `mlflow artifacts download` gives).
+        uri: `runs:/<run id>/model` or `runs:/<run id>`, `models:/<name>/<version>`, `models:/<name>@<alias>`,
+            `models:/<name>/latest`, or the folder of an exported model (what `mlflow artifacts download` gives).
 
     Raises:
         ValueError: There is no such model, version or alias, or it was not logged by Groundswell.

@@ -24,7 +24,7 @@ from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.failure import Outcome, WorkerError
 from pipelines.sample import ImageGroup
-from pipelines.tracking.recorded import RecordedRun
+from pipelines.tracking.recorded import RecordedRun, recorded_training
 from pipelines.tracking.store import TrackingError
 from pipelines.training.driver_record import recorded_run
 from pipelines.training.identity import training_digest
@@ -238,7 +238,7 @@ def test_a_training_that_could_not_be_read_is_added_by_the_next_command(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    read = grid_records.recorded_training
+    read = recorded_training
     answers = iter([True, False, True])
 
     def sometimes(*arguments: Any, **settings: Any) -> RecordedRun:

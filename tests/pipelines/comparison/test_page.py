@@ -138,6 +138,21 @@ def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
     assert "(diverged: FloatingPointError" in shown
 
 
+def test_without_validation_the_loss_is_named_and_said_to_tell_little() -> None:
+    bare = [training(number, optimizer=name) for number, name in enumerate(("lars", "sgd"))]
+    bare = [
+        run.model_copy(update={"history": {name: run.history[name] for name in ("epoch", "step", "train/loss")}})
+        for run in bare
+    ]
+    note = "No training was validated, so nothing here tells how well they do on other images."
+    compared = comparison_of(bare, "cifar10")
+    assert note in compared.page
+    shown = lines_of(compared)
+    assert shown[0] == note
+    assert shown[1].split() == ["train/loss", "time", "bytes", "group"]
+    assert note not in comparison_of([*bare, training(2)], "cifar10").notes
+
+
 def test_a_run_that_changed_its_workers_is_in_no_plot_over_workers(tmp_path: Path) -> None:
     changed = training(0, workers="4, 3 from step 780", seed=1)
     alone = comparison_of([changed, training(1), training(2, workers=1).model_copy(update={"history": {}})], "cifar10")

@@ -163,6 +163,28 @@ def test_a_lost_part_is_scored_again_alone(
     assert [row["id"] for row in again] == [row["id"] for row in first]
 
 
+def test_unfinished_predictions_keep_their_thresholds_when_the_model_gets_others(
+    scored: Path,
+    logged: Any,
+    small_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    output = tmp_path / "predictions"
+    shutil.copytree(scored, output)
+    tuned = (0.9,) * len(json.loads((output / "predictions.json").read_text())["class_names"])
+    monkeypatch.setattr(jobs.score, "describe", lambda served: replace(describe(served), thresholds=tuned))
+    command = ["score", "--model", logged.uri, "--input", str(small_dataset), "--output", str(output)]
+    assert cli.execute(command) == 2, "finished ones are not those that are asked for"
+    assert "score.threshold 0.5 there" in capsys.readouterr().err
+    min(output.glob("*-part-*.parquet")).unlink()
+    assert cli.execute([*command, "--set", "score.threshold=0.9"]) == 2
+    assert cli.execute(command) == 0
+    assert "begun with other thresholds than the model has now, and continues with" in capsys.readouterr().out
+    assert read_predictions(output) == read_predictions(scored)
+
+
 def test_a_raw_archive_gives_the_predictions_of_its_dataset(
     logged: Any, small_archive: Path, expected: Any, tmp_path: Path
 ) -> None:

@@ -108,8 +108,9 @@ def test_a_run_has_models_of_several_names(run: TrackedRun, model: keras.Model) 
     ]
     assert uris[0] == averaged_model_uri(uris[1])
     uris += [f"runs:/{run.run_id}/model_ema", f"runs:/{run.run_id}/model"]  # as they are named within the run
+    uris += [averaged_model_uri(uris[1]), f"runs:/{run.run_id}"]  # a run alone means the model that it ended with
     images = {"a": np.arange(64, dtype=np.uint16).reshape(2, 4, 4, 2)}
-    for uri, expected, ema in zip(uris, (averaged, model) * 2, (0.9, None) * 2, strict=True):
+    for uri, expected, ema in zip(uris, (averaged, model) * 3, (0.9, None) * 3, strict=True):
         loaded, metadata = load_model(uri)
         assert metadata.ema == ema
         np.testing.assert_array_equal(loaded(images), expected(images))
