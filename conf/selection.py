@@ -11,8 +11,9 @@ class SelectionConfig(Section):
     """Which epoch is the best one, and when training ends because no better one comes."""
 
     metric: str | None = None
-    """Metric of validation that compares epochs, such as val/f1_micro or val_ema/loss: losses are better when lower,
-    scores when higher. The checkpoint of the best epoch is kept whatever its age. Null: epochs are not compared."""
+    """Metric of validation that compares epochs, such as val/f1_micro or val_ema/loss: those that end in loss are
+    better when lower, others when higher. The checkpoint of the best epoch is kept whatever its age. Null: epochs are
+    not compared."""
     min_delta: float = Field(default=0.0, ge=0)
     """Smallest difference by which an epoch must be better than the best one before to count as better."""
     patience: int | None = Field(default=None, gt=0)

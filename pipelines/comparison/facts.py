@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from models.schedules import SCALINGS, scaled_learning_rate
-from pipelines.comparison.run import EPOCH, PAYLOAD, SCORES, SECONDS, STEP, ComparedRun, best_row, is_lower_better
+from pipelines.comparison.run import EPOCH, PAYLOAD, SCORES, SECONDS, STEP, ComparedRun, best_row
+from pipelines.tracking.metrics import is_lower_better
 
 
 @dataclass(frozen=True)

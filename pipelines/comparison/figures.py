@@ -13,6 +13,7 @@ from pipelines.comparison.groups import Group, Part, Spread, labels_of
 from pipelines.comparison.run import PAYLOAD, SECONDS, STEP, ComparedRun
 from pipelines.dataset.report.figures import Colors, Plot
 from pipelines.dataset.report.figures import plot as themed_plot
+from pipelines.tracking.metrics import is_lower_better
 
 PALETTE = ("#3b7dd8", "#e07b1a", "#2f9e62", "#d24a4a", "#8e63c9", "#1499a6", "#c2559b", "#94832f")
 """Colours that are told apart on white and on black."""
@@ -214,7 +215,7 @@ def _points(run: ComparedRun, name: str, axis: Axis) -> list[tuple[float, float]
 
 def _limit(plot: Axes, series: Sequence[Sequence[float]], name: str) -> None:
     """Show what matters of losses: one that explodes would press all the rest together."""
-    if name.endswith("/loss"):
+    if is_lower_better(name):
         highest = max(values[0] for values in series)
         lowest = min(min(values) for values in series)
         plot.set_ylim(lowest - 0.04 * (highest - lowest), highest + 0.08 * (highest - lowest) + 1e-9)

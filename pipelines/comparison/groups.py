@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pipelines.comparison.facts import Facts, facts_of, is_better, number, peak_rate
-from pipelines.comparison.run import EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun, is_lower_better
+from pipelines.comparison.run import EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun
+from pipelines.tracking.metrics import is_lower_better
 
 _FIRST = (
     "optimizer.name",

@@ -5,13 +5,14 @@ from typing import Any
 
 from pipelines.comparison import figures
 from pipelines.comparison.groups import Part, best_group, default_target
-from pipelines.comparison.run import SCORES, ComparedRun, is_lower_better
+from pipelines.comparison.run import SCORES, ComparedRun
 from pipelines.comparison.style import STYLE
 from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
 from pipelines.comparison.template import TEMPLATE
 from pipelines.dataset.report.figures import Plot
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
+from pipelines.tracking.metrics import is_lower_better
 
 _LONG = 120
 _CURVES = {

@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_lower_better
 from pipelines.tracking.recorded import CHANGED_PREFIX, RecordedRun
 
 EPOCH, STEP, SECONDS, PAYLOAD = "epoch", "step", "seconds", "payload_bytes"
@@ -131,11 +131,6 @@ def best_row(values: Sequence[float | None], metric: str) -> int | None:
     rows = [row for row, value in enumerate(values) if value is not None]
     sign = 1 if is_lower_better(metric) else -1
     return min(rows, key=lambda row: sign * (values[row] or 0.0), default=None)
-
-
-def is_lower_better(metric: str) -> bool:
-    """Whether lower values of a metric are better, as those of a loss are."""
-    return metric.endswith("/loss")
 
 
 def _history(run: RecordedRun) -> dict[str, Column]:

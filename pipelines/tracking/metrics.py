@@ -162,6 +162,11 @@ def validation_metrics(task: str, classes: int, *, averaged: bool, own: Sequence
     return [f"{group}/{name}" for group in groups for name in names]
 
 
+def is_lower_better(name: str) -> bool:
+    """Tell whether lower values of a metric are better: of those whose names end in `loss`, the user's own too."""
+    return name.endswith("loss")
+
+
 def is_listed(name: str, own: Sequence[str] = ()) -> bool:
     """Whether `described` has a name; `evaluate` may write the scores of another split than `test` too.
 

@@ -16,6 +16,8 @@ from mlflow import MlflowClient
 from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
+from pipelines.tracking.metrics import is_lower_better
+
 CHAMPION, CHALLENGER = "champion", "challenger"
 STATUS, REASON = "validation_status", "validation_reason"
 REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<version>[^/@]+))")
@@ -120,7 +122,7 @@ def _verdict(
         return CHALLENGER, f"{compared} on another dataset"
     if math.isnan(best) and not math.isnan(value):
         return CHAMPION, compared
-    gain = best - value if promotion.metric.endswith("loss") else value - best
+    gain = best - value if is_lower_better(promotion.metric) else value - best
     if gain > promotion.margin:
         return CHAMPION, compared
     return CHALLENGER, f"{compared}, and the margin is {promotion.margin:g}"

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from conf.selection import SelectionConfig
+from pipelines.tracking.metrics import is_lower_better
 
 History = Sequence[Mapping[str, float]]
 """Metrics of each epoch done."""
@@ -73,5 +74,4 @@ def described(history: History, config: SelectionConfig, epochs: int) -> dict[st
 
 
 def _gain(value: float, best: float, config: SelectionConfig) -> float:
-    lower_is_better = str(config.metric).endswith("/loss")
-    return best - value if lower_is_better else value - best
+    return best - value if is_lower_better(str(config.metric)) else value - best

@@ -8,7 +8,7 @@ from conf.schema import RunConfig
 from conf.selection import SelectionConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
-from pipelines.tracking.metrics import IMAGE_HEIGHT
+from pipelines.tracking.metrics import IMAGE_HEIGHT, is_lower_better
 from pipelines.training.resolution import full_size
 from pipelines.training.selection import best_of
 
@@ -116,7 +116,7 @@ def _first_reaching(history: History, metric: str, target: float | None) -> int 
     """Index of the first epoch whose metric is as good as the target."""
     if target is None:
         return None
-    sign = -1 if metric.rpartition("/")[2] == "loss" else 1
+    sign = -1 if is_lower_better(metric) else 1
     return next((at for at, row in enumerate(history) if metric in row and sign * (row[metric] - target) >= 0), None)
 
 

@@ -27,21 +27,21 @@ from pipelines.training.results import Evaluation
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import Best, best_of, best_step, described, is_over, why_ended
 
-LOSS, SCORE = "val/loss", "val_ema/f1_micro"
+LOSS, OWN_LOSS, SCORE = "val/loss", "val/log_loss", "val_ema/f1_micro"
 
 
 def history_of(values: list[float], metric: str = LOSS) -> list[dict[str, float]]:
     return [{"train/loss": 1.0, metric: value} for value in values]
 
 
-@pytest.mark.parametrize("metric", [LOSS, SCORE])
+@pytest.mark.parametrize("metric", [LOSS, OWN_LOSS, SCORE])
 @pytest.mark.parametrize("min_delta", [0.0, 0.2])
 @pytest.mark.parametrize("patience", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_epoch_and_the_end_are_those_of_keras(metric: str, min_delta: float, patience: int, seed: int) -> None:
     values = np.random.default_rng(seed).random(20).round(2).tolist()
     config = SelectionConfig(metric=metric, patience=patience, min_delta=min_delta)
-    mode = "min" if metric == LOSS else "max"
+    mode = "max" if metric == SCORE else "min"
     of_keras = keras.callbacks.EarlyStopping(metric, min_delta=min_delta, patience=patience, mode=mode)
     of_keras.set_model(SimpleNamespace(stop_training=False))
     of_keras.on_train_begin()
