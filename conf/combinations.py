@@ -42,7 +42,7 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
         A warning; None: all is well.
 
     Raises:
-        ValueError: The mode never begins.
+        ValueError: The mode or the codec never begins.
     """
     mode, steps = config.training.mode, config.training.epochs * steps_per_epoch
     if isinstance(mode, ParameterServerConfig) and mode.synchrony != "backup" and mode.synchronous_steps >= steps:
@@ -50,15 +50,15 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
             f"training.mode.synchronous_steps={mode.synchronous_steps} is not before the end of the run, which has "
             f"{steps} steps, so that workers always wait for each other: lower it, or set training.mode=synchronous"
         )
-    if not isinstance(mode, LocalConfig):
-        return None
-    if mode.local_after_steps >= steps:
+    if isinstance(mode, LocalConfig) and mode.local_after_steps >= steps:
         raise ValueError(
             f"training.mode.local_after_steps={mode.local_after_steps} is not before the end of the run, which has "
             f"{steps} steps, so that workers never train alone: lower it, or set training.mode=synchronous"
         )
-    each = math.ceil(steps_per_epoch / mode.every_steps)
-    exchanges = math.ceil((steps - mode.local_after_steps) / steps_per_epoch * each)
+    _check_warmup_ends(config, steps_per_epoch)
+    if not isinstance(mode, LocalConfig):
+        return None
+    exchanges = _exchanges(config, mode, steps_per_epoch)
     # Momentum m averages about the last 1 / (1 - m) updates; a run that has only a few times as many does not get far.
     needed = round(_UPDATES_PER_AVERAGE / (1 - mode.outer.momentum))
     if not mode.outer.momentum or exchanges >= needed:
@@ -67,6 +67,25 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
         f"training.mode.outer.momentum={mode.outer.momentum:g} wants about {needed} exchanges, and this run has "
         f"{exchanges}: lower it or training.mode.every_steps, or train longer"
     )
+
+
+def _exchanges(config: "RunConfig", mode: LocalConfig, steps_per_epoch: int) -> int:
+    """About how many times the workers average their weights."""
+    each = math.ceil(steps_per_epoch / mode.every_steps)
+    return math.ceil((config.training.epochs * steps_per_epoch - mode.local_after_steps) / steps_per_epoch * each)
+
+
+def _check_warmup_ends(config: "RunConfig", steps_per_epoch: int) -> None:
+    mode, exchange = config.training.mode, config.exchange
+    number, unit = config.training.epochs * steps_per_epoch, "steps"
+    if isinstance(mode, LocalConfig):
+        number, unit = _exchanges(config, mode, steps_per_epoch), "exchanges"
+    if exchange.codec.name != "none" and exchange.warmup_steps >= number:
+        raise ValueError(
+            f"exchange.warmup_steps={exchange.warmup_steps} is not before the end of the run, which has {number} "
+            f"{unit}, so that exchange.codec={exchange.codec.name} never begins: lower it, train longer, or set "
+            "exchange.codec=none"
+        )
 
 
 def check_recovery(config: "RunConfig") -> None:

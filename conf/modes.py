@@ -83,8 +83,11 @@ class ParameterServerConfig(Member):
     def arguments(self) -> dict[str, Any]:
         """The keyword arguments for the constructor of that name; what this synchrony does not have is neutral."""
         backup = self.synchrony == "backup"
+        free = self.synchrony == "async"
         return {
             **self.model_dump(exclude={"name"}),
+            "fetch_every": self.fetch_every if free else 1,
+            "push_every": self.push_every if free else 1,
             "backup_workers": self.backup_workers if backup else 0,
             "synchronous_steps": 0 if backup else self.synchronous_steps,
         }

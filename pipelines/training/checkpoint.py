@@ -67,6 +67,10 @@ class TrainingState:
     """Sum of the losses of the unfinished epoch's steps, over all ranks."""
     loss_count: int = 0
     """Number of the losses in `loss_sum`; 0 between two epochs."""
+    epoch_seconds: float = 0.0
+    """Seconds of those steps on rank 0, without compiling."""
+    epoch_payload_bytes: float = 0.0
+    """Payload of those steps of rank 0."""
     exchange_ranks: int = 0
     """Number of ranks whose exchange state was saved beside the checkpoint; 0 if the exchange has none."""
     order: str = ""
@@ -75,6 +79,9 @@ class TrainingState:
     """The settings that the checkpoint was written with, by key, and the versions of Groundswell, Keras, TensorFlow."""
     thresholds: dict[str, list[float]] = field(default_factory=dict)
     """Those of `results.thresholds_of` at the end of the epoch; empty within one, and of earlier versions."""
+
+    variables: int | None = field(default=None, compare=False)
+    """Number of variables in the file, which `save_checkpoint` sets; None: not known."""
 
     @property
     def is_within_an_epoch(self) -> bool:
@@ -103,7 +110,7 @@ def save_checkpoint(
     """
     arrays = {array_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
     refuse_non_finite(arrays)
-    header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state)}).encode()
+    header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state), "variables": len(arrays)}).encode()
     path = checkpoint_path(folder, state.step)
     write_arrays(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
     # Never the one just written: damaged checkpoints with higher numbers may exist.
@@ -227,6 +234,8 @@ def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
         with opened(path) as file:
             state = _read_state(path, file)
             arrays = {name: file[name] for name in file.files if name != _STATE}
+        if state.variables not in (None, len(arrays)):
+            raise ValueError(f"it has {len(arrays)} of {state.variables} variables")
         refuse_non_finite(arrays)
     except (UnknownFormatError, *NO_DAMAGE):
         raise

@@ -1,12 +1,14 @@
 """The files of checkpoints: their names, and how they are written whole, read, listed and removed, also behind URLs."""
 
 import errno
+import lzma
 import os
 import re
 import shutil
 import tempfile
 import uuid
 import zipfile
+import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -160,8 +162,15 @@ def opened(path: AnyPath) -> Iterator[Any]:
     Raises:
         Exception: One of `DAMAGE`, of a file that is missing or damaged; pickled objects are refused.
     """
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-        yield file
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            yield file
+    except (AttributeError, NotImplementedError, zlib.error, lzma.LZMAError) as error:  # by a damaged ZIP directory
+        raise zipfile.BadZipFile(str(error)) from error
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # of a storage
+            raise
+        raise zipfile.BadZipFile(str(error)) from error  # "is encrypted"
 
 
 def remove_leftovers(folder: AnyPath, step: int) -> None:

@@ -51,6 +51,11 @@ class Clock:
         return self._first_ended - self._started if self.measures else 0.0
 
     @property
+    def steady_seconds(self) -> float:
+        """Time of all steps, of which the first one counts as a usual one; 0 while none is measured."""
+        return self.seconds * (self._steps + 1) / self._steps if self.measures else 0.0
+
+    @property
     def images_per_second(self) -> float:
         """Rate of this rank so far."""
         return self._images / self.seconds

@@ -67,8 +67,8 @@ def totals_after(
         history: Metrics of the epochs before it.
         config: The whole configuration.
         steps: Steps of an epoch.
-        payload_bytes: Mean payload of its steps.
-        seconds: Time since the end of the epoch before it.
+        payload_bytes: Payload of its steps.
+        seconds: Time since the end of the epoch before it, without steps that were repeated.
         compile_seconds: Part of that time in which the training step was compiled.
     """
     before = history[-1] if history else {}
@@ -78,5 +78,5 @@ def totals_after(
         "time/samples_seen": float(epochs * steps * config.global_batch_size),
         "time/elapsed_seconds": before.get("time/elapsed_seconds", 0.0) + seconds - compile_seconds,
         "time/compile_seconds": before.get("time/compile_seconds", 0.0) + compile_seconds,
-        "exchange/payload_bytes_total": before.get("exchange/payload_bytes_total", 0.0) + steps * payload_bytes,
+        "exchange/payload_bytes_total": before.get("exchange/payload_bytes_total", 0.0) + payload_bytes,
     }

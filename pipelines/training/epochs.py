@@ -45,6 +45,16 @@ class Place:
         return LossTotal(self.resumed_from.loss_sum, self.resumed_from.loss_count) if self.is_first else LossTotal()
 
     @property
+    def earlier_seconds(self) -> float:
+        """Seconds of those steps."""
+        return self.resumed_from.epoch_seconds if self.is_first else 0.0
+
+    @property
+    def earlier_payload_bytes(self) -> float:
+        """Payload of those steps."""
+        return self.resumed_from.epoch_payload_bytes if self.is_first else 0.0
+
+    @property
     def is_first(self) -> bool:
         """Whether it is the first one that this process trains."""
         return self.epoch == self.resumed_from.epochs_done
@@ -56,6 +66,7 @@ class EpochKeeper:
 
     recovery: Recovery
     initial: TrainingState
+    measurements: StepMeasurements
     history: list[dict[str, float]]
     place: Place
 
@@ -63,7 +74,7 @@ class EpochKeeper:
         """Whether a state is kept after so many optimizer steps; the same on every rank."""
         return step % self.recovery.every_steps == 0 or step % self.place.steps == 0
 
-    def save(self, step: int, losses: LossTotal) -> None:
+    def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Keep the state of an unfinished epoch."""
         state = replace(
             self.initial,
@@ -72,6 +83,8 @@ class EpochKeeper:
             history=self.history,
             loss_sum=losses.sum,
             loss_count=losses.count,
+            epoch_seconds=self.place.earlier_seconds + seconds,
+            epoch_payload_bytes=self.place.earlier_payload_bytes + self.measurements.payload_bytes,
         )
         self.recovery.keep(state)
 
@@ -90,6 +103,7 @@ class EpochSaver:
     come_together: Callable[[], None]
     """The same as in `Rank`."""
     record: Record | None
+    measurements: StepMeasurements
     history: list[dict[str, float]]
     place: Place
     every_steps: int | None
@@ -98,7 +112,7 @@ class EpochSaver:
         """Whether the setting asks for a checkpoint after so many optimizer steps."""
         return self.every_steps is not None and step % self.every_steps == 0 and step % self.place.steps != 0
 
-    def save(self, step: int, losses: LossTotal) -> None:
+    def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         """Write a checkpoint of an unfinished epoch; every rank makes the same call."""
         # A checkpoint holds one set of moving statistics, so that training is the same if it is resumed from here.
         self.come_together()
@@ -111,6 +125,8 @@ class EpochSaver:
             history=self.history,
             loss_sum=everyones.sum,
             loss_count=everyones.count,
+            epoch_seconds=self.place.earlier_seconds + seconds,
+            epoch_payload_bytes=self.place.earlier_payload_bytes + self.measurements.payload_bytes,
         )
         if self.record is not None:
             self.record.hold(step)
@@ -184,13 +200,14 @@ class Epochs:
         rank, collective = self.rank, self.rank.parts.collective
         end, keeper = (place.epoch + 1) * rank.steps, None
         if rank.recovery is not None:
-            keeper = EpochKeeper(rank.recovery, rank.checkpoints.initial, history, place)
+            keeper = EpochKeeper(rank.recovery, rank.checkpoints.initial, self.measurements, history, place)
         changes_size = self._changes_size(place)
         if changes_size and self.record is not None:
             self.record.expect_compiling()
         trained = self._train_steps(place, history, keeper)
         rank.come_together()
         evaluations = self.rank.validate()
+        payload_bytes = place.earlier_payload_bytes + self.measurements.payload_bytes
         measured = self.measurements.take(trained)
         phases = gather_phases(measured, collective)
         samples = gather_json(self.sampler.take() if self.sampler else [], collective)
@@ -199,8 +216,8 @@ class Epochs:
             history,
             rank.config,
             steps=rank.steps,
-            payload_bytes=measured.payload_bytes,
-            seconds=ended - began,
+            payload_bytes=payload_bytes,
+            seconds=place.earlier_seconds + ended - began,
             compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
         )
         size, own = rank.sizes[place.epoch], rank.mode_metrics()
@@ -221,7 +238,7 @@ class Epochs:
         """Train the steps of one epoch that are left."""
         rank, config, model = self.rank, self.rank.config, self.rank.parts.model
         every = config.training.checkpoint_every_steps
-        saver = EpochSaver(rank.checkpoints, rank.come_together, self.record, history, place, every)
+        saver = EpochSaver(rank.checkpoints, rank.come_together, self.record, self.measurements, history, place, every)
         batches, trainer = rank.data.batches_of(place.epoch, place.start_step), rank.trainer
         if self.tracer is not None:
             batches, trainer = self.tracer.of_batches(batches), self.tracer.of_trainer(trainer)

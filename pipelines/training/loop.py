@@ -125,8 +125,14 @@ class StepSaver(Protocol):
         """Whether a checkpoint is due after so many optimizer steps."""
         ...
 
-    def save(self, step: int, losses: LossTotal) -> None:
-        """Write a checkpoint after so many optimizer steps, with this rank's losses of the epoch."""
+    def save(self, step: int, losses: LossTotal, seconds: float) -> None:
+        """Write a checkpoint after so many optimizer steps, with this rank's losses of the epoch.
+
+        Args:
+            step: Optimizer steps done.
+            losses: Those of the epoch.
+            seconds: Of the epoch's steps in this call of `train_epoch`, without compiling.
+        """
         ...
 
 
@@ -143,12 +149,12 @@ class StepHooks:
     report: Callable[[Progress], None] = lambda progress: None
     """Called about once a second."""
 
-    def save_where_due(self, step: int, losses: "_Losses") -> None:
+    def save_where_due(self, step: int, losses: "_Losses", clock: Clock) -> None:
         """Let what holds states take that after so many optimizer steps, if it is due."""
         for saver in (self.saver, self.keeper):  # a checkpoint averages what the kept state must include
             if saver is not None and saver.is_due(step):
                 losses.settle()  # a state includes no step whose loss is unknown
-                saver.save(step, losses.total)
+                saver.save(step, losses.total, clock.steady_seconds)
 
 
 def train_epoch(
@@ -191,7 +197,7 @@ def train_epoch(
             step += 1
             if losses.stop_is_agreed and trainer.block(step) == step:  # a checkpoint holds what all ranks have
                 break
-            hooks.save_where_due(step, losses)
+            hooks.save_where_due(step, losses, clock)
             if clock.measures and pace.is_due():
                 rate = trainer.copies * clock.images_per_second
                 hooks.report(Progress(step - first_step, losses.latest, rate))
@@ -201,7 +207,7 @@ def train_epoch(
     # Workers of a parameter server may have agreed on a step after this epoch, which others have ended without hearing.
     if losses.stop_is_agreed and trainer.block(step) == step:
         if hooks.saver is not None:
-            hooks.saver.save(step, losses.total)
+            hooks.saver.save(step, losses.total, clock.steady_seconds)
         raise StoppedOnRequest(f"stopped after step {step}")
     return _result(losses, clock, trainer)
 

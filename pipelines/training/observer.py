@@ -46,13 +46,17 @@ class StepMeasurements:
             self._record.write_step(step, loss, values[: len(METRICS)])
 
     def go_on_after(self, step: int) -> None:
-        """Forget later steps, which are trained again.
+        """Forget the steps of the epoch: the kept state tells of those before, and later ones are trained again.
 
         Args:
             step: Optimizer steps after which training goes on in place.
         """
-        kept = len(self._rows) - max(0, self.steps_done - step)
-        self._rows, self.steps_done = self._rows[: max(0, kept)], step
+        self._rows, self.steps_done = [], step
+
+    @property
+    def payload_bytes(self) -> float:
+        """Payload of the epoch's steps that were recorded here."""
+        return float(sum(row[_PAYLOAD] for row in self._rows))
 
     def take(self, trained: EpochResult) -> Measured:
         """Return the sums of an epoch's steps that its rate is about, and begin with the next epoch.
@@ -63,7 +67,6 @@ class StepMeasurements:
         # Of an epoch that was stopped after its last step nothing is left to train.
         rows = np.array(self._rows or [np.zeros(len(METRICS) + 2)])
         self._rows = []
-        payload = float(rows[:, _PAYLOAD].mean())
         sums = rows[-trained.measured_steps :, _ENCODE:].sum(0).tolist()
         encode, collective, decode, optimizer, after_gradients = sums
         return Measured(
@@ -75,7 +78,6 @@ class StepMeasurements:
             decode,
             optimizer,
             after_gradients,
-            payload,
         )
 
 

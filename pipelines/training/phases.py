@@ -56,8 +56,6 @@ class Measured:
     optimizer: float
     after_gradients: float
     """Seconds from the last gradient to the end of the step; see `StepClocks.figures`."""
-    payload_bytes: float
-    """Mean per step; see `GradientExchange.metrics`."""
 
     @property
     def row(self) -> NDArray[np.float64]:

@@ -118,6 +118,8 @@ class Checkpoints:
         history: list[dict[str, float]],
         loss_sum: float = 0.0,
         loss_count: int = 0,
+        epoch_seconds: float = 0.0,
+        epoch_payload_bytes: float = 0.0,
         evaluations: Mapping[str, Evaluation] = MappingProxyType({}),
     ) -> None:
         """Write a checkpoint; it counts once the part of the last rank is written.
@@ -146,6 +148,8 @@ class Checkpoints:
                 history=history,
                 loss_sum=loss_sum,
                 loss_count=loss_count,
+                epoch_seconds=epoch_seconds,
+                epoch_payload_bytes=epoch_payload_bytes,
                 exchange_ranks=ranks,
                 thresholds=thresholds_of(evaluations),
             )
@@ -213,12 +217,15 @@ class Checkpoints:
     def _restore_newest(self, *, must_exist: bool) -> TrainingState:
         """Restore the newest checkpoint that is good on every rank; rank 0 reads it, each rank its exchange state."""
         candidates = readable_checkpoints(self.folder) if self.collective.rank == 0 else iter(())
+        unused = [rank_state(self.exchange, self.own)] * self.collective.size if self._has_rank_state else []
         while True:
             candidate = next(candidates, None)
             step, ranks = (
                 self.collective.broadcast_number(number)
                 for number in ((candidate[1].step, candidate[1].exchange_ranks) if candidate else (_NONE, 0))
             )
+            if unused and not ranks:  # a newer checkpoint may have failed on one rank only
+                load_rank_state(self.exchange, self.own, unused)
             if step == _NONE:
                 return self._begin_anew(must_exist=must_exist)
             if self._all_ranks_load_their_state(step, ranks):
@@ -281,12 +288,17 @@ class Checkpoints:
         try:
             yield
         except FloatingPointError as error:
-            remove_rank_states(self.folder, step)
+            self._remove_parts(step)
             raise FloatingPointError(f"{error} on rank {self.collective.rank} after step {step}: {REMEDY}") from None
         except OSError as error:
-            remove_rank_states(self.folder, step)
+            self._remove_parts(step)
             raise RuntimeError(f"{write_failure(self.folder, error)}, then {self.how_to_continue()}") from error
         except StorageError as error:
             newest = f"continue from {self.newest} with" if self.newest else "continue with"
             text = f"cannot write a checkpoint: {error}; then {newest} training.resume_run={self.initial.run_id}"
             raise RuntimeError(text) from error
+
+    def _remove_parts(self, step: int) -> None:
+        """Remove the parts of a checkpoint that failed, unless an earlier attempt has written the same one whole."""
+        if not checkpoint_path(self.folder, step).is_file():
+            remove_rank_states(self.folder, step)

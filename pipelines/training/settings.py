@@ -28,7 +28,16 @@ _FIXED_WITH_EXCHANGE_STATE = (
     "exchange.dense_below",
     *(
         f"exchange.codec.{name}"
-        for name in ("name", "error_feedback", "rank", "rank_schedule", "warm_start", "min_compression", "owner_bits")
+        for name in (
+            "name",
+            "error_feedback",
+            "rank",
+            "rank_schedule",
+            "warm_start",
+            "min_compression",
+            "owner_bits",
+            "bucket_size",
+        )
     ),
 )
 """Settings that decide what an exchange keeps from one step to the next, and its shapes."""

@@ -232,6 +232,28 @@ def test_workers_of_a_parameter_server_leave_lock_step_before_the_end() -> None:
         check_length(load("smoke", settings), 10)
 
 
+def test_ssp_has_no_periods_of_async() -> None:
+    mode = "training.mode={name: parameter_server, synchrony: async, push_every: 5, fetch_every: 4}"
+    config = load("smoke", [mode])
+    assert [config.training.mode.arguments()[key] for key in ("push_every", "fetch_every")] == [5, 4]
+    changed = config.override("training.mode.synchrony=ssp")
+    assert [changed.training.mode.arguments()[key] for key in ("push_every", "fetch_every")] == [1, 1]
+
+
+def test_a_codec_begins_before_the_end() -> None:
+    settings = ["exchange.codec=onebit", "training.epochs=2", "exchange.warmup_steps=20"]
+    assert check_length(load("smoke", settings), 11) is None
+    message = (
+        r"warmup_steps=20 is not before the end of the run, which has 20 steps, so that exchange\.codec=onebit never"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_length(load("smoke", settings), 10)
+    local = [*settings, "training.mode={name: local, every_steps: 2}"]
+    assert check_length(load("smoke", local), 22) is None
+    with pytest.raises(ValueError, match="which has 20 exchanges"):
+        check_length(load("smoke", local), 20)
+
+
 NEEDS = {
     "dgc": ["optimizer={name: sgd, momentum: 0.0, nesterov: false}"],
     "onebit_adam": ["optimizer={name: onebit_adam, warmup_steps: 5}", "exchange.warmup_steps=5"],

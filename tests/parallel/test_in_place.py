@@ -22,6 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(900)]
 
 KILLS = int(os.environ.get("GROUNDSWELL_KILLS", "4"))
 EPOCHS, STEPS = 3 + (KILLS - 4) // 2, 5  # of 6 samples
+PAYLOADS = ("exchange/payload_bytes", "exchange/payload_bytes_total")
 Death = tuple[int, int, float]
 """Rank, optimizer steps done before, and seconds after the beginning of that step; negative: in the checkpoint."""
 
@@ -100,7 +101,7 @@ def check_equal(
     tracked = client.get_run(run.run.run_id)
     assert tracked.info.status == "FINISHED"
     assert tracked.data.tags["attempt"] == "1"
-    for metric in ("train/step_loss", "train/loss", "val/loss", "val/f1_micro", "exchange/payload_bytes"):
+    for metric in ("train/step_loss", "train/loss", "val/loss", "val/f1_micro", *PAYLOADS):
         points, all_points = (
             [(point.step, point.value) for point in client.get_metric_history(each.run.run_id, metric)]
             for each in (run, expected)

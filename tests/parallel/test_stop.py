@@ -93,7 +93,10 @@ def test_all_ranks_stop_after_the_same_step(
         train(load("smoke", settings))
     (folder,) = (path for path in tmp_path.iterdir() if (path / "checkpoints").is_dir())
     assert MlflowClient(mlflow_store).get_run(folder.name).info.status == "KILLED"
-    assert newest_state(folder / "checkpoints")[1].is_within_an_epoch
+    state = newest_state(folder / "checkpoints")[1]
+    assert state.is_within_an_epoch
+    assert state.epoch_seconds > 0
+    assert state.epoch_payload_bytes > 0
 
 
 def training_that_is_killed(config: Any, run: Any, checkpoints: Path) -> Any:

@@ -181,8 +181,7 @@ class ParameterServer:
         began = time.perf_counter()
         self.figures.begin()
         locked = self.rule.is_lock_step(self._step)
-        due = self._fetched_at is None or locked or self._step - self._fetched_at >= self._fetch_every
-        if due or self.rule.name == "ssp":
+        if self.rule.is_fetch_due(self._step, self._fetched_at, self._fetch_every):
             weights = self._client.fetch(self._step)
             self._load(*[tf.constant(np.frombuffer(each, np.float32)) for each in weights])
             self._fetched_at = self._step

@@ -51,6 +51,20 @@ class Synchrony:
         """Whether workers wait for each other in a step."""
         return self.name == "backup" or step < self.synchronous_steps
 
+    def is_fetch_due(self, step: int, fetched_at: int | None, every: int) -> bool:
+        """Whether a worker fetches the weights before a step.
+
+        The fetch after the last step in lock step waits until every shard has applied that one.
+
+        Args:
+            step: Steps that the worker has done.
+            fetched_at: Steps that it had done when it fetched last; None: it has not.
+            every: Steps from one fetch to the next, where nobody waits for anybody.
+        """
+        if fetched_at is None or self.name == "ssp" or self.is_lock_step(step) or step == self.synchronous_steps:
+            return True
+        return step - fetched_at >= every
+
     @property
     def needed(self) -> int:
         """Gradients that make a step in lock step."""

@@ -115,6 +115,22 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
     assert "step-00000014.npz is damaged" in caplog.text
 
 
+def test_no_bit_of_the_list_of_its_parts_hides_an_older_checkpoint(
+    tmp_path: Path, variables: list[keras.Variable]
+) -> None:
+    save_checkpoint(tmp_path, state(1), variables)
+    newest = save_checkpoint(tmp_path, state(2), variables)
+    content = newest.read_bytes()
+    for position in range(content.index(b"PK\x01\x02"), len(content)):
+        for bit in range(8):
+            changed = bytearray(content)
+            changed[position] ^= 1 << bit
+            newest.write_bytes(changed)
+            _, found, arrays = next(readable_checkpoints(tmp_path))
+            assert found in (state(1), state(2))
+            assert len(arrays) == len(variables), f"bit {bit} of byte {position}"
+
+
 def test_another_model_is_refused(tmp_path: Path, variables: list[keras.Variable]) -> None:
     path = save_checkpoint(tmp_path, state(1), variables)
     with pytest.raises(ValueError, match="another model or optimizer"):

@@ -152,13 +152,14 @@ class Saver:
     """Keeps what it is told to save."""
 
     def __init__(self, every: int = 100) -> None:
-        self.every, self.saved = every, []
+        self.every, self.saved, self.seconds = every, [], []
 
     def is_due(self, step: int) -> bool:
         return step % self.every == 0
 
-    def save(self, step: int, losses: LossTotal) -> None:
+    def save(self, step: int, losses: LossTotal, seconds: float) -> None:
         self.saved.append((step, losses.sum, losses.count))
+        self.seconds.append(seconds)
 
 
 def counting_step() -> Step:
@@ -171,6 +172,8 @@ def test_checkpoints_come_at_multiples_and_count_earlier_steps(one_epoch: Callab
     result = one_epoch(4, counting_step(), 5, earlier=LossTotal(10.0, 5), saver=saver)
     # Steps 6 to 9: at 6 after the first, at 9 after the last.
     assert saver.saved == [(6, 11.0, 6), (9, 20.0, 9)]
+    assert saver.seconds[0] == 0.0, "a step that is alone may be compiling"
+    assert saver.seconds[1] > 0.0
     assert result.loss == 20.0 / 9
 
 
@@ -241,7 +244,7 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     checkpoints = Checkpoints(tmp_path, initial, model.variables, exchange, one_rank)
 
     class EveryStep(Saver):
-        def save(self, step: int, losses: LossTotal) -> None:
+        def save(self, step: int, losses: LossTotal, seconds: float) -> None:
             checkpoints.save(epochs_done=0, step=step, history=[], loss_sum=losses.sum, loss_count=losses.count)
 
     with pytest.raises(

@@ -189,10 +189,11 @@ def test_compiling_is_no_part_of_the_time_of_a_training() -> None:
     assert first.compile_seconds == 28.0
     config, history = load("smoke"), [EPOCH]
     for seconds, compiling in ((40.0, first.compile_seconds), (12.0, 0.0), (31.0, 21.0)):
-        totals = totals_after(history, config, steps=5, payload_bytes=10.0, seconds=seconds, compile_seconds=compiling)
+        totals = totals_after(history, config, steps=5, payload_bytes=50.0, seconds=seconds, compile_seconds=compiling)
         history.append({**EPOCH, **totals})
     assert [row["time/elapsed_seconds"] for row in history[1:]] == [12.0, 24.0, 34.0]
     assert [row["time/compile_seconds"] for row in history[1:]] == [28.0, 28.0, 49.0]
+    assert [row["exchange/payload_bytes_total"] for row in history[1:]] == [50.0, 100.0, 150.0]
     # A first step that is alone, or faster than the others, has nothing that could be told apart.
     assert EpochResult(0.5, 4.0, 0.1, measured_steps=1, measured_seconds=30.0).compile_seconds == 0.0
     assert EpochResult(0.5, 4.0, 0.1, 4, 8.0, first_step_seconds=1.5).compile_seconds == 0.0

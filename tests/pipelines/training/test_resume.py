@@ -215,6 +215,13 @@ def test_a_checkpoint_that_one_rank_cannot_use_is_passed_over_by_all(
     assert "step-00000002.npz is damaged (step-00000002.rank-00001.npz:" in caplog.text
 
 
+def test_what_a_codec_left_is_forgotten_where_only_a_checkpoint_without_a_codec_is_good(tmp_path: Path) -> None:
+    with_exchange(tmp_path, Ranks(), codec="none").save(epochs_done=1, step=1, history=[])
+    save_on(2, tmp_path, 2)
+    (tmp_path / "step-00000002.rank-00001.npz").unlink()
+    assert restored_on(2, tmp_path) == [(1, 0.0), (1, 0.0)]
+
+
 def test_a_residual_that_is_not_finite_stops_with_rank_and_step(tmp_path: Path) -> None:
     def run(ranks: Ranks) -> None:
         checkpoints = with_exchange(tmp_path, ranks)
@@ -247,6 +254,9 @@ def test_a_full_disk_names_the_folder_and_how_to_continue(tmp_path: Path, monkey
     )
     with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
         save_on(1, tmp_path, 2)
+    with pytest.raises(RuntimeError, match="No space left on device"):  # as after a resume from a stop at that step
+        save_on(1, tmp_path, 1)
+    assert restored_on(1, tmp_path) == [(1, 10.0)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.npz", "step-00000001.rank-00000.npz"]
 
 

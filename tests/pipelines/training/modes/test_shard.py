@@ -197,6 +197,16 @@ def test_the_first_steps_are_in_lock_step_and_the_others_are_not(serve: Callable
     np.testing.assert_allclose(server.weights, [1.0 - 2 - 1, 2.0 - 2 - 1])
 
 
+def test_weights_are_fetched_when_lock_step_ends() -> None:
+    rule = Synchrony("async", workers=2, synchronous_steps=2)
+    fetched, at = [], None
+    for step in range(10):
+        if rule.is_fetch_due(step, at, 4):
+            fetched.append(step)
+            at = step
+    assert fetched == [0, 1, 2, 6]
+
+
 def test_a_worker_waits_for_the_lock_step_to_end(serve: Callable[..., Server]) -> None:
     server, seen = serve("async", 2, synchronous_steps=1), []
     server.push(0, 0, 1.0)
