@@ -16,7 +16,7 @@ from conf.archives import ROOTED_KINDS
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
-from jobs.result import Result
+from jobs.result import Result, check_replaceable
 from pipelines.launch.failure import WorkerError
 from pipelines.locations import local_path
 from pipelines.notebook import in_notebook
@@ -80,15 +80,16 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
     """
     _quieten_libraries()
     result = Result(verb)
-    path = _result_path(argv)
+    path, claimed = _result_path(argv), None
     is_main = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
     previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
     if is_main:
-        _interrupt_on_signals(lambda: _end(result, path, INTERRUPTED, "interrupted"))
+        _interrupt_on_signals(lambda: _end(result, claimed, INTERRUPTED, "interrupted"))
     try:
         try:
             if path is not None:
-                _claim(result, path)
+                _claim(result, path, argv)
+                claimed = path
             body(result)
             code, ended = 0, "finished"
         except KeyboardInterrupt:
@@ -101,7 +102,7 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
             _tell(verb, f"error: {ended}")
         if code not in (0, USER_ERROR) and result.continue_with is not None:
             _tell(verb, f"to continue: {_command(verb, argv, result.continue_with)}")
-        return _end(result, path, code, ended)
+        return _end(result, claimed, code, ended)
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
@@ -127,12 +128,23 @@ def interactive() -> bool:
     return sys.stderr.isatty() or in_notebook()
 
 
-def _claim(result: Result, path: Path) -> None:
-    """Replace an older result, and find out early that the file cannot be written."""
+def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
+    """Replace an older result, and find out early that the file cannot be written, or is another argument's."""
+    check_replaceable(path)
+    if sum(_names(part, path) for text in argv for part in {text, text.partition("=")[2]}) > 1:
+        raise ValueError(f"--result {path} is what another argument names, and would be replaced: choose another file")
     try:
         result.write(path)
     except OSError as error:
         raise ValueError(f"--result {path} cannot be written: {error.strerror}") from None
+
+
+def _names(text: str, file: Path) -> bool:
+    """Whether a part of an argument is the path of a file."""
+    try:
+        return file.is_file() and file.samefile(Path(text).expanduser())
+    except (OSError, ValueError, RuntimeError):  # no path at all
+        return False
 
 
 def _end(result: Result, path: Path | None, code: int, ended: str) -> int:

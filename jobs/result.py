@@ -37,9 +37,15 @@ class Result:
     def write(self, path: Path) -> None:
         """Write all of it as JSON; the file is replaced at once, never half written.
 
+        A link stays, and what it leads to is replaced. Into what is no file, such as `/dev/stdout`, it is written.
+
         Raises:
             OSError: The folder does not exist or is not writable.
         """
+        path = path.resolve() if path.is_symlink() and not _is_special(path) else path
+        if _is_special(path):
+            path.write_text(json.dumps(asdict(self)) + "\n")
+            return
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with partial.open("w") as file:
@@ -50,6 +56,26 @@ class Result:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+
+def _is_special(path: Path) -> bool:
+    """Whether a path is there and neither a file nor a folder: a pipe or a device."""
+    return path.exists() and not path.is_file() and not path.is_dir()
+
+
+def check_replaceable(path: Path) -> None:
+    """Make sure that a file which a result would replace is an earlier result, or empty.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        before = path.read_bytes() if path.is_file() else b""
+        values = json.loads(before) if before.strip() else {"exit_code": None, "ended": RUNNING}
+    except (OSError, ValueError):
+        values = None
+    if not isinstance(values, dict) or not {"exit_code", "ended"} <= values.keys():
+        raise ValueError(f"--result {path} is a file of something else, which it would replace: choose another file")
 
 
 def model_uri_of(text: str) -> str:

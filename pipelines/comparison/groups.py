@@ -99,29 +99,50 @@ class Group:
         """What kept trainings from a score, each reason once."""
         return list(dict.fromkeys(facts.trouble for facts in self.members if facts.trouble))
 
+    @property
+    def seeds(self) -> int:
+        """Number of seeds; a seed may have been trained several times."""
+        return len({_seed(facts) for facts in self.members})
+
     def spread(self, value: Callable[[Facts], float | None]) -> Spread | None:
-        """Mean and deviation of a value over the trainings that ended well; None where there is none."""
-        values = [found for facts in self.members if facts.counts and (found := value(facts)) is not None]
+        """Mean and deviation of a value over the seeds of trainings that ended well; None where there is none."""
+        values = self._by_seed(value)
         if not values:
             return None
         deviation = statistics.stdev(values) if len(values) > 1 else None
         return Spread(statistics.fmean(values), deviation, len(values))
 
     def reached(self, metric: str, target: float) -> Reached | None:
-        """What it took to come to a value of the metric; None where no training did."""
-        found = [row for facts in self.members if (row := _first_row(facts.run, metric, target)) is not None]
-        if not found:
+        """What it took to come to a value of the metric; None where no training that ended well did."""
+        rows = {facts.run.run_id: _first_row(facts.run, metric, target) or {} for facts in self.members}
+
+        def of(column: str) -> list[float]:
+            return self._by_seed(lambda facts: rows[facts.run.run_id].get(column))
+
+        if not of(STEP):
             return None
-        batch = self.first.global_batch_size
-        steps = statistics.fmean(row[STEP] or 0.0 for row in found)
+        batch, steps = self.first.global_batch_size, statistics.fmean(of(STEP))
         return Reached(
-            seeds=len(found),
-            epochs=statistics.fmean(row[EPOCH] or 0.0 for row in found),
+            seeds=len(of(STEP)),
+            epochs=statistics.fmean(of(EPOCH)),
             steps=steps,
             samples=None if batch is None else steps * batch,
-            seconds=_mean([row.get(SECONDS) for row in found]),
-            payload_bytes=_mean([row.get(PAYLOAD) for row in found]),
+            seconds=_mean(of(SECONDS)),
+            payload_bytes=_mean(of(PAYLOAD)),
         )
+
+    def _by_seed(self, value: Callable[[Facts], float | None]) -> list[float]:
+        """A value of each seed, the mean over its trainings that ended well and have one."""
+        found: dict[str, list[float]] = {}
+        for facts in self.members:
+            if facts.counts and (one := value(facts)) is not None:
+                found.setdefault(_seed(facts), []).append(one)
+        return [statistics.fmean(values) for values in found.values()]
+
+
+def _seed(facts: Facts) -> str:
+    """The seed of a training; one that is not recorded is like no other."""
+    return facts.run.settings.get(SEED, facts.run.run_id)
 
 
 @dataclass(frozen=True)

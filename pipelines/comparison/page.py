@@ -72,6 +72,12 @@ def notes_of(parts: Sequence[Part]) -> list[str]:
         notes.append(f"{diverged} of {len(members)} trainings diverged. They are marked, and no mean includes them.")
     if others:
         notes.append(f"{others} of {len(members)} trainings have not finished. No mean includes them.")
+    repeated = sum(len(group.members) - group.seeds for part in parts for group in part.groups)
+    if repeated:
+        notes.append(
+            f"{repeated} of {len(members)} trainings repeat recipe and seed of another one. Means and deviations are "
+            "over the seeds, of which each counts once."
+        )
     if not any(score in facts.run.history for score in SCORES for facts in members):
         notes.append("No training was validated, so nothing here tells how well they do on other images.")
     return notes

@@ -22,7 +22,7 @@ def recipe_rows(part: Part) -> list[dict[str, Any]]:
         {
             "number": group.number,
             "label": shorten(group.label, _LONG),
-            "seeds": len(group.members),
+            "seeds": group.seeds,
             "batch": _whole(group.first.global_batch_size),
             "workers": _whole(group.first.workers),
             "warmup": warmup_text(group.first.run),
@@ -105,7 +105,7 @@ def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | N
                     "dataset": part.dataset,
                     "group": group.number,
                     "label": group.label,
-                    "seeds": len(group.members),
+                    "seeds": group.seeds,
                     "diverged": group.diverged,
                     **_recipe_values(group),
                     f"{metric} best": None if score is None else score.mean,

@@ -1,6 +1,7 @@
 """How a job ends: the exit code, what is printed, the result."""
 
 import json
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -83,6 +84,48 @@ def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
     result = json.loads(path.read_text())
     assert (result["verb"], result["exit_code"], result["ended"]) == ("train", 0, "finished")
     assert (result["run_id"], result["metrics"]) == ("0123", {"val/f1_micro": 0.5})
+
+
+@pytest.mark.parametrize("content", ['{"format_version":1,"kind":"grid"}\n{"kind":"cell"}\n', "{}", "[1]", "a: 1\n"])
+def test_a_file_of_something_else_is_no_place_for_a_result(
+    content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "grid.jsonl"
+    path.write_text(content)
+    assert run("compare", ["--result", str(path)], lambda result: None) == 2
+    assert "grid.jsonl is a file of something else, which it would replace" in capsys.readouterr().err
+    assert path.read_text() == content
+
+
+@pytest.mark.parametrize("spelling", ["{path}", "{folder}/../{folder.name}/run.json", "--model={path}"])
+def test_a_result_does_not_replace_what_the_command_reads(
+    spelling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.json"
+    assert run("train", ["--result", str(path)], lambda result: None) == 0
+    before = path.read_text()
+    model = spelling.format(path=path, folder=tmp_path)
+    assert run("evaluate", ["--model", model, f"--result={path}"], lambda result: None) == 2
+    assert "run.json is what another argument names" in capsys.readouterr().err
+    assert path.read_text() == before
+
+
+def test_a_result_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
+    link, file = tmp_path / "latest.json", tmp_path / "run.json"
+    link.symlink_to(file)
+    for _ in range(2):
+        assert run("train", ["--result", str(link)], lambda result: None) == 0
+        assert link.is_symlink()
+        assert json.loads(file.read_text())["exit_code"] == 0
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    opened = os.open(pipe, os.O_RDWR)
+    try:
+        assert run("train", ["--result", str(pipe), "--set", "a=" + "b" * 1000], lambda result: None) == 0
+        lines = os.read(opened, 1 << 16).decode().splitlines()
+    finally:
+        os.close(opened)
+    assert [json.loads(line)["ended"] for line in lines] == ["running", "finished"]
 
 
 def test_a_result_that_can_no_longer_be_written_is_a_failure(

@@ -138,6 +138,23 @@ def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
     assert "(diverged: FloatingPointError" in shown
 
 
+def test_a_seed_counts_once_and_only_if_its_training_ended_well() -> None:
+    recipes = [(0, 0.8), (0, 0.8), (1, 0.9)]
+    runs = [training(number, seed=seed, best=best) for number, (seed, best) in enumerate(recipes)]
+    (part,) = comparison_of(runs, "cifar10").parts
+    (group,) = part.groups
+    assert group.seeds == 2
+    means = [training(0, best=0.8), training(1, seed=1, best=0.9)]
+    (expected,) = comparison_of(means, "cifar10").parts[0].groups
+    assert group.score == expected.score
+    assert group.reached("val/top_1", 0.5) == expected.reached("val/top_1", 0.5)
+    compared = comparison_of([*runs, training(3, seed=2, diverged=True)], "cifar10", target=0.1)
+    assert "1 of 4 trainings repeat recipe and seed of another one." in compared.page
+    reached = compared.parts[0].groups[0].reached("val/top_1", 0.1)
+    assert reached is not None
+    assert reached.seeds == 2, "one that diverged has no part in it"
+
+
 def test_without_validation_the_loss_is_named_and_said_to_tell_little() -> None:
     bare = [training(number, optimizer=name) for number, name in enumerate(("lars", "sgd"))]
     bare = [
