@@ -28,6 +28,18 @@ class PlannedCell:
     manifest: Manifest
     digest: str
 
+    def check_dataset_stays(self) -> None:
+        """Make sure that the dataset is the one for which the cell was planned, before it is trained.
+
+        Raises:
+            FileNotFoundError, ValueError: It is gone, or another one took its place meanwhile.
+        """
+        if check_dataset(self.config).fingerprint != self.manifest.fingerprint:
+            raise ValueError(
+                f"cell {self.cell.number}: the dataset {self.config.dataset.path} was replaced while the grid was "
+                "trained: the same command trains all cells on the new one"
+            )
+
     @property
     def experiment(self) -> str:
         """Name of the experiment that its run belongs to."""

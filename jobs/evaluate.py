@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from conf.schema import RunConfig
 from conf.training import TrainingConfig
@@ -95,6 +96,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         validation=validation[0] if validation else None,
     )
     page = _page(config, measured, scores, splits, model, settings)
+    problem = _write_report(report, page)  # before the store: it may be away by now
     run = _record(config, served, measured, name_of(splits), page, manifest)
     # `score` predicts each image alone: thresholds for means are not its own.
     if (
@@ -103,14 +105,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
         and served.metadata.dataset_fingerprint == manifest.fingerprint
     ):
         keep_thresholds(served, measured.thresholds.tolist())
-    if report is not None:
-        try:
-            Path(report).write_text(page)
-        except OSError as error:
-            raise RuntimeError(
-                f"evaluate.report={report} cannot be written ({error.strerror}): scores and report are in MLflow run "
-                f"{run.run_id}"
-            ) from None
+    if problem:
+        raise RuntimeError(
+            f"evaluate.report={report} cannot be written ({problem}): scores and report are in MLflow run {run.run_id}"
+        )
     return Evaluation(measured.metrics, measured.per_class, split=_group(config, name_of(splits)), run=run)
 
 
@@ -121,6 +119,16 @@ def _check_report(report: Path) -> None:
         raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
     if not os.access(report if report.exists() else report.parent, os.W_OK):
         raise ValueError(f"evaluate.report={report} cannot be written")
+
+
+def _write_report(report: str | None, page: str) -> str:
+    """Write the page where it is asked for; why it could not be, else empty."""
+    try:
+        if report is not None:
+            Path(report).write_text(page)
+    except OSError as error:
+        return str(error.strerror)
+    return ""
 
 
 def splits_of(text: str) -> list[str]:
@@ -176,9 +184,11 @@ def _record(
 
     Returns:
         The child run.
+
+    Raises:
+        TrackingError: The store does not take them; they are in the message.
     """
     parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
-    known = served.metadata.run_id is not None and has_run(parent)
     symmetries, facts = config.evaluate.test_time_augmentation, dataset_facts(config.dataset.path, manifest)
     name = f"evaluate {split}" if symmetries is None else f"evaluate {split} {symmetries}"
     parameters = {
@@ -191,13 +201,15 @@ def _record(
     if symmetries is not None:
         parameters["test_time_augmentation"] = symmetries
     tags = {"mlflow.source.name": "groundswell evaluate", "mlflow.source.type": "JOB", **revision.tags()}
-    child = (
-        start_child_run(parent, name, parameters, tags, dataset=facts, context="evaluation")
-        if known
-        else start_run(
-            chosen_experiment(config.tracking.experiment), name, parameters, tags, dataset=facts, context="evaluation"
-        )
-    )
+    about: dict[str, Any] = {"dataset": facts, "context": "evaluation"}
+    try:
+        known = served.metadata.run_id is not None and has_run(parent)
+        if known:
+            child = start_child_run(parent, name, parameters, tags, **about)
+        else:
+            child = start_run(chosen_experiment(config.tracking.experiment), name, parameters, tags, **about)
+    except (TrackingError, ValueError) as error:  # it is away, or its experiment was deleted meanwhile
+        raise _not_taken(measured, str(error)) from None
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, _group(config, split), own, step, page)
@@ -232,8 +244,12 @@ def _write(
         reason = writer.drain()
         writer.close()
     if reason:
-        scores = ", ".join(f"{name} {value:.4f}" for name, value in measured.metrics.items())
-        raise TrackingError(f"MLflow did not take the scores ({reason}): {scores}. Evaluate again to record them")
+        raise _not_taken(measured, reason)
+
+
+def _not_taken(measured: Measured, reason: str) -> TrackingError:
+    scores = ", ".join(f"{name} {value:.4f}" for name, value in measured.metrics.items())
+    return TrackingError(f"MLflow did not take the scores ({reason}): {scores}. Evaluate again to record them")
 
 
 def _reliability_rows(measured: Measured) -> list[dict[str, float]]:

@@ -46,12 +46,14 @@ class Grid:
         """Train every cell that is not done. One that fails is recorded, and the next one begins.
 
         Raises:
+            FileNotFoundError, ValueError: The dataset was removed or replaced meanwhile.
             RuntimeError: Spark's JVM has died.
         """
         waiting = open_cells(self._cells, self._results.cells)
         for place, planned in enumerate(waiting, 1):
             say("")
             say(f"cell {planned.cell.number}: {planned.cell.text}")
+            planned.check_dataset_stays()
             line = self._result_of(spark, planned)
             self._results.append(line)
             say(f"cell {planned.cell.number} {line.status} in {duration(line.seconds)}, {self._left(waiting[place:])}")

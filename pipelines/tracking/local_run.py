@@ -83,20 +83,29 @@ class LocalRun:
         """
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{FILE_NAME}.{os.getpid()}"
-        temporary.write_text(json.dumps(asdict(self), indent=1))
+        with temporary.open("w") as file:
+            file.write(json.dumps(asdict(self), indent=1))
+            file.flush()
+            os.fsync(file.fileno())
         temporary.replace(folder / FILE_NAME)
 
 
 def read_local_run(folder: Path) -> LocalRun | None:
-    """Read a run's file; None where there is none, as for runs of earlier versions."""
+    """Read a run's file; None where there is none, as for runs of earlier versions.
+
+    Raises:
+        ValueError: It is damaged.
+    """
     try:
         values: dict[str, Any] = json.loads((folder / FILE_NAME).read_text())
+        description = values.pop("description")
+        dataset = description.pop("dataset")
+        facts = DatasetFacts(**dataset) if dataset else None
+        return LocalRun(description=Description(**description, dataset=facts), **values)
     except FileNotFoundError:
         return None
-    description = values.pop("description")
-    dataset = description.pop("dataset")
-    facts = DatasetFacts(**dataset) if dataset else None
-    return LocalRun(description=Description(**description, dataset=facts), **values)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{folder / FILE_NAME} is damaged, or of another program ({error})") from None
 
 
 def update_local_run(folder: Path, **changes: Any) -> None:

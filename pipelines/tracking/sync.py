@@ -8,7 +8,7 @@ from pathlib import Path
 from pipelines.locations import redacted
 from pipelines.tracking import runs
 from pipelines.tracking.journal import journals
-from pipelines.tracking.local_run import LocalRun, held, is_held, read_local_run
+from pipelines.tracking.local_run import FILE_NAME, LocalRun, held, is_held, read_local_run
 from pipelines.tracking.runs import Status
 from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri
 from pipelines.tracking.writer import RunWriter, now
@@ -143,13 +143,17 @@ def _folders(output: Path) -> Iterator[Path]:
     if not output.is_dir():
         raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
     for folder in output.iterdir():
-        if folder.is_dir() and not folder.is_symlink() and (read_local_run(folder) or journals(folder).is_dir()):
+        has_records = (folder / FILE_NAME).is_file() or journals(folder).is_dir()
+        if folder.is_dir() and not folder.is_symlink() and has_records:
             yield folder
 
 
 def lacks_something(folder: Path) -> bool:
     """Whether something of a run is not in the store, by what its folder has."""
-    local = read_local_run(folder)
+    try:
+        local = read_local_run(folder)
+    except ValueError:  # which `sync` says
+        return True
     if local is None:
         return True
     done = local.is_stored and local.is_told and local.run_id == folder.name

@@ -290,6 +290,22 @@ def test_a_training_that_is_found_has_the_metrics_of_its_model(
     assert lines(tmp_path)[-1].metrics == {"train/loss": 0.2}
 
 
+def test_a_dataset_that_is_replaced_meanwhile_ends_the_grid(
+    run: Callable[..., int],
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(cells, "check_dataset", lambda config: manifest(8 if trainer.trained else 7))
+    assert run(SEEDS) == 2
+    assert "cell 2: the dataset " in capsys.readouterr().err
+    assert trainer.trained == [0]
+    assert run(SEEDS) == 0
+    assert trainer.trained == [0, 0, 1, 2]
+    assert len({line.cell for line in lines(tmp_path)}) == 4
+
+
 def test_a_dead_jvm_ends_the_grid_and_blames_no_cell(
     run: Callable[..., int], trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

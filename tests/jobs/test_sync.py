@@ -112,6 +112,20 @@ def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
     assert ": failed" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("content", ["", '{"run_id": "a"', "[]", '{"description": 1}'])
+def test_a_damaged_file_of_a_run_does_not_stop_the_others(
+    content: str, mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("first", "second"):
+        make_offline(tmp_path / name, "KILLED")
+    (tmp_path / "first" / "run.json").write_text(content)
+    assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert f"run first: not written: {tmp_path}/first/run.json is damaged" in printed.out
+    assert f"1 runs of {tmp_path} could not be written, 1 were" in printed.err
+    assert (tmp_path / "first" / "run.json").read_text() == content
+
+
 def test_a_run_that_the_store_has_deleted_does_not_stop_the_others(
     mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -29,7 +29,7 @@ from pipelines.scoring.evaluation import SplitScores, measure, read_columns
 from pipelines.scoring.evaluation_page import evaluation_page
 from pipelines.storage import Folder
 from pipelines.tracking.served import find_model
-from pipelines.tracking.store import TrackingError
+from pipelines.tracking.store import TrackedRun, TrackingError
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +169,7 @@ def test_a_report_that_cannot_be_written_is_found_out_before_the_scores(small_da
 @pytest.mark.spark
 @pytest.mark.timeout(280)
 def test_scores_that_the_store_does_not_take_end_the_child_run(
-    measured: Any, logged: Any, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Any, logged: Any, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
     monkeypatch.setattr("jobs.evaluate.RunWriter.drain", lambda writer: "no answer within 4 s")
@@ -181,6 +181,15 @@ def test_scores_that_the_store_does_not_take_end_the_child_run(
     children = client.search_runs([parent.info.experiment_id], f"tags.mlflow.parentRunId = '{parent.info.run_id}'")
     ended = {child.info.run_name: child.info.status for child in children}
     assert ended == {"evaluate test": "FINISHED", "evaluate validation": "FAILED"}
+
+    def gone(run: TrackedRun) -> bool:
+        raise TrackingError("no answer from MLflow")
+
+    monkeypatch.setattr("jobs.evaluate.has_run", gone)
+    report = tmp_path / "report.html"
+    with pytest.raises(TrackingError, match=r"did not take the scores \(no answer from MLflow\): loss .*, f1_micro \d"):
+        evaluate(config.override(f"evaluate.report={report}"), logged.uri, "validation")
+    assert "<html" in report.read_text()
 
 
 @pytest.mark.spark
