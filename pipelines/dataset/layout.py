@@ -147,7 +147,10 @@ def _stored_checksums(
     if chunk.physical_type != "INT32":
         raise LayoutError(f"{where}: column {CHECKSUM_FIELD!r} is {chunk.physical_type}, not INT32")
     start = _start(chunk, rows, _CHECKSUM_BYTES, size, where)
-    return np.frombuffer(os.pread(file.descriptor, rows * _CHECKSUM_BYTES, start), np.dtype("<u4"))
+    stored = os.pread(file.descriptor, rows * _CHECKSUM_BYTES, start)
+    if len(stored) != rows * _CHECKSUM_BYTES:
+        raise LayoutError(f"{where}: column {CHECKSUM_FIELD!r} ends early: the file was cut short")
+    return np.frombuffer(stored, np.dtype("<u4"))
 
 
 def _check_first_row(group: RowGroup, fields: Fields) -> None:

@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from pipelines.dataset.files import (
     LEASE_PREFIX,
@@ -62,11 +62,20 @@ def read_mark(folder: Folder) -> Mark | None:
         values = json.loads(folder.read(MARK_FILE))
         if "identity" not in values:
             return Mark(Identity.from_json(values), _SPLITS_OF_OLD_MARKS)
-        return Mark(**{**values, "identity": Identity.from_json(values["identity"])})
+        mark = Mark(**{**values, "identity": Identity.from_json(values["identity"])})
+        for name in mark.removing:
+            if not _is_inside(name):
+                raise ValueError(f"removing {name!r}, which is no file of this folder")
+        return mark
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
+
+
+def _is_inside(name: str) -> bool:
+    path = PurePosixPath(name)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "://" not in name
 
 
 def write_mark(folder: Folder, mark: Mark) -> None:
@@ -107,9 +116,11 @@ def resume_removing(folder: Folder) -> None:
     """Remove what the mark says has to go before anything is written."""
     mark = read_mark(folder)
     if mark is not None and mark.removing:
+        there = folder.files()  # of a folder of that name, or behind a link, nothing is ours
+        names = [name for name in mark.removing if name in there]
         # Without its manifest what is left is no dataset.
-        remove_files(folder, [name for name in mark.removing if name == FILE_NAME])
-        remove_files(folder, mark.removing)
+        remove_files(folder, [name for name in names if name == FILE_NAME])
+        remove_files(folder, names)
         write_mark(folder, replace(mark, removing=[]))
 
 

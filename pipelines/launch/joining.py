@@ -65,6 +65,11 @@ class Joining:
         return set(range(self._size)) - set(self._ready)
 
     @property
+    def ready(self) -> list[int]:
+        """Tasks whose ranks wait for others."""
+        return sorted(self._ready)
+
+    @property
     def waits(self) -> bool:
         """Whether some ranks wait for others."""
         return self._waits_since is not None

@@ -37,7 +37,7 @@ class Listener:
     def heading(self, rank: int, line: str) -> None:
         """Write a line of the launcher's own to a rank's log."""
         if self._logs is not None:
-            self._logs.write(rank, [line])
+            _call(self._logs.write, rank, [line])
 
     def lines(self, rank: int, lines: list[str]) -> None:
         """Take a part of a rank's output."""
@@ -59,9 +59,9 @@ class Listener:
 
     def close(self) -> None:
         """Say what was not shown, and close the files."""
-        self._throttle.close()
+        _call(self._throttle.close)
         if self._logs is not None:
-            self._logs.close()
+            _call(self._logs.close)
 
 
 def _call(function: Callable[..., None], *arguments: Any) -> None:

@@ -4,6 +4,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
@@ -29,12 +30,17 @@ class RankLogs:
         self._files[rank].writelines(line + "\n" for line in lines)
 
     def close(self) -> None:
-        """Close the files."""
-        for file in self._files.values():
-            file.close()
-        if self._local is not None:
-            copy_folder(self._local, self._folder)
-            shutil.rmtree(self._local, ignore_errors=True)
+        """Close the files.
+
+        Raises:
+            OSError: Lines could not be written; all files are closed.
+        """
+        with ExitStack() as stack:
+            if self._local is not None:
+                stack.callback(shutil.rmtree, self._local, ignore_errors=True)
+                stack.callback(copy_folder, self._local, self._folder)
+            for file in self._files.values():
+                stack.callback(file.close)
 
     def _place(self) -> Path:
         """The folder that lines are appended in."""

@@ -79,6 +79,7 @@ class RankProcess:
         self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
         self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  likewise
         self._memory = _Memory()
+        self._is_ended = False
         self._folder = tempfile.mkdtemp(prefix="groundswell-")
         mark = f"{_MARK}={secrets.token_hex(16)}"
         self._guard = subprocess.Popen(
@@ -172,7 +173,10 @@ class RankProcess:
         return words + self._memory.words() if -code == signal.SIGKILL else words
 
     def end(self) -> None:
-        """Kill the process and all that it started, and remove its temporary folder."""
+        """Kill the process and all that it started, and remove its temporary folder; a second call does nothing."""
+        if self._is_ended:  # by now its number may be that of another process
+            return
+        self._is_ended = True
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()

@@ -130,6 +130,7 @@ class Supervisor:
             self._pass_stop_on()
             if any(outcome.kind == "finished" for outcome in self._outcomes):
                 self._end_fallen()  # a spare would wait for ever for a rank that has nothing more to do
+                self._end_waiting()
             if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
                 self._settle()
                 raise failure_of(self._outcomes)
@@ -150,8 +151,12 @@ class Supervisor:
         self._forgive_own_pause()
         try:
             task, event = self._channel.events.get(timeout=seconds)
+            # Events may come faster than callbacks take them: whether ranks must stop is looked at all the same.
+            until = time.monotonic() + _LOOK_SECONDS
             while True:
                 self._handle(task, event)
+                if time.monotonic() > until:
+                    return
                 task, event = self._channel.events.get_nowait()
         except queue.Empty:
             return
@@ -375,6 +380,14 @@ class Supervisor:
         for outcome in self._joining.fallen:
             member = next(each for each in self._members.values() if each.rank == outcome.rank)
             self._end(member, outcome)
+
+    def _end_waiting(self) -> None:
+        """Ranks that wait to join one that has finished would wait for ever."""
+        finished = min(outcome.rank for outcome in self._outcomes if outcome.kind == "finished")
+        for task in self._joining.ready:
+            member = self._members[task]
+            words = f"hung: it waits to join rank {finished}, whose function has returned"
+            self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
 
     def _caused(self) -> bool:
         return any(outcome.kind in _CAUSES for outcome in self._outcomes)

@@ -94,7 +94,7 @@ def score_frame(
     """
     sent = _send(frame.sparkSession, model_uri, batch_size, threads)
     inputs = [each.name for each in sent.model.inputs]
-    _check_columns(frame, [*keep, *inputs])
+    _check_columns(frame, keep, inputs)
     thresholds = sent.model.thresholds_or(threshold)
     kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
     schema = ", ".join([*kept, "probabilities array<float>", "labels array<string>", "model_version string"])
@@ -202,7 +202,8 @@ def predict_udf(
 def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id",)) -> DataFrame:
     """Turn image columns into arrays of numbers, which `mlflow.pyfunc.spark_udf` and `predict_batch_udf` take.
 
-    The numbers of an image `(height, width, bands)` are in C order, as 32-bit integers: Spark has no unsigned ones.
+    The numbers of an image `(height, width, bands)` are in C order: whole ones as 32-bit integers, as Spark has no
+    unsigned ones, and others, such as the backscatter of Sentinel-1, as 32-bit floats.
 
     Args:
         frame: A DataFrame with the image groups of a dataset's shards as binary columns.
@@ -215,24 +216,30 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
     """
     model = describe(find_model(model_uri))
     fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in model.inputs}
-    _check_columns(frame, [*keep, *fields])
+    _check_columns(frame, keep, list(fields))
     kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
-    schema = ", ".join([*kept, *(f"`{name}` array<int>" for name in fields)])
+    types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
+    schema = ", ".join([*kept, *(f"`{name}` array<{kind}>" for name, kind in types.items())])
     code = _OWN_VERSION
 
     def flatten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check_this_executor(code)
         for batch in batches:
-            source = pa.Table.from_batches([batch])
-            table, result = encoded(source, fields), source.select(list(keep))
-            for name, (_, dtype) in fields.items():
-                numbers = array_bytes(table, name, fields).view(dtype).astype(np.int32)
-                offsets = np.arange(0, numbers.size + 1, numbers.shape[1], dtype=np.int32)
-                values = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.reshape(-1)))
-                result = result.append_column(name, values)
-            yield from result.combine_chunks().to_batches()
+            yield from flattened(batch, fields, keep).combine_chunks().to_batches()
 
     return frame.select(*keep, *fields).mapInArrow(flatten, schema)  # type: ignore[arg-type]
+
+
+def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.Table:
+    """Turn the image columns of a batch into lists of numbers; see `flat_columns`."""
+    source = pa.Table.from_batches([batch])
+    table, result = encoded(source, fields), source.select(list(keep))
+    for name, (_, dtype) in fields.items():
+        numbers = array_bytes(table, name, fields).view(dtype).astype(np.float32 if dtype.kind == "f" else np.int32)
+        offsets = np.arange(0, numbers.size + 1, numbers.shape[1], dtype=np.int32)
+        values = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.reshape(-1)))
+        result = result.append_column(name, values)
+    return result
 
 
 def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | None) -> _Sent:
@@ -241,8 +248,10 @@ def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | N
     return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, _OWN_VERSION)
 
 
-def _check_columns(frame: DataFrame, names: Sequence[str]) -> None:
-    missing = [name for name in names if name not in frame.columns]
+def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str]) -> None:
+    if not keep:
+        raise ValueError("keep=() would tell of no result to which row it belongs: name a column, such as id")
+    missing = [name for name in (*keep, *inputs) if name not in frame.columns]
     if missing:
         raise ValueError(f"the DataFrame has no column {missing[0]!r}, only {', '.join(frame.columns)}")
 

@@ -75,7 +75,7 @@ def _ask_once(connection: socket.socket) -> ClockOffset:
 
 def _serve(connections: int) -> socket.socket:
     """Answer so many ranks, each from a thread, until the socket is closed."""
-    server = socket.create_server(("", 0), backlog=max(connections, 1))
+    server = socket.create_server((own_address(), 0), backlog=max(connections, 1))
 
     def accept() -> None:
         while True:

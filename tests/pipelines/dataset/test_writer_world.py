@@ -517,6 +517,31 @@ def test_restart_discards_our_own_staging_only(world: World, tasks: Tasks, undis
     assert content(world.dataset) == undisturbed
 
 
+@pytest.mark.parametrize("name", ["../precious", "/precious", "train/../../precious", "", "s3://bucket/precious"])
+def test_a_mark_of_somebody_else_removes_nothing_outside(world: World, name: str, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("x")
+    mark = Path(f"{world.dataset}.incomplete", "_progress", "plan.json")
+    mark.parent.mkdir(parents=True)
+    mark.write_text(json.dumps({"identity": {}, "splits": ["train"], "removing": [name], "replaced": None}))
+    with pytest.raises(ValueError, match=r"plan\.json is damaged \(removing .*, which is no file of this folder"):
+        world.prepare()
+    assert (precious / "thesis.txt").exists()
+
+
+def test_a_mark_removes_no_folder(world: World) -> None:
+    staging_folder = Path(f"{world.dataset}.incomplete")
+    mark = staging_folder / "_progress" / "plan.json"
+    mark.parent.mkdir(parents=True)
+    (staging_folder / "mine").mkdir()
+    (staging_folder / "mine" / "thesis.txt").write_text("x")
+    mark.write_text(json.dumps({"identity": {}, "splits": ["train"], "removing": ["mine"], "replaced": None}))
+    with pytest.raises(ValueError, match=r"holds mine/thesis\.txt, which is not part of the dataset"):
+        world.prepare(restart=True)
+    assert (staging_folder / "mine" / "thesis.txt").exists()
+
+
 def test_a_folder_in_the_way_of_the_unfinished_dataset_is_refused(world: World) -> None:
     other = Path(f"{world.dataset}.incomplete")
     other.mkdir()

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.launch.listener import Listener
 from pipelines.launch.logs import RankLogs, Throttle
 
 
@@ -16,6 +17,20 @@ def test_every_rank_has_a_file(tmp_path: Path) -> None:
         "rank-0.log": "a\nb\nc\n",
         "rank-1.log": "ä\n",
     }
+
+
+def test_a_full_disk_costs_lines_and_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for rank in range(2):
+        (tmp_path / f"rank-{rank}.log").symlink_to("/dev/full")
+    listener = Listener("none", lambda rank, line: None, lambda report: None, tmp_path)
+    listener.heading(0, "attempt 1")
+    listener.lines(1, ["a line"])
+    listener.lines(2, ["another one"])
+    files = list(listener._logs._files.values())  # type: ignore[union-attr]
+    listener.close()
+    assert all(file.closed for file in files)
+    assert "No space left on device" in caplog.text
+    assert (tmp_path / "rank-2.log").read_text() == "another one\n"
 
 
 def test_a_flood_of_lines_is_shown_in_part_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:

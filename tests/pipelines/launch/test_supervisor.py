@@ -132,6 +132,42 @@ def test_a_spare_does_not_wait_for_a_rank_that_has_finished() -> None:
         supervisor.watch()
 
 
+@pytest.mark.parametrize("waits_first", [True, False])
+def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, Limits(start=1, hang=1, stop_grace=60))
+    heard: list[tuple[int, Event]] = [(1, Ready(0)), (0, FINISHED)]
+    for event in heard if waits_first else reversed(heard):
+        channel.events.put(event)
+    with pytest.raises(RankLostError, match="rank 1 on h1 failed: hung: it waits to join rank 0, whose function has"):
+        supervisor.watch()
+
+
+def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled() -> None:
+    channel = FakeChannel(1)
+    asked = threading.Event()
+    supervisor = supervise(channel, 1, on_report=lambda report: time.sleep(0.02))
+
+    def answer(task: int, order: Order) -> None:
+        if order == StopSoon():
+            asked.set()
+            channel.events.put((0, FINISHED))
+
+    def flood() -> None:
+        while not asked.wait(0.002):
+            channel.events.put((0, Report({"number": 1})))
+
+    channel.answer = answer
+    supervisor.request_stop("the driver received SIGTERM")
+    thread = threading.Thread(target=flood)
+    thread.start()
+    threading.Timer(20, asked.set).start()  # else it would go on for ever
+    started = time.monotonic()
+    supervisor.watch()
+    thread.join()
+    assert time.monotonic() - started < 20
+
+
 def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 16
     reported = threading.Event()

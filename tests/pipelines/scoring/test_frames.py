@@ -1,5 +1,6 @@
 """A model over Spark DataFrames: as a function, in SQL, streaming, and by MLflow's own function."""
 
+import io
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,21 @@ def test_batches_have_one_size_whatever_spark_sends(small_dataset: Path) -> None
             np.testing.assert_array_equal(pixels[name][: len(known)], expected)
         found += known["id"].to_pylist()
     assert found == table["id"].to_pylist()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "uint16", "uint8"])
+def test_flat_numbers_are_those_of_the_pixels(dtype: str) -> None:
+    pixels = np.array([-12.75, 0.5, 3.0, 250.0] if dtype == "float32" else [0, 1, 3, 250], dtype).reshape(2, 1, 2, 1)
+    values = []
+    for image in pixels:
+        file = io.BytesIO()
+        np.save(file, image)
+        values.append(file.getvalue())
+    batch = pa.RecordBatch.from_pydict({"id": ["a", "b"], "image": pa.array(values, pa.binary())})
+    table = frames.flattened(batch, {"image": ((1, 2, 1), np.dtype(dtype))}, ["id"])
+    assert table["id"].to_pylist() == ["a", "b"]
+    assert table["image"].to_pylist() == pixels.reshape(2, 2).tolist()
+    assert table.schema.field("image").type.value_type == (pa.float32() if dtype == "float32" else pa.int32())
 
 
 @pytest.fixture
@@ -130,6 +146,9 @@ def test_the_functions_are_names_of_the_package() -> None:
 def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
     with pytest.raises(ValueError, match="the DataFrame has no column 'bands_20m', only id, "):
         score_frame(frame.drop("bands_20m"), logged.uri)
+    for function in (score_frame, flat_columns):
+        with pytest.raises(ValueError, match="name a column, such as id"):
+            function(frame, logged.uri, keep=())
 
 
 @pytest.mark.spark
