@@ -38,7 +38,7 @@ from pipelines.scoring.output import (
 from pipelines.scoring.parts import Part
 from pipelines.scoring.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source
-from pipelines.scoring.write import Scorer
+from pipelines.scoring.write import NOT_FINITE, Scorer
 from pipelines.storage import Folder, StorageError
 from pipelines.tasks import is_local_mode, run_until_done, watched
 
@@ -134,7 +134,7 @@ def check_score(
     existing = read_identity(output)
     if existing is not None:
         refuse_another(existing, identity, output)
-    complete = is_complete(output, [part.file for part in source.parts])
+    complete = is_complete(output, [part.file for part in source.parts]) and not _mended(source, output)
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 
@@ -151,8 +151,9 @@ def score(
 ) -> Scored:
     """Write the predictions of all samples: one Parquet file per part of the source, and `predictions.json` last.
 
-    Every file appears whole, at once. The same call again continues with the parts that are not finished; on finished
-    predictions it does nothing. Each sample is in exactly one file, or in `_rejected.parquet` with its reason.
+    Every file appears whole, at once. The same call again continues with the parts that are not finished, and with those
+    whose rejected samples can be read now; on other finished predictions it does nothing. Each sample is in exactly one
+    file, or in `_rejected.parquet` with its reason.
 
     Args:
         spark: Session whose executors see input and output.
@@ -174,7 +175,10 @@ def score(
         say(f"{output} is finished already; left as it is")
         return scored_before(source, output)
     with disk_errors(output), hold(output) as still_held:
-        found = find_written(output, files)
+        found, mended = find_written(output, files), _mended(source, output)
+        if mended:
+            say(f"{len(mended)} parts are scored again, as samples that were rejected can be read now")
+            found = {file: part for file, part in found.items() if file not in mended}
         converted = converted_model(model, file, settings.runtime, settings.reference, output, say)
         begin(output, identity)
         if converted is not None:
@@ -204,6 +208,18 @@ def score(
     for used in sorted({part.computed_by for part in parts}):
         say(f"{sum(part.rows for part in parts if part.computed_by == used)} predictions by {used}")
     return _scored(parts, source, output, new=sum(part.samples for part in parts if part.file not in found))
+
+
+def _mended(source: Source, output: Folder) -> set[str]:
+    """The finished parts with a sample that could not be read then, and can be read now."""
+    found = find_written(output, [part.file for part in source.parts])
+    mended = set()
+    for part in source.parts:
+        rejected = found[part.file].rejected if part.file in found else []
+        unread = [row["id"] for row in rejected if row["reason"] != NOT_FINITE]
+        if unread and part.can_read_any(unread):
+            mended.add(part.file)
+    return mended
 
 
 def scored_before(source: Source, output: Folder) -> Scored:

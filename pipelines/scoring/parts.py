@@ -1,6 +1,6 @@
 """What one Spark task scores: a shard of a dataset, or some samples of a raw archive, read batch by batch."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +32,7 @@ KNOWN_SCHEMA = pa.schema(
     ]
 )
 """What predictions repeat of their samples: the id, and where the image lies (as `columns.METADATA_SCHEMA`)."""
-_REMOTE_READS = 32
+_READS, _REMOTE_READS = 8, 32
 _Value = TypeVar("_Value")
 
 
@@ -64,6 +64,9 @@ class Part(Protocol):
     def batches(self, batch_size: int) -> Iterator[SampleBatch]:
         """Read the samples in order, one batch ahead; every sample is in one batch, or among the rejected of one."""
 
+    def can_read_any(self, ids: Collection[str]) -> bool:
+        """Whether any of these samples, which were rejected, can be read now."""
+
 
 @dataclass(frozen=True)
 class DatasetPart:
@@ -90,6 +93,12 @@ class DatasetPart:
         starts = range(0, self.rows, batch_size)
         reads = (partial(self._read, reader, pool, known, start, batch_size) for start in starts)
         yield from _one_ahead(reads)
+
+    def can_read_any(self, ids: Collection[str]) -> bool:
+        """See `Part.can_read_any`."""
+        reader, known = SplitReader(self.dataset, self.split, self.settings, manifest=self.manifest), self._known()
+        rows = np.flatnonzero(pc.is_in(known[ID_FIELD], pa.array(ids, pa.string())).to_numpy())
+        return len(self._without_damaged(reader, known, rows, len(rows)).rejected) < len(rows)
 
     def _read(self, reader: SplitReader, pool: BufferPool, known: pa.Table, start: int, batch_size: int) -> SampleBatch:
         rows = np.arange(start, min(start + batch_size, self.rows))
@@ -157,6 +166,18 @@ class ArchivePart:
                 partial(self._read, index.slice(start, batch_size), batch_size, pool if threads > 1 else None)
                 for start in starts
             )
+
+    def can_read_any(self, ids: Collection[str]) -> bool:
+        """See `Part.can_read_any`."""
+        left = {*ids} - {row["id"] for row in self.unusable}
+        index = pa.ipc.open_stream(self.samples).read_all()
+        index = index.filter(pc.is_in(index["id"], pa.array(left, pa.string())))
+        with ThreadPoolExecutor(_REMOTE_READS if not is_local(self.archive.root) else _READS) as pool:
+            return any(pool.map(self._can_read, index.select(["id", "paths"]).to_pylist()))
+
+    def _can_read(self, sample: dict[str, Any]) -> bool:
+        out = {group.name: np.zeros(group.shape, group.dtype) for group in self.archive.description.groups}
+        return not isinstance(try_to_read(self.archive, sample, out), BadRecordError)
 
     def _read(self, samples: pa.Table, batch_size: int, pool: ThreadPoolExecutor | None) -> SampleBatch:
         groups = self.archive.description.groups

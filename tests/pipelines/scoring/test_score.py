@@ -206,6 +206,12 @@ def test_a_raw_archive_gives_the_predictions_of_its_dataset(
     (rejected,) = pq.read_table(output / "_rejected.parquet").to_pylist()
     assert rejected["id"] == damaged.name
     assert rejected["file"].endswith("_B04.tif")
+    # The file is mended: its part is scored again, and no other one.
+    times = {path: path.stat().st_mtime_ns for path in output.glob("*-part-*.parquet")}
+    shutil.copytree(small_archive, archive, dirs_exist_ok=True)
+    assert run("models:/scored@champion", archive, output, *settings) == 0
+    assert sum(path.stat().st_mtime_ns != time for path, time in times.items()) == 1
+    assert sorted(row["id"] for row in read_predictions(output)) == sorted(expected)
     # The archive has changed since: another sample is gone.
     shutil.copy(small_archive / "metadata.parquet", archive / "metadata.parquet")
     table = pq.read_table(archive / "metadata.parquet")
@@ -237,16 +243,19 @@ def test_predictions_behind_a_url_are_those_on_disk(
     assert "is finished already" in capsys.readouterr().out
 
 
-def test_a_damaged_row_is_rejected_and_its_neighbours_are_not(
-    logged: Any, small_dataset: Path, expected: Any, tmp_path: Path
+def test_a_damaged_row_is_rejected_until_it_is_mended_and_its_neighbours_are_not(
+    logged: Any, small_dataset: Path, expected: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     dataset, output = tmp_path / "dataset", tmp_path / "predictions"
     shutil.copytree(small_dataset, dataset)
     shard = sorted((dataset / "test").glob("part-*.parquet"))[0]
-    content = bytearray(shard.read_bytes())
+    whole = shard.read_bytes()
+    content = bytearray(whole)
     content[len(content) // 3] ^= 0xFF
     shard.write_bytes(content)
-    assert run(logged.uri, dataset, output) == 0
+    for _ in range(2):
+        assert run(logged.uri, dataset, output) == 0
+    assert "is finished already" in capsys.readouterr().out, "it is as damaged as before"
     (rejected,) = pq.read_table(output / "_rejected.parquet").to_pylist()
     assert rejected["reason"] == "damaged row"
     assert "checksum" in rejected["detail"]
@@ -254,6 +263,11 @@ def test_a_damaged_row_is_rejected_and_its_neighbours_are_not(
     assert sorted([*(row["id"] for row in rows), rejected["id"]]) == sorted(expected)
     for row in rows:
         np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+    shard.write_bytes(whole)  # as `prepare.verify=true` leaves it, with the same dataset.json
+    assert run(logged.uri, dataset, output) == 0
+    assert "1 parts are scored again, as samples that were rejected can be read now" in capsys.readouterr().out
+    assert pq.read_table(output / "_rejected.parquet").num_rows == 0
+    assert sorted(row["id"] for row in read_predictions(output)) == sorted(expected)
 
 
 def test_an_exported_model_has_its_thresholds_with_it(
