@@ -13,6 +13,8 @@ from conf.problems import describe, unknown_key
 from conf.schema import RunConfig
 from conf.section import Section
 
+_COMMENT = re.compile(r"\s#")
+
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 as PyYAML reads it, but `1e-4` is a number, as in YAML 1.2."""
@@ -161,12 +163,17 @@ def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
 
 
 def _value(text: str, field: FieldInfo, where: str) -> Any:
-    """The value of a setting: YAML, but what is neither a text nor null in YAML is a text where the key takes texts."""
+    """The value of a setting: YAML, but what is neither a text nor null in YAML is a text where the key takes texts.
+
+    There, ` #` begins no comment, as it does in a file, but is part of the text: folders are named so.
+    """
     kinds = list(_plain_types(field.annotation))
     value = parse(text, where)
-    if not isinstance(value, str) and kinds and set(kinds) <= {str, type(None)}:
+    if not kinds or not set(kinds) <= {str, type(None)}:
+        return value
+    if not isinstance(value, str):
         return None if value is None and text and type(None) in kinds else text
-    return value
+    return text.strip() if _COMMENT.search(text) and text.lstrip()[0] not in "'\"" else value
 
 
 def _plain_types(annotation: Any) -> list[type]:

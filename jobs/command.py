@@ -1,6 +1,7 @@
 """What every job does alike: arguments, configuration, one readable error, the exit code, the result."""
 
 import argparse
+import json
 import logging
 import os
 import shlex
@@ -60,7 +61,7 @@ def _implied(arguments: argparse.Namespace) -> list[str]:
     if location is None:
         return []
     kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
-    return [f"archive.root={location}"] if kinds and kinds[-1] in ROOTED_KINDS else []
+    return [f"archive.root={json.dumps(location)}"] if kinds and kinds[-1] in ROOTED_KINDS else []
 
 
 def is_submitted() -> bool:

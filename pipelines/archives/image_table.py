@@ -1,10 +1,10 @@
 """Images in a column of Parquet files, as Hugging Face and Spark write them.
 
 ```
-<root>/*.parquet, <root>/<folder>/*.parquet, or one file        e.g. data/train-00000-of-00002.parquet
+<root>/*.parquet, <root>/<folder>/*.parquet, or one file        e.g. data/train-00000-of-00002.parquet, split=train/*
   image: struct<bytes: binary, ...> or binary                    JPEG or PNG
   label: int or string (single label), list of them (multi label)
-  split: string                                                  if `archive.split` names such a column
+  split: string                                                  if `archive.split` names such a column, or folders
 ```
 """
 
@@ -174,8 +174,8 @@ class ImageTable:
             try:
                 with open_parquet(path) as parquet:
                     schema = parquet.schema_arrow
-                    self._check_columns(path, schema)
-                    columns = [self.label, *([self.split] if self.split else [])]
+                    self._check_columns(path, schema, _folder_values(file))
+                    columns = [self.label, *([self.split] if self.split in schema.names else [])]
                     table = parquet.read(columns=columns)
             except (OSError, pa.ArrowException) as error:
                 raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
@@ -197,9 +197,11 @@ class ImageTable:
             raise ValueError(f"{self.root}: its Parquet files have no rows")
         return found
 
-    def _check_columns(self, path: str, schema: pa.Schema) -> None:
-        """Check that the columns exist and have the types that are read."""
+    def _check_columns(self, path: str, schema: pa.Schema, folders: Mapping[str, str]) -> None:
+        """Check that the columns exist and have the types that are read; the split may be in the folders' names."""
         for setting, column in (("image", self.image), ("label", self.label), ("split", self.split)):
+            if setting == "split" and column in folders:
+                continue
             if column is not None and column not in schema.names:
                 known = ", ".join(schema.names)
                 raise ValueError(f"{path}: has no column {column!r} (archive.{setting}); its columns are {known}")
@@ -217,13 +219,14 @@ class ImageTable:
     def _named_splits(self, path: str, file: str, table: pa.Table) -> list[str | None]:
         """The split of each row: that of its column, or that of a folder or file name such as `train-00000-of-1`."""
         if self.split is not None:
-            names = table[self.split].to_pylist()
+            in_column = self.split in table.column_names
+            names = table[self.split].to_pylist() if in_column else [_folder_values(file)[self.split]] * len(table)
             unknown = [name for name in names if str(name).lower() not in SPLIT_OF_NAME]
             if unknown:
                 known = ", ".join(SPLIT_OF_NAME)
                 raise ValueError(f"{path}: column {self.split!r} (archive.split) has {unknown[0]!r}, expected {known}")
             return [SPLIT_OF_NAME[str(name).lower()] for name in names]
-        parts = [re.split(r"[^a-z]", part.lower())[0] for part in file.split("/")]
+        parts = [re.split(r"[^a-z]", part.lower().rpartition("=")[2])[0] for part in file.split("/")]
         return [next((SPLIT_OF_NAME[part] for part in parts if part in SPLIT_OF_NAME), None)] * len(table)
 
     @functools.cached_property
@@ -287,6 +290,11 @@ class ImageTable:
             with suppress(BadRecordError):  # it is counted when it is read
                 sizes[upright_size(*self._image(rows.files[row], rows.numbers[row]))] += 1
         return common_size(self.root, sizes, looked_at=len(chosen))
+
+
+def _folder_values(file: str) -> dict[str, str]:
+    """What the folders of a file say as `column=value`, which Spark writes where a table is partitioned."""
+    return {name: value for name, _, value in (part.partition("=") for part in file.split("/")[:-1]) if value}
 
 
 def _names(schema: pa.Schema, column: str) -> list[str] | None:

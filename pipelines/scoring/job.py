@@ -151,8 +151,8 @@ def score(
 ) -> Scored:
     """Write the predictions of all samples: one Parquet file per part of the source, and `predictions.json` last.
 
-    Every file appears whole, at once. The same call again continues with the parts that are not finished, and with those
-    whose rejected samples can be read now; on other finished predictions it does nothing. Each sample is in exactly one
+    Every file appears whole, at once. The same call again continues with the parts that are not finished, and those of
+    which rejected samples can be read now; on other finished predictions it does nothing. Each sample is in exactly one
     file, or in `_rejected.parquet` with its reason.
 
     Args:

@@ -70,6 +70,20 @@ def test_a_key_of_texts_takes_what_yaml_would_make_something_else_of(text: str) 
     assert load("smoke", [f"tracking.run_name={text}"]).tracking.run_name == text
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("/data/my set #2", "/data/my set #2"),
+        ("'/data/my set #2'", "/data/my set #2"),
+        ("/data/set#2", "/data/set#2"),
+        ('"a # b" # c', "a # b"),
+    ],
+)
+def test_a_key_of_texts_takes_what_yaml_would_take_for_a_comment(text: str, expected: str) -> None:
+    assert load("smoke", [f"dataset.path={text}"]).dataset.path == expected
+    assert load("smoke", [f"tracking.run_name={text}"]).tracking.run_name == expected
+
+
 def test_null_is_null_where_a_key_takes_it() -> None:
     assert load("smoke", ["tracking.run_name=null"]).tracking.run_name is None
     assert load("smoke", ["training.checkpoint_every_steps=null"]).training.checkpoint_every_steps is None

@@ -135,6 +135,19 @@ def test_plain_bytes_texts_and_a_column_of_splits(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_sample(archive, rows[8]["paths"])["rgb"], pixels(8))
 
 
+def test_folders_of_a_partitioned_table_say_the_split(tmp_path: Path) -> None:
+    for folder, count in (("split=train", 6), ("split=val", 2), ("split=test", 3)):
+        hugging_face(tmp_path / folder / "part-00000.snappy.parquet", ["a", "b", "a", "b", "a", "b"][:count])
+    expected = {"train": 6, "validation": 2, "test": 3}
+    assert splits_of(ImageTable(str(tmp_path))) == expected
+    assert splits_of(ImageTable(str(tmp_path), split="split")) == expected
+    with pytest.raises(ValueError, match=r"has no column 'part' \(archive\.split\)"):
+        ImageTable(str(tmp_path), split="part").index()
+    (tmp_path / "split=train").rename(tmp_path / "split=holdout")
+    with pytest.raises(ValueError, match=r"column 'split' \(archive\.split\) has 'holdout', expected train, val"):
+        ImageTable(str(tmp_path), split="split").index()
+
+
 def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
     labels = [["tree", "water"], ["water"], [], ["sand", "tree"], None, *[["sand"]] * 16]
     hugging_face(tmp_path / "part-0.parquet", labels)
