@@ -13,6 +13,7 @@ from conf.schema import RunConfig
 from jobs.paths import with_absolute_paths
 from pipelines.dataset.manifest import Manifest
 from pipelines.tracking.experiments import chosen_experiment
+from pipelines.tracking.served import find_model
 from pipelines.training.checks import check_dataset, check_output
 from pipelines.training.identity import training_digest
 
@@ -106,7 +107,15 @@ def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")
     if config.tracking.offline:
         raise ValueError("tracking.offline=true: a grid finds the runs of its cells in MLflow, set it to false")
-    config = with_absolute_paths(config)
+    config = _with_fixed_source(with_absolute_paths(config))
     manifest = check_dataset(config)
     check_output(config)
     return PlannedCell(cell, config, manifest, training_digest(config, manifest))
+
+
+def _with_fixed_source(config: RunConfig) -> RunConfig:
+    """Name the model version that an alias means now: later cells, and later calls, may find another one by it."""
+    source = config.warm_start.source
+    if source is None or not source.startswith("models:/") or not ("@" in source or source.endswith("/latest")):
+        return config
+    return config.override(warm_start={"source": find_model(source).uri})

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -35,6 +35,15 @@ _USER_ERRORS = (
     PermissionError,
     MissingPackageError,
 )
+
+
+class JobsFailedError(RuntimeError):
+    """Some of several jobs have failed; it has the exit code of their errors."""
+
+    def __init__(self, text: str, codes: Collection[int]) -> None:
+        """Take the message, and the exit codes of the errors: what the same command may mend comes first."""
+        super().__init__(text)
+        self.code = next(code for code in (INFRASTRUCTURE, BUG, WORKER_ERROR, USER_ERROR) if code in codes)
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
@@ -111,6 +120,8 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
 
 def exit_code(error: Exception) -> int:
     """2 for a user's mistake, 3 for an exception of a rank's function, 4 for infrastructure, 1 for a bug."""
+    if isinstance(error, JobsFailedError):
+        return error.code
     if isinstance(error, _USER_ERRORS):
         return USER_ERROR
     if isinstance(error, WorkerError):

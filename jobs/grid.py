@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.cells import PlannedCell, named, plan_cells
-from jobs.command import message_of, say
+from jobs.command import JobsFailedError, exit_code, message_of, say
 from jobs.grid_records import CELL_TAG, add_unread, ended_run, line_of
 from jobs.result import Result
 from jobs.session import spark_session
@@ -41,6 +41,8 @@ class Grid:
     def __init__(self, cells: Sequence[PlannedCell], results: ResultsFile, parent: TrackedRun) -> None:
         """Take the cells, the file that knows which are done, and the run of which theirs are children."""
         self._cells, self._results, self._parent = cells, results, parent
+        self.codes: set[int] = set()
+        """Exit codes of the errors with which cells failed."""
 
     def train(self, spark: SparkSession) -> None:
         """Train every cell that is not done. One that fails is recorded, and the next one begins.
@@ -78,6 +80,8 @@ class Grid:
             if not _is_alive(spark):
                 raise RuntimeError(f"Spark's JVM died in cell {planned.cell.number}; its log says why") from error
             status = "diverged" if is_divergence(error) else "failed"
+            if status == "failed":
+                self.codes.add(exit_code(error))
             problem = redacted(message_of(error).splitlines()[0])[:_LONGEST_ERROR]
             say(f"cell {planned.cell.number}: {problem}")
         seconds, resumed = time.monotonic() - started, continued is not None
@@ -138,7 +142,8 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
         result: Filled in while the grid runs.
 
     Raises:
-        RuntimeError: A cell failed, the cluster is too small, or Spark or MLflow is away.
+        JobsFailedError: Cells failed.
+        RuntimeError: The cluster is too small, or Spark or MLflow is away.
     """
     add_unread(cells, results)
     waiting = open_cells(cells, results.cells)
@@ -157,13 +162,15 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
         result.run_id, result.continue_with = parent.run_id, []
         say(f"{len(waiting)} of {len(cells)} cells to train, in MLflow children of run {parent.run_id}")
         with runs.ended(parent):
-            Grid(cells, results, parent).train(spark)
+            grid = Grid(cells, results, parent)
+            grid.train(spark)
             _write_grid_file(parent, grid_file)
     failed = [line for each in cells if (line := results.cells.get(each.digest)) is not None and not line.is_done]
     if failed:
-        raise RuntimeError(
+        raise JobsFailedError(
             f"{len(failed)} of {len(cells)} cells failed, the first with: {failed[0].error}. The same command tries "
-            "them again"
+            "them again",
+            grid.codes,
         )
 
 

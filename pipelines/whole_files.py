@@ -10,6 +10,8 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
+"""What `flock` answers on a file system that has no locks, such as NFS without its lock daemon."""
 _CHUNK = 1 << 22
 
 

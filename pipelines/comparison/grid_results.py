@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -13,8 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipelines.comparison.run import SEED, ComparedRun
 from pipelines.comparison.saved import problem_of
+from pipelines.whole_files import NO_LOCKS
 
 VERSION: Literal[1] = 1
+_log = logging.getLogger(__name__)
 
 
 class GridLine(BaseModel):
@@ -79,9 +82,12 @@ class ResultsFile:
             raise ValueError(f"--results {path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._file)
-            raise ValueError(f"--results {path}: another grid writes to this file") from None
+        except OSError as error:
+            if error.errno in NO_LOCKS:
+                _log.warning("%s is on storage without locks: make sure that no other grid writes to it", path)
+            else:
+                os.close(self._file)
+                raise ValueError(f"--results {path}: another grid writes to this file") from None
         try:
             self.lines = read_lines(path)
         except ValueError:

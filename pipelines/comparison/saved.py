@@ -23,8 +23,10 @@ def save_runs(runs: Sequence[ComparedRun], path: Path) -> None:
     """Write trainings as JSON, completely or not at all.
 
     Raises:
-        ValueError: The file cannot be written.
+        ValueError: The file cannot be written, or is there and holds something else.
     """
+    if path.is_file() and path.stat().st_size:
+        read_runs(path)  # refuses another kind of file, such as the results of a grid
     lines = ",\n".join(run.model_dump_json() for run in runs)
     write_text(path, f'{{"format_version": {_VERSION}, "runs": [\n{lines}\n]}}\n')
 
@@ -53,6 +55,7 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ValueError: It cannot be written.
     """
+    path = path.resolve() if path.is_symlink() else path
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         try:

@@ -11,9 +11,7 @@ from typing import IO
 from pipelines.dataset.files import PROGRESS_FOLDER
 from pipelines.dataset.lease import check_held, lease
 from pipelines.storage import Folder
-
-# What `flock` answers on a file system that has no locks, such as NFS without its lock daemon.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
+from pipelines.whole_files import NO_LOCKS
 
 
 @contextmanager
@@ -81,7 +79,7 @@ def _take(path: Path, dataset: Folder) -> IO[str] | None:
             lock.close()
             if error.errno == errno.EWOULDBLOCK:
                 raise RuntimeError(f"another job is writing {dataset}: wait for it, or stop it") from None
-            if error.errno in _NO_LOCKS:
+            if error.errno in NO_LOCKS:
                 path.unlink(missing_ok=True)
                 return None
             raise

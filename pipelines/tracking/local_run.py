@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from pipelines.whole_files import takes_whole_files_only
+from pipelines.whole_files import NO_LOCKS, takes_whole_files_only
 
 FILE_NAME = "run.json"
 CONFIG_FILE = "config.yaml"
@@ -21,7 +21,6 @@ DESCRIPTION_TAG = "mlflow.note.content"
 """Tag that MLflow's page shows as the description of a run or model."""
 LOCK_NAME = "driver.lock"
 # What `flock` answers on a file system that has no locks, such as NFS without its lock daemon.
-_NO_LOCKS = {errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS}
 _log = logging.getLogger(__name__)
 
 LocalStatus = Literal["RUNNING", "TRAINED", "FINISHED", "FAILED", "KILLED"]
@@ -157,7 +156,7 @@ def _take(lock: IO[str], folder: Path) -> None:
                 f"run {folder.name} is being trained or written by {lock.read() or 'another process'}: wait for it, or "
                 "stop it"
             ) from None
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
         _warn_of_no_locks(folder)
         return

@@ -116,6 +116,25 @@ def test_mistakes_are_one_line(
     assert message in line
 
 
+def test_saved_trainings_replace_no_other_file(
+    record: Record, module_mlflow_store: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record("saving")
+    command = ["compare", "--experiment", "saving", "--save"]
+    assert cli.execute([*command, "runs.json"]) == 0
+    (run,) = read_runs(folder / "runs.json")
+    results = ResultsFile(folder / "results.jsonl")
+    results.append(CellLine(cell="a", status="finished", settings={}, seconds=1, epochs=2, run=run))
+    results.close()
+    before = (folder / "results.jsonl").read_bytes()
+    assert cli.execute([*command, "results.jsonl"]) == 2
+    assert "results.jsonl is no file of `groundswell compare --save`" in capsys.readouterr().err
+    assert (folder / "results.jsonl").read_bytes() == before
+    (folder / "link.json").symlink_to("runs.json")
+    assert cli.execute([*command, "link.json"]) == 0
+    assert (folder / "link.json").is_symlink()
+
+
 @pytest.mark.parametrize("kind", ["absent", "folder", "text"])
 def test_a_store_that_cannot_be_read_is_one_line(
     kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

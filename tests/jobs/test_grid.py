@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -204,6 +205,32 @@ def test_a_failed_cell_is_recorded_tried_again_and_continued(
     assert trainer.trained == [0, 1, 2, 1]
     assert [line.status for line in lines(tmp_path)] == ["diverged", "finished", "finished"]
     assert lines(tmp_path)[0].error
+
+
+@pytest.mark.parametrize(
+    ("errors", "code"),
+    [
+        ([ValueError("a setting")], 2),
+        ([WorkerError([Outcome(0, "h", "exception", "ValueError: my loss", 1)]), ValueError("a setting")], 3),
+        ([WorkerError([Outcome(0, "h", "exception", "ValueError: my loss", 1)]), RuntimeError("a host was lost")], 4),
+    ],
+)
+def test_the_exit_code_is_that_of_the_cells(
+    errors: list[Exception], code: int, run: Callable[..., int], trainer: Trainer
+) -> None:
+    trainer.ends = dict(enumerate(errors))
+    assert run(SEEDS) == code
+
+
+def test_an_alias_counts_by_the_version_that_it_means(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    version = 1
+    monkeypatch.setattr(cells, "find_model", lambda uri: SimpleNamespace(uri=f"models:/sea/{version}"))
+    config = load("smoke", ["warm_start.source=models:/sea@champion"])
+    fixed = cells._with_fixed_source(config)
+    assert fixed.warm_start.source == "models:/sea/1"
+    version = 2
+    assert training_digest(cells._with_fixed_source(config), manifest()) != training_digest(fixed, manifest())
+    assert cells._with_fixed_source(fixed) == fixed
 
 
 def test_ctrl_c_ends_the_grid_and_the_same_command_continues(
