@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from conf.modes import SynchronousConfig
 from pipelines.scaling.collectives import expected_maximum
 from pipelines.scaling.measurements import (
     CodecMeasurement,
@@ -25,8 +26,9 @@ RECORDED_LINK = "recorded"
 """Name of the link on which the trainings ran."""
 _FLOAT32_BYTES = 4
 _NO_CODEC = "none"
-_OF_OTHER_STEPS = ("training.mode.stages", "training.mode.every_steps", "training.mode.synchrony")
-"""Keys of the modes in which a step is not one exchange of all ranks."""
+_MODE = "training.mode.name"
+_PREDICTED_MODE = SynchronousConfig().name
+"""The mode in which a step waits for one exchange of all ranks; runs of versions that had no other do not name it."""
 _SAME_THROUGHOUT = ("launch.num_workers", "global_batch_size", "exchange.codec.name")
 
 
@@ -126,8 +128,8 @@ def _check(run: "RecordedRun") -> None:
             f"--run {run.run_id} was trained with input.resolution_schedule, so that its steps are of several lengths: "
             "take a training with full images only"
         )
-    if any(key in run.parameters for key in _OF_OTHER_STEPS):
-        mode = run.parameters.get("training.mode.name")
+    mode = run.parameters.get(_MODE, _PREDICTED_MODE)
+    if mode != _PREDICTED_MODE:
         raise ValueError(f"--run {run.run_id} trained with training.mode={mode}, whose steps are not predicted")
     # An estimate from a file needs no MLflow, which this imports.
     from pipelines.tracking.recorded import CHANGED_PREFIX

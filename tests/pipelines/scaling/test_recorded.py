@@ -82,7 +82,8 @@ def test_a_run_without_what_is_needed_is_one_line(run: RecordedRun, message: str
 
 
 @pytest.mark.parametrize(
-    "setting", ["{name: pipeline, stages: 2}", "{name: local, every_steps: 4}", "{name: parameter_server, bound: 3}"]
+    "setting",
+    ["{name: pipeline, stages: 2}", "{name: local, every_steps: 4}", "{name: parameter_server, bound: 3}", "delayed"],
 )
 def test_steps_of_other_modes_are_not_predicted(setting: str, eurosat_manifest: Callable[..., Any]) -> None:
     config = load("smoke", [f"training.mode={setting}", "training.checkpoint_every_steps=null"])
