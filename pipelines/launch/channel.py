@@ -39,6 +39,7 @@ from pipelines.launch.messages import (
 
 _MAXIMUM_STRANGERS = 256
 _QUEUED_EVENTS = 1000
+_SECONDS_BETWEEN_TRIES = 1.0
 _MESSAGES_PER_RECEIPT = 64
 _log = logging.getLogger(__name__)
 
@@ -116,6 +117,7 @@ class DriverChannel:
         self._refused = 0
         self._tasks: dict[int, _Peer] = {}
         self._connected: set[int] = set()
+        self._is_closed = False
         threading.Thread(target=self._accept, name="groundswell-channel", daemon=True).start()
 
     def send(self, task: int, order: Order) -> None:
@@ -142,6 +144,7 @@ class DriverChannel:
 
     def close(self) -> None:
         """Stop listening, hang up and forget the return values."""
+        self._is_closed = True
         # A thread that waits in `accept` keeps a closed socket open: this wakes it.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -201,14 +204,14 @@ class DriverChannel:
             peer = self._tasks.setdefault(task, _Peer(opening.link, connection))
         if peer.link != opening.link:
             connection.sendall(encode(Welcome(0, 0, 0)) + encode(Stop()))
-            self.events.put((task, Replaced()))
+            self._tell((task, Replaced()))
             return
         with peer.taking:  # from here on nothing is taken from the connection before
             peer.seen, peer.connection = time.monotonic(), connection
             welcome = Welcome(peer.number, peer.log_bytes, peer.result_bytes)
         peer.send(welcome)
         self._connected.add(task)
-        self.events.put((task, opening.hello if is_new else Back()))
+        self._tell((task, opening.hello if is_new else Back()))
         try:
             while line := lines.readline(MAXIMUM_LINE_BYTES):
                 with peer.taking:
@@ -220,7 +223,14 @@ class DriverChannel:
         finally:
             if peer.connection is connection:
                 self._connected.discard(task)
-                self.events.put((task, Gone()))
+                self._tell((task, Gone()))
+
+    def _tell(self, event: tuple[int, Event]) -> None:
+        """Put an event into the queue; while it is full, wait as long as somebody may take one."""
+        while not self._is_closed:
+            with suppress(queue.Full):
+                self.events.put(event, timeout=_SECONDS_BETWEEN_TRIES)
+                return
 
     def _take(self, task: int, peer: _Peer, line: bytes) -> bool:
         """Take one message; whether the task is to be told how far the driver has come."""
@@ -228,12 +238,12 @@ class DriverChannel:
         receipt = isinstance(message, Alive | ResultPart)
         if isinstance(message, Log) and message.offset == peer.log_bytes:
             peer.log_bytes = message.end
-            self.events.put((task, message))
+            self._tell((task, message))
         elif isinstance(message, ResultPart):
             peer.take(message)
         elif isinstance(message, Numbered) and number > peer.number:
             peer.number = number
-            self.events.put((task, message))
+            self._tell((task, message))
             receipt = number % _MESSAGES_PER_RECEIPT == 0
         peer.seen = time.monotonic()
         return receipt

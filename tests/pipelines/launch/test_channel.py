@@ -55,6 +55,24 @@ def channel() -> Iterator[DriverChannel]:
     channel.close()
 
 
+def test_nobody_waits_for_a_full_queue_of_a_channel_that_was_closed() -> None:
+    channel = DriverChannel("127.0.0.1")
+    with socket.create_connection(("127.0.0.1", channel.address.port)) as connection:
+        prove_task(connection, channel.address.secret)
+        connection.sendall(encode(Opening("a link", HELLO)))
+        for number in range(1, channel.events.maxsize + 10):
+            connection.sendall(encode(Report({"number": number}), number))
+        deadline = time.monotonic() + 30
+        while not channel.events.full():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        before = threading.active_count()
+        channel.close()
+        while threading.active_count() > before - 2:  # the one that listens, and the one that waits
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+
 @contextmanager
 def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, RankLog]]:
     log = RankLog()
