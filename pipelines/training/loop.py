@@ -131,7 +131,7 @@ class StepSaver(Protocol):
         Args:
             step: Optimizer steps done.
             losses: Those of the epoch.
-            seconds: Of the epoch's steps in this call of `train_epoch`, without compiling.
+            seconds: Time of the epoch's steps in this call of `train_epoch`, without compiling.
         """
         ...
 
