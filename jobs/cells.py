@@ -11,7 +11,7 @@ from conf.keys import choices
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
 from jobs.paths import with_absolute_paths
-from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.served import find_model
 from pipelines.training.checks import check_dataset, check_output
@@ -35,7 +35,7 @@ class PlannedCell:
         Raises:
             FileNotFoundError, ValueError: It is gone, or another one took its place meanwhile.
         """
-        if check_dataset(self.config).fingerprint != self.manifest.fingerprint:
+        if read_manifest(self.config.dataset.path).fingerprint != self.manifest.fingerprint:
             raise ValueError(
                 f"cell {self.cell.number}: the dataset {self.config.dataset.path} was replaced while the grid was "
                 "trained: the same command trains all cells on the new one"

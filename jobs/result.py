@@ -42,10 +42,10 @@ class Result:
         Raises:
             OSError: The folder does not exist or is not writable.
         """
-        path = path.resolve() if path.is_symlink() and not _is_special(path) else path
-        if _is_special(path):
+        if path.exists() and not path.is_file() and not path.is_dir():
             path.write_text(json.dumps(asdict(self)) + "\n")
             return
+        path = path.resolve() if path.is_symlink() else path
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with partial.open("w") as file:
@@ -56,11 +56,6 @@ class Result:
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
-
-
-def _is_special(path: Path) -> bool:
-    """Whether a path is there and neither a file nor a folder: a pipe or a device."""
-    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_replaceable(path: Path) -> None:

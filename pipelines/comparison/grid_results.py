@@ -1,5 +1,6 @@
 """The results file of a grid: JSON lines, one for each finished cell, small enough to be committed."""
 
+import errno
 import fcntl
 import json
 import logging
@@ -83,11 +84,11 @@ class ResultsFile:
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            if error.errno in NO_LOCKS:
-                _log.warning("%s is on storage without locks: make sure that no other grid writes to it", path)
-            else:
+            if error.errno not in NO_LOCKS:
                 os.close(self._file)
-                raise ValueError(f"--results {path}: another grid writes to this file") from None
+                problem = "another grid writes to this file" if error.errno == errno.EWOULDBLOCK else error.strerror
+                raise ValueError(f"--results {path}: {problem}") from None
+            _log.warning("%s is on storage without locks: make sure that no other grid writes to it", path)
         try:
             self.lines = read_lines(path)
         except ValueError:

@@ -23,6 +23,12 @@ READABLE_VERSIONS = (1, 2)
 _DIGEST_KEY = "digest"
 
 
+def is_inside(file: str) -> bool:
+    """Whether a path that is relative to a folder names something in it."""
+    path = PurePosixPath(file)
+    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "://" not in file
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -42,8 +48,7 @@ class Shard(_Part):
     @field_validator("file")
     @classmethod
     def _is_inside(cls, file: str) -> str:
-        path = PurePosixPath(file)
-        if path.is_absolute() or ".." in path.parts or "://" in file or not path.parts:
+        if not is_inside(file):
             raise ValueError(f"shard {file!r} must be a path inside the dataset")
         return file
 

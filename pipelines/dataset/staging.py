@@ -12,7 +12,7 @@ import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from pipelines.dataset.files import (
     LEASE_PREFIX,
@@ -25,7 +25,7 @@ from pipelines.dataset.files import (
     remove_files,
 )
 from pipelines.dataset.identity import Identity
-from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest, write_manifest
+from pipelines.dataset.manifest import FILE_NAME, Manifest, is_inside, read_manifest, write_manifest
 from pipelines.dataset.swap import swap_folders
 from pipelines.storage import Folder
 
@@ -64,18 +64,13 @@ def read_mark(folder: Folder) -> Mark | None:
             return Mark(Identity.from_json(values), _SPLITS_OF_OLD_MARKS)
         mark = Mark(**{**values, "identity": Identity.from_json(values["identity"])})
         for name in mark.removing:
-            if not _is_inside(name):
+            if not is_inside(name):
                 raise ValueError(f"removing {name!r}, which is no file of this folder")
         return mark
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError) as error:
         raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
-
-
-def _is_inside(name: str) -> bool:
-    path = PurePosixPath(name)
-    return bool(path.parts) and not path.is_absolute() and ".." not in path.parts and "://" not in name
 
 
 def write_mark(folder: Folder, mark: Mark) -> None:

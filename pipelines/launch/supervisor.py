@@ -122,7 +122,8 @@ class Supervisor:
         """
         while self._open():
             finished = self._tasks.finished()
-            self._take(_LOOK_SECONDS)
+            # Events may come faster than callbacks take them: ranks are asked to stop all the same.
+            self._take(_LOOK_SECONDS, meanwhile=self._pass_stop_on)
             self._look_at_tasks()
             self._look_for_lost()
             self._look_for_hang()
@@ -146,17 +147,17 @@ class Supervisor:
         """Members whose end is not known."""
         return [member for member in self._members.values() if member.outcome is None]
 
-    def _take(self, seconds: float) -> None:
-        """Handle the events that have come, or wait a while for one."""
+    def _take(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Handle all events that have come, or wait a while for one; `meanwhile` is called where that takes long."""
         self._forgive_own_pause()
         try:
             task, event = self._channel.events.get(timeout=seconds)
-            # Events may come faster than callbacks take them: whether ranks must stop is looked at all the same.
-            until = time.monotonic() + _LOOK_SECONDS
+            due = time.monotonic() + _LOOK_SECONDS
             while True:
                 self._handle(task, event)
-                if time.monotonic() > until:
-                    return
+                if time.monotonic() > due:
+                    meanwhile()
+                    due = time.monotonic() + _LOOK_SECONDS
                 task, event = self._channel.events.get_nowait()
         except queue.Empty:
             return

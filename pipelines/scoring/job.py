@@ -1,6 +1,6 @@
 """From samples to predictions, as one Spark job that may be killed at any time and started again."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -134,7 +134,8 @@ def check_score(
     existing = read_identity(output)
     if existing is not None:
         refuse_another(existing, identity, output)
-    complete = is_complete(output, [part.file for part in source.parts]) and not _mended(source, output)
+    files = [part.file for part in source.parts]
+    complete = is_complete(output, files) and not _mended(source, find_written(output, files))
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 
@@ -175,7 +176,8 @@ def score(
         say(f"{output} is finished already; left as it is")
         return scored_before(source, output)
     with disk_errors(output), hold(output) as still_held:
-        found, mended = find_written(output, files), _mended(source, output)
+        found = find_written(output, files)
+        mended = _mended(source, found)
         if mended:
             say(f"{len(mended)} parts are scored again, as samples that were rejected can be read now")
             found = {file: part for file, part in found.items() if file not in mended}
@@ -210,9 +212,8 @@ def score(
     return _scored(parts, source, output, new=sum(part.samples for part in parts if part.file not in found))
 
 
-def _mended(source: Source, output: Folder) -> set[str]:
+def _mended(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
     """The finished parts with a sample that could not be read then, and can be read now."""
-    found = find_written(output, [part.file for part in source.parts])
     mended = set()
     for part in source.parts:
         rejected = found[part.file].rejected if part.file in found else []

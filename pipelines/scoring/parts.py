@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -96,9 +97,12 @@ class DatasetPart:
 
     def can_read_any(self, ids: Collection[str]) -> bool:
         """See `Part.can_read_any`."""
-        reader, known = SplitReader(self.dataset, self.split, self.settings, manifest=self.manifest), self._known()
-        rows = np.flatnonzero(pc.is_in(known[ID_FIELD], pa.array(ids, pa.string())).to_numpy())
-        return len(self._without_damaged(reader, known, rows, len(rows)).rejected) < len(rows)
+        reader = SplitReader(self.dataset, self.split, self.settings, manifest=self.manifest)
+        for row in np.flatnonzero(pc.is_in(self._known()[ID_FIELD], pa.array(ids, pa.string())).to_numpy()):
+            with suppress(DamageError):
+                reader.gather(np.array([row]))
+                return True
+        return False
 
     def _read(self, reader: SplitReader, pool: BufferPool, known: pa.Table, start: int, batch_size: int) -> SampleBatch:
         rows = np.arange(start, min(start + batch_size, self.rows))

@@ -31,6 +31,8 @@ class StepMeasurements:
         self._rows: list[NDArray[np.float64]] = []
         self.steps_done = 0
         """Optimizer steps of the run so far."""
+        self.payload_bytes = 0.0
+        """Payload of the epoch's steps that were recorded here."""
 
     def measure(self) -> tf.Tensor:
         """See `StepObserver`."""
@@ -41,6 +43,7 @@ class StepMeasurements:
         values = np.array(measured)  # a copy: the memory is the tensor's own
         values[_PAYLOAD] += self._further_bytes
         self._rows.append(values)
+        self.payload_bytes += float(values[_PAYLOAD])
         self.steps_done = step + 1
         if self._record is not None:
             self._record.write_step(step, loss, values[: len(METRICS)])
@@ -51,12 +54,7 @@ class StepMeasurements:
         Args:
             step: Optimizer steps after which training goes on in place.
         """
-        self._rows, self.steps_done = [], step
-
-    @property
-    def payload_bytes(self) -> float:
-        """Payload of the epoch's steps that were recorded here."""
-        return float(sum(row[_PAYLOAD] for row in self._rows))
+        self._rows, self.steps_done, self.payload_bytes = [], step, 0.0
 
     def take(self, trained: EpochResult) -> Measured:
         """Return the sums of an epoch's steps that its rate is about, and begin with the next epoch.
@@ -66,7 +64,7 @@ class StepMeasurements:
         """
         # Of an epoch that was stopped after its last step nothing is left to train.
         rows = np.array(self._rows or [np.zeros(len(METRICS) + 2)])
-        self._rows = []
+        self._rows, self.payload_bytes = [], 0.0
         sums = rows[-trained.measured_steps :, _ENCODE:].sum(0).tolist()
         encode, collective, decode, optimizer, after_gradients = sums
         return Measured(

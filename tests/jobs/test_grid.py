@@ -105,6 +105,7 @@ def trainer(store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trai
     monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(cells, "check_dataset", lambda config: manifest())
+    monkeypatch.setattr(cells, "read_manifest", lambda dataset: manifest())
     trainer = Trainer(store)
 
     @contextmanager
@@ -324,7 +325,8 @@ def test_a_dataset_that_is_replaced_meanwhile_ends_the_grid(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(cells, "check_dataset", lambda config: manifest(8 if trainer.trained else 7))
+    for name in ("check_dataset", "read_manifest"):
+        monkeypatch.setattr(cells, name, lambda _: manifest(8 if trainer.trained else 7))
     assert run(SEEDS) == 2
     assert "cell 2: the dataset " in capsys.readouterr().err
     assert trainer.trained == [0]
