@@ -28,6 +28,7 @@ def _by_value() -> None:
 def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once: Callable[[], None]) -> Any:
     """`entry.train`, but in the first attempt rank 1 calls a function before its first step."""
     import os
+    import time
 
     from pipelines.launch.report import attempt
     from pipelines.training import parts, worker
@@ -53,6 +54,8 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once
     class AskedServerStep(parts.ServerStep):  # type: ignore[misc, name-defined]
         def __call__(self, *batch: Any) -> Any:
             ask()
+            # Workers that do not wait for each other could end the epoch before they hear of the signal.
+            time.sleep(0.2)
             return super().__call__(*batch)
 
     setattr(parts, "make_train_step", make_asked)  # noqa: B010
