@@ -110,7 +110,7 @@ def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
     config = _with_fixed_source(with_absolute_paths(config))
     manifest = check_dataset(config)
     check_output(config)
-    return PlannedCell(cell, config, manifest, training_digest(config, manifest))
+    return PlannedCell(cell, config, manifest, training_digest(config, manifest.fingerprint))
 
 
 def _with_fixed_source(config: RunConfig) -> RunConfig:

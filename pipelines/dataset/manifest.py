@@ -132,14 +132,15 @@ class Manifest(_Part):
 
     @property
     def fingerprint(self) -> str:
-        """Hex digest of the whole manifest, which names this dataset in tracked runs.
+        """Hex digest of the content, which names this dataset in tracked runs.
 
-        In format version 2 it is the digest in `dataset.json`. It covers the shards' content digests, hence every
-        label and pixel: two datasets with one fingerprint hold the same samples in the same order.
+        It covers the shards' content digests, hence every label and pixel: two datasets with one fingerprint hold the
+        same samples in the same order. It leaves out `read_settings`, which earlier versions of this program did not
+        keep: the same samples have the same fingerprint, whichever version prepared them.
         """
         if self.format_version == 1:  # as version 1 of this program computed it
             return hashlib.sha256(self.model_dump_json(exclude_none=True).encode()).hexdigest()
-        return _digest(self.model_dump(mode="json", exclude_none=True))
+        return _digest(self.model_dump(mode="json", exclude_none=True, exclude={"read_settings"}))
 
 
 def _digest(values: Mapping[str, Any]) -> str:

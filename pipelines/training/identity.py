@@ -8,7 +8,6 @@ from typing import Any
 from conf.keys import TAGS
 from conf.schema import RunConfig
 from conf.section import Section
-from pipelines.dataset.manifest import Manifest
 
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _OF_THE_ORDER = ("name", "cache_limit_gib")
@@ -16,7 +15,7 @@ _OF_THE_ORDER = ("name", "cache_limit_gib")
 _WITHOUT_INFLUENCE = ("output", "resume_run", "checkpoint_every_steps", "trace_steps", "tensorflow_profiler")
 
 
-def training_digest(config: RunConfig, manifest: Manifest) -> str:
+def training_digest(config: RunConfig, dataset_fingerprint: str) -> str:
     """Return a digest of the dataset's content, the recipe and the number of workers.
 
     It is the same on every machine: of a file of weights its content counts, not its path. Settings that have their
@@ -25,7 +24,7 @@ def training_digest(config: RunConfig, manifest: Manifest) -> str:
 
     Args:
         config: The configuration.
-        manifest: Its dataset.
+        dataset_fingerprint: That of its dataset (`Manifest.fingerprint`).
 
     Raises:
         FileNotFoundError: There is no such file of weights.
@@ -39,7 +38,7 @@ def training_digest(config: RunConfig, manifest: Manifest) -> str:
     order = {key: reader[key] for key in _OF_THE_ORDER if key in reader and reader[key] != config.reader.default(key)}
     if order:
         recipe["reader"] = order
-    values = {"dataset": manifest.fingerprint, "workers": config.launch.num_workers, **recipe}
+    values = {"dataset": dataset_fingerprint, "workers": config.launch.num_workers, **recipe}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:20]
 
 

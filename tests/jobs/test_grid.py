@@ -230,7 +230,7 @@ def test_an_alias_counts_by_the_version_that_it_means(trainer: Trainer, monkeypa
     fixed = cells._with_fixed_source(config)
     assert fixed.warm_start.source == "models:/sea/1"
     version = 2
-    assert training_digest(cells._with_fixed_source(config), manifest()) != training_digest(fixed, manifest())
+    assert training_digest(cells._with_fixed_source(config), "") != training_digest(fixed, "")
     assert cells._with_fixed_source(fixed) == fixed
 
 
@@ -358,7 +358,7 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
     assert output[-1] == "3 of 3 cells to train, no estimate: no cell is finished yet"
     assert not (tmp_path / "results.jsonl").exists()
     line = CellLine(
-        cell=training_digest(load("smoke", [f"tracking.experiment={tmp_path.name}"]), manifest()),
+        cell=training_digest(load("smoke", [f"tracking.experiment={tmp_path.name}"]), manifest().fingerprint),
         status="finished",
         settings={"training.seed": 0},
         seconds=30.0,
@@ -425,7 +425,7 @@ def test_cells_that_differ_in_nothing_that_counts_are_a_mistake(
 
 def test_a_file_of_weights_counts_by_its_content(tmp_path: Path) -> None:
     def digest(name: str) -> str:
-        return training_digest(load("smoke", [f"warm_start.source={tmp_path / name}"]), manifest())
+        return training_digest(load("smoke", [f"warm_start.source={tmp_path / name}"]), manifest().fingerprint)
 
     for name, content in (("a.npz", b"1"), ("b.npz", b"1"), ("c.npz", b"2")):
         (tmp_path / name).write_bytes(content)
@@ -444,7 +444,7 @@ def test_a_cells_run_is_named_by_what_the_grid_sets() -> None:
 
 def test_the_digest_is_of_what_decides_the_result() -> None:
     def digest(*settings: str, seed: int = 7) -> str:
-        return training_digest(load("smoke", list(settings)), manifest(seed))
+        return training_digest(load("smoke", list(settings)), manifest(seed).fingerprint)
 
     same = ("training.output=x", "tracking.run_name=x", "launch.master=local[9]", "reader.verify=never")
     same += ("dataset.path=elsewhere", "training.checkpoint_every_steps=3", "training.mixup=null")

@@ -75,6 +75,17 @@ def test_the_digest_is_one_that_others_can_compute(tmp_path: Path) -> None:
     assert digest == hashlib.sha256(canonical.encode()).hexdigest() == MANIFEST.fingerprint
 
 
+def test_runs_know_a_dataset_by_its_content_and_not_by_what_is_noted_of_its_archive(tmp_path: Path) -> None:
+    noted = MANIFEST.model_copy(update={"read_settings": {"image_side": 2}})
+    assert noted.fingerprint == MANIFEST.fingerprint
+    assert MANIFEST.model_copy(update={"settings": {"seed": 1}}).fingerprint != MANIFEST.fingerprint
+    write_manifest(noted, tmp_path)
+    assert read_manifest(tmp_path).fingerprint == MANIFEST.fingerprint
+    (tmp_path / "dataset.json").write_text((tmp_path / "dataset.json").read_text().replace('"image_side": 2', '"image_side": 3'))
+    with pytest.raises(ValueError, match="was changed after it was written"):
+        read_manifest(tmp_path)
+
+
 def test_layout_of_the_text_does_not_matter(tmp_path: Path) -> None:
     values = json.loads(manifest_json(MANIFEST))
     (tmp_path / "dataset.json").write_text(json.dumps(dict(reversed(values.items())), indent=7))
