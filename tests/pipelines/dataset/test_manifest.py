@@ -81,7 +81,8 @@ def test_runs_know_a_dataset_by_its_content_and_not_by_what_is_noted_of_its_arch
     assert MANIFEST.model_copy(update={"settings": {"seed": 1}}).fingerprint != MANIFEST.fingerprint
     write_manifest(noted, tmp_path)
     assert read_manifest(tmp_path).fingerprint == MANIFEST.fingerprint
-    (tmp_path / "dataset.json").write_text((tmp_path / "dataset.json").read_text().replace('"image_side": 2', '"image_side": 3'))
+    text = (tmp_path / "dataset.json").read_text()
+    (tmp_path / "dataset.json").write_text(text.replace('"image_side": 2', '"image_side": 3'))
     with pytest.raises(ValueError, match="was changed after it was written"):
         read_manifest(tmp_path)
 
