@@ -17,6 +17,9 @@ class ScoreConfig(Section):
     training or `evaluate` has tuned on validation, or 0.5. Where samples have one label, it is the likeliest class."""
     samples_per_file: int = Field(default=2048, gt=0)
     """Samples in one file of predictions, and in one Spark task, of a raw archive; of a dataset, each shard is one."""
+    max_rejected_fraction: float = Field(default=0.01, ge=0, le=1)
+    """The job fails when a larger fraction of the samples is rejected; what is scored is kept, and counts when more are
+    allowed."""
     format: Literal["parquet", "delta"] = "parquet"
     """Format of the predictions: Parquet files, or the same files as a Delta table (the extra `score`)."""
     runtime: Literal["keras", "bf16", "int8"] = "keras"

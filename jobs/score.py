@@ -41,7 +41,8 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
 
     Raises:
         FileNotFoundError: There is no such input.
-        ValueError: No such model, it does not fit the input, or `output` is something else.
+        ValueError: No such model, it does not fit the input, `output` is something else, or more samples are bad than
+            `score.max_rejected_fraction`.
         RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues.
     """
     config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
@@ -61,6 +62,7 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         config.score.runtime,
         _reference(config, model, source, thresholds),
         as_delta=_as_delta(config, folder),
+        max_rejected_fraction=config.score.max_rejected_fraction,
     )
     if model.task == "single_label" and config.score.threshold is not None:
         raise ValueError(

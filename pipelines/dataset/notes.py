@@ -4,7 +4,7 @@ import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -70,7 +70,7 @@ def read_all_notes(dataset: Folder) -> tuple[Identity, dict[str, WrittenShard]] 
         return None
 
 
-def count_reasons(rejected: list[dict[str, str]]) -> dict[str, int]:
+def count_reasons(rejected: Sequence[Mapping[str, str]]) -> dict[str, int]:
     """Count bad records by reason, the most frequent first."""
     return dict(Counter(row["reason"] for row in rejected).most_common())
 

@@ -1,6 +1,6 @@
 """From samples to predictions, as one Spark job that may be killed at any time and started again."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -9,6 +9,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from conf.score import ScoreConfig
 from pipelines.connect import SentFile, send
 from pipelines.dataset.disk_errors import disk_errors
 from pipelines.dataset.files import PROGRESS_FOLDER
@@ -22,6 +23,7 @@ from pipelines.scoring.model import ModelDescription, check_fits
 from pipelines.scoring.output import (
     DELTA_LOG_FILE,
     FILE_NAME,
+    REJECTED_FILE,
     Identity,
     WrittenPart,
     begin,
@@ -34,6 +36,7 @@ from pipelines.scoring.output import (
     read_identity,
     refuse_another,
     write_note,
+    write_rejected,
 )
 from pipelines.scoring.parts import Part
 from pipelines.scoring.processor import Runtime, why_unusable
@@ -60,6 +63,8 @@ class ScoreSettings:
     """What a converted model is compared on; None with Keras."""
     as_delta: bool
     """Whether the predictions are a Delta table too."""
+    max_rejected_fraction: float = ScoreConfig.default("max_rejected_fraction")
+    """More rejected samples than this part of all fail the job."""
 
 
 @dataclass(frozen=True)
@@ -123,7 +128,8 @@ def check_score(
         What decides the predictions, and whether they are finished already.
 
     Raises:
-        ValueError: The model does not fit the samples, or `output` holds something else, or other predictions.
+        ValueError: The model does not fit the samples, `output` holds something else or other predictions, or more
+            samples are bad already in the archive's index than allowed.
         RuntimeError: The storage cannot be used.
     """
     check_fits(model, where=source.where, task=source.task, class_names=source.class_names, groups=source.groups)
@@ -136,6 +142,8 @@ def check_score(
         refuse_another(existing, identity, output)
     files = [part.file for part in source.parts]
     complete = is_complete(output, files) and not _mended(source, find_written(output, files))
+    if not complete:
+        _check_rejected(source.rejected, source, settings)
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 
@@ -167,7 +175,7 @@ def score(
         progress: Called about once a second, from another thread.
 
     Raises:
-        ValueError: As `check_score`.
+        ValueError: As `check_score`; or more samples could not be scored than allowed, where the same call continues.
         RuntimeError: Another job writes there, the storage cannot be used, or Spark gave up; finished parts are kept.
     """
     identity, complete = check_score(model, source, output, settings)
@@ -196,6 +204,8 @@ def score(
         written = _write(spark, model, file, converted, source, output, settings, found, say, progress)
         still_held()
         parts = [written[file] for file in files]
+        rejected = write_rejected(output, parts, source.rejected)
+        _check_rejected(rejected, source, settings, f"; all of them: {redacted(str(output))}/{REJECTED_FILE}")
         described = {
             "class_names": list(model.class_names),
             "task": model.task,
@@ -205,11 +215,26 @@ def score(
         }
         if settings.as_delta:
             write_delta_log(output, parts, f"Predictions of {model.uri}")
-        finish(output, identity, parts, source.rejected, described)
+        finish(output, identity, parts, len(rejected), described)
         clean_up(output, files)
     for used in sorted({part.computed_by for part in parts}):
         say(f"{sum(part.rows for part in parts if part.computed_by == used)} predictions by {used}")
     return _scored(parts, source, output, new=sum(part.samples for part in parts if part.file not in found))
+
+
+def _check_rejected(
+    rejected: Sequence[dict[str, str]], source: Source, settings: ScoreSettings, where: str = ""
+) -> None:
+    """Make sure that no more samples are rejected than allowed."""
+    total = len(source.rejected) + sum(part.rows for part in source.parts)
+    if len(rejected) <= settings.max_rejected_fraction * total:
+        return
+    counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
+    raise ValueError(
+        f"{len(rejected)} of {total} samples are bad ({counts}), more than "
+        f"score.max_rejected_fraction={settings.max_rejected_fraction}; the first: {rejected[0]['id']}: "
+        f"{rejected[0]['reason']}; mend them, or allow more, and the same command continues{where}"
+    )
 
 
 def _mended(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:

@@ -168,32 +168,41 @@ def _of_manifest(output: Folder) -> list[WrittenPart]:
     return [WrittenPart(**part, rejected=by_part.get(part["file"], [])) for part in parts]
 
 
+def write_rejected(
+    output: Folder, parts: Sequence[WrittenPart], others: Iterable[dict[str, str]]
+) -> list[dict[str, str]]:
+    """Write the list of rejected samples, and return it.
+
+    Args:
+        output: The folder.
+        parts: All parts, in order.
+        others: Rows of `REJECTED_SCHEMA` that belong to no part.
+    """
+    rows = [{**row, "part": ""} for row in others]
+    rows += [{**row, "part": part.file} for part in parts for row in part.rejected]
+    with output.new_file(REJECTED_FILE) as path:
+        pq.write_table(pa.Table.from_pylist(rows, schema=_REJECTED_SCHEMA), path)
+    return rows
+
+
 def finish(
-    output: Folder,
-    identity: Identity,
-    parts: Sequence[WrittenPart],
-    rejected: Iterable[dict[str, str]],
-    described: dict[str, Any],
+    output: Folder, identity: Identity, parts: Sequence[WrittenPart], rejected: int, described: dict[str, Any]
 ) -> None:
-    """Write the list of rejected samples and then `predictions.json`; then remove the notes.
+    """Write `predictions.json`, after everything else; then remove the notes.
 
     Args:
         output: The folder.
         identity: The identity with which the output was begun.
         parts: All parts, in order.
-        rejected: Rows of `REJECTED_SCHEMA` that belong to no part.
+        rejected: Number of rejected samples, which are listed already.
         described: What else `predictions.json` says.
     """
-    rows = [{**row, "part": ""} for row in rejected]
-    rows += [{**row, "part": part.file} for part in parts for row in part.rejected]
-    with output.new_file(REJECTED_FILE) as path:
-        pq.write_table(pa.Table.from_pylist(rows, schema=_REJECTED_SCHEMA), path)
     values = {
         "format_version": FORMAT_VERSION,
         "identity": identity,
         **described,
         "predictions": sum(part.rows for part in parts),
-        "rejected": len(rows),
+        "rejected": rejected,
         "parts": [
             {"file": part.file, "rows": part.rows, "size": part.size, "computed_by": part.computed_by} for part in parts
         ],

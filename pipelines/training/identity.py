@@ -24,7 +24,7 @@ def training_digest(config: RunConfig, dataset_fingerprint: str) -> str:
 
     Args:
         config: The configuration.
-        dataset_fingerprint: That of its dataset (`Manifest.fingerprint`).
+        dataset_fingerprint: Fingerprint of its dataset (`Manifest.fingerprint`).
 
     Raises:
         FileNotFoundError: There is no such file of weights.

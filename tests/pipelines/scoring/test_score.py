@@ -194,6 +194,7 @@ def test_a_raw_archive_gives_the_predictions_of_its_dataset(
     (damaged / f"{damaged.name}_B04.tif").write_bytes(b"no TIFF")
     MlflowClient(logged.store).set_registered_model_alias("scored", "champion", "1")
     settings = ("archive=bigearthnet_v2", "score.samples_per_file=7", "score.batch_size=4", "launch.master=local[2]")
+    settings += ("score.max_rejected_fraction=0.1",)
     assert run("models:/scored@champion", archive, output, *settings) == 0
     rows = read_predictions(output)
     assert sorted(row["id"] for row in rows) == sorted(set(expected) - {damaged.name})
@@ -254,7 +255,18 @@ def test_a_damaged_row_is_rejected_until_it_is_mended_and_its_neighbours_are_not
     content[len(content) // 3] ^= 0xFF
     shard.write_bytes(content)
     for _ in range(2):
-        assert run(logged.uri, dataset, output) == 0
+        assert run(logged.uri, dataset, output) == 2
+        text = (
+            f"1 of {len(expected)} samples are bad (damaged row 1), more than score.max_rejected_fraction=0.01; the "
+            r"first: .+: damaged row; mend them, or allow more, and the same command continues; all of them: "
+            f"{output}/_rejected.parquet"
+        )
+        assert re.search(text.replace("(", r"\(").replace(")", r"\)"), capsys.readouterr().err)
+    assert not (output / "predictions.json").exists()
+    times = {path: path.stat().st_mtime_ns for path in output.glob("*-part-*.parquet")}
+    for _ in range(2):
+        assert run(logged.uri, dataset, output, "score.max_rejected_fraction=0.1") == 0
+    assert {path: path.stat().st_mtime_ns for path in output.glob("*-part-*.parquet")} == times
     assert "is finished already" in capsys.readouterr().out, "it is as damaged as before"
     (rejected,) = pq.read_table(output / "_rejected.parquet").to_pylist()
     assert rejected["reason"] == "damaged row"
@@ -324,6 +336,19 @@ def test_another_model_is_refused(
     settings = ScoreSettings(5, (0.5,) * 19, None, "keras", None, as_delta=False)
     with pytest.raises(ValueError, match=message):
         check_score(change(model), source, Folder.at(scored), settings)
+
+
+def test_an_archive_whose_index_has_too_many_bad_samples_is_refused_before_spark_starts(
+    model: ModelDescription, small_dataset: Path, tmp_path: Path
+) -> None:
+    bad = {"id": "S2A_1", "file": "S2A_1", "reason": "missing file", "detail": ""}
+    source = replace(dataset_source(Folder.at(small_dataset), ReaderSettings()), rejected=(bad,))
+    settings = ScoreSettings(5, (0.5,) * 19, None, "keras", None, as_delta=False)
+    message = r"1 of \d+ samples are bad \(missing file 1\), .*the first: S2A_1: missing file"
+    with pytest.raises(ValueError, match=message):
+        check_score(model, source, Folder.at(tmp_path / "output"), settings)
+    assert not (tmp_path / "output").exists()
+    check_score(model, source, Folder.at(tmp_path / "output"), replace(settings, max_rejected_fraction=0.1))
 
 
 def foreign(folder: Path) -> str:
