@@ -13,7 +13,7 @@ from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
 from jobs.session import spark_session
-from jobs.train import with_run_to_resume
+from jobs.train import experiment_of_new_run, with_run_to_resume
 from pipelines.dataset.verify import verify_dataset
 from pipelines.launch.preflight import check_cluster, check_encryption
 from pipelines.locations import absolute_location, redacted
@@ -65,7 +65,7 @@ def check_training(config: RunConfig, checklist: Checklist) -> None:
         config = _with_run_to_resume(config, checklist)
     checklist.run("dataset", lambda: _check_dataset(config))
     checklist.run("storage", lambda: _check_output(config))
-    checklist.run("tracking", lambda: "not used: tracking.offline=true" if config.tracking.offline else check_store())
+    checklist.run("tracking", lambda: _check_tracking(config))
     checklist.run("cluster", lambda: _check_cluster(config))
 
 
@@ -117,6 +117,10 @@ def _check_dataset(config: RunConfig) -> str:
 def _check_output(config: RunConfig) -> str:
     check_output(config)
     return f"{config.training.output} can be written"
+
+
+def _check_tracking(config: RunConfig) -> str:
+    return "not used: tracking.offline=true" if config.tracking.offline else check_store(experiment_of_new_run(config))
 
 
 def _check_cluster(config: RunConfig) -> str:

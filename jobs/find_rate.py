@@ -47,7 +47,7 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
     config = with_absolute_paths(config.with_whole_networks())
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
-    runs.check_store()  # before Spark, which takes seconds to start
+    runs.check_store(chosen_experiment(config.tracking.experiment))  # before Spark, which takes seconds to start
     with spark_session("groundswell find-rate", config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)

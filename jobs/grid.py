@@ -150,7 +150,8 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
     if not waiting:
         return
     first = waiting[0].config
-    runs.check_store()  # before Spark, which takes seconds to start
+    for experiment in sorted({each.experiment for each in waiting}):  # before Spark, which takes seconds to start
+        runs.check_store(experiment)
     with spark_session("groundswell grid", first.launch.master) as spark:
         for each in waiting:
             try:

@@ -24,6 +24,7 @@ from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking import store
+from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.runs import check_store, page_of
 from pipelines.tracking.store import TrackedRun
 from pipelines.training import entry
@@ -86,9 +87,14 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     check_reachable(config)
     chosen, config = config, with_stored_run(with_run_to_resume(config))
     if config == chosen and not config.tracking.offline:  # else the store has just answered
-        check_store()  # before Spark, which takes seconds to start
+        check_store(experiment_of_new_run(config))  # before Spark, which takes seconds to start
     with spark_session("groundswell train", config.launch.master) as spark:
         return train_on(spark, config, manifest, result)
+
+
+def experiment_of_new_run(config: RunConfig) -> str | None:
+    """Return the name of the experiment that the training's run will belong to; None: it continues a run."""
+    return chosen_experiment(config.tracking.experiment) if config.training.resume_run is None else None
 
 
 def with_run_to_resume(config: RunConfig) -> RunConfig:

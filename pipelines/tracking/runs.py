@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mlflow import MlflowClient
-from mlflow.entities import Dataset, DatasetInput, InputTag, Param, Run, RunTag
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, LifecycleStage, Param, Run, RunTag
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
 
@@ -50,11 +50,14 @@ class UnfinishedRun:
     status: str
 
 
-def check_store() -> str:
+def check_store(experiment: str | None = None) -> str:
     """Ask the store for an experiment, and say which store it is; nothing is written.
 
+    Args:
+        experiment: Name of the experiment that a new run will belong to; None: there will be no new run.
+
     Raises:
-        ValueError: MLflow cannot use the store.
+        ValueError: MLflow cannot use the store, or somebody has deleted the experiment.
         RuntimeError: The tracking server does not answer, or the store's folder cannot be written.
     """
     uri = tracking_uri()
@@ -63,7 +66,11 @@ def check_store() -> str:
     if file is not None and not file.exists():
         return f"{redacted(uri)}, which the first run creates"
     with readable_errors(uri), short_waits():
-        MlflowClient(uri).search_experiments(max_results=1)
+        client = MlflowClient(uri)
+        if experiment is None:
+            client.search_experiments(max_results=1)
+        else:
+            _existing_experiment(client, uri, name_in_store(uri, experiment))
     return f"{redacted(uri)} answers"
 
 
@@ -380,9 +387,20 @@ def _make_folder(uri: str) -> None:
         Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
 
 
+def _existing_experiment(client: MlflowClient, uri: str, name: str) -> Experiment | None:
+    """The experiment of this name, as the store takes it; None: there is none yet."""
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage != LifecycleStage.ACTIVE:
+        raise ValueError(
+            f"tracking.experiment={name} is deleted in {redacted(uri)}: choose another name, or restore it with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
+        )
+    return found
+
+
 def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
     name = name_in_store(uri, name)
-    experiment = client.get_experiment_by_name(name)
+    experiment = _existing_experiment(client, uri, name)
     if experiment is not None:
         for key, value in _KIND.items():
             if key not in experiment.tags:

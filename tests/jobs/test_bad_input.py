@@ -8,10 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
 from jobs import cli
 from pipelines.dataset.manifest import Manifest, read_manifest, write_manifest
+from pipelines.tracking.runs import check_store, start_run
 
 pytestmark = pytest.mark.spark
 
@@ -170,3 +172,21 @@ def test_a_store_that_does_not_answer_is_told_before_spark_starts(
     monkeypatch.setattr(f"jobs.{verb.replace('-', '_')}.spark_session", None)
     line = error_of(verb, f"dataset.path={small_dataset}", code=4)
     assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line
+
+
+@pytest.mark.parametrize("verb", ["train", "find-rate"])
+def test_a_deleted_experiment_is_told_before_spark_starts(
+    error_of: Callable[..., str], small_dataset: Path, mlflow_store: str, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    start_run("gone", None, {}, {})
+    client = MlflowClient(mlflow_store)
+    experiment = client.get_experiment_by_name("gone").experiment_id
+    client.delete_experiment(experiment)
+    monkeypatch.setattr(f"jobs.{verb.replace('-', '_')}.spark_session", None)
+    line = error_of(verb, f"dataset.path={small_dataset}", "tracking.experiment=gone")
+    expected = f"choose another name, or restore it with `mlflow experiments restore --experiment-id {experiment}`"
+    assert f"tracking.experiment=gone is deleted in {mlflow_store}: {expected}" in line
+    with pytest.raises(ValueError, match="tracking.experiment=gone is deleted"):
+        start_run("gone", None, {}, {})
+    client.restore_experiment(experiment)
+    assert check_store("gone") == f"{mlflow_store} answers"

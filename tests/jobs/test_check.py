@@ -6,9 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
 from jobs import cli
+from pipelines.tracking.runs import start_run
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel]
 
@@ -65,6 +67,20 @@ def test_every_problem_is_named_and_the_others_are_looked_at(
     assert "3 workers do not fit 2 slots" in lines["cluster"]
     assert lines["error"] == "groundswell check: error: 4 problems, see above\n"
     assert json.loads(result.read_text())["exit_code"] == 2
+
+
+def test_a_deleted_experiment_is_a_problem_for_a_new_run_only(
+    check: Check, small_dataset: Path, mlflow_store: str
+) -> None:
+    run = start_run("gone", None, {}, {})
+    client = MlflowClient(mlflow_store)
+    client.delete_experiment(client.get_experiment_by_name("gone").experiment_id)
+    settings = (f"dataset.path={small_dataset}", "tracking.experiment=gone")
+    code, lines = check("--config", "smoke", settings=settings)
+    assert code == 2
+    assert "problem tracking.experiment=gone is deleted in" in lines["tracking"]
+    _, lines = check("--config", "smoke", settings=(*settings, f"training.resume_run={run.run_id}"))
+    assert lines["tracking"].endswith(" answers")
 
 
 def test_latest_is_the_newest_unfinished_run(check: Check, small_dataset: Path) -> None:
