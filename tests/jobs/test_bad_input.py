@@ -186,7 +186,7 @@ def test_a_deleted_experiment_is_told_before_spark_starts(
     line = error_of(verb, f"dataset.path={small_dataset}", "tracking.experiment=gone")
     expected = f"choose another name, or restore it with `mlflow experiments restore --experiment-id {experiment}`"
     assert f"tracking.experiment=gone is deleted in {mlflow_store}: {expected}" in line
-    with pytest.raises(ValueError, match="tracking.experiment=gone is deleted"):
+    with pytest.raises(ValueError, match=r"tracking\.experiment=gone is deleted"):
         start_run("gone", None, {}, {})
     client.restore_experiment(experiment)
     assert check_store("gone") == f"{mlflow_store} answers"
