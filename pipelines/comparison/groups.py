@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from pipelines.comparison.defaults import with_defaults
 from pipelines.comparison.facts import Facts, facts_of, is_better, number, peak_rate
 from pipelines.comparison.run import EPOCH, PAYLOAD, SECONDS, SEED, STEP, ComparedRun
 from pipelines.tracking.metrics import is_lower_better
@@ -161,7 +162,7 @@ class Part:
 def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[Part]:
     """Sort trainings into groups, by dataset; within one, by optimizer, batch size, workers and the rest."""
     datasets: dict[str, list[Facts]] = {}
-    for run in runs:
+    for run in with_defaults(runs):
         datasets.setdefault(run.dataset, []).append(facts_of(run, metric))
     return [_part(dataset, members) for dataset, members in datasets.items()]
 

@@ -79,6 +79,30 @@ def test_a_run_that_changed_is_a_group_of_its_own(fabricate: Fabricate, module_m
     assert "rate per 256 4.0, 0.5 from step 8" in [group.label for group in part.groups]
 
 
+def test_a_setting_that_an_earlier_version_did_not_have_is_no_difference(fabricate: Fabricate) -> None:
+    crop = "input.augmentation=pad_crop"
+    for seed in range(2):
+        fabricate("versions", f"training.seed={seed}", crop)
+    fabricate("versions", "training.seed=2", "input.augmentation={name: pad_crop, cutout: 8}")
+    fabricate("versions", "training.seed=3", "input.augmentation=flips")
+    fabricate("versions", "training.seed=4", crop, "optimizer=sgd")
+    new = read("versions")
+    gone = ("input.augmentation.cutout", "optimizer.momentum", "training.label_smoothing")
+    for earlier in (0, 2, 4):
+        runs = []
+        for number, run in enumerate(sorted(new, key=lambda run: run.settings[SEED])):
+            settings = {key: value for key, value in run.settings.items() if number != earlier or key not in gone}
+            runs.append(run.model_copy(update={"settings": settings}))
+        (part,) = parts_of(runs, "val/top_1")
+        # Where the run with a square of 8 pixels does not tell it, it is taken for one without.
+        sizes = [1, 1, 3] if earlier == 2 else [1, 1, 1, 2]
+        assert sorted(len(group.members) for group in part.groups) == sizes
+        assert "training.label_smoothing" not in part.differing
+        cutout = [group.settings.get("input.augmentation.cutout") for group in part.groups]
+        assert cutout.count(None) == 1, "flips have none"
+        assert cutout.count("0") == 2
+
+
 def test_diverged_and_unfinished_runs_are_marked_and_not_averaged(fabricate: Fabricate) -> None:
     fabricate("marks", "training.seed=0", scores=(0.5, 0.6, 0.7))
     fabricate("marks", "training.seed=1", scores=(0.1,), losses=(2.0,), status="FAILED", diverged="nan at step 5")

@@ -1,0 +1,52 @@
+"""Settings that a run does not tell, because the version of this program that trained it did not have them."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from conf.keys import find
+from pipelines.comparison.run import ComparedRun
+
+
+def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
+    """Give runs the default of each setting that only others of them tell.
+
+    A new setting's default is what earlier versions did, so that trainings of two versions are one recipe where nothing
+    else differs.
+
+    Args:
+        runs: Trainings to be compared.
+    """
+    keys = sorted({key for run in runs for key in run.settings})
+    return [run.model_copy(update={"settings": _filled(run.settings, keys)}) for run in runs]
+
+
+def _filled(settings: dict[str, str], keys: Iterable[str]) -> dict[str, str]:
+    told = {key.rpartition(".")[0] for key in settings}
+    nested = _nested(settings)
+    filled = dict(settings)
+    for key in keys:
+        section = key.rpartition(".")[0]
+        # A section of which nothing is told was not chosen: another optimizer has other settings.
+        if key not in settings and section and section in told and (value := _default(key, nested)) is not None:
+            filled[key] = value
+    return filled
+
+
+def _nested(settings: Mapping[str, str]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        inner = nested
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return nested
+
+
+def _default(key: str, settings: Mapping[str, Any]) -> str | None:
+    """The default as runs tell it; None: the chosen sections have no such key, or absence is a value of it."""
+    field = find(key.split("."), settings)
+    if field is None or type(None) in get_args(field.annotation):
+        return None
+    value = field.get_default(call_default_factory=True)
+    return str(value) if isinstance(value, (bool, int, float)) else None
