@@ -129,7 +129,7 @@ def check_score(
 
     Raises:
         ValueError: The model does not fit the samples, `output` holds something else or other predictions, or more
-            samples are bad already in the archive's index than allowed.
+            samples are known to be bad than allowed.
         RuntimeError: The storage cannot be used.
     """
     check_fits(model, where=source.where, task=source.task, class_names=source.class_names, groups=source.groups)
@@ -141,9 +141,12 @@ def check_score(
     if existing is not None:
         refuse_another(existing, identity, output)
     files = [part.file for part in source.parts]
-    complete = is_complete(output, files) and not _mended(source, find_written(output, files))
-    if not complete:
-        _check_rejected(source.rejected, source, settings)
+    found = find_written(output, files)
+    mended = _mended(source, found)
+    complete = is_complete(output, files) and not mended
+    if not complete:  # more samples may be bad, and not fewer; finished predictions stay finished
+        kept = [row for file, part in found.items() if file not in mended for row in part.rejected]
+        _check_rejected([*source.rejected, *kept], source, output, settings)
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
 
@@ -205,7 +208,7 @@ def score(
         still_held()
         parts = [written[file] for file in files]
         rejected = write_rejected(output, parts, source.rejected)
-        _check_rejected(rejected, source, settings, f"; all of them: {redacted(str(output))}/{REJECTED_FILE}")
+        _check_rejected(rejected, source, output, settings)
         described = {
             "class_names": list(model.class_names),
             "task": model.task,
@@ -223,17 +226,18 @@ def score(
 
 
 def _check_rejected(
-    rejected: Sequence[dict[str, str]], source: Source, settings: ScoreSettings, where: str = ""
+    rejected: Sequence[dict[str, str]], source: Source, output: Folder, settings: ScoreSettings
 ) -> None:
     """Make sure that no more samples are rejected than allowed."""
     total = len(source.rejected) + sum(part.rows for part in source.parts)
     if len(rejected) <= settings.max_rejected_fraction * total:
         return
     counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
+    listed = f"; all of them: {redacted(str(output))}/{REJECTED_FILE}" if output.exists(REJECTED_FILE) else ""
     raise ValueError(
         f"{len(rejected)} of {total} samples are bad ({counts}), more than "
         f"score.max_rejected_fraction={settings.max_rejected_fraction}; the first: {rejected[0]['id']}: "
-        f"{rejected[0]['reason']}; mend them, or allow more, and the same command continues{where}"
+        f"{rejected[0]['reason']}; mend them, or allow more, and the same command continues{listed}"
     )
 
 

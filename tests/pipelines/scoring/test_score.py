@@ -275,6 +275,13 @@ def test_a_damaged_row_is_rejected_until_it_is_mended_and_its_neighbours_are_not
     assert sorted([*(row["id"] for row in rows), rejected["id"]]) == sorted(expected)
     for row in rows:
         np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+    # Another part is lost: what is finished is not begun anew by a call that allows fewer bad samples.
+    sorted(output.glob("train-part-*.parquet"))[0].unlink()
+    assert run(logged.uri, dataset, output) == 2
+    assert "more than score.max_rejected_fraction=0.01" in capsys.readouterr().err
+    assert (output / "predictions.json").exists()
+    assert run(logged.uri, dataset, output, "score.max_rejected_fraction=0.1") == 0
+    assert len(read_predictions(output)) == len(expected) - 1
     shard.write_bytes(whole)  # as `prepare.verify=true` leaves it, with the same dataset.json
     assert run(logged.uri, dataset, output) == 0
     assert "1 parts are scored again, as samples that were rejected can be read now" in capsys.readouterr().out
