@@ -75,6 +75,31 @@ def count_reasons(rejected: Sequence[Mapping[str, str]]) -> dict[str, int]:
     return dict(Counter(row["reason"] for row in rejected).most_common())
 
 
+def check_rejected(
+    rejected: Sequence[Mapping[str, str]], total: int, setting: str, allowed: float, report: str | None
+) -> None:
+    """Make sure that no more records are bad than allowed.
+
+    Args:
+        rejected: The bad records, as rows of `REJECTED_SCHEMA`.
+        total: All records.
+        setting: Key of the setting that allows some.
+        allowed: Its value, a fraction.
+        report: Where all of them are listed; None: nowhere yet.
+
+    Raises:
+        ValueError: More of them are bad.
+    """
+    if len(rejected) <= allowed * total:
+        return
+    counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
+    raise ValueError(
+        f"{len(rejected)} of {total} samples are bad ({counts}), more than {setting}={allowed}; the first: "
+        f"{rejected[0]['file']}: {rejected[0]['reason']}; mend the files, or allow more, and the same command continues"
+        + (f"; all of them: {report}" if report else "")
+    )
+
+
 def _values(written: WrittenShard) -> dict[str, Any]:
     return {
         "shard": written.shard.model_dump(mode="json"),

@@ -27,7 +27,7 @@ from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.index import index_digest, read_index, write_index
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
-from pipelines.dataset.notes import WrittenShard, count_reasons, write_all_notes, write_note
+from pipelines.dataset.notes import WrittenShard, check_rejected, write_all_notes, write_note
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
 from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.report.page import write_report
@@ -356,16 +356,7 @@ class _Job:
 
     def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
         """Make sure that no more records are bad than allowed."""
-        allowed = self.max_rejected_fraction
-        if len(rejected) <= allowed * total:
-            return
-        counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
-        raise ValueError(
-            f"{len(rejected)} of {total} samples are bad ({counts}), more than "
-            f"prepare.max_rejected_fraction={allowed}; the first: {rejected[0]['file']}: {rejected[0]['reason']}; "
-            "mend the files, or allow more, and the same command continues"
-            + (f"; all of them: {report}" if report else "")
-        )
+        check_rejected(rejected, total, "prepare.max_rejected_fraction", self.max_rejected_fraction, report)
 
     def manifest(self, stock: _Stock, written: dict[str, WrittenShard]) -> Manifest:
         """Describe the dataset that these shards make."""

@@ -14,7 +14,7 @@ from pipelines.connect import SentFile, send
 from pipelines.dataset.disk_errors import disk_errors
 from pipelines.dataset.files import PROGRESS_FOLDER
 from pipelines.dataset.lock import hold
-from pipelines.dataset.notes import count_reasons
+from pipelines.dataset.notes import check_rejected, count_reasons
 from pipelines.locations import redacted
 from pipelines.scoring.convert import Reference
 from pipelines.scoring.delta import write_delta_log
@@ -230,15 +230,8 @@ def _check_rejected(
 ) -> None:
     """Make sure that no more samples are rejected than allowed."""
     total = len(source.rejected) + sum(part.rows for part in source.parts)
-    if len(rejected) <= settings.max_rejected_fraction * total:
-        return
-    counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
-    listed = f"; all of them: {redacted(str(output))}/{REJECTED_FILE}" if output.exists(REJECTED_FILE) else ""
-    raise ValueError(
-        f"{len(rejected)} of {total} samples are bad ({counts}), more than "
-        f"score.max_rejected_fraction={settings.max_rejected_fraction}; the first: {rejected[0]['id']}: "
-        f"{rejected[0]['reason']}; mend them, or allow more, and the same command continues{listed}"
-    )
+    report = f"{redacted(str(output))}/{REJECTED_FILE}" if output.exists(REJECTED_FILE) else None
+    check_rejected(rejected, total, "score.max_rejected_fraction", settings.max_rejected_fraction, report)
 
 
 def _mended(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:

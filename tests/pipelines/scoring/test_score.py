@@ -258,7 +258,7 @@ def test_a_damaged_row_is_rejected_until_it_is_mended_and_its_neighbours_are_not
         assert run(logged.uri, dataset, output) == 2
         text = (
             f"1 of {len(expected)} samples are bad (damaged row 1), more than score.max_rejected_fraction=0.01; the "
-            r"first: .+: damaged row; mend them, or allow more, and the same command continues; all of them: "
+            r"first: .+: damaged row; mend the files, or allow more, and the same command continues; all of them: "
             f"{output}/_rejected.parquet"
         )
         assert re.search(text.replace("(", r"\(").replace(")", r"\)"), capsys.readouterr().err)
