@@ -2,6 +2,7 @@
 
 import os
 import re
+import traceback
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
@@ -120,6 +121,11 @@ def is_url(location: str) -> bool:
 def redacted(text: str) -> str:
     """A text with the user name, password or token of every URL in it, also in its query, replaced by `***`."""
     return _SECRET_IN_QUERY.sub(r"\1***", _CREDENTIALS.sub("//***@", text))
+
+
+def redacted_traceback() -> str:
+    """The traceback of the exception that is being handled, for a log: without secrets, as `redacted`."""
+    return redacted(traceback.format_exc().rstrip())
 
 
 def _expanded(text: str) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelines.dataset.files import LEASE_PREFIX
+from pipelines.locations import redacted_traceback
 from pipelines.storage import Folder
 
 REFRESH_SECONDS = 10.0
@@ -126,4 +127,5 @@ def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> No
             folder.write(name, owner)
             refreshed = time.monotonic()
         except Exception:
-            _log.warning("%s: lease not refreshed for %.0f s", folder, time.monotonic() - refreshed, exc_info=True)
+            seconds = time.monotonic() - refreshed
+            _log.warning("%s: lease not refreshed for %.0f s: %s", folder, seconds, redacted_traceback())

@@ -64,6 +64,7 @@ from pipelines.dataset.survey import (
     without,
 )
 from pipelines.dataset.verify import ShardCheck
+from pipelines.locations import redacted_traceback
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage import Folder
 
@@ -393,4 +394,4 @@ def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], reje
     try:
         write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
     except Exception:  # a night's work is not lost to a picture
-        _log.exception("the dataset is finished, its report is not")
+        _log.error("the dataset is finished, its report is not: %s", redacted_traceback())

@@ -4,12 +4,12 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Literal
 
 from mlflow import MlflowClient
-from mlflow.entities import RunTag
+from mlflow.entities import LifecycleStage, RunTag
 from mlflow.exceptions import MlflowException, RestException
 
 from pipelines.tracking.journal import Entry, Journal
@@ -50,8 +50,9 @@ def warn(news: News, reason: str) -> None:
 class Delivery:
     """Delivers the entries of a journal in their order, each until the store has taken it.
 
-    A store that answers but refuses an entry for good is told of once, and the entry is dropped. Repeating a write that
-    the store had taken already changes nothing there: points carry the time at which they were made.
+    A store that answers but refuses an entry for good is told of once, and the entry is dropped. One that does not have
+    the run, or has it among the deleted ones, counts as away: the run may be restored. Repeating a write that the store
+    had taken already changes nothing there: points carry the time at which they were made.
     """
 
     def __init__(self, run: TrackedRun, journal: Journal, on_news: OnNews = warn) -> None:
@@ -161,7 +162,7 @@ class Delivery:
             if not self._journal.is_replaced(entry):
                 self._send(entry)
         except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
-            if not _is_refusal(error):
+            if not _is_refusal(error) or not self._has_run():
                 self._store_is_away(error)
                 return False
             self._tell_refused(reason_of(error))
@@ -171,6 +172,14 @@ class Delivery:
             self._on_news("back", "")
         self._journal.delivered(entry)
         return True
+
+    def _has_run(self) -> bool:
+        assert self._client is not None
+        try:
+            with self._waits():
+                return str(self._client.get_run(self._run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
+        except Exception:  # as in `_deliver`
+            return False
 
     def _tell_refused(self, reason: str) -> None:
         _log.info("MLflow refused a write: %s", reason)
@@ -219,10 +228,26 @@ class Delivery:
                 with self._waits(_UPLOAD_SECONDS):
                     client.log_artifacts(run_id, str(folder), entry.path)
 
+    @contextmanager
+    def upload_waits(self) -> Iterator[None]:
+        """Give every request of this process the time of an upload meanwhile, where it has short waits after `start`.
+
+        A server that hands files on to another storage answers only when it has done so.
+        """
+        if not self._has_shortened:
+            yield
+            return
+        os.environ[_TIMEOUT] = str(_UPLOAD_SECONDS)
+        try:
+            yield
+        finally:
+            if self._has_shortened:  # else `end` has left the environment as it was
+                os.environ[_TIMEOUT] = str(_TIMEOUT_OF_THREAD)
+
     def _waits(self, timeout: int | None = None) -> AbstractContextManager[None]:
         """Short waits in the process that a user's notebook may be; ranks have them in their environment."""
         if self._thread is not None:
-            return nullcontext()
+            return nullcontext() if timeout is None else self.upload_waits()
         if timeout is None:  # one request: it may wait for a server that takes connections and never answers
             return short_waits(self._answer_seconds, retries=0)
         return short_waits(timeout)

@@ -108,9 +108,10 @@ class Journal:
             try:
                 file.parent.mkdir()
                 file.write_bytes(data)
+                self._append("file", {"file": name}, after_step, path)
             except OSError as error:
+                shutil.rmtree(file.parent, ignore_errors=True)  # the next entry gets the same number
                 raise OSError(error.errno, error.strerror, str(self.folder)) from error
-            self._append("file", {"file": name}, after_step, path)
 
     def sync(self) -> None:
         """Wait until all entries so far are on the disk, as they must be before the checkpoint of their steps is.

@@ -15,6 +15,7 @@ from mlflow import MlflowClient
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
+from pipelines.locations import redacted_traceback
 from pipelines.tracking.card import model_card
 from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.registry import Promotion, name_in, promote, registry_client, using_registry
@@ -87,7 +88,8 @@ def log_model(
                 client = registry_client(run.uri, version.name)
                 promote(client, version, promotion, metadata.dataset_fingerprint)
     except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
-        _log.warning("MLflow did not take the model", exc_info=True)
+        # The caller says why in one line; the libraries' own messages may hold the store's password.
+        _log.info("MLflow did not take the model: %s", redacted_traceback())
         raise TrackingError(reason_of(error)) from error
     return f"runs:/{run.run_id}/{found_by}"
 

@@ -4,6 +4,7 @@ import io
 import json
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -170,6 +171,10 @@ class RunWriter:
     def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
         """Wait until everything is delivered; return why not, where the store takes too long; see `Delivery.drain`."""
         return self._delivery.drain(patience, answers=answers)
+
+    def upload_waits(self) -> AbstractContextManager[None]:
+        """Give uploads of this process outside of the journal their time; see `Delivery.upload_waits`."""
+        return self._delivery.upload_waits()
 
     def _take_picture(self, figure: "Figure", path: str, after_step: int) -> None:
         image = io.BytesIO()

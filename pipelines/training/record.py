@@ -302,7 +302,8 @@ class Record:
         uri, reason = "", self._writer.drain()
         if not reason:
             try:
-                uri = log_model()
+                with self._writer.upload_waits():
+                    uri = log_model()
             except TrackingError as error:
                 reason = str(error)
         self._writer.finish_pictures()

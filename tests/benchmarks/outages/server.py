@@ -81,13 +81,15 @@ class Door:
         self.answered: list[Request] = []
         """In the order in which the server has answered them."""
         self.seconds_late = 0.0
+        self.seconds_of_a_file = 0.0
+        """How much later a file is taken, as by a server that hands it on to another storage."""
         self.fails = False
         door = self
 
         class Handler(BaseHTTPRequestHandler):
             def _pass(self) -> None:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
-                time.sleep(door.seconds_late)
+                time.sleep(door.seconds_late + (door.seconds_of_a_file if self.command == "PUT" else 0))
                 if door.fails:
                     self.send_error(500)
                     return

@@ -1,6 +1,7 @@
 """A real MLflow server, which is killed and started again once."""
 
 import base64
+import logging
 import os
 import sys
 import threading
@@ -13,7 +14,7 @@ from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from pipelines.tracking import metrics
+from pipelines.tracking import delivery, metrics
 from pipelines.tracking.delivery import News
 from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import log_model, model_metadata
@@ -24,6 +25,7 @@ from pipelines.tracking.writer import Point, RunWriter, now
 if TYPE_CHECKING:
     from outages.server import Server
 
+TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 pytestmark = pytest.mark.timeout(280)
 
 
@@ -119,6 +121,53 @@ def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others
     assert writer.drain() == ""
     assert told.news == ["refused"]
     assert curve(MlflowClient(server.uri), run, "train/loss") == [(1, 1.0)]
+
+
+def test_a_file_has_more_time_than_a_small_write(
+    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outages.server import Door
+
+    monkeypatch.setattr(delivery, "_TIMEOUT_OF_THREAD", 2)
+    door = Door(server)
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", door.uri)
+        run = start_run("tests", None, {}, {})
+        for name, value in worker_environment().items():
+            monkeypatch.setenv(name, value)  # as in a rank
+        monkeypatch.delenv(TIMEOUT, raising=False)
+        (tmp_path / "profiles").mkdir()
+        for name in ("profiles/trace.pb", "model.keras"):
+            (tmp_path / name).write_bytes(b"x")
+        told = Told()
+        rank = RunWriter(run, tmp_path / "journal", on_news=told)
+        rank.start()
+        door.seconds_of_a_file = 5.0
+        rank.folder(tmp_path / "profiles", "profiles")
+        assert rank.drain() == ""
+        with rank.upload_waits():
+            MlflowClient(run.uri).log_artifact(run.run_id, str(tmp_path / "model.keras"))
+        assert os.environ[TIMEOUT] == "2"
+        rank.close()
+        assert TIMEOUT not in os.environ
+        assert told.news == []
+    finally:
+        door.close()
+    assert {item.path for item in MlflowClient(server.uri).list_artifacts(run.run_id)} == {"profiles", "model.keras"}
+
+
+def test_a_store_that_is_away_when_the_model_is_logged_costs_no_password_in_the_log(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://bob:TOPSECRET@127.0.0.1:9")
+    caplog.set_level(logging.INFO)
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
+    with pytest.raises(TrackingError, match="API request to") as caught:
+        log_model(TrackedRun(tracking_uri(), "a" * 32), model, ModelMetadata(("x",)), None, step=8)
+    assert "TOPSECRET" not in str(caught.value) + caplog.text
+    assert "MLflow did not take the model: Traceback" in caplog.text
 
 
 @pytest.mark.long

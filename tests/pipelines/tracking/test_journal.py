@@ -175,3 +175,19 @@ def test_a_full_disk_names_the_journal_and_spoils_nothing(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     add(journal, 3)
     assert taken(journal) == [1, 3]
+
+
+@pytest.mark.parametrize("size", [1000, 1])  # of which the file does not fit, or only the line about it
+def test_a_file_that_a_full_disk_did_not_take_leaves_its_place_to_the_next_one(tmp_path: Path, size: int) -> None:
+    journal = Journal(tmp_path / "j")
+    add(journal, 1)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "j" / "entries.jsonl").stat().st_size + 10, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"No space left on device|File too large"):
+            journal.append_file(b"x" * size, "picture.png", after_step=0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    journal.append_file(b"whole", "table.json", after_step=0)
+    files = [path for path in (tmp_path / "j" / "files").rglob("*") if path.is_file()]
+    assert [(path.name, path.read_bytes()) for path in files] == [("table.json", b"whole")]

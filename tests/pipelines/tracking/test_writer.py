@@ -37,6 +37,30 @@ def test_everything_written_is_read_back(
     assert {item.path for item in client.list_artifacts(run.run_id)} == {"config.yaml", "per_class.json", "figure.png"}
 
 
+@pytest.mark.parametrize("deleted", ["run", "experiment"])
+def test_what_is_written_while_a_run_is_deleted_is_kept_until_it_is_restored(
+    run: TrackedRun, mlflow_store: str, tmp_path: Path, deleted: str
+) -> None:
+    client, news = MlflowClient(mlflow_store), list[str]()
+    identifier = run.run_id if deleted == "run" else client.get_run(run.run_id).info.experiment_id
+    writer = RunWriter(run, tmp_path / "journal", on_news=lambda said, reason: news.append(said))
+    writer.metrics({"train/loss": 1.0}, step=10)
+    assert writer.drain() == ""
+    getattr(client, f"delete_{deleted}")(identifier)
+    writer.metrics({"train/loss": 0.5}, step=20)
+    writer.text("x", "notes.txt")
+    assert "deleted" in writer.drain(patience=0)
+    assert writer.pending == 2
+    getattr(client, f"restore_{deleted}")(identifier)
+    writer.metrics({"train/loss": 0.25}, step=30)
+    assert writer.drain() == ""
+    writer.close()
+    assert news == ["away", "back"]
+    history = client.get_metric_history(run.run_id, "train/loss")
+    assert [(point.step, point.value) for point in history] == [(10, 1.0), (20, 0.5), (30, 0.25)]
+    assert [item.path for item in client.list_artifacts(run.run_id)] == ["notes.txt"]
+
+
 @pytest.mark.filterwarnings("ignore:The filesystem tracking backend:FutureWarning")
 def test_a_run_is_written_to_a_store_of_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifact_text: Callable[[str, str, str], str]
