@@ -130,7 +130,8 @@ class TrainingDisplay:
             case EpochTrained():
                 self.close()
                 say(_epoch_line(event))
-                say(f"  {event.where}")
+                if event.where:
+                    say(f"  {event.where}")
             case SavingModel():
                 say("saving the model")
             case TrackingNews():
@@ -163,4 +164,5 @@ def _epoch_line(event: EpochTrained) -> str:
     for name, label in _SHOWN.items():
         if name in metrics:
             parts.append(f"{label} {metrics[name]:.4f}")
-    return ", ".join([*parts, f"{metrics['speed/images_per_second']:.1f} images/s"])
+    rate = metrics["speed/images_per_second"]
+    return ", ".join([*parts, f"{rate:.1f} images/s"] if rate else parts)

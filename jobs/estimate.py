@@ -15,7 +15,7 @@ from pipelines.scaling.fit import Parameters, fit, resampled
 from pipelines.scaling.measurements import Measurements, read_measurements
 from pipelines.scaling.named_link import Link
 from pipelines.scaling.plots import figure_of
-from pipelines.scaling.recorded import PHASES, RECORDED_LINK, combined, measurements_of
+from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
 from pipelines.scaling.tables import csv_of, lines_of
 
 _DRAWS = 200
@@ -56,7 +56,7 @@ def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
     # MLflow takes seconds to import, and a file needs none of it.
     from pipelines.tracking.recorded import recorded_training
 
-    recorded = measurements_of([recorded_training(run, groups=(), metrics=PHASES) for run in run_ids])
+    recorded = measurements_of([recorded_training(run, groups=(), metrics=CURVES) for run in run_ids])
     return recorded if measured is None else combined(measured, recorded)
 
 

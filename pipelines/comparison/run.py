@@ -2,6 +2,7 @@
 
 import math
 import re
+import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
@@ -148,13 +149,16 @@ def _history(run: RecordedRun) -> dict[str, Column]:
 
 
 def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
-    """Seconds of training at each epoch's end, without start, evaluation and interruptions: samples by their rate."""
+    """Seconds of training at each epoch's end, without start, evaluation and interruptions: samples by their rate.
+
+    An epoch without a rate, because it was resumed after its last step, has the usual one.
+    """
     batch = float(run.parameters.get("global_batch_size", "nan"))
-    rates = {point.step: point.value for point in run.curves.get("speed/images_per_second", [])}
+    rates = {point.step: point.value for point in run.curves.get("speed/images_per_second", []) if point.value > 0}
+    usual = statistics.median(rates.values()) if rates else math.nan
     total, before, column = 0.0, 0, []
     for step in steps:
-        rate = rates.get(step, math.nan)
-        total += (step - before) * batch / rate if rate > 0 else math.nan
+        total += (step - before) * batch / rates.get(step, usual)
         before = step
         column.append(_finite(total))
     return column

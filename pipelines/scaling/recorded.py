@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from pipelines.tracking.recorded import RecordedRun
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
-"""The metrics whose curves are needed."""
+SPEED = "speed/images_per_second"
+CURVES = (*PHASES, SPEED)
+"""The metrics whose curves are needed; runs without a curve of `SPEED` are taken too."""
 PAYLOAD, PARAMETERS = "exchange/payload_bytes", "summary/parameters"
 RECORDED_LINK = "recorded"
 """Name of the link on which the trainings ran."""
@@ -40,7 +42,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
     these measurements know of no overlap, and all communication that they predict is exposed.
 
     Args:
-        runs: Recorded runs, at least one; with `PHASES` as curves.
+        runs: Recorded runs, at least one; with `CURVES` as curves.
 
     Raises:
         ValueError: A run has not finished, lacks a metric, has steps of several lengths or of a mode that is not
@@ -150,7 +152,10 @@ def _check(run: "RecordedRun") -> None:
 
 
 def _curve(run: "RecordedRun", phase: str) -> list[float]:
-    return [point.value for point in run.curves[f"time/step_{phase}_seconds"]]
+    """Seconds by epoch; earlier versions have recorded some for epochs that were resumed after their last step."""
+    without_steps = {point.step for point in run.curves.get(SPEED, []) if point.value == 0}
+    curve = run.curves[f"time/step_{phase}_seconds"]
+    return [point.value for point in curve if point.step not in without_steps]
 
 
 def _codec(run: "RecordedRun", name: str, payload: int) -> CodecMeasurement:

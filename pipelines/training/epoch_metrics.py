@@ -21,7 +21,7 @@ def epoch_metrics(
     size: Size | None = None,
     of_mode: Mapping[str, float] = MappingProxyType({}),
 ) -> dict[str, float]:
-    """One epoch's entry of the history.
+    """One epoch's entry of the history; one that was resumed after its last step has no times of a step.
 
     Args:
         trained: The epoch.
@@ -36,12 +36,15 @@ def epoch_metrics(
         "train/loss": trained.loss,
         "speed/images_per_second": trained.images_per_second,
         "time/input_wait_fraction": trained.input_wait_fraction,
-        "time/step_seconds": trained.measured_seconds / max(trained.measured_steps, 1),
-        **{f"time/step_{name}_seconds": seconds for name, seconds in phases.mean.items()},
-        "time/slowest_rank": float(phases.slowest_rank),
         "time/workers": float(len(phases.seconds)),
         **totals,
     }
+    if trained.measured_steps:
+        metrics |= {
+            "time/step_seconds": trained.measured_seconds / trained.measured_steps,
+            **{f"time/step_{name}_seconds": seconds for name, seconds in phases.mean.items()},
+            "time/slowest_rank": float(phases.slowest_rank),
+        }
     if size is not None:
         metrics[IMAGE_HEIGHT] = float(size[0])
     if loss_scale is not None:

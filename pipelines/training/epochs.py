@@ -223,9 +223,10 @@ class Epochs:
         size, own = rank.sizes[place.epoch], rank.mode_metrics()
         history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, of_mode=own))
         if self.record is not None:
-            self.record.write_epoch(history, evaluations, phases, step=end, samples=samples)
-            number = place.epoch + 1
-            tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=history[-1], where=line_of(phases)))
+            timed = phases if trained.measured_steps else None
+            self.record.write_epoch(history, evaluations, timed, step=end, samples=samples)
+            number, where = place.epoch + 1, line_of(timed) if timed else ""
+            tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=history[-1], where=where))
         # Last: an epoch whose checkpoint exists is recorded and was told.
         rank.checkpoints.save(epochs_done=place.epoch + 1, step=end, history=history, evaluations=evaluations)
         if self.record is not None:

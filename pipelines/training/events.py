@@ -42,7 +42,7 @@ class EpochTrained:
     epochs: int
     metrics: dict[str, float]
     where: str
-    """Where the time of its steps went, as one line."""
+    """Where the time of its steps went, as one line; empty where it was resumed after its last step."""
     event: Literal["epoch"] = "epoch"
 
 

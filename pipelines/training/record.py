@@ -156,7 +156,7 @@ class Record:
         self,
         history: Sequence[dict[str, float]],
         evaluations: Mapping[str, Evaluation],
-        phases: StepPhases,
+        phases: StepPhases | None,
         *,
         step: int,
         samples: list[list[Sample]] | None = None,
@@ -166,7 +166,7 @@ class Record:
         Args:
             history: Metrics of each epoch so far.
             evaluations: What `Validate` returned after the epoch.
-            phases: Times of the parts of its steps.
+            phases: Times of the parts of its steps; None where it was resumed after its last step.
             step: Optimizer steps at the end of the epoch.
             samples: Those of every rank's machine, in rank order.
         """
@@ -176,8 +176,9 @@ class Record:
         self._write_steps(step)
         self._writer.metrics(self._with_headlines(history[-1], step), step=step, after_step=step)
         self._writer.curves(curves_of(samples or []), after_step=step)
-        rows_of_phases = self._phases.add(phases, epoch=len(history), step=step)
-        self._writer.table(rows_of_phases, "where_the_step_goes.json", after_step=step)
+        if phases is not None:
+            rows_of_phases = self._phases.add(phases, epoch=len(history), step=step)
+            self._writer.table(rows_of_phases, "where_the_step_goes.json", after_step=step)
         self._draw(history, evaluations, phases, step)
         self._writer.sync()
         self._journal.publish()

@@ -50,11 +50,15 @@ def best_step(history: History, config: SelectionConfig, steps_per_epoch: int) -
 
 
 def is_over(history: History, config: SelectionConfig) -> bool:
-    """Return whether as many epochs as `patience` have passed since the best one."""
+    """Return whether as many epochs as `patience` have passed since the best one.
+
+    Epochs before the metric was there, in a run that is resumed with it, do not count.
+    """
     if config.metric is None or config.patience is None:
         return False
     best = best_of(history, config)
-    return len(history) - (best.epoch if best else 0) >= config.patience
+    since_best = len(history) - best.epoch if best else sum(config.metric in metrics for metrics in history)
+    return since_best >= config.patience
 
 
 def why_ended(history: History, config: SelectionConfig, epochs: int) -> str:

@@ -32,7 +32,7 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         *settings: str,
         scores: Sequence[float] = (0.2, 0.5, 0.6),
         losses: Sequence[float] = (2.0, 1.0, 0.5),
-        images_per_second: float = 100.0,
+        images_per_second: float | Sequence[float] = 100.0,
         payload_bytes: float = 1000.0,
         dataset: int = 0,
         status: runs.Status | None = "FINISHED",
@@ -46,10 +46,11 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         tags |= {"diverged": diverged} if diverged else {}
         tags |= {"mlflow.parentRunId": parent} if parent else {}
         run = runs.start_run(experiment, name, parameters_of(config, eurosat_manifest(dataset)), tags)
+        rates = images_per_second if isinstance(images_per_second, Sequence) else [images_per_second] * len(losses)
         points = []
         for epoch, loss in enumerate(losses, 1):
             step, time = epoch * STEPS, START + 60_000 * epoch
-            values = {"train/loss": loss, "val/loss": 1.1 * loss, "speed/images_per_second": images_per_second}
+            values = {"train/loss": loss, "val/loss": 1.1 * loss, "speed/images_per_second": rates[epoch - 1]}
             values |= {"val/top_1": scores[epoch - 1]} if epoch <= len(scores) else {}
             points += [Metric(key, value, time, step) for key, value in values.items() if math.isfinite(value)]
             points += [

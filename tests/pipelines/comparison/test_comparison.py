@@ -46,6 +46,16 @@ def test_a_run_is_read_with_its_settings_and_its_costs(fabricate: Fabricate) -> 
     assert warmup_text(run) == "gradual, 1 epoch"
 
 
+def test_an_epoch_that_was_resumed_after_its_last_step_takes_the_usual_time(fabricate: Fabricate) -> None:
+    fabricate("no steps left", images_per_second=[16.0, 0.0, 16.0])
+    (run,) = read("no steps left")
+    assert run.history["seconds"] == [2, 4, 6]
+    assert facts_of(run, "val/top_1").seconds_per_step == 0.5
+    fabricate("no rates", images_per_second=[0.0] * 3)
+    (run,) = read("no rates")
+    assert run.history["seconds"] == [None] * 3
+
+
 def test_seeds_are_one_group_with_mean_and_deviation(fabricate: Fabricate) -> None:
     for seed, best in enumerate((0.5, 0.6, 0.9)):
         fabricate("seeds", f"training.seed={seed}", f"training.output=out-{seed}", scores=(0.1, best, best - 0.2))

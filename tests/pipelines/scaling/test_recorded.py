@@ -56,6 +56,15 @@ def test_the_phases_of_a_run_are_measurements() -> None:
     assert found.straggler_deviation == pytest.approx((0.05 / 0.5 + 0.05 / 0.9) / 2 / 0.5642, rel=1e-3)
 
 
+def test_an_epoch_without_steps_says_nothing_of_a_step() -> None:
+    run = recorded()
+    # As earlier versions have recorded an epoch that was resumed after its last step.
+    curves = {name: [*points, Point(3, 0.001, 0)] for name, points in run.curves.items()}
+    speeds = [Point(step, speed, 0) for step, speed in ((1, 16.0), (2, 16.0), (3, 0.0))]
+    resumed = replace(run, curves={**curves, "speed/images_per_second": speeds})
+    assert measurements_of([resumed]) == measurements_of([run])
+
+
 def test_one_worker_has_no_link() -> None:
     found = measurements_of([recorded(workers=1, wire=0.0, waiting=0.0)])
     assert (found.links, found.collectives, found.straggler_deviation) == ((), (), 0)

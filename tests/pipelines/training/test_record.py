@@ -14,7 +14,7 @@ from models.compression.exchange.exchange import METRICS
 from pipelines.remote_path import RemotePath
 from pipelines.tracking import runs
 from pipelines.tracking.store import TrackedRun
-from pipelines.training.epoch_metrics import totals_after
+from pipelines.training.epoch_metrics import epoch_metrics, totals_after
 from pipelines.training.loop import EpochResult
 from pipelines.training.phase_table import FILE_NAME, PhaseTable
 from pipelines.training.phases import divide
@@ -181,6 +181,18 @@ def test_a_step_that_compiles_has_no_times(module_mlflow_store: str, tmp_path: P
     client = MlflowClient(module_mlflow_store)
     for name, steps in (("train/step_loss", [0, 1, 2, 3]), ("time/collective_seconds", [1, 3])):
         assert [point.step for point in client.get_metric_history(run.run_id, name)] == steps
+
+
+def test_an_epoch_without_steps_has_no_times_of_a_step(tmp_path: Path) -> None:
+    nothing_left = EpochResult(0.5, 0.0, 0.0, measured_steps=0, measured_seconds=0.004)
+    metrics = epoch_metrics(nothing_left, divide(np.full((1, 7), 0.004)), {}, None, {"time/epoch": 2.0})
+    assert [name for name in metrics if name.startswith("time/")] == [
+        "time/input_wait_fraction", "time/workers", "time/epoch",
+    ]  # fmt: skip
+    record = Record(TrackedRun("", "offline-2"), tmp_path / "checkpoints", lambda step: 0.1, start_step=0)
+    record.write_epoch([EPOCH], {}, ONE_RANK, step=4)
+    record.write_epoch([EPOCH, metrics], {}, None, step=8)
+    assert [row["epoch"] for row in PhaseTable(tmp_path / "checkpoints", 8).add(ONE_RANK, epoch=3, step=12)] == [1, 3]
 
 
 def test_compiling_is_no_part_of_the_time_of_a_training() -> None:

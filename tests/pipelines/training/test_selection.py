@@ -65,6 +65,15 @@ def test_what_is_no_number_is_never_the_best() -> None:
     assert is_over(history_of([math.nan] * 3), config)
 
 
+def test_patience_counts_from_the_first_epoch_that_has_the_metric() -> None:
+    config, earlier = SelectionConfig(metric=OWN_LOSS, patience=3), history_of([0.5] * 10)
+    assert not is_over(earlier, config)
+    assert not is_over(earlier + history_of([math.nan] * 2, OWN_LOSS), config)
+    assert is_over(earlier + history_of([math.nan] * 3, OWN_LOSS), config)
+    assert not is_over(earlier + history_of([0.5, 0.6, 0.7], OWN_LOSS), config)
+    assert is_over(earlier + history_of([0.5, 0.6, 0.7, 0.8], OWN_LOSS), config)
+
+
 def test_without_a_metric_nothing_is_compared() -> None:
     config = SelectionConfig()
     history = history_of([0.5, 0.6, 0.7])
