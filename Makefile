@@ -31,7 +31,7 @@ $(READY): requirements.lock pyproject.toml docker/horovod/install.sh docker/horo
 	@touch $@
 
 demo: $(READY) ## Generate an archive, prepare, train, evaluate: minutes. ARCHIVE=folder takes your BigEarthNet v2.0
-	@$(BIN)/groundswell demo $(if $(ARCHIVE),--archive $(ARCHIVE))
+	@$(BIN)/groundswell demo $(if $(ARCHIVE),--archive '$(subst ','\'',$(ARCHIVE))')
 
 test: $(READY) ## Run all tests but the long ones and those over several hosts
 	@$(BIN)/pytest -m "not cluster and not long" $(TEST_PROCESSES) $(PYTEST_ARGS)

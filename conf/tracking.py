@@ -1,8 +1,13 @@
 """The settings of MLflow's records."""
 
-from pydantic import Field
+import re
+
+from pydantic import Field, field_validator
 
 from conf.section import Section
+
+# Those that MLflow refuses in a name, and those that end a text in its filters.
+_NOT_IN_A_NAME = re.compile(r"""[/:'"`]""")
 
 
 class TrackingConfig(Section):
@@ -28,3 +33,13 @@ class TrackingConfig(Section):
     run's summary has samples and seconds to it; null: none."""
     system_seconds: float | None = Field(default=10.0, gt=0, allow_inf_nan=False)
     """Time between samples of each rank's processor, memory, disk, network and GPU; null: none."""
+
+    @field_validator("registered_model")
+    @classmethod
+    def _can_be_registered(cls, name: str | None) -> str | None:
+        if name is not None and (found := _NOT_IN_A_NAME.search(name)):
+            raise ValueError(
+                f"tracking.registered_model={name}: a name in MLflow's registry has no {found[0]}, "
+                "expected one such as resnet50 or catalog.schema.model"
+            )
+        return name

@@ -1,7 +1,6 @@
 """What every job does alike: arguments, configuration, one readable error, the exit code, the result."""
 
 import argparse
-import json
 import logging
 import os
 import shlex
@@ -17,6 +16,7 @@ from conf.archives import ROOTED_KINDS
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
+from jobs.paths import setting_of
 from jobs.result import Result, check_replaceable
 from pipelines.launch.failure import WorkerError
 from pipelines.locations import local_path
@@ -70,7 +70,7 @@ def _implied(arguments: argparse.Namespace) -> list[str]:
     if location is None:
         return []
     kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
-    return [f"archive.root={json.dumps(location)}"] if kinds and kinds[-1] in ROOTED_KINDS else []
+    return [setting_of("archive.root", location)] if kinds and kinds[-1] in ROOTED_KINDS else []
 
 
 def is_submitted() -> bool:

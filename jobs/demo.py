@@ -1,7 +1,6 @@
 """`groundswell demo`: generate a small archive, prepare, train, evaluate, and show where everything is."""
 
 import argparse
-import json
 import os
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import say
 from jobs.evaluate import evaluate
+from jobs.paths import setting_of
 from jobs.prepare import prepare
 from jobs.result import Result
 from jobs.train import TrainedRun, train
@@ -144,10 +144,9 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     folder = Path(arguments.folder or demo_folder(own))
     generated = None if own is not None else folder / "BigEarthNet-generated"
     settings = [
-        # Quoted: a path is text, whatever YAML would make of it.
-        f"archive.root={json.dumps(str(own or generated))}",
-        f"dataset.path={json.dumps(str(folder / 'dataset'))}",
-        f"training.output={json.dumps(str(folder / 'outputs'))}",
+        setting_of("archive.root", own or str(generated)),
+        setting_of("dataset.path", folder / "dataset"),
+        setting_of("training.output", folder / "outputs"),
         *arguments.set,
     ]
     config = load(arguments.config, settings)

@@ -1,5 +1,6 @@
 """Paths of the configuration as the workers can use them."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sectio
         # What is no other spelling stays as it is: `./demo` is a file, `demo` a shipped configuration.
         name_or_path = str(name_or_path) if found == Path(name_or_path) else str(found)
     return configurations.load(name_or_path, settings, **sections)
+
+
+def setting_of(key: str, location: str | Path) -> str:
+    """Spell a path or URL as a setting: in quotes, so that it is a text, whatever YAML would make of it.
+
+    JSON's escapes of letters beyond U+FFFF are two letters each in YAML: these stay as they are.
+    """
+    return f"{key}={json.dumps(str(location), ensure_ascii=False)}"
 
 
 def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> RunConfig:

@@ -66,7 +66,7 @@ def test_values_of_every_kind_reach_the_configuration(tmp_path: Path) -> None:
         ("product: {training.output: [a, b]}", "training.output is the same for the whole grid"),
         ("[{set: {training.seed: 1}, product: {training.seed: [1]}}]", "block 1: training.seed is given twice"),
         ("set: {training.seed: 2020-01-01}", "is not a value of YAML's plain kinds: quote it"),
-        ("product: {training.seed: [0, 1}", "grid.yaml: not YAML at line 1, column 31"),
+        ("product: {training.seed: [0, 1}", "grid.yaml: no valid YAML at line 1, column 31"),
     ],
 )
 def test_mistakes_name_the_place(tmp_path: Path, text: str, message: str) -> None:

@@ -228,7 +228,13 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("training.epochs", r"not of the form section\.key=value"),
         (".epochs=3", r"not of the form section\.key=value"),
         ("training.epochs.x=1", r"^training\.epochs\.x: training\.epochs is a value, not a section"),
-        ("training.epochs=[1", r"--set training\.epochs=\[1: not YAML at line 1, column 3: expected"),
+        ("training.epochs=[1", r"--set training\.epochs=\[1: no valid YAML at line 1, column 3: expected"),
+        ("training={epochs: 1, epochs: 2}", r"^--set training=.*: no valid YAML at line 1, column 13: the key"),
+        (
+            "tracking.registered_model=eo/resnet50",
+            r"tracking\.registered_model=eo/resnet50: a name in MLflow's registry has no /, expected one such as",
+        ),
+        ("tracking.registered_model=bob's", r"tracking\.registered_model=bob's: .* registry has no ',"),
         ("training.trace_steps=[4, 4]", r"training\.trace_steps=\[4, 4\]: the first step must be before the last one"),
         ("training.trace_steps=[0, 4]", r"training\.trace_steps\[0\]=0: should be greater than 0$"),
         ("training.trace_steps=[4]", r"training\.trace_steps=\[4\]: should have at least 2 items"),
@@ -302,8 +308,13 @@ def test_every_section_has_defaults_and_the_dataset_may_be_named_later() -> None
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"archive: [1,2\n", r"mine\.yaml: not YAML at line 2, column 1: expected ',' or '\]'"),
-        (b"training:\n\tepochs: 1\n", r"mine\.yaml: not YAML at line 2, column 1: found character '\\t'"),
+        (b"archive: [1,2\n", r"mine\.yaml: no valid YAML at line 2, column 1: expected ',' or '\]'"),
+        (b"training:\n\tepochs: 1\n", r"mine\.yaml: no valid YAML at line 2, column 1: found character '\\t'"),
+        (
+            b"training:\n  epochs: 3\ntraining:\n  output: x\n",
+            r"mine\.yaml: no valid YAML at line 3, column 1: the key 'training' is there twice",
+        ),
+        (b"training: {epochs: 3, epochs: 4}\n", r"mine\.yaml: no valid YAML at line 1, column 23: the key 'epochs'"),
         (b"- a\n", r"mine\.yaml: expected sections of keys, got list"),
         (b"", r"mine\.yaml: expected sections of keys, got NoneType"),
         (b"\xff\xfe\x00", r"mine\.yaml: not a text file"),

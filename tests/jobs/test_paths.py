@@ -9,7 +9,7 @@ import groundswell
 from conf.load import load
 from jobs.command import run
 from jobs.compare import compare
-from jobs.paths import with_absolute_paths
+from jobs.paths import setting_of, with_absolute_paths
 from jobs.prepare import configured_archive, prepare
 from jobs.result import Result, model_uri_of
 from jobs.verbs import VERBS, parser_of
@@ -23,6 +23,11 @@ SPELLINGS = {
     "s3:/bucket/x.{0}": "expected s3://bucket/x.{0}",
 }
 """What a user writes, and what it means or why it is refused."""
+
+
+@pytest.mark.parametrize("folder", ["/data/Ünï 😀", "/data/it's: {a} #1", '/data/"x"\\\ty', "null", "7"])
+def test_a_path_stays_as_it_is_on_its_way_through_a_setting(folder: str) -> None:
+    assert load("smoke", [setting_of("dataset.path", folder)]).dataset.path == folder
 
 
 @pytest.fixture
