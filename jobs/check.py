@@ -16,7 +16,7 @@ from jobs.session import spark_session
 from jobs.train import experiment_of_new_run, with_run_to_resume
 from pipelines.dataset.verify import verify_dataset
 from pipelines.launch.preflight import check_cluster, check_encryption
-from pipelines.locations import absolute_location, redacted
+from pipelines.locations import absolute_location
 from pipelines.tracking import store
 from pipelines.tracking.runs import check_store
 from pipelines.training import entry
@@ -156,7 +156,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         checklist.run("rows", lambda: check_rows(arguments.dataset))
     if arguments.config is not None:
         config = with_absolute_paths(read_config(arguments))
-        result.dataset = result.dataset or redacted(config.dataset.path)
+        result.dataset = result.dataset or config.dataset.path
         check_training(config, checklist)
     checklist.finish()
 

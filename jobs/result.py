@@ -4,8 +4,9 @@ import json
 import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from pipelines.locations import local_path
+from pipelines.locations import local_path, redacted
 
 RUNNING = "running"
 
@@ -35,7 +36,7 @@ class Result:
     """Arguments that, added to the same command, continue the job; null where nothing is there to continue."""
 
     def write(self, path: Path) -> None:
-        """Write all of it as JSON; the file is replaced at once, never half written.
+        """Write all of it as JSON, without passwords; the file is replaced at once, never half written.
 
         A link stays, and what it leads to is replaced. Into what is no file, such as `/dev/stdout`, it is written.
 
@@ -43,19 +44,25 @@ class Result:
             OSError: The folder does not exist or is not writable.
         """
         if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_text(json.dumps(asdict(self)) + "\n")
+            path.write_text(json.dumps(self._without_passwords()) + "\n")
             return
         path = path.resolve() if path.is_symlink() else path
         partial = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with partial.open("w") as file:
-                json.dump(asdict(self), file, indent=1)
+                json.dump(self._without_passwords(), file, indent=1)
                 file.write("\n")
                 file.flush()
                 os.fsync(file.fileno())
             partial.replace(path)
         finally:
             partial.unlink(missing_ok=True)
+
+    def _without_passwords(self) -> dict[str, Any]:
+        values = {name: redacted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
+        if self.continue_with is not None:
+            values["continue_with"] = [redacted(text) for text in self.continue_with]
+        return values
 
 
 def check_replaceable(path: Path) -> None:

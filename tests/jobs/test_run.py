@@ -86,6 +86,24 @@ def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
     assert (result["run_id"], result["metrics"]) == ("0123", {"val/f1_micro": 0.5})
 
 
+def test_a_result_holds_no_password(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+
+    def body(result: Result) -> None:
+        result.dataset = "s3://KEY:SECRET@bucket/x"
+        result.predictions = "https://host/x?sig=SECRET"
+        result.continue_with = ["--set", "training.output=s3://KEY:SECRET@bucket/y"]
+        raise RuntimeError("s3://KEY:SECRET@bucket/x: no answer")
+
+    assert run("score", ["--result", str(path)], body) == 4
+    text = path.read_text()
+    assert "SECRET" not in text
+    result = json.loads(text)
+    assert (result["dataset"], result["predictions"]) == ("s3://***@bucket/x", "https://host/x?sig=***")
+    assert result["ended"] == "s3://***@bucket/x: no answer"
+    assert result["continue_with"] == ["--set", "training.output=s3://***@bucket/y"]
+
+
 @pytest.mark.parametrize("content", ['{"format_version":1,"kind":"grid"}\n{"kind":"cell"}\n', "{}", "[1]", "a: 1\n"])
 def test_a_file_of_something_else_is_no_place_for_a_result(
     content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
