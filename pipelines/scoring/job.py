@@ -186,7 +186,7 @@ def score(
     if complete:
         say(f"{output} is finished already; left as it is")
         return scored_before(source, output)
-    with disk_errors(output), hold(output) as still_held:
+    with disk_errors(output, "--output"), hold(output) as still_held:
         found = find_written(output, files)
         mended = _mended(source, found)
         if mended:

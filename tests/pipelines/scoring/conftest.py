@@ -4,6 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,11 +16,36 @@ from pipelines.archives.table import open_archive
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
+from pipelines.scoring import job, predictor, write
+from pipelines.scoring.model import ModelDescription
 
 
 @pytest.fixture
 def _use_store(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+
+
+@pytest.fixture
+def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tasks are calls, and a model's probabilities of all classes are the mean of its first image group."""
+
+    def load(model: ModelDescription, *_: Any) -> Callable[..., Any]:
+        def predict(images: dict[str, Any]) -> Any:
+            pixels = images[model.inputs[0].name]
+            means = pixels.mean((1, 2, 3))[:, None] / np.iinfo(pixels.dtype).max
+            return np.repeat(means, len(model.class_names), 1).astype(np.float32)
+
+        return predict
+
+    def run(spark: object, items: list[Any], function: Callable[[Any], Any], **_: Any) -> list[Any]:
+        return [function(item) for item in items]
+
+    monkeypatch.setattr(write, "load_keras", load)
+    monkeypatch.setattr(predictor, "_loaded", {})
+    monkeypatch.setattr("pipelines.tasks.run_tasks", run)
+    monkeypatch.setattr("pipelines.tasks.is_local_mode", lambda spark: True)
+    monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
+    monkeypatch.setattr(job, "send", lambda spark, file: SimpleNamespace(value=file, destroy=lambda: None))
 
 
 _PREDICT = """

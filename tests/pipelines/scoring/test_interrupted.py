@@ -8,7 +8,6 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ import pytest
 from pipelines.dataset.files import LEASE_PREFIX
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import ReaderSettings, SplitReader
-from pipelines.scoring import job, predictor, write
 from pipelines.scoring.job import ScoreSettings, score
 from pipelines.scoring.model import ModelDescription, ModelInput
 from pipelines.scoring.source import Source, dataset_source
@@ -33,20 +31,7 @@ class DiedError(Exception):
 
 
 @pytest.fixture
-def model(small_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> ModelDescription:
-    """A model whose probabilities are the mean of the first image group; tasks are calls."""
-
-    def load(*_: Any) -> Callable[..., Any]:
-        return lambda images: np.repeat(images["bands_10m"].mean((1, 2, 3))[:, None] / 65535, 19, 1).astype(np.float32)
-
-    def run(spark: object, items: list[Any], function: Callable[[Any], Any], **_: Any) -> list[Any]:
-        return [function(item) for item in items]
-
-    monkeypatch.setattr(write, "load_keras", load)
-    monkeypatch.setattr(predictor, "_loaded", {})
-    monkeypatch.setattr("pipelines.tasks.run_tasks", run)
-    monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
-    monkeypatch.setattr(job, "send", lambda spark, file: SimpleNamespace(value=file, destroy=lambda: None))
+def model(small_dataset: Path, _without_spark: None) -> ModelDescription:
     manifest = read_manifest(small_dataset)
     inputs = tuple(ModelInput(group.name, group.shape, group.dtype, group.bands) for group in manifest.groups)
     return ModelDescription("models:/fake/1", "m-1", "fake/1", manifest.task, manifest.class_names, inputs)

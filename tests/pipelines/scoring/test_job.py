@@ -1,0 +1,48 @@
+"""Scoring of a folder of images as a job. The model is a stand-in, and tasks are calls in this process."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from pipelines.archives.image_folder import ImageFolder
+from pipelines.scoring.job import Scored, ScoreSettings, score
+from pipelines.scoring.model import ModelDescription, ModelInput
+from pipelines.scoring.source import archive_source
+from pipelines.storage import Folder
+
+pytestmark = pytest.mark.usefixtures("_without_spark")
+MODEL = ModelDescription(
+    "models:/fake/1", "m-1", "fake/1", "single_label", ("land", "sea"), (ModelInput("rgb", (8, 8, 3), "uint8", None),)
+)
+SETTINGS = ScoreSettings(4, (0.5, 0.5), 1, "keras", None, as_delta=False, max_rejected_fraction=0.0)
+
+
+def write_image(path: Path, seed: int) -> None:
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    """An archive of 12 images in `train/<class>/`, of which each three become a part."""
+    for number in range(12):
+        folder = tmp_path / "images" / "train" / MODEL.class_names[number // 6]
+        folder.mkdir(parents=True, exist_ok=True)
+        write_image(folder / f"{number:02d}.png", number)
+    return tmp_path / "images"
+
+
+def score_images(images: Path, output: Path, say: Callable[[str], None] = print, allowed: float = 0.0) -> Scored:
+    source = archive_source(ImageFolder(str(images), validation_fraction=0.0), samples_per_file=3)
+    settings = replace(SETTINGS, max_rejected_fraction=allowed)
+    return score(None, MODEL, b"", source, Folder.at(output), settings, say=say)  # type: ignore[arg-type]
+
+
+def test_an_output_that_cannot_be_written_is_named_by_its_argument(images: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    message = r"file/a/b cannot be written \(.*: Not a directory\): choose another --output, or change its permissions"
+    with pytest.raises(ValueError, match=message):
+        score_images(images, tmp_path / "file" / "a" / "b")
