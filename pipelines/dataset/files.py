@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from pipelines.dataset.manifest import FILE_NAME, Manifest
 from pipelines.storage import Folder
@@ -125,16 +126,26 @@ def check_apart(archive_root: str, dataset: Folder) -> None:
     if not archive_root:
         return
     archive = Folder.at(archive_root)
-    if archive.is_local != dataset.is_local:
-        return
-    first, second = _parts(archive), _parts(dataset)
-    shorter = min(len(first), len(second))
-    if first[:shorter] == second[:shorter]:
-        relation = "is" if len(first) == len(second) else "is in" if len(first) < len(second) else "contains"
+    found = relation(dataset, archive)
+    if found is not None:
         raise ValueError(
-            f"dataset.path {dataset} {relation} the archive {archive}: choose a folder outside of the archive, "
+            f"dataset.path {dataset} {found} the archive {archive}: choose a folder outside of the archive, "
             "which prepare only reads"
         )
+
+
+def relation(folder: Folder, other: Folder) -> Literal["is", "is in", "contains"] | None:
+    """Tell whether a folder is another one, is in it or contains it; None where they are apart.
+
+    Symbolic links and `..` in paths are followed, and the schemes of one store count as the same.
+    """
+    if folder.is_local != other.is_local:
+        return None
+    first, second = _parts(folder), _parts(other)
+    shorter = min(len(first), len(second))
+    if first[:shorter] != second[:shorter]:
+        return None
+    return "is" if len(first) == len(second) else "is in" if len(first) > len(second) else "contains"
 
 
 _SAME_STORE = {"s3a": "s3", "gcs": "gs", "abfss": "abfs", "az": "abfs"}

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 from conf.score import ScoreConfig
 from pipelines.connect import SentFile, send
 from pipelines.dataset.disk_errors import disk_errors
-from pipelines.dataset.files import PROGRESS_FOLDER
+from pipelines.dataset.files import PROGRESS_FOLDER, relation
 from pipelines.dataset.lock import hold
 from pipelines.dataset.notes import check_rejected, count_reasons
 from pipelines.locations import redacted
@@ -354,9 +354,11 @@ def _check_apart(source: Source, output: Folder) -> None:
     """Make sure that predictions are not written into what is scored, nor the other way round."""
     if source.where == source.kind:  # an archive without files
         return
-    first, second = (f"{Folder.at(folder)}/" for folder in (source.where, output))
-    if first.startswith(second) or second.startswith(first):
-        raise ValueError(f"--output {output} and --input {source.where} contain each other: choose another --output")
+    found = relation(output, Folder.at(source.where))
+    if found is not None:
+        raise ValueError(
+            f"--output {output} {found} --input {source.where}: choose another --output, outside of --input"
+        )
 
 
 class _Progress:

@@ -1,5 +1,6 @@
 """Scoring of a folder of images as a job. The model is a stand-in, and tasks are calls in this process."""
 
+import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -46,3 +47,27 @@ def test_an_output_that_cannot_be_written_is_named_by_its_argument(images: Path,
     message = r"file/a/b cannot be written \(.*: Not a directory\): choose another --output, or change its permissions"
     with pytest.raises(ValueError, match=message):
         score_images(images, tmp_path / "file" / "a" / "b")
+
+
+@pytest.mark.parametrize(
+    ("output", "relation"),
+    [("images/train", "is in"), ("images", "is"), ("", "contains"), ("link/new", "is in"), ("other/../images", "is")],
+)
+def test_output_and_input_may_not_contain_each_other(output: str, relation: str, images: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(images)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match=f"^--output .* {relation} --input {images}: choose another --output"):
+        score_images(images, tmp_path / output)
+    assert sorted(path.name for path in images.iterdir()) == ["train"]
+
+
+def test_output_and_input_may_not_contain_each_other_behind_urls(s3_folder: str) -> None:
+    folder = Folder.at(f"{s3_folder}/images/train")
+    for name in ("land/1.png", "sea/2.png"):
+        content = io.BytesIO()
+        Image.new("RGB", (8, 8)).save(content, "png")
+        folder.write(name, content.getvalue())
+    output = s3_folder.replace("s3://", "s3a://")
+    source = archive_source(ImageFolder(f"{s3_folder}/images", validation_fraction=0.0), samples_per_file=3)
+    with pytest.raises(ValueError, match=r"^--output s3a://.* is in --input s3://.*: choose another --output"):
+        score(None, MODEL, b"", source, Folder.at(f"{output}/images/new"), SETTINGS)  # type: ignore[arg-type]

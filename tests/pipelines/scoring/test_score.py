@@ -375,7 +375,7 @@ def foreign(folder: Path) -> str:
         ({"input": "nowhere"}, "nowhere does not exist"),
         ({"input": "archive"}, "is no prepared dataset: if it is a raw archive, say its layout with --set archive="),
         ({"output": foreign}, "holds thesis.txt, which is no predictions"),
-        ({"output": "dataset/train"}, "contain each other"),
+        ({"output": "dataset/train"}, "--output .*/dataset/train is in --input .*/dataset: choose another --output"),
         ({"set": "score.samples_per_file=5"}, "has no effect: --input .* is a prepared dataset"),
         ({"set": "archive=bigearthnet_v2"}, "has no effect: --input .* is a prepared dataset"),
         ({"set": "score.threshold=1.5"}, r"score\.threshold=1\.5"),
