@@ -17,7 +17,7 @@ from jobs.session import spark_session
 from pipelines.locations import absolute_location, local_path
 from pipelines.packages import CONVERSION, DELTA, require
 from pipelines.scoring.convert import Reference, open_reference
-from pipelines.scoring.ground import check_map_file, patch_metres, read_ground, write_map
+from pipelines.scoring.ground import check_map, check_map_file, patch_metres, read_ground, write_map
 from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, begun_thresholds, check_score, scored_before
 from pipelines.scoring.job import score as score_source
 from pipelines.scoring.model import ModelDescription, describe
@@ -41,19 +41,21 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
 
     Raises:
         FileNotFoundError: There is no such input.
-        ValueError: No such model, it does not fit the input, `output` is something else, or more samples are bad than
-            `score.max_rejected_fraction`.
+        ValueError: No such model, it does not fit the input, `output` is something else, the map would lie in input or
+            output or replace another file, or more samples are bad than `score.max_rejected_fraction`.
         RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues.
     """
     config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
-    source = _source(config, Folder.at(_location("--input", location)))
+    scored_folder, folder = Folder.at(_location("--input", location)), Folder.at(_location("--output", output))
+    source = _source(config, scored_folder)
     if map_file is not None:
         map_file = local_path(map_file, "map_file")
+        check_map(map_file, {"--input": scored_folder, "--output": folder})
         patch_metres(source.groups)
     elif config.score.map_tile is not None:
         raise ValueError(f"score.map_tile={config.score.map_tile} has no effect without --map FILE")
     served = find_model(model_uri)
-    model, folder = describe(served), Folder.at(_location("--output", output))
+    model = describe(served)
     thresholds = _thresholds(config, model, source, folder)
     settings = ScoreSettings(
         config.score.batch_size,

@@ -2,8 +2,9 @@
 
 import json
 import math
+import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,10 @@ from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from numpy.typing import NDArray
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
 from rasterio.warp import transform
 
+from pipelines.dataset.files import relation
 from pipelines.dataset.report.tables import shorten
 from pipelines.sample import ImageGroup
 from pipelines.scoring.output import FILE_NAME
@@ -42,6 +45,10 @@ _CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
 _FEATURES_AT_ONCE = 10_000
 _COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
 _SHOWN_TILES = 5
+_MARK = "Groundswell"
+"""What every file of a map says of its maker. Only such files are replaced."""
+_START = f'{{"type": "FeatureCollection", "made_by": "{_MARK}", "features": ['
+_SYSTEMS_OF_SENTINEL_2 = (*range(32601, 32661), *range(32701, 32761))  # EPSG codes of UTM's zones
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,62 @@ def check_map_file(path: str) -> Path:
     if not file.parent.is_dir():
         raise ValueError(f"--map {path}: there is no folder {str(file.parent)!r}")
     return file
+
+
+def check_map(file: Path, folders: Mapping[str, Folder]) -> None:
+    """Check the place of a map before anything is scored.
+
+    Args:
+        file: The map.
+        folders: Folders that hold nothing but their own files, by the argument that names each.
+
+    Raises:
+        ValueError: The map lies in one of the folders, or would replace a file that is no map of ours.
+    """
+    for argument, folder in folders.items():
+        found = relation(Folder(str(file.absolute())), folder)
+        if found in ("is", "is in"):
+            raise ValueError(f"--map {file} {found} {argument} {folder}: choose a file outside of that folder")
+    is_geotiff = file.suffix.lower() == ".tif"
+    _refuse_foreign(
+        [file, *(_of_system(file, code) for code in _SYSTEMS_OF_SENTINEL_2 if is_geotiff), _picture_of(file)], file
+    )
+
+
+def _refuse_foreign(files: Iterable[Path], map_file: Path) -> None:
+    """Make sure that files which a map would replace are those of an earlier map, or empty."""
+    for file in files:
+        if file.exists() and not _is_ours(file):
+            raise ValueError(
+                f"--map {map_file} would replace {file}, which is no map of this version: move or remove {file.name}, "
+                "or choose another file"
+            )
+
+
+def _is_ours(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    if not file.stat().st_size:
+        return True
+    if file.suffix.lower() == ".geojson":
+        with file.open("rb") as stream:
+            return stream.read(len(_START)) == _START.encode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        try:
+            with rasterio.open(file, driver="PNG" if file == _picture_of(file) else "GTiff") as raster:
+                tags = raster.tags()
+        except RasterioError:
+            return False
+    return _MARK in (tags.get("TIFFTAG_SOFTWARE"), tags.get("Software"))
+
+
+def _of_system(file: Path, code: int) -> Path:
+    return file.with_stem(f"{file.stem}-{code}")
+
+
+def _picture_of(file: Path) -> Path:
+    return file.with_suffix(".png")
 
 
 def patch_metres(groups: Sequence[ImageGroup]) -> float:
@@ -146,25 +209,27 @@ def write_map(found: GroundPredictions, file: Path) -> list[Path]:
     A GeoTIFF has one coordinate system: where there are several, each gets a file whose name ends in its EPSG code.
 
     Raises:
-        ValueError: A GeoTIFF is asked for, and the patches lie off a common grid, or too far apart.
+        ValueError: A file would be replaced that is no map of ours. A GeoTIFF is asked for, and the patches lie off a
+            common grid, or too far apart.
     """
-    files = [file]
-    if file.suffix.lower() == ".tif":
-        codes = np.unique(found.systems).tolist()
-        files = [file if len(codes) == 1 else file.with_stem(f"{file.stem}-{code}") for code in codes]
+    is_geotiff = file.suffix.lower() == ".tif"
+    codes = np.unique(found.systems).tolist()
+    files = [_of_system(file, code) for code in codes] if is_geotiff and len(codes) > 1 else [file]
+    picture = _picture_of(file)
+    _refuse_foreign([*files, picture], file)
+    if is_geotiff:
         for code, own in zip(codes, files, strict=True):
             _write_geotiff(found.of(code), own)
     else:
         _write_geojson(found, file)
-    picture = file.with_suffix(".png")
-    draw(found).savefig(picture, dpi=_DOTS_PER_INCH)
+    draw(found).savefig(picture, dpi=_DOTS_PER_INCH, metadata={"Software": _MARK})
     return [*files, picture]
 
 
 def _write_geojson(found: GroundPredictions, file: Path) -> None:
     """One feature a line: all of an archive at once would be gigabytes of Python objects."""
     with file.open("w") as stream:
-        stream.write('{"type": "FeatureCollection", "features": [')
+        stream.write(_START)
         separator = "\n"
         for feature in features(found):
             stream.write(separator + json.dumps(feature))
@@ -243,6 +308,7 @@ def _write_geotiff(found: GroundPredictions, file: Path) -> None:
         raster.write(pixels.astype(np.uint8), 1)
         colours = class_colours(len(found.class_names))
         raster.write_colormap(1, {index: _rgba(colour) for index, colour in enumerate(colours)})
+        raster.update_tags(TIFFTAG_SOFTWARE=_MARK)
         raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
 
 

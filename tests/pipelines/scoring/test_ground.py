@@ -17,6 +17,7 @@ from rasterio.warp import transform
 from pipelines.sample import ImageGroup
 from pipelines.scoring.ground import (
     GroundPredictions,
+    check_map,
     check_map_file,
     class_colours,
     draw,
@@ -182,6 +183,57 @@ def test_a_hundred_thousand_patches_are_drawn(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_a_map_is_refused(name: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=message):
         check_map_file(str(tmp_path / name))
+
+
+@pytest.mark.parametrize("place", ["output/map.geojson", "output/new/map.tif", "link/map.tif", "x/../output/map.tif"])
+def test_a_map_in_a_folder_of_predictions_is_refused(place: str, tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "link").symlink_to("output")
+    (tmp_path / "x").mkdir()
+    folders = {"--input": Folder.at(tmp_path / "input"), "--output": Folder.at(tmp_path / "output")}
+    with pytest.raises(ValueError, match=r"^--map .* is in --output .*/output: choose a file outside of that folder$"):
+        check_map(tmp_path / place, folders)
+    check_map(tmp_path / "output.tif", folders)
+
+
+FOUND: tuple[Any, ...] = ([32633, 32629], [600000.0, 500000.0], [5300040.0, 4600000.0], [1, 0])
+
+
+@pytest.mark.parametrize("name", ["map.geojson", "map.tif"])
+def test_a_map_replaces_an_earlier_map(name: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    for systems in (2, 1, 2):
+        check_map(file, {})
+        written = write_map(ground(*(column[:systems] for column in FOUND)), file)
+        assert all(path.stat().st_size for path in written)
+    (tmp_path / "map.png").write_bytes(b"")
+    check_map(file, {})
+
+
+@pytest.mark.parametrize(
+    ("name", "foreign", "systems"),
+    [
+        ("map.geojson", "map.geojson", 2),
+        ("map.geojson", "map.png", 2),
+        ("map.tif", "map.tif", 1),
+        ("map.tif", "map.png", 1),
+        ("map.tif", "map-32633.tif", 2),
+    ],
+)
+def test_a_map_replaces_no_other_file(name: str, foreign: str, systems: int, tmp_path: Path) -> None:
+    file, other = tmp_path / name, tmp_path / foreign
+    if other.suffix == ".geojson":
+        other.write_text('{"type": "FeatureCollection", "features": []}')
+    else:
+        Image.new("L", (4, 4)).save(other)
+    before = other.read_bytes()
+    message = f"^--map {file} would replace {other}, which is no map of this version: move or remove {foreign}, or"
+    with pytest.raises(ValueError, match=message):
+        check_map(file, {})
+    with pytest.raises(ValueError, match=message):
+        write_map(ground(*(column[:systems] for column in FOUND)), file)
+    assert [path.name for path in tmp_path.iterdir()] == [foreign]
+    assert other.read_bytes() == before
 
 
 def test_predictions_without_a_place_make_no_map(tmp_path: Path) -> None:

@@ -376,6 +376,7 @@ def foreign(folder: Path) -> str:
         ({"input": "archive"}, "is no prepared dataset: if it is a raw archive, say its layout with --set archive="),
         ({"output": foreign}, "holds thesis.txt, which is no predictions"),
         ({"output": "dataset/train"}, "--output .*/dataset/train is in --input .*/dataset: choose another --output"),
+        ({"map": "dataset/map.geojson"}, "--map .*map.geojson is in --input .*dataset: choose a file outside of that"),
         ({"set": "score.samples_per_file=5"}, "has no effect: --input .* is a prepared dataset"),
         ({"set": "archive=bigearthnet_v2"}, "has no effect: --input .* is a prepared dataset"),
         ({"set": "score.threshold=1.5"}, r"score\.threshold=1\.5"),
@@ -401,7 +402,7 @@ def test_bad_input_is_one_line_before_spark_starts(
     (tmp_path / "archive").symlink_to(small_archive)
     given = {"model": logged.uri, "input": "dataset", "output": "predictions", **arguments}
     output = given["output"](tmp_path) if callable(given["output"]) else given["output"]
-    settings = ["--set", given["set"]] if "set" in given else []
+    settings = [part for name in ("set", "map") if name in given for part in (f"--{name}", given[name])]
     line = ["score", "--model", given["model"], "--input", given["input"], "--output", output, *settings]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", given.get("store", logged.store))
     assert cli.execute(line) == (4 if "store" in given else 2)
