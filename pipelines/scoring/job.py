@@ -35,6 +35,7 @@ from pipelines.scoring.output import (
     note_name,
     read_identity,
     refuse_another,
+    remove_notes,
     write_note,
     write_rejected,
 )
@@ -202,6 +203,7 @@ def score(
             if output.exists(DELTA_LOG_FILE):  # it names the lost file
                 output.remove(DELTA_LOG_FILE)
             output.remove(FILE_NAME)
+        remove_notes(output, set(files) - found.keys())  # a retry would take these parts for finished by old notes
         if found:
             say(f"{len(found)} of {len(files)} parts are finished already")
         written = _write(spark, model, file, converted, source, output, settings, found, say, progress)

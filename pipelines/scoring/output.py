@@ -72,6 +72,14 @@ def write_note(part: WrittenPart, output: Folder) -> None:
     output.write(note_name(part.file), json.dumps(asdict(part)).encode())
 
 
+def remove_notes(output: Folder, files: Collection[str]) -> None:
+    """Remove the notes of some parts, which are not finished any more."""
+    noted = set(output.names(PROGRESS_FOLDER))
+    for file in files:
+        if PurePosixPath(note_name(file)).name in noted:
+            output.remove(note_name(file))
+
+
 def check_ours(output: Folder) -> None:
     """Make sure that a folder holds nothing but predictions, finished or not.
 

@@ -4,16 +4,20 @@ import io
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from pipelines import tasks
 from pipelines.archives.image_folder import ImageFolder
 from pipelines.scoring.job import Scored, ScoreSettings, score
 from pipelines.scoring.model import ModelDescription, ModelInput
 from pipelines.scoring.source import archive_source
 from pipelines.storage import Folder
+from pipelines.tasks import LostWorkerError
 
 pytestmark = pytest.mark.usefixtures("_without_spark")
 MODEL = ModelDescription(
@@ -47,6 +51,33 @@ def test_an_output_that_cannot_be_written_is_named_by_its_argument(images: Path,
     message = r"file/a/b cannot be written \(.*: Not a directory\): choose another --output, or change its permissions"
     with pytest.raises(ValueError, match=message):
         score_images(images, tmp_path / "file" / "a" / "b")
+
+
+def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, bad = tmp_path / "output", images / "train" / "land" / "01.png"
+    size = bad.stat().st_size
+    bad.write_bytes(bytes(size))
+    with pytest.raises(ValueError, match="1 of 12 samples are bad"):
+        score_images(images, output)
+    write_image(bad, 1)
+    assert bad.stat().st_size == size
+    run, seen = tasks.run_tasks, []
+
+    def dying(*arguments: Any, **settings: Any) -> list[Any]:
+        seen.append(sorted(path.name for path in (output / "_progress").glob("*.parquet.json")))
+        if len(seen) == 1:
+            raise LostWorkerError("a Python worker died")
+        return run(*arguments, **settings)
+
+    monkeypatch.setattr(tasks, "run_tasks", dying)
+    lines: list[str] = []
+    scored = score_images(images, output, lines.append)
+    assert "a Python worker died; what is not finished is tried again, attempt 2 of 4" in lines
+    assert seen == [[f"train-part-{number:05d}.parquet.json" for number in (1, 2, 3)]] * 2
+    assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
+    assert pq.read_table(output / "_rejected.parquet").num_rows == 0
 
 
 @pytest.mark.parametrize(
