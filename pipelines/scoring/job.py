@@ -42,12 +42,12 @@ from pipelines.scoring.output import (
 from pipelines.scoring.parts import Part
 from pipelines.scoring.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source
-from pipelines.scoring.write import NOT_FINITE, Scorer
+from pipelines.scoring.write import Scorer
 from pipelines.storage import Folder, StorageError
 from pipelines.tasks import is_local_mode, run_until_done, watched
 
 _LESS_MEMORY = "a smaller score.batch_size"
-_THRESHOLD = "score.threshold"
+_THRESHOLD, _FINGERPRINT = "score.threshold", "input_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -140,13 +140,16 @@ def check_score(
     identity = _identity(model, source, settings)
     existing = read_identity(output)
     if existing is not None:
+        earlier = source.earlier_fingerprint
+        if earlier is not None and existing.get(_FINGERPRINT) == earlier:
+            identity[_FINGERPRINT] = earlier  # which covers the sizes: the notes of earlier versions do not
         refuse_another(existing, identity, output)
     files = [part.file for part in source.parts]
     found = find_written(output, files)
-    mended = _mended(source, found)
-    complete = is_complete(output, files) and not mended
+    outdated = _outdated(source, found)
+    complete = is_complete(output, files) and not outdated
     if not complete:  # more samples may be bad, and not fewer; finished predictions stay finished
-        kept = [row for file, part in found.items() if file not in mended for row in part.rejected]
+        kept = [row for file, part in found.items() if file not in outdated for row in part.rejected]
         _check_rejected([*source.rejected, *kept], source, output, settings)
     return identity, complete and (not settings.as_delta or output.exists(DELTA_LOG_FILE))
 
@@ -165,8 +168,8 @@ def score(
     """Write the predictions of all samples: one Parquet file per part of the source, and `predictions.json` last.
 
     Every file appears whole, at once. The same call again continues with the parts that are not finished, and those of
-    which rejected samples can be read now; on other finished predictions it does nothing. Each sample is in exactly one
-    file, or in `_rejected.parquet` with its reason.
+    which rejected samples can be read now or files were replaced by others of another size; on other finished
+    predictions it does nothing. Each sample is in exactly one file, or in `_rejected.parquet` with its reason.
 
     Args:
         spark: Session whose executors see input and output.
@@ -189,10 +192,13 @@ def score(
         return scored_before(source, output)
     with disk_errors(output, "--output"), hold(output) as still_held:
         found = find_written(output, files)
-        mended = _mended(source, found)
-        if mended:
-            say(f"{len(mended)} parts are scored again, as samples that were rejected can be read now")
-            found = {file: part for file, part in found.items() if file not in mended}
+        outdated = _outdated(source, found)
+        if outdated:
+            say(
+                f"{len(outdated)} parts are scored again, as samples that were rejected can be read now, or files were "
+                "replaced"
+            )
+            found = {file: part for file, part in found.items() if file not in outdated}
         converted = converted_model(model, file, settings.runtime, settings.reference, output, say)
         begin(output, identity)
         if converted is not None:
@@ -236,15 +242,18 @@ def _check_rejected(
     check_rejected(rejected, total, "score.max_rejected_fraction", settings.max_rejected_fraction, report)
 
 
-def _mended(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
-    """The finished parts with a sample that could not be read then, and can be read now."""
-    mended = set()
+def _outdated(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
+    """The finished parts of which a rejected sample can be read now, or the file of another sample was replaced."""
+    outdated = set()
     for part in source.parts:
-        rejected = found[part.file].rejected if part.file in found else []
-        unread = [row["id"] for row in rejected if row["reason"] != NOT_FINITE]
-        if unread and part.can_read_any(unread):
-            mended.add(part.file)
-    return mended
+        written = found.get(part.file)
+        if written is None:
+            continue
+        before, unread = written.sizes_digest, written.unread
+        was_replaced = before is not None and part.digest_of_sizes(unread) != before
+        if was_replaced or (unread and part.can_read_any(unread)):
+            outdated.add(part.file)
+    return outdated
 
 
 def scored_before(source: Source, output: Folder) -> Scored:
@@ -263,7 +272,7 @@ def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) 
         "model_version": model.version,
         "input": source.where,
         "input_kind": source.kind,
-        "input_fingerprint": source.fingerprint,
+        _FINGERPRINT: source.fingerprint,
         **({_THRESHOLD: _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
         "score.runtime": settings.runtime,
         **({"reference_fingerprint": reference.fingerprint} if reference is not None else {}),

@@ -24,6 +24,8 @@ FILE_NAME = "predictions.json"
 REJECTED_FILE = "_rejected.parquet"
 """Readers that search folders for Parquet files pass over names with a leading underscore."""
 FORMAT_VERSION = 1
+NOT_FINITE = "probabilities are not finite"
+"""Reason of a rejected sample that could be read."""
 _MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
 CONVERTED_FILE, ACCEPTANCE_FILE = "_converted_model.zip", "_converted_model.json"
 """The model that OpenVINO runs, and how it compares with Keras's: a job that continues uses the same one."""
@@ -55,6 +57,13 @@ class WrittenPart:
     """Rows of `REJECTED_SCHEMA`."""
     computed_by: str
     """Runtime, and the processor features that it used."""
+    sizes_digest: str | None = None
+    """`Part.digest_of_sizes` of the samples that could be read; None where no size is known."""
+
+    @property
+    def unread(self) -> list[str]:
+        """Ids of the samples that could not be read."""
+        return [row["id"] for row in self.rejected if row["reason"] != NOT_FINITE]
 
     @property
     def samples(self) -> int:
@@ -211,12 +220,15 @@ def finish(
         **described,
         "predictions": sum(part.rows for part in parts),
         "rejected": rejected,
-        "parts": [
-            {"file": part.file, "rows": part.rows, "size": part.size, "computed_by": part.computed_by} for part in parts
-        ],
+        "parts": [_described(part) for part in parts],
     }
     output.write(FILE_NAME, json.dumps(values, indent=1).encode())
     clean_up(output, {part.file for part in parts})
+
+
+def _described(part: WrittenPart) -> dict[str, Any]:
+    values = {"file": part.file, "rows": part.rows, "size": part.size, "computed_by": part.computed_by}
+    return values if part.sizes_digest is None else {**values, "sizes_digest": part.sizes_digest}
 
 
 def clean_up(output: Folder, files: Collection[str]) -> None:

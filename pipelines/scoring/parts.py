@@ -1,5 +1,6 @@
 """What one Spark task scores: a shard of a dataset, or some samples of a raw archive, read batch by batch."""
 
+import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -68,6 +69,9 @@ class Part(Protocol):
     def can_read_any(self, ids: Collection[str]) -> bool:
         """Whether any of these samples, which were rejected, can be read now."""
 
+    def digest_of_sizes(self, without: Collection[str]) -> str | None:
+        """Compute a digest of the sizes of all files but those of some samples; None where no size is known."""
+
 
 @dataclass(frozen=True)
 class DatasetPart:
@@ -103,6 +107,9 @@ class DatasetPart:
                 reader.gather(np.array([row]))
                 return True
         return False
+
+    def digest_of_sizes(self, without: Collection[str]) -> None:
+        """See `Part.digest_of_sizes`; the dataset's own digest covers its shards."""
 
     def _read(self, reader: SplitReader, pool: BufferPool, known: pa.Table, start: int, batch_size: int) -> SampleBatch:
         rows = np.arange(start, min(start + batch_size, self.rows))
@@ -178,6 +185,14 @@ class ArchivePart:
         index = index.filter(pc.is_in(index["id"], pa.array(left, pa.string())))
         with ThreadPoolExecutor(_REMOTE_READS if not is_local(self.archive.root) else _READS) as pool:
             return any(pool.map(self._can_read, index.select(["id", "paths"]).to_pylist()))
+
+    def digest_of_sizes(self, without: Collection[str]) -> str | None:
+        """See `Part.digest_of_sizes`."""
+        index = pa.ipc.open_stream(self.samples).read_all()
+        sizes = index["size"].filter(pc.invert(pc.is_in(index["id"], pa.array(without, pa.string()))))
+        if sizes.null_count == len(sizes):
+            return None
+        return hashlib.sha256(sizes.fill_null(-1).to_numpy().tobytes()).hexdigest()
 
     def _can_read(self, sample: dict[str, Any]) -> bool:
         out = {group.name: np.zeros(group.shape, group.dtype) for group in self.archive.description.groups}

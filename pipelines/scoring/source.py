@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -30,7 +31,7 @@ class Source:
     kind: str
     """`DATASET`, or the kind of the archive."""
     fingerprint: str
-    """Digest of its samples: another one means other samples."""
+    """Digest of its samples: another one means other samples. The sizes of an archive's files are not part of it."""
     task: Task
     class_names: tuple[str, ...]
     groups: tuple[ImageGroup, ...]
@@ -39,6 +40,8 @@ class Source:
     """Rows of `REJECTED_SCHEMA`: what the archive's metadata holds and is no sample of any part."""
     samples_per_file: int | None = None
     """Largest number of samples of a part of a raw archive."""
+    earlier_fingerprint: str | None = None
+    """The digest that earlier versions had of an archive, with the sizes of its files."""
 
 
 def is_dataset(location: Folder) -> bool:
@@ -105,8 +108,13 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
             part = samples.slice(start, end - start)
             bad = tuple(unusable[name] for name in part["id"].to_pylist() if name in unusable) if unusable else ()
             parts.append(ArchivePart(f"{split}-part-{number:05d}.parquet", len(part), archive, _stream(part), bad))
-    identity = [index_digest(index.samples), describe(description, archive.read_settings), samples_per_file]
-    fingerprint = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    column = index.samples.schema.get_field_index("size")
+    size = index.samples.schema.field(column)
+    without_sizes = index.samples.set_column(column, size, pa.nulls(len(index.samples), size.type))
+    fingerprint, earlier_fingerprint = (
+        _digest([index_digest(samples), describe(description, archive.read_settings), samples_per_file])
+        for samples in (without_sizes, index.samples)
+    )
     return Source(
         archive.root or description.kind,
         description.kind,
@@ -117,7 +125,12 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         tuple(parts),
         tuple(index.rejected.to_pylist()),
         samples_per_file,
+        earlier_fingerprint,
     )
+
+
+def _digest(identity: list[Any]) -> str:
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
 
 
 def _stream(table: pa.Table) -> bytes:

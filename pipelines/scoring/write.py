@@ -1,7 +1,7 @@
 """One part of the predictions, written by one Spark task: whole or not there."""
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -13,14 +13,13 @@ from pipelines.connect import SentFile
 from pipelines.dataset.shard import rejection
 from pipelines.sample import Task
 from pipelines.scoring.model import ModelDescription
-from pipelines.scoring.output import WrittenPart, write_note
+from pipelines.scoring.output import NOT_FINITE, WrittenPart, write_note
 from pipelines.scoring.parts import KNOWN_SCHEMA, Part, SampleBatch
 from pipelines.scoring.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
 from pipelines.scoring.processor import Runtime, used_features, why_unusable
 from pipelines.storage import Folder
 
 _ROWS_PER_GROUP = 8192
-NOT_FINITE = "probabilities are not finite"
 
 PREDICTION_SCHEMA = pa.schema(
     [
@@ -66,6 +65,7 @@ class Scorer:
                 rows, rejected = self._write_batches(part, predict, writer)
             size = path.stat().st_size
         written = WrittenPart(part.file, rows, size, rejected, used)
+        written = replace(written, sizes_digest=part.digest_of_sizes(written.unread))
         write_note(written, self.output)
         return written
 

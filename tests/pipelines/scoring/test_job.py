@@ -1,18 +1,24 @@
 """Scoring of a folder of images as a job. The model is a stand-in, and tasks are calls in this process."""
 
+import hashlib
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from pipelines import tasks
 from pipelines.archives.image_folder import ImageFolder
+from pipelines.archives.image_table import ImageTable
+from pipelines.dataset.identity import describe
+from pipelines.dataset.index import index_digest
 from pipelines.scoring.job import Scored, ScoreSettings, score
 from pipelines.scoring.model import ModelDescription, ModelInput
 from pipelines.scoring.source import archive_source
@@ -51,6 +57,92 @@ def test_an_output_that_cannot_be_written_is_named_by_its_argument(images: Path,
     message = r"file/a/b cannot be written \(.*: Not a directory\): choose another --output, or change its permissions"
     with pytest.raises(ValueError, match=message):
         score_images(images, tmp_path / "file" / "a" / "b")
+
+
+def written_parts(output: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in output.glob("*-part-*.parquet")}
+
+
+def changed_parts(output: Path, before: dict[str, int]) -> list[int]:
+    now = written_parts(output)
+    assert now.keys() == before.keys()
+    return [number for number, name in enumerate(sorted(now)) if now[name] != before[name]]
+
+
+def test_mended_and_replaced_files_of_other_sizes_have_their_parts_scored_again(images: Path, tmp_path: Path) -> None:
+    output, files = tmp_path / "output", sorted(images.glob("train/*/*.png"))
+    good = files[4].read_bytes()
+    files[4].write_bytes(good[:50])
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"1 of 12 samples are bad .* and the same command continues"):
+            score_images(images, output)
+    parts = written_parts(output)
+    files[4].write_bytes(good[:60])
+    assert score_images(images, output, allowed=0.1).rejected == 1
+    assert changed_parts(output, parts) == [], "it is as bad as before"
+
+    files[4].write_bytes(good)
+    scored = score_images(images, output)
+    assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
+    assert changed_parts(output, parts) == [1]
+
+    parts = written_parts(output)
+    Image.new("RGB", (8, 8), "white").save(files[9])
+    lines: list[str] = []
+    assert score_images(images, output, lines.append).new == 3
+    assert changed_parts(output, parts) == [3]
+    assert any(line.startswith("1 parts are scored again, as ") for line in lines)
+    (first, *others) = pq.read_table(output / "train-part-00003.parquet")["probabilities"].to_pylist()
+    assert first == [1.0, 1.0]
+    assert [1.0, 1.0] not in others
+    assert score_images(images, output).new == 0
+
+
+def test_a_mended_row_of_a_table_has_the_parts_of_its_file_scored_again(images: Path, tmp_path: Path) -> None:
+    output, files = tmp_path / "output", sorted(images.glob("train/*/*.png"))
+    (tmp_path / "table").mkdir()
+
+    def write_table(number: int, contents: list[bytes]) -> None:
+        columns = {"image": [{"bytes": content} for content in contents], "label": ["land", "sea"] * 3}
+        pq.write_table(pa.table(columns), tmp_path / "table" / f"train-{number}.parquet")
+
+    def score_table() -> Scored:
+        table = ImageTable(str(tmp_path / "table"), validation_fraction=0.0)
+        source = archive_source(table, samples_per_file=3)
+        return score(None, MODEL, b"", source, Folder.at(output), SETTINGS)  # type: ignore[arg-type]
+
+    contents = [file.read_bytes() for file in files]
+    write_table(0, [contents[0][:50], *contents[1:6]])
+    write_table(1, contents[6:])
+    with pytest.raises(ValueError, match="1 of 12 samples are bad"):
+        score_table()
+    parts = written_parts(output)
+    write_table(0, contents[:6])
+    scored = score_table()
+    assert (scored.predictions, scored.rejected) == (12, 0)
+    assert changed_parts(output, parts) == [0, 1]
+
+
+def test_predictions_of_an_earlier_version_continue_while_no_file_has_another_size(
+    images: Path, tmp_path: Path
+) -> None:
+    output, archive = tmp_path / "output", ImageFolder(str(images), validation_fraction=0.0)
+    score_images(images, output)
+    manifest = json.loads((output / "predictions.json").read_text())
+    # Its fingerprint covered the sizes of the files, and its list of parts did not.
+    identity = [index_digest(archive.index().samples), describe(archive.description, archive.read_settings), 3]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    manifest["identity"]["input_fingerprint"] = digest
+    for part in manifest["parts"]:
+        part.pop("sizes_digest", None)
+    (output / "predictions.json").write_text(json.dumps(manifest))
+    assert score_images(images, output).new == 0
+    (output / "train-part-00002.parquet").unlink()
+    assert score_images(images, output).new == 3
+    assert score_images(images, output).new == 0
+    (images / "train" / "sea" / "06.png").write_bytes(b"")
+    with pytest.raises(ValueError, match=r"holds other predictions \(input_fingerprint"):
+        score_images(images, output)
 
 
 def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
