@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.archives.class_folders import list_folder
-from pipelines.archives.files import is_local, join
+from pipelines.archives.files import is_folder, is_local, join
 from pipelines.storage import Folder
 
 INCOMPLETE = "_groundswell_incomplete"
 """File in a folder while a DataFrame is written into it."""
 _SUFFIX = ".parquet"
+_DELTA_LOG, _HUDI_LOG, _ICEBERG_LOG, _ICEBERG_SUFFIX = "_delta_log", ".hoodie", "metadata", ".metadata.json"
 _DEPTH = 3
 _CACHED_BYTES = 1 << 29
 _OPEN_FILES = 64
@@ -30,7 +31,8 @@ def list_parquet_files(root: str) -> list[tuple[str, int]]:
     Raises:
         FileNotFoundError: There is no such folder.
         ValueError: There are no Parquet files in it, or not all that are to be there, or some that are not read: links
-            that lead out of the folder, and files in folders of more than two levels.
+            that lead out of the folder, and files in folders of more than two levels. Or a folder is a table whose log
+            says which of its rows are valid.
     """
     if root.endswith(_SUFFIX):
         folder, _, name = root.rpartition("/")
@@ -49,11 +51,17 @@ def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
         raise ValueError(
             f"{root}: a DataFrame was not written into it to its end: remove the folder, and prepare it again"
         )
+    prefix = f"{folder}/" if folder else ""
+    kind = _kind_of_table(root, prefix, contents.folders)
+    if kind is not None:
+        raise ValueError(
+            f"{join(root, folder)} is {kind} table, whose folder keeps removed rows: read it with Spark, and pass the "
+            "DataFrame (`groundswell.prepare(config, table=frame)`) or write it as Parquet files"
+        )
     for row in contents.rejected:
         if row["id"].endswith(_SUFFIX):
             what = f"{row['reason']} {row['detail']}".strip()
             raise ValueError(f"{join(root, row['id'])}: {what}, which is not read: put the file itself there")
-    prefix = f"{folder}/" if folder else ""
     found = [(f"{prefix}{name}", size) for name, size in contents.files if name.endswith(_SUFFIX) and name[0] != "_"]
     if found and depth == 0:
         raise ValueError(
@@ -64,6 +72,18 @@ def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
         if name[0] != "_":
             found += _list(root, f"{prefix}{name}", depth - 1)
     return found
+
+
+def _kind_of_table(root: str, prefix: str, folders: list[str]) -> str | None:
+    """The format of a table with a log, without which removed rows and old versions of rows are read too."""
+    if _DELTA_LOG in folders:
+        return "a Delta"
+    if is_folder(join(root, f"{prefix}{_HUDI_LOG}")):
+        return "a Hudi"
+    if _ICEBERG_LOG in folders:
+        names = [name for name, _ in list_folder(root, f"{prefix}{_ICEBERG_LOG}").files]
+        return "an Iceberg" if any(name.endswith(_ICEBERG_SUFFIX) for name in names) else None
+    return None
 
 
 class ParquetRows:

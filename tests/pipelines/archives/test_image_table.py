@@ -26,6 +26,7 @@ from pipelines.archives.parquet_files import INCOMPLETE, ParquetRows
 from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
+from pipelines.storage import Folder
 
 
 def pixels(number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray:
@@ -102,6 +103,47 @@ def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
     deep = hugging_face(root / "a" / "b" / "c" / "train-2.parquet", [0, 1])
     with pytest.raises(ValueError, match=rf"{deep}: lies deeper than 2 folders below the archive"):
         ImageTable(str(root)).index()
+
+
+@pytest.mark.parametrize("scheme", ["", "memory:/"])
+@pytest.mark.parametrize("inside", ["", "/a", "/a/b"])
+@pytest.mark.parametrize(
+    ("kind", "data", "log"),
+    [
+        ("a Delta", "train-0.parquet", "_delta_log/00000000000000000000.json"),
+        ("a Hudi", "train/0.parquet", ".hoodie/hoodie.properties"),
+        ("an Iceberg", "data/train-0.parquet", "metadata/v1.metadata.json"),
+    ],
+)
+def test_tables_with_a_log_are_refused(
+    tmp_path: Path, scheme: str, inside: str, kind: str, data: str, log: str
+) -> None:
+    table = Folder.at(f"{scheme}{tmp_path}/archive{inside}")
+    file = hugging_face(tmp_path / "x.parquet", [0, 1])
+    for name, content in ((data, file.read_bytes()), (log, b"")):
+        table.make(str(Path(name).parent))
+        table.write(name, content)
+    with pytest.raises(ValueError, match=rf"^{table} is {kind} table, whose folder keeps removed rows: ") as caught:
+        ImageTable(f"{scheme}{tmp_path}/archive").index()
+    assert "\n" not in str(caught.value)
+
+
+def test_removed_rows_of_a_delta_table_do_not_come_back(tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    for labels in (["wrong", "wrong"], ["a", "b"]):
+        images = [png(row) for row in range(2)]
+        write_deltalake(tmp_path, pa.table({"image": images, "label": labels}), mode="overwrite")
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+    with pytest.raises(ValueError, match="is a Delta table"):
+        ImageTable(str(tmp_path)).index()
+
+
+def test_a_folder_may_be_called_metadata(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "data" / "train-0.parquet", [0, 1])
+    hugging_face(tmp_path / "metadata" / "train-1.parquet", [0, 1])
+    (tmp_path / "metadata" / "about.json").write_text("{}")
+    assert len(ImageTable(str(tmp_path)).index().samples) == 4
 
 
 def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
