@@ -18,7 +18,7 @@ from pipelines.archives.archive import (
 from pipelines.archives.files import is_local
 from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
 from pipelines.dataset.identity import Identity, describe
-from pipelines.dataset.index import compare, index_digest, keep_known, read_index
+from pipelines.dataset.index import compare, has_digest, keep_known, read_index
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest
 from pipelines.dataset.notes import WrittenShard, read_all_notes, read_notes
 from pipelines.dataset.shard import ShardPlan, rejection
@@ -154,11 +154,11 @@ def reconcile(existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIn
     Raises:
         ValueError: The archive's samples changed; says how many.
     """
-    if existing.identity.index == index_digest(index.samples):
+    if has_digest(index.samples, existing.identity.index):
         return index
     before = read_index(existing.folder)
     is_finished = existing.manifest is not None
-    if is_finished and before is not None and index_digest(before) != existing.identity.index:
+    if is_finished and before is not None and not has_digest(before, existing.identity.index):
         before = None  # it is that of other shards
     if before is None:
         if not existing.notes and not is_finished:

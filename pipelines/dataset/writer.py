@@ -24,7 +24,7 @@ from pipelines.dataset.files import (
     remove_files,
 )
 from pipelines.dataset.identity import Identity, describe
-from pipelines.dataset.index import index_digest, read_index, write_index
+from pipelines.dataset.index import has_digest, index_digest, read_index, write_index
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
 from pipelines.dataset.notes import WrittenShard, check_rejected, write_all_notes, write_note
@@ -212,7 +212,9 @@ class _Job:
         for existing in sources:
             found = find_usable(existing, plans, self.archive)
             usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
-        return _Stock(index, replace(identity, index=index_digest(index.samples)), plans, usable)
+        digests = (existing.identity.index for existing in sources)
+        known = next((digest for digest in digests if has_digest(index.samples, digest)), None)
+        return _Stock(index, replace(identity, index=known or index_digest(index.samples)), plans, usable)
 
     def verified(self, folder: Folder, usable: Usable) -> Usable:
         """Leave out the shards whose rows differ from their checksums."""
@@ -323,7 +325,7 @@ class _Job:
         if finished is not None and not self.dataset.is_local:
             staging.remove(FILE_NAME)
         kept = read_index(staging) if unfinished is not None else None
-        if kept is None or index_digest(kept) != stock.identity.index:  # the mark alone may be of this run
+        if kept is None or not has_digest(kept, stock.identity.index):  # the mark alone may be of this run
             write_index(stock.index.samples, staging)
         return staging
 
@@ -362,8 +364,8 @@ class _Job:
     def manifest(self, stock: _Stock, written: dict[str, WrittenShard]) -> Manifest:
         """Describe the dataset that these shards make."""
         splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
-        source = index_digest(stock.index.samples)
-        rejected = self.rejected(stock, written)
+        source, rejected = stock.identity.index, self.rejected(stock, written)
+        assert source is not None
         archive = self.archive
         return summarise(archive.description, splits, self.settings, archive.read_settings, source, rejected)
 

@@ -1,9 +1,13 @@
+import datetime
+import hashlib
+from pathlib import Path
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveIndex, index_table
-from pipelines.dataset.index import compare, index_digest, keep_known, read_index, write_index
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
+from pipelines.dataset.index import compare, has_digest, index_digest, keep_known, read_index, write_index
 from pipelines.storage import Folder
 
 
@@ -27,6 +31,43 @@ def test_the_digest_is_of_the_rows_and_not_of_their_chunks() -> None:
     assert digest == index_digest(BEFORE.take(pa.array(np.arange(3))))
     assert digest != index_digest(BEFORE.slice(1))
     assert digest != index_digest(samples(a=("train", [1]), b=("train", [2]), c=("test", [4])))
+
+
+def test_the_digest_is_that_of_earlier_versions() -> None:
+    assert index_digest(BEFORE) == "b31461a5f1289813184a80cbc9d38983e5a0c6e8dcfb053c856b48683621ce37"
+
+
+COLUMNS = {name: BEFORE[name] for name in ("id", "split", "labels", "paths")} | {
+    "acquisition_date": pa.array([datetime.date(2017, 6, 13), None, datetime.date(2017, 6, 14)])
+}
+
+
+@pytest.fixture
+def values_under_nulls() -> pa.Table:
+    """Flags that are all null, although two of them have a value."""
+    buffers = [pa.py_buffer(b"\0"), pa.array([0, 1, 2, 2], pa.int32()).buffers()[1]]
+    kind, values = INDEX_SCHEMA.field("flags").type, pa.array(["snow", "snow"])
+    return index_table({**COLUMNS, "flags": pa.Array.from_buffers(kind, 3, buffers, children=[values])})
+
+
+def test_the_digest_is_not_of_what_lies_under_nulls(values_under_nulls: pa.Table, tmp_path: Path) -> None:
+    write_index(values_under_nulls, Folder.at(tmp_path))
+    kept = read_index(Folder.at(tmp_path))
+    assert kept is not None
+    assert kept.equals(values_under_nulls)
+    assert index_digest(values_under_nulls) == index_digest(kept) == index_digest(index_table(COLUMNS))
+
+
+def test_digests_of_earlier_versions_are_of_the_bytes(values_under_nulls: pa.Table) -> None:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, INDEX_SCHEMA) as writer:
+        writer.write_table(values_under_nulls)
+    earlier = hashlib.sha256(sink.getvalue()).hexdigest()
+    assert earlier != index_digest(values_under_nulls)
+    assert has_digest(values_under_nulls, earlier)
+    assert has_digest(values_under_nulls, index_digest(values_under_nulls))
+    assert not has_digest(BEFORE, earlier)
+    assert not has_digest(BEFORE, None)
 
 
 def test_what_is_added_removed_changed_and_moved() -> None:

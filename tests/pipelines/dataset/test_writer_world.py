@@ -9,7 +9,7 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +28,11 @@ from pipelines.archives.archive import (
 )
 from pipelines.dataset import lease, spark_job, staging, writer
 from pipelines.dataset.files import check_apart
-from pipelines.dataset.index import index_digest, read_index
+from pipelines.dataset.index import _digest_of_bytes, index_digest, read_index
 from pipelines.dataset.manifest import Manifest, write_manifest
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.spark_job import PrepareProgress
+from pipelines.dataset.staging import read_mark
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
@@ -480,6 +481,54 @@ def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
     manifest, kept = world.prepare(), read_index(Folder.at(world.dataset))
     assert kept is not None
     assert index_digest(kept) == manifest.source_fingerprint
+
+
+@pytest.fixture
+def values_under_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The index is the same, with other bytes."""
+    index = Numbers.index
+
+    def with_values(archive: Numbers) -> ArchiveIndex:
+        found = index(archive)
+        rows, place = len(found.samples), INDEX_SCHEMA.get_field_index("flags")
+        offsets = pa.array(range(rows + 1), pa.int32()).buffers()[1]
+        validity, values = pa.py_buffer(bytes(rows)), pa.array(["snow"] * rows)
+        flags = pa.Array.from_buffers(INDEX_SCHEMA.field(place).type, rows, [validity, offsets], children=[values])
+        return replace(found, samples=found.samples.set_column(place, INDEX_SCHEMA.field(place), flags))
+
+    monkeypatch.setattr(Numbers, "index", with_values)
+
+
+def test_what_lies_under_nulls_of_the_index_is_no_change(
+    world: World, undisturbed: dict[str, str], values_under_nulls: None
+) -> None:
+    damage(world, "s001")
+    world.prepare()
+    mend(world, "s001")
+    world.prepare()
+    assert world.said("1 shards with rejected records that changed")
+    assert content(world.dataset) == undisturbed
+
+
+def test_a_dataset_with_a_digest_of_earlier_versions_keeps_it(
+    world: World, tasks: Tasks, values_under_nulls: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs know the dataset by its fingerprint, which covers the digest."""
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "index_digest", _digest_of_bytes)
+        interrupted(world, tasks, 4)
+        before = read_mark(Folder.at(f"{world.dataset}.incomplete"))
+    manifest = world.prepare()
+    assert len(tasks.shards) == 2
+    assert before is not None
+    assert before.identity.index != index_digest(Numbers(str(world.archive)).index().samples)
+    assert manifest.source_fingerprint == before.identity.index
+    whole = content(world.dataset)
+    world.prepare()
+    assert world.said("finished already")
+    Path(world.dataset, "train/part-00001.parquet").unlink()
+    world.prepare()
+    assert content(world.dataset) == whole
 
 
 def test_labels_of_samples_that_are_not_written_yet_may_change(world: World, tasks: Tasks) -> None:
