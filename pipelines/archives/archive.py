@@ -157,8 +157,34 @@ class Archive(Protocol):
         """
 
 
+def read_into(archive: Archive, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
+    """Read one sample as `Archive.read` does, and make sure that floating-point pixels are finite numbers.
+
+    Raises:
+        BadRecordError: As `Archive.read`, or a band has a NaN or an infinite value.
+    """
+    place = archive.read(paths, out)
+    for group in archive.description.groups:
+        pixels = out[group.name]
+        if pixels.dtype.kind != "f" or np.isfinite(pixels).all():
+            continue
+        wrong = np.count_nonzero(~np.isfinite(pixels), axis=(0, 1))
+        band = int(np.flatnonzero(wrong)[0])
+        root = f"{archive.root.rstrip('/')}/" if archive.root else ""
+        raise BadRecordError(
+            f"{root}{', '.join(paths)}, band {group.bands[band]} of {group.name}",
+            "NaN" if np.isnan(pixels[..., band]).any() else "infinite value",
+            f"{wrong[band]} of {pixels[..., band].size} pixels",
+        )
+    return place
+
+
 def read_sample(archive: Archive, paths: Sequence[str]) -> dict[str, NDArray[Any]]:
-    """Read one sample into new arrays, by image group."""
+    """Read one sample into new arrays, by image group.
+
+    Raises:
+        BadRecordError: As `read_into`.
+    """
     out = {group.name: np.empty(group.shape, group.dtype) for group in archive.description.groups}
-    archive.read(paths, out)
+    read_into(archive, paths, out)
     return out

@@ -73,8 +73,7 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
         Where the patch lies, by its first band.
 
     Raises:
-        BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype, or has values
-            that are no numbers.
+        BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype.
     """
     stem = f"{folder}/{folder.rpartition('/')[2]}"
     georeference = None
@@ -83,30 +82,20 @@ def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDAr
         for position, band in enumerate(group.bands):
             pixels = image[..., position]
             is_first = group is groups[0] and position == 0
-            path, found = _read_either_suffix(f"{stem}_{band}.tif", pixels, locate=is_first)
+            found = _read_either_suffix(f"{stem}_{band}.tif", pixels, locate=is_first)
             if is_first:
                 georeference = found
-            if pixels.dtype.kind == "f":
-                _check_numbers(path, pixels)
     return georeference
 
 
-def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> tuple[str, Georeference | None]:
+def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> Georeference | None:
     try:
-        return path, read_band_into(path, pixels, locate=locate)
+        return read_band_into(path, pixels, locate=locate)
     except BadRecordError as error:
         if error.reason != MISSING_FILE:
             raise
         copied = f"{path}f"  # the suffix in some redistributed copies
         try:
-            return copied, read_band_into(copied, pixels, locate=locate)
+            return read_band_into(copied, pixels, locate=locate)
         except BadRecordError as second:
             raise (error if second.reason == MISSING_FILE else second) from None
-
-
-def _check_numbers(path: str, pixels: NDArray[Any]) -> None:
-    if np.isfinite(pixels).all():
-        return
-    wrong = np.isnan(pixels)
-    reason = "NaN" if wrong.any() else "infinite value"
-    raise BadRecordError(path, reason, f"{np.count_nonzero(~np.isfinite(pixels))} of {pixels.size} pixels")

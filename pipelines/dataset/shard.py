@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference
+from pipelines.archives.archive import Archive, ArchiveDescription, BadRecordError, Georeference, read_into
 from pipelines.archives.files import is_local
 from pipelines.dataset.columns import LABEL_FIELD, label_vector, metadata_columns, plain_values
 from pipelines.dataset.layout import PARQUET_OPTIONS
@@ -87,7 +87,7 @@ _Read = Callable[[list[dict[str, Any]], list[dict[str, NDArray[Any]]]], Iterable
 def try_to_read(archive: Archive, sample: dict[str, Any], out: dict[str, NDArray[Any]]) -> ReadResult:
     """Read one sample into `out`; returns where it lies, or what is wrong with it."""
     try:
-        return archive.read(sample["paths"], out)
+        return read_into(archive, sample["paths"], out)
     except BadRecordError as error:
         return error
 

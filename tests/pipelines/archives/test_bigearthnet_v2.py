@@ -305,9 +305,11 @@ def test_sentinel1_values_that_are_no_numbers(with_sentinel1: Path, value: float
     pixels[3, 5] = value
     write_float32(with_sentinel1 / paths[1] / f"{Path(paths[1]).name}_VH.tif", pixels)
     for _ in range(2):  # through GDAL and without it
-        with pytest.raises(BadRecordError, match=rf"_VH\.tif: {reason} \(1 of 14400 pixels\)") as caught:
+        with pytest.raises(BadRecordError) as caught:
             read_sample(source, paths)
-        assert caught.value.reason == reason
+        assert caught.value.file == f"{with_sentinel1}/{paths[0]}, {paths[1]}, band VH of sentinel1"
+        # As earlier versions noted it: a shard with such a note is not written again.
+        assert (caught.value.reason, caught.value.detail) == (reason, "1 of 14400 pixels")
 
 
 def test_real_patches_read_as_rasterio_reads_them(shared_data: Path) -> None:
