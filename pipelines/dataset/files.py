@@ -24,7 +24,8 @@ LEASE_PREFIX = "lease-"
 _OLD_REJECTED_FILE = "rejected.parquet"  # of format version 1
 _TOP = (FILE_NAME, REPORT_FILE, REJECTED_FILE, _OLD_REJECTED_FILE, INDEX_FILE, NOTES_FILE)
 _SHARD = r"part-[0-9]{5,}\.parquet"
-_PROGRESS = rf"{PROGRESS_FOLDER}/(plan\.json|[^/]+-{_SHARD}\.json|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
+_NOTE = rf"[^/]+-{_SHARD}\.json"
+_PROGRESS = rf"{PROGRESS_FOLDER}/(plan\.json|{_NOTE}|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
 # What `Folder.new_file` writes before the file gets its name; an attempt that is killed leaves it behind.
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")
 _REMOVED_AT_ONCE = 16
@@ -38,6 +39,11 @@ def shard_name(split: str, number: int) -> str:
 def note_name(shard: str) -> str:
     """Give the path of the note that says that a shard is finished, relative to the dataset."""
     return f"{PROGRESS_FOLDER}/{shard.replace('/', '-')}.json"
+
+
+def notes_in(folder: Folder) -> list[str]:
+    """List the notes in the folder of an unfinished dataset, also those whose shard is gone."""
+    return [f"{PROGRESS_FOLDER}/{name}" for name in folder.names(PROGRESS_FOLDER) if re.fullmatch(_NOTE, name)]
 
 
 def files_of_finished(folder: Folder, manifest: Manifest) -> list[str]:

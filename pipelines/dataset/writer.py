@@ -21,6 +21,7 @@ from pipelines.dataset.files import (
     files_of_finished,
     files_of_unfinished,
     note_name,
+    notes_in,
     remove_files,
 )
 from pipelines.dataset.identity import Identity, describe
@@ -316,7 +317,9 @@ class _Job:
         for split in splits:
             staging.make(split)
         known = unfinished.notes if unfinished is not None else {}
-        remove_files(staging, [note_name(file) for file in known if file not in stock.written])
+        notes_of_written = {note_name(file) for file in stock.written}
+        # By any other note a job that loses a worker would take its shard for one that it has written.
+        remove_files(staging, [name for name in notes_in(staging) if name not in notes_of_written])
         for file, (written, folder) in stock.usable.shards.items():
             if folder != staging:
                 link_shard(folder, staging, file)

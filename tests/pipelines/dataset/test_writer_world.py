@@ -36,6 +36,7 @@ from pipelines.dataset.staging import read_mark
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
+from pipelines.tasks import LostWorkerError
 
 GROUP = ImageGroup("pixels", (256, 128, 3), "uint8", ("red", "green", "blue"))  # ten rows per MiB
 
@@ -481,6 +482,36 @@ def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
     manifest, kept = world.prepare(), read_index(Folder.at(world.dataset))
     assert kept is not None
     assert index_digest(kept) == manifest.source_fingerprint
+
+
+@pytest.mark.parametrize("storage", ["disk", "s3"])
+def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
+    world: World,
+    tasks: Tasks,
+    undisturbed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    storage: str,
+) -> None:
+    """A worker dies in the same run, so what its tasks have finished is found by their notes."""
+    monkeypatch.setattr(spark_tasks, "is_local_mode", lambda spark: True)
+    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the stopped process is this one
+    if storage == "s3":
+        world.dataset = request.getfixturevalue("s3_folder")
+    interrupted(world, tasks, 4)
+    staging.staging_of(Folder.at(world.dataset)).remove("test/part-00001.parquet")
+    died: list[str] = []
+
+    def die_once(file: str) -> None:
+        if not died:
+            died.append(file)
+            raise LostWorkerError("a Python worker died")
+
+    tasks.before = die_once
+    world.prepare()
+    assert world.said("a Python worker died; what is not finished is tried again, attempt 2 of 4")
+    assert len(tasks.shards) == 3
+    assert content(world.dataset) == undisturbed
 
 
 @pytest.fixture
