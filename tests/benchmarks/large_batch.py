@@ -3,10 +3,11 @@
     make bench NAME=large_batch
 
 Nothing is trained here: `grids/large_batch/train.sh` has the commands, which write `results/large_batch_<grid>.jsonl`
-and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy,
-over the seeds that were trained at it, and how many of the grids' rates were trained. A point of the picture is one
-training, and a line goes through the best means; trainings that are over 10 points below all of these are left out.
-`results/large_batch_rates.png` has all trainings, as accuracy over the rate, with lines through the means of the seeds.
+and continue on any machine. Of each optimizer and global batch the table has the rate with the highest mean accuracy of
+those with most seeds, as the rate that is best on one seed gets more, and how many of the grids' rates were trained. A
+point of the picture is one training, and a line goes through the best means; trainings that are over 10 points below
+all of these are left out. `results/large_batch_rates.png` has all trainings, as accuracy over the rate, with lines
+through the means of the seeds.
 
 Three grids change one thing each, and a table of theirs has the difference to the training without the change, of the
 same optimizer, rate, global batch and seed: ablations and more epochs beside the grids above, codecs beside the float32
@@ -124,7 +125,7 @@ def trainings(grids: Sequence[str]) -> list[Training]:
 
 
 def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
-    """By optimizer and global batch the rate with the highest mean accuracy; a diverged training counts as chance."""
+    """By optimizer and global batch the best rate of those with most seeds; a diverged training counts as chance."""
     best: dict[str, dict[int, dict[str, Any]]] = {}
     keys = sorted({(each.optimizer, each.global_batch_size) for each in found})
     for optimizer, batch in keys:
@@ -133,7 +134,7 @@ def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
         for each in alike:
             by_rate.setdefault(each.learning_rate, []).append(each)
         scores = {rate: [_or_chance(each.top_1) for each in runs] for rate, runs in by_rate.items()}
-        rate = max(scores, key=lambda rate: statistics.mean(scores[rate]))
+        rate = max(scores, key=lambda rate: (len(scores[rate]), statistics.mean(scores[rate])))
         to_goal = [each.steps_to_goal for each in by_rate[rate]]
         best.setdefault(optimizer, {})[batch] = {
             "top_1": round(statistics.mean(scores[rate]), 4),
