@@ -243,7 +243,11 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
 
 
 def draw_rates(found: Sequence[Training], path: Path) -> None:
-    """A panel for each global batch: top-1 over the rate, by which one sees whether a best rate is between others."""
+    """A panel for each global batch: top-1 over the rate, by which one sees whether a best rate is between others.
+
+    What is far below all best ones is drawn at the lower edge, with its number.
+    """
+    bottom = 100 * max(each.top_1 for each in found if each.top_1 == each.top_1) - 15
     batches = sorted({each.global_batch_size for each in found})
     figure, panels = plt.subplots(
         1, len(batches), figsize=(3.2 * len(batches) + 0.8, 3.8), sharey=True, squeeze=False, layout="constrained"
@@ -259,12 +263,21 @@ def draw_rates(found: Sequence[Training], path: Path) -> None:
                 scores.setdefault(each.learning_rate, []).append(100 * _or_chance(each.top_1))
             rates = sorted(scores)
             means = [statistics.mean(scores[rate]) for rate in rates]
-            axes.plot(rates, means, marker=MARKS[optimizer], color=colour, label=optimizer)
-            single = [100 * _or_chance(each.top_1) for each in alike]
+            axes.plot(
+                rates, [max(bottom, mean) for mean in means], marker=MARKS[optimizer], color=colour, label=optimizer
+            )
+            single = [max(bottom, 100 * _or_chance(each.top_1)) for each in alike]
             axes.plot([each.learning_rate for each in alike], single, MARKS[optimizer], color=colour, alpha=0.35)
+            for rate, mean in zip(rates, means, strict=True):
+                if mean < bottom:
+                    axes.annotate(f"{mean:.0f}", (rate, bottom), (-4, 6), textcoords="offset points", ha="right")
         axes.set_xscale("log", base=2)
         tried = sorted({each.learning_rate for each in found if each.global_batch_size == batch})
-        axes.set_xticks(tried, [f"{rate:g}" for rate in tried], rotation=60)
+        labelled = [tried[0]]
+        for rate in tried[1:]:
+            if rate > 1.2 * labelled[-1]:  # the labels of others would lie on each other
+                labelled.append(rate)
+        axes.set_xticks(labelled, [f"{rate:g}" for rate in labelled], rotation=60)
         axes.minorticks_off()
         axes.set(title=f"batch {batch:,}", xlabel="learning rate")
         axes.grid(alpha=0.3)
