@@ -61,7 +61,7 @@ def has_digest(samples: pa.Table, digest: str | None) -> bool:
         samples: `INDEX_SCHEMA`.
         digest: The digest; None, which is that of no index.
     """
-    return digest in (index_digest(samples), _digest_of_bytes(samples))
+    return digest is not None and (index_digest(samples) == digest or _digest_of_bytes(samples) == digest)
 
 
 def _digest_of_bytes(samples: pa.Table) -> str:
