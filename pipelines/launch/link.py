@@ -32,6 +32,7 @@ from pipelines.launch.messages import (
     ResultPart,
     ShownLine,
     StepDone,
+    Stop,
     Welcome,
     decode,
     encode,
@@ -62,6 +63,7 @@ class Link:
         """
         self.orders: queue.Queue[Order] = queue.Queue()
         self.connected = False
+        self._dismissed = False
         self._address, self._log = address, log
         self._opening = encode(Opening(secrets.token_hex(8), hello))
         self._lock = threading.Lock()
@@ -153,7 +155,7 @@ class Link:
                 with socket.create_connection(place, HANDSHAKE_SECONDS) as connection:
                     self._talk(connection)
             except (OSError, ValueError) as error:
-                if not warned and self._last_number:
+                if not (warned or self._dismissed) and self._last_number:
                     warned = True
                     _log.warning("the channel to the driver broke (%s); the run continues without it", error)
             self.connected = False
@@ -192,6 +194,8 @@ class Link:
         finally:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
+            # A driver that hangs up may have said before that it is over: this may notice first.
+            listener.join(HANDSHAKE_SECONDS)
 
     def _next_log(self) -> bytes:
         """The next part of the log; it goes first, so that the log never comes after what was said later."""
@@ -229,6 +233,7 @@ class Link:
                 if isinstance(message, Received):
                     self._forget(message)
                 elif isinstance(message, Order):
+                    self._dismissed |= isinstance(message, Stop)
                     self.orders.put(message)
         # The driver has hung up. The other thread may wait for room in the socket, which the kernel would go on
         # asking the driver for, less and less often: up to two minutes.

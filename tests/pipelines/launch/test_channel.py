@@ -322,6 +322,34 @@ def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
     assert len(warnings()) == 1
 
 
+def test_a_driver_that_said_that_it_is_over_is_not_missed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The ranks of one machine print into the user's notebook, where the error of the run is to be all there is."""
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 0.01)
+    ended = threading.Event()
+
+    def talk(link: Link) -> None:
+        while not ended.wait(0.0001):
+            link.send(Report({}))
+
+    for _ in range(20):  # the task may be anywhere in its sending
+        ended.clear()
+        channel = DriverChannel("127.0.0.1")
+        with link_to(channel.address) as (link, _):
+            first_message(channel, link)
+            talker = threading.Thread(target=talk, args=(link,))
+            talker.start()
+            time.sleep(0.01)
+            channel.send(0, Stop())
+            channel.close()
+            wait_until(lambda: not link.connected)
+            time.sleep(0.05)  # for a few tries to connect again
+            ended.set()
+            talker.join()
+    assert [record.message for record in caplog.records if "continues without it" in record.message] == []
+
+
 def test_a_driver_that_does_not_listen_holds_no_rank_up_and_gets_everything_later(channel: DriverChannel) -> None:
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
