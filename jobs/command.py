@@ -7,7 +7,6 @@ import shlex
 import signal
 import sys
 import threading
-import traceback
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from types import FrameType
@@ -19,7 +18,7 @@ from conf.schema import RunConfig
 from jobs.paths import setting_of
 from jobs.result import Result, check_replaceable
 from pipelines.launch.failure import WorkerError
-from pipelines.locations import local_path
+from pipelines.locations import local_path, redacted, redacted_traceback
 from pipelines.notebook import in_notebook
 from pipelines.packages import MissingPackageError
 
@@ -108,7 +107,7 @@ def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
         except Exception as error:
             code, ended = exit_code(error), message_of(error)
             if code == BUG or os.environ.get(TRACEBACK_VARIABLE):
-                traceback.print_exc()
+                print(redacted_traceback(), file=sys.stderr)
             _tell(verb, f"error: {ended}")
         if code not in (0, USER_ERROR) and result.continue_with is not None:
             _tell(verb, f"to continue: {_command(verb, argv, result.continue_with)}")
@@ -172,7 +171,7 @@ def _end(result: Result, path: Path | None, code: int, ended: str) -> int:
 
 
 def _tell(verb: str, text: str) -> None:
-    print(f"groundswell {verb}: {text}", file=sys.stderr, flush=True)
+    print(redacted(f"groundswell {verb}: {text}"), file=sys.stderr, flush=True)
 
 
 def message_of(error: Exception) -> str:

@@ -86,6 +86,23 @@ def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
     assert (result["run_id"], result["metrics"]) == ("0123", {"val/f1_micro": 0.5})
 
 
+def test_nothing_on_the_terminal_holds_a_password(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GROUNDSWELL_TRACEBACK", "1")
+    store = "http://user:hunter2@mlflow.example:5000"
+
+    def body(result: Result) -> None:
+        result.continue_with = []
+        raise RuntimeError(f"{store} does not answer")
+
+    assert run("train", ["--set", f"tracking.uri={store}"], body) == 4
+    printed = capsys.readouterr().err
+    assert "hunter2" not in printed
+    assert "RuntimeError: http://***@mlflow.example:5000 does not answer\n" in printed
+    assert "to continue: groundswell train --set tracking.uri=http://***@mlflow.example:5000\n" in printed
+
+
 def test_a_result_holds_no_password(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
 
