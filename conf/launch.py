@@ -34,7 +34,8 @@ class LaunchConfig(Section):
     retries: int = Field(default=0, ge=0)
     """Further attempts, each from the newest checkpoint, after a process, executor or host died, or a hang."""
     hang_timeout_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
-    """An attempt ends when a rank makes no progress for so long; this must cover the first step, which compiles."""
+    """An attempt ends when a rank makes no progress for so long; this must cover the first step, which compiles, and
+    the writing of a checkpoint, but not the model at the end."""
     stop_grace_seconds: float = Field(default=60, ge=0, allow_inf_nan=False)
     """How long workers that were asked to stop may take to write their checkpoint; then they are killed."""
     allow_fewer_workers: bool = False

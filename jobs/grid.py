@@ -25,7 +25,7 @@ from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.tracking import revision, runs, store
 from pipelines.tracking.local_run import DESCRIPTION_TAG
-from pipelines.tracking.recorded import PARENT_TAG, TaggedRun, runs_with_tag
+from pipelines.tracking.recorded import DIVERGED_TAG, PARENT_TAG, TaggedRun, runs_with_tag
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.writer import RunWriter
 from pipelines.training.checkpoint_files import list_checkpoints
@@ -65,7 +65,7 @@ class Grid:
         found = runs_with_tag(planned.experiment, CELL_TAG, planned.digest)
         done = ended_run(found)
         if done is not None:
-            diverged = "" if done.status == "FINISHED" else done.tags["diverged"]
+            diverged = "" if done.status == "FINISHED" else done.tags[DIVERGED_TAG]
             say(f"MLflow run {done.run_id} is its {'training, which diverged' if diverged else 'finished training'}")
             return line_of(planned, "diverged" if diverged else "finished", done.run_id, done.seconds, error=diverged)
         self._end_dead(found, planned)
@@ -211,7 +211,7 @@ def _config_of(planned: PlannedCell, continued: str | None) -> RunConfig:
 def _resumable(found: Sequence[TaggedRun], planned: PlannedCell) -> str | None:
     """The newest run of a cell that was interrupted and has checkpoints on this machine."""
     for run in found:
-        if run.status != "FINISHED" and "diverged" not in run.tags and _has_checkpoints(run, planned):
+        if run.status != "FINISHED" and not run.tags.get(DIVERGED_TAG) and _has_checkpoints(run, planned):
             say(f"continuing run {run.run_id}, which is {run.status.lower()}")
             return run.run_id
     return None

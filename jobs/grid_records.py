@@ -9,7 +9,7 @@ from jobs.cells import PlannedCell
 from jobs.command import say
 from pipelines.comparison.grid_results import CellLine, ResultsFile
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, compared_run
-from pipelines.tracking.recorded import RecordedRun, TaggedRun, recorded_training, runs_with_tag
+from pipelines.tracking.recorded import DIVERGED_TAG, RecordedRun, TaggedRun, recorded_training, runs_with_tag
 from pipelines.tracking.store import TrackingError
 
 CELL_TAG = "grid_cell"
@@ -20,7 +20,7 @@ _EPOCHS_KEPT = 50
 def ended_run(found: Sequence[TaggedRun]) -> TaggedRun | None:
     """Return the run of a cell that finished, else the newest one if it diverged; None where there is neither."""
     finished = next((run for run in found if run.status == "FINISHED"), None)
-    return finished or next((run for run in found[:1] if "diverged" in run.tags), None)
+    return finished or next((run for run in found[:1] if run.tags.get(DIVERGED_TAG)), None)
 
 
 def line_of(

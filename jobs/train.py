@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
+from conf.modes import ParameterServerConfig
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
@@ -19,6 +20,7 @@ from jobs.shortage import ShortageHint
 from jobs.shown import curves_of, history_of, html_of
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.order import steps_per_epoch
+from pipelines.launch.failure import WorkerError
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
@@ -30,7 +32,13 @@ from pipelines.tracking.store import TrackedRun
 from pipelines.training import entry
 from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.checks import check_dataset, check_output, check_resume
-from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
+from pipelines.training.driver_record import (
+    DriverRecord,
+    is_divergence,
+    newest_resumable,
+    recorded_run,
+    with_stored_run,
+)
 from pipelines.training.events import EpochTrained, Event
 from pipelines.training.output import check_reachable
 from pipelines.training.resolution import described_sizes, trained_sizes
@@ -138,7 +146,7 @@ def train_on(
         def on_event(event: Event) -> None:
             display(event)
             shortage.take(event)
-            if isinstance(event, EpochTrained):  # its checkpoint is being written: a stop costs least now
+            if _may_grow(event):
                 runner.grow()
 
         runner = barrier_runner(
@@ -152,12 +160,16 @@ def train_on(
             on_event=on_event,
         )
         summary: TrainingSummary | None = None
+        has_diverged = False
         try:
             try:
                 summary = runner.run(entry.train, config, record.run, record.checkpoints)
+            except WorkerError as error:
+                has_diverged = is_divergence(error)
+                raise
             finally:
                 display.close()
-                record.finish(summary)
+                record.finish(summary, has_diverged=has_diverged)
         except BaseException as error:
             shortage.say(error)
             _remember_checkpoint(result, record.run, record.checkpoints)
@@ -212,12 +224,20 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) 
         result.continue_with = ["--set", f"training.resume_run={run.run_id}"]
 
 
+def _may_grow(event: Event) -> bool:
+    """Whether an epoch has ended, whose checkpoint is being written, so that a stop costs least; and another follows."""
+    return isinstance(event, EpochTrained) and not event.is_last
+
+
 def _smaller_sizes(config: RunConfig) -> list[int]:
     """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size.
 
-    Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then.
+    Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not wait
+    for some workers, there must be others.
     """
-    sizes = range(1, config.launch.num_workers)
+    mode = config.training.mode
+    backups = mode.backup_workers if isinstance(mode, ParameterServerConfig) and mode.synchrony == "backup" else 0
+    sizes = range(backups + 1, config.launch.num_workers)
     return [
         size for size in sizes if config.accumulation_steps(size) and size % config.model.batch_norm_span(size) == 0
     ]

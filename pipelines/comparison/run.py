@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_lower_better
-from pipelines.tracking.recorded import CHANGED_PREFIX, RecordedRun
+from pipelines.tracking.recorded import CHANGED_PREFIX, DIVERGED_TAG, RecordedRun
 
 EPOCH, STEP, SECONDS, PAYLOAD = "epoch", "step", "seconds", "payload_bytes"
 """Columns of a history: epochs, optimizer steps, seconds of training and payload bytes of one rank since the start."""
@@ -100,7 +100,7 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
         source=source,
         status=run.status,
         started=datetime.fromtimestamp(run.started / 1000, UTC).strftime("%Y-%m-%d %H:%M:%S"),
-        diverged=run.tags.get("diverged", ""),
+        diverged=run.tags.get(DIVERGED_TAG, ""),
         settings=kept_settings(_settings(run)),
         metrics={name: _short(value) for name, value in sorted(run.metrics.items()) if _is_kept(name, value)},
         history=_thinned(_history(run), epochs_kept),

@@ -2,12 +2,15 @@
 
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
 from pipelines.launch.messages import MAXIMUM_REPORT_BYTES, RankMessage, Report, ShownLine, StepDone, encode
 
 ATTEMPT_VARIABLE = "GROUNDSWELL_ATTEMPT"
+_SECONDS_BETWEEN_SIGNS = 1.0
 _connection: Connection | None = None
 _lock = threading.Lock()
 _stop_requested = threading.Event()
@@ -49,6 +52,25 @@ def log_to_driver(message: str) -> None:
 def step_done() -> None:
     """Give a sign of life for `hang_timeout`, and nothing else."""
     send(StepDone())
+
+
+@contextmanager
+def signs_of_life() -> Iterator[None]:
+    """Give a sign of life every second from a thread, while this one does what is long and has its own time limits."""
+    ended = threading.Event()
+
+    def give() -> None:
+        with suppress(OSError):  # the task has ended, and this process is about to
+            while not ended.wait(_SECONDS_BETWEEN_SIGNS):
+                step_done()
+
+    thread = threading.Thread(target=give, name="groundswell-signs", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 def attempt() -> int:

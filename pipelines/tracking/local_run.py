@@ -73,6 +73,8 @@ class LocalRun:
     """Milliseconds since 1970."""
     is_told: bool = field(default=False)
     """Whether the store knows how the run ended."""
+    has_diverged: bool = field(default=False)
+    """Whether its latest attempt has ended so."""
 
     def write(self, folder: Path) -> None:
         """Write the file, whole or not at all.

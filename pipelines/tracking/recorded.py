@@ -17,6 +17,8 @@ from pipelines.tracking.writer import Point
 TRAINING_SOURCE = "groundswell train"
 """Tag `mlflow.source.name` of every training."""
 PARENT_TAG = "mlflow.parentRunId"
+DIVERGED_TAG = "diverged"
+"""A tag that says how a training diverged; empty where it was continued since."""
 CHANGED_PREFIX = "changed."
 """A tag of this beginning and a setting says which other values it had later, and from which step on each."""
 NOT_SET = "not set"

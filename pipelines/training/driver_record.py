@@ -1,6 +1,7 @@
 """What the driver writes to the tracked run of a training: its settings, attempts, logs and end."""
 
 import json
+import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -24,6 +25,7 @@ from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.guard import guarded
 from pipelines.tracking.journal import driver_journal, journals, rank_journal
 from pipelines.tracking.local_run import CONFIG_FILE, Description, LocalRun, read_local_run, update_local_run
+from pipelines.tracking.recorded import DIVERGED_TAG
 from pipelines.tracking.runs import Status
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.sync import adopt
@@ -97,11 +99,13 @@ class DriverRecord:
         self._writer.text(packages(), "environment/packages.txt")
         self._writer.text(json.dumps(facts, indent=1), "environment/driver.json")
 
-    def finish(self, summary: TrainingSummary | None) -> None:
+    def finish(self, summary: TrainingSummary | None, *, has_diverged: bool = False) -> None:
         """Record the logs of the ranks, and what a rank 0 that died has left.
 
         Args:
             summary: What rank 0 returned; None after a failure.
+            has_diverged: Whether the failure is a divergence, see `is_divergence`: the steps that led to it, which no
+                checkpoint holds, are recorded then.
 
         Raises:
             TrackingError: Training is done, and the store has not taken its model or all of its records.
@@ -119,6 +123,8 @@ class DriverRecord:
         left = rank_journal(self.folder)
         if summary is None and left.is_dir() and not reason:
             writer = RunWriter(self.run, left)
+            if has_diverged:
+                writer.hold(sys.maxsize)
             reason = writer.drain()
             writer.close()
         if summary is None or not reason:
@@ -178,7 +184,8 @@ def recorded_run(
             yield DriverRecord(run, folder, run_place(config, run.run_id), writer, config, check_held)
         except WorkerError as error:
             if is_divergence(error):
-                writer.tags({"diverged": error.root.summary.splitlines()[0]})
+                update_local_run(folder, has_diverged=True)
+                writer.tags({DIVERGED_TAG: error.root.summary.splitlines()[0]})
                 writer.drain(patience=0)
             raise
         finally:
@@ -272,7 +279,12 @@ def _write_beginning(writer: RunWriter, folder: Path, run: TrackedRun, config: R
         is_known = settings_history.has_begun(folder) or run.is_offline
         known = None if is_known else runs.parameters(run)
         settings_history.record_changes(writer, folder, settings, newest, known=known)
-        writer.tags(tags_of(config, manifest))
+        tags = tags_of(config, manifest)
+        local = read_local_run(folder)
+        if local is not None and local.has_diverged:
+            tags = {**tags, DIVERGED_TAG: ""}
+            update_local_run(folder, has_diverged=False)
+        writer.tags(tags)
     text = _as_yaml(config, manifest)
     writer.text(redacted(text), CONFIG_FILE)
     (folder / CONFIG_FILE).write_text(text)

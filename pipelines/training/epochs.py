@@ -1,7 +1,7 @@
 """The epochs of a run on one rank, and the checkpoints within each."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from pipelines.launch.report import StoppedOnRequest, step_done
@@ -18,7 +18,8 @@ from pipelines.training.phases import line_of
 from pipelines.training.rank import Rank
 from pipelines.training.record import Record
 from pipelines.training.recovery import Recovery
-from pipelines.training.resume import Checkpoints
+from pipelines.training.results import Evaluation
+from pipelines.training.resume import REMEDY, Checkpoints
 from pipelines.training.selection import is_over
 from pipelines.training.tracing.tracer import StepTracer
 
@@ -176,7 +177,7 @@ class Epochs:
                 raise StoppedOnRequest(f"stopped after step {epoch * steps}")
             has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
         if not has_trained:
-            evaluations = self.rank.validate()
+            evaluations = self._validate(start.step)
             if self.record is not None:
                 self.record.draw_again(history, evaluations, step=start.step)
         if self.tracer is not None:
@@ -189,6 +190,13 @@ class Epochs:
             return False
         # Only rank 0 knows the epochs of an earlier attempt.
         return bool(self.rank.parts.collective.broadcast_number(int(is_over(history, selection))))
+
+    def _validate(self, step: int) -> Mapping[str, Evaluation]:
+        """Validate after so many optimizer steps; where the latest one has made the weights useless, say so."""
+        try:
+            return self.rank.validate()
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{error} in validation after step {step}: {REMEDY}") from None
 
     def _changes_size(self, place: Place) -> bool:
         """Whether this process has just trained an epoch whose images had another size."""
@@ -206,7 +214,7 @@ class Epochs:
             self.record.expect_compiling()
         trained = self._train_steps(place, history, keeper)
         rank.come_together()
-        evaluations = self.rank.validate()
+        evaluations = self._validate(end)
         payload_bytes = place.earlier_payload_bytes + self.measurements.payload_bytes
         measured = self.measurements.take(trained)
         phases = gather_phases(measured, collective)
@@ -226,7 +234,9 @@ class Epochs:
             timed = phases if trained.measured_steps else None
             self.record.write_epoch(history, evaluations, timed, step=end, samples=samples)
             number, where = place.epoch + 1, line_of(timed) if timed else ""
-            tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=history[-1], where=where))
+            is_last = number == place.epochs or is_over(history, rank.config.training.selection)
+            last = history[-1]
+            tell(EpochTrained(epoch=number, epochs=place.epochs, metrics=last, where=where, is_last=is_last))
         # Last: an epoch whose checkpoint exists is recorded and was told.
         rank.checkpoints.save(epochs_done=place.epoch + 1, step=end, history=history, evaluations=evaluations)
         if self.record is not None:

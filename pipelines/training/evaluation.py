@@ -42,6 +42,9 @@ def evaluate(
         task: Says how logits become probabilities, and which scores there are.
         own_metrics: Further metrics by name, of the scores of all ranks.
         keeps_predictions: Whether the result has all predictions; the same on every rank.
+
+    Raises:
+        FloatingPointError: A probability is not finite; on every rank alike.
     """
     classes = len(class_names)
     scores, targets = [np.zeros((0, classes), np.float32)], [np.zeros((0, classes), np.uint8)]
@@ -57,6 +60,8 @@ def evaluate(
         targets.append(batch.targets[kept])
         rows.append(batch.rows[kept])
     all_scores = collective.concatenate(np.concatenate(scores))
+    if not np.isfinite(all_scores).all():
+        raise FloatingPointError("the model's probabilities are not finite")
     all_targets = collective.concatenate(np.concatenate(targets))
     found = classification_scores(all_scores, all_targets, task)
     total_loss = float(collective.sum(np.array([loss_sum]))[0])

@@ -43,6 +43,8 @@ class EpochTrained:
     metrics: dict[str, float]
     where: str
     """Where the time of its steps went, as one line; empty where it was resumed after its last step."""
+    is_last: bool
+    """Whether no epoch follows."""
     event: Literal["epoch"] = "epoch"
 
 

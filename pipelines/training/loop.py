@@ -19,6 +19,7 @@ from pipelines.launch.report import StoppedOnRequest, step_done
 from pipelines.training.accumulation import moving_statistics
 from pipelines.training.clock import Clock
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.loss_scale import ranks_not_finite
 from pipelines.training.resume import REMEDY
 from pipelines.training.step import Accumulate, Step
 from pipelines.training.step_inputs import Inputs, StepInputs
@@ -263,8 +264,8 @@ def _take_step(trainer: Trainer, step: int, inputs: Inputs, losses: "_Losses") -
 
 def _divergence(message: str, rank: int, step: int) -> str | None:
     """What an error of the exchange means for the user; None if it is no divergence."""
-    if GRADIENTS_NOT_FINITE in message:
-        return f"gradients are not finite on rank {rank} at step {step}: {REMEDY}"
+    if GRADIENTS_NOT_FINITE in message:  # all ranks learn of those that a loss scale could not help
+        return f"gradients are not finite on rank {ranks_not_finite(message) or rank} at step {step}: {REMEDY}"
     codec = _CODEC_OF_MEANS.search(message)
     if codec is None:
         return None

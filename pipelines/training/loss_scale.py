@@ -1,5 +1,6 @@
 """The loss scale of training in half floats."""
 
+import re
 from collections.abc import Callable, Sequence
 
 import keras
@@ -9,6 +10,8 @@ from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE
 from models.compression.exchange.wire import Collective
 
 _SMALLEST = 1.0
+_NAMED_RANKS = 8
+_RANKS = re.compile(re.escape(GRADIENTS_NOT_FINITE) + r" at a loss scale of [^]]*\] \[([^]]+)\]")
 
 
 class LossScale:
@@ -17,8 +20,8 @@ class LossScale:
         every rank's gradients are finite:  update;  after `growth_steps` such steps in a row, scale = 2 * scale
         otherwise:                          no exchange and no update on any rank;  scale = scale / 2
 
-    Ranks agree by one sum of 4 bytes before the exchange, so what codecs keep is not changed by a step that is skipped.
-    Scales are powers of 2, by which dividing loses no digits.
+    Ranks agree by one sum of 4 bytes for each rank before the exchange, so what codecs keep is not changed by a step that
+    is skipped. Scales are powers of 2, by which dividing loses no digits.
 
     Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
     """
@@ -54,11 +57,13 @@ class LossScale:
         """Take the step if the gradients of all ranks are finite, and adapt the scale; every rank calls this together.
 
         Raises:
-            tf.errors.InvalidArgumentError: Gradients are not finite even at a scale of 1, so no scale is to blame.
+            tf.errors.InvalidArgumentError: Gradients are not finite even at a scale of 1, so no scale is to blame. Names
+                the ranks whose gradients they are, see `ranks_not_finite`.
         """
         finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
         overflows = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32)
-        (ranks,) = collective.allreduce([overflows], "loss_scale_overflows")
+        own = overflows * tf.one_hot(collective.rank, collective.size)
+        (overflowing,) = collective.allreduce([own], "loss_scale_overflows")
 
         def grow() -> tf.Tensor:
             take_step()
@@ -69,8 +74,9 @@ class LossScale:
             return tf.constant(True)
 
         def skip() -> tf.Tensor:
-            text = f"rank {collective.rank}: {GRADIENTS_NOT_FINITE} at a loss scale of {_SMALLEST:g}, on ranks:"
-            can_shrink = tf.debugging.Assert(self.scale.value > _SMALLEST, [text, ranks])
+            text = f"{GRADIENTS_NOT_FINITE} at a loss scale of {_SMALLEST:g}, on ranks"
+            ranks = tf.where(overflowing > 0)[:, 0]
+            can_shrink = tf.debugging.Assert(self.scale.value > _SMALLEST, [text, ranks], summarize=_NAMED_RANKS)
             with tf.control_dependencies([can_shrink]):
                 self.scale.assign(self.scale.value / 2.0)
             if collective.rank == 0:
@@ -79,4 +85,10 @@ class LossScale:
             self.skipped.assign_add(1)
             return tf.constant(False)
 
-        tf.cond(ranks > 0, skip, grow)
+        tf.cond(tf.reduce_any(overflowing > 0), skip, grow)
+
+
+def ranks_not_finite(message: str) -> str | None:
+    """The ranks that an error of `LossScale.update` names, as a text; None for other errors."""
+    named = _RANKS.search(message)
+    return None if named is None else ", ".join(named[1].split())

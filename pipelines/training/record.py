@@ -4,6 +4,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,6 +18,7 @@ from models.compression.exchange.exchange import METRICS
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest
 from pipelines.remote_path import AnyPath
+from pipelines.storage import StorageError
 from pipelines.tracking.delivery import News
 from pipelines.tracking.metrics import VALIDATION_GROUP, headlines
 from pipelines.tracking.pictures import Draw
@@ -151,6 +153,18 @@ class Record:
         self._writer.finish_pictures()
         self._writer.hold(sys.maxsize)
         self._journal.publish()
+
+    def write_unsaved_steps(self) -> None:
+        """Write the steps since the latest checkpoint where another rank has ended, of which only the driver knows why.
+
+        It delivers them if that rank has diverged. Else they are dropped where they are trained again.
+        """
+        if not self._steps:
+            return
+        self._write_steps(self._steps[-1][0] + 1)
+        with suppress(OSError, StorageError):  # the other rank's end is the error
+            self._writer.sync()
+            self._journal.publish()
 
     def write_epoch(
         self,

@@ -9,7 +9,7 @@ import numpy as np
 
 from conf.schema import RunConfig
 from pipelines.launch import membership
-from pipelines.launch.report import StoppedOnRequest
+from pipelines.launch.report import StoppedOnRequest, signs_of_life
 from pipelines.remote_path import AnyPath
 from pipelines.tracking.environment import host_facts
 from pipelines.tracking.models import averaged_model_uri
@@ -62,7 +62,8 @@ def _train(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, short
         history = _train_through(epochs, start)
     if record is None:
         return TrainingSummary("", history, "", 0)
-    return _finish(rank, record, history)
+    with signs_of_life():  # the store's own limits hold for what is written to it
+        return _finish(rank, record, history)
 
 
 def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
@@ -104,7 +105,10 @@ def _train_through(epochs: Epochs, start: TrainingState) -> list[dict[str, float
         try:
             return epochs.train(start)
         except Exception as error:
-            if recovery is None or not is_lost_peer(error):
+            is_lost = is_lost_peer(error)
+            if is_lost and epochs.record is not None:
+                epochs.record.write_unsaved_steps()
+            if recovery is None or not is_lost:
                 raise
             _log.warning("rank %d lost another rank", epochs.rank.parts.collective.rank)
         # Outside the handler: the error holds on to the batches of the step that has failed.

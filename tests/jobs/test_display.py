@@ -12,7 +12,7 @@ def test_lines_of_a_run(capsys):
     progress._bar._last_line -= 15
     progress(StepTrained(epoch=1, epochs=2, step=2, steps=16, loss=0.25, images_per_second=12.0))
     metrics = {"train/loss": 0.25, "val/f1_micro": 0.5, "speed/images_per_second": 12.0}
-    progress(EpochTrained(epoch=1, epochs=2, metrics=metrics, where="a step takes 9 ms"))
+    progress(EpochTrained(epoch=1, epochs=2, metrics=metrics, where="a step takes 9 ms", is_last=False))
     progress(SavingModel())
     assert capsys.readouterr().out.splitlines() == [
         "compiling the training step, which takes a minute or two with some codecs",

@@ -3,13 +3,16 @@
 import os
 import signal
 import time
+from dataclasses import replace
 
 import pytest
 from pyspark.sql import SparkSession
 
 from conf.load import load
+from jobs import train
 from jobs.ranks import barrier_runner
 from pipelines.launch.failure import RankLostError
+from pipelines.training.events import EpochTrained, SavingModel
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -24,3 +27,19 @@ def test_the_time_for_a_last_checkpoint_is_configured(spark: SparkSession, mlflo
     runner = barrier_runner(spark, launch, description="tests", log_to_driver="none")
     with pytest.raises(RankLostError, match=r"still ran 1\.5 s after it was asked to stop"):
         runner.run(stops_too_late)
+
+
+def test_fewer_workers_leave_some_for_a_step_to_wait_for() -> None:
+    def sizes(backups: int) -> list[int]:
+        mode = f"training.mode={{name: parameter_server, synchrony: backup, backup_workers: {backups}}}"
+        return train._smaller_sizes(load("smoke", ["launch.num_workers=4", "training.batch_size_per_worker=3", mode]))
+
+    assert (sizes(0), sizes(1), sizes(2), sizes(3)) == ([1, 2], [2], [], [])
+
+
+def test_a_run_asks_for_more_workers_only_where_an_epoch_is_left() -> None:
+    metrics = {"train/loss": 0.5}
+    first = EpochTrained(epoch=1, epochs=3, metrics=metrics, where="", is_last=False)
+    assert train._may_grow(first)
+    assert not train._may_grow(replace(first, epoch=2, is_last=True)), "patience has ended it"
+    assert not train._may_grow(SavingModel())

@@ -277,6 +277,22 @@ def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.Mo
         BarrierRunner(None, 2, start_timeout=3600).run(len, "")
 
 
+def test_long_work_with_signs_of_life_is_no_hang() -> None:
+    def function(seconds: float) -> str:
+        from pipelines.launch.report import signs_of_life, step_done
+
+        step_done()
+        with signs_of_life():
+            time.sleep(seconds)
+        time.sleep(300 if seconds == 0 else 0)  # longer than this test may take
+        return "done"
+
+    runner = BarrierRunner(None, 1, hang_timeout=4, log_to_driver="none")
+    assert runner.run(function, 9) == "done"
+    with pytest.raises(RankLostError, match=r"hung: no sign of life for \d+ s"):  # after such work as at any time
+        runner.run(function, 0)
+
+
 def lose_the_jvm() -> tuple[list[str], int]:
     """Kill Spark's driver while ranks run, and use the session again: the errors, and the number of attempts."""
     import psutil

@@ -4,22 +4,27 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from mlflow import MlflowClient
 
 from conf.load import load
 from conf.schema import RunConfig
+from models.compression.exchange.exchange import METRICS
+from pipelines.comparison.run import compared_run
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.failure import Outcome, WorkerError
 from pipelines.launch.runner import Attempt
 from pipelines.sample import ImageGroup
 from pipelines.tracking import revision, runs
 from pipelines.tracking.journal import rank_journal
+from pipelines.tracking.recorded import recorded_training
 from pipelines.tracking.store import TrackedRun, TrackingError
 from pipelines.tracking.sync import sync, unsynced
 from pipelines.tracking.writer import RunWriter
 from pipelines.training.description import settings_of
 from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
+from pipelines.training.record import Record
 from pipelines.training.results import TrainingSummary
 
 pytestmark = pytest.mark.usefixtures("module_mlflow_store")
@@ -233,6 +238,44 @@ def test_a_diverged_run_says_so_and_a_new_run_takes_tags(module_mlflow_store: st
     with pytest.raises(WorkerError), recorded_run(config(tmp_path), MANIFEST, ignore) as driver:
         raise other
     assert "diverged" not in MlflowClient(module_mlflow_store).get_run(driver.run.run_id).data.tags
+
+
+def test_a_run_that_goes_on_after_a_divergence_is_told_as_its_latest_attempt_ends(
+    module_mlflow_store: str, tmp_path: Path
+) -> None:
+    diverged = WorkerError([Outcome(0, "here", "exception", "FloatingPointError: the loss is nan at step 7", 1)])
+    client = MlflowClient(module_mlflow_store)
+
+    def tag_after(error: BaseException, *settings: str) -> tuple[str, str | None]:
+        with pytest.raises(type(error)), recorded_run(config(tmp_path, *settings), MANIFEST, ignore) as driver:
+            raise error
+        return driver.run.run_id, client.get_run(driver.run.run_id).data.tags.get("diverged")
+
+    run_id, tag = tag_after(diverged)
+    assert tag == "FloatingPointError: the loss is nan at step 7"
+    resumed = f"training.resume_run={run_id}"
+    assert tag_after(KeyboardInterrupt(), resumed) == (run_id, "")
+    assert not compared_run(recorded_training(run_id, groups=(), metrics=()), "groundswell").is_diverged
+    assert tag_after(diverged, resumed) == (run_id, "FloatingPointError: the loss is nan at step 7")
+
+
+def test_steps_that_led_to_another_ranks_divergence_are_recorded_and_those_to_its_death_are_not(
+    module_mlflow_store: str, tmp_path: Path
+) -> None:
+    client = MlflowClient(module_mlflow_store)
+
+    def steps_after(*, has_diverged: bool) -> list[int]:
+        with recorded_run(config(tmp_path), MANIFEST, ignore) as driver:
+            rank = Record(driver.run, tmp_path / driver.run.run_id / "checkpoints", lambda step: 0.1, start_step=0)
+            for step in range(3):
+                rank.write_step(step, 0.5, np.zeros(len(METRICS)))
+            rank.write_unsaved_steps()
+            driver.finish(None, has_diverged=has_diverged)
+        points = client.get_metric_history(driver.run.run_id, "train/step_loss")
+        return [point.step for point in points]
+
+    assert steps_after(has_diverged=True) == [0, 1, 2]
+    assert steps_after(has_diverged=False) == [], "they are trained again"
 
 
 def test_a_training_that_could_not_be_recorded_says_how_to_finish_it(module_mlflow_store: str, tmp_path: Path) -> None:

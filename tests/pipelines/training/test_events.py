@@ -18,7 +18,7 @@ NEEDS = Needs(weights=1, gradients=2, optimizer=3, exchange=4, sample=5)
     [
         events.Compiling(),
         events.StepTrained(epoch=1, epochs=2, step=3, steps=4, loss=0.5, images_per_second=6.0),
-        events.EpochTrained(epoch=1, epochs=2, metrics={"train/loss": 0.5}, where="here"),
+        events.EpochTrained(epoch=1, epochs=2, metrics={"train/loss": 0.5}, where="here", is_last=True),
         events.SavingModel(),
         events.TrackingNews(news="away", reason="no answer"),
         events.MemoryNeeded(needs=NEEDS, limit=MemoryLimit(7, "the host's memory")),

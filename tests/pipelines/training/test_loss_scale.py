@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE
-from pipelines.training.loss_scale import LossScale
+from pipelines.training.loss_scale import LossScale, ranks_not_finite
 
 
 class Ranks:
@@ -17,7 +17,7 @@ class Ranks:
         self.other_overflows = tf.Variable(0.0)
 
     def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return [tensor + self.other_overflows for tensor in tensors]
+        return [tensor + self.other_overflows * tf.constant([0.0, 1.0]) for tensor in tensors]
 
 
 def make_step(scale: LossScale, ranks: Ranks) -> tuple[tf.Variable, tf.Variable, Any]:
@@ -72,9 +72,20 @@ def test_the_scale_grows_after_steps_without_overflow() -> None:
 
 
 def test_gradients_that_no_scale_makes_finite_stop_training() -> None:
-    scale = LossScale(initial=2.0)
-    weight, _, step = make_step(scale, Ranks())
+    scale, ranks = LossScale(initial=2.0), Ranks()
+    weight, _, step = make_step(scale, ranks)
     step(tf.constant(np.nan))
-    with pytest.raises(tf.errors.InvalidArgumentError, match=GRADIENTS_NOT_FINITE):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=GRADIENTS_NOT_FINITE) as stopped:
         step(tf.constant(np.nan))
+    assert ranks_not_finite(stopped.value.message) == "0"
     assert float(weight) == 1.0
+
+    # A rank whose own gradients are finite names the others, whose samples are to be looked at.
+    ranks.other_overflows.assign(1.0)
+    with pytest.raises(tf.errors.InvalidArgumentError) as stopped:
+        step(tf.constant(0.25))
+    assert ranks_not_finite(stopped.value.message) == "1"
+    with pytest.raises(tf.errors.InvalidArgumentError) as stopped:
+        step(tf.constant(np.nan))
+    assert ranks_not_finite(stopped.value.message) == "0, 1"
+    assert ranks_not_finite(f"rank 0: {GRADIENTS_NOT_FINITE}, from optimizer step") is None
