@@ -225,15 +225,15 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) 
 
 
 def _may_grow(event: Event) -> bool:
-    """Whether an epoch has ended, whose checkpoint is being written, so that a stop costs least; and another follows."""
+    """Whether another epoch follows one that has ended: its checkpoint is being written, so that a stop costs least."""
     return isinstance(event, EpochTrained) and not event.is_last
 
 
 def _smaller_sizes(config: RunConfig) -> list[int]:
     """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size.
 
-    Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not wait
-    for some workers, there must be others.
+    Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not
+    wait for some workers, there must be others.
     """
     mode = config.training.mode
     backups = mode.backup_workers if isinstance(mode, ParameterServerConfig) and mode.synchrony == "backup" else 0

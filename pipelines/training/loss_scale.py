@@ -20,8 +20,8 @@ class LossScale:
         every rank's gradients are finite:  update;  after `growth_steps` such steps in a row, scale = 2 * scale
         otherwise:                          no exchange and no update on any rank;  scale = scale / 2
 
-    Ranks agree by one sum of 4 bytes for each rank before the exchange, so what codecs keep is not changed by a step that
-    is skipped. Scales are powers of 2, by which dividing loses no digits.
+    Ranks agree by one sum of 4 bytes for each rank before the exchange, so what codecs keep is not changed by a step
+    that is skipped. Scales are powers of 2, by which dividing loses no digits.
 
     Source: Micikevicius et al. 2018, "Mixed precision training", section 3.2.
     """
@@ -57,8 +57,8 @@ class LossScale:
         """Take the step if the gradients of all ranks are finite, and adapt the scale; every rank calls this together.
 
         Raises:
-            tf.errors.InvalidArgumentError: Gradients are not finite even at a scale of 1, so no scale is to blame. Names
-                the ranks whose gradients they are, see `ranks_not_finite`.
+            tf.errors.InvalidArgumentError: Gradients are not finite even at a scale of 1, so no scale is to blame.
+                `ranks_not_finite` says whose gradients they are.
         """
         finite = tf.stack([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
         overflows = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.float32)
