@@ -693,6 +693,66 @@ def test_other_labels_of_unwritten_samples_do_not_discard_the_shards_of_a_replac
     assert ids(world.dataset) == sorted(rows)
 
 
+def correct(world: World) -> None:
+    """Give the samples other pixels, under the same names."""
+    for name in world.list():
+        (world.archive / name / "number").write_text(str(100 + int(name[1:])))
+
+
+def corrected(world: World, tmp_path: Path) -> dict[str, str]:
+    """What a job that nothing disturbed writes of the corrected archive."""
+    dataset, world.dataset = world.dataset, tmp_path / "corrected"
+    correct(world)
+    world.prepare()
+    whole = content(world.dataset)
+    world.dataset = dataset
+    return whole
+
+
+@pytest.mark.parametrize("storage", ["disk", "s3"])
+@pytest.mark.parametrize("version", ["this", "earlier"])
+def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
+    world: World,
+    tasks: Tasks,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    storage: str,
+    version: str,
+) -> None:
+    """Its shards are those of the dataset that is to be replaced; a mark of an earlier version does not tell them."""
+    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the stopped process is this one
+    if storage == "s3":
+        world.dataset = request.getfixturevalue("s3_folder")
+    world.prepare()
+    Folder.at(world.dataset).remove("test/part-00001.parquet")
+    interrupted(world, tasks, 0)
+    unfinished = staging.staging_of(Folder.at(world.dataset))
+    assert len(ids(unfinished.url)) == 50
+    if version == "earlier":
+        mark = json.loads(unfinished.read("_progress/plan.json"))
+        del mark["is_replacement"]
+        unfinished.write("_progress/plan.json", json.dumps(mark).encode())
+    whole = corrected(world, tmp_path)
+    tasks.shards.clear()
+    world.prepare(overwrite=True)
+    assert len(tasks.shards) == 6
+    assert content(world.dataset) == whole
+
+
+def test_a_replacement_that_a_repair_continued_is_begun_again(world: World, tasks: Tasks, tmp_path: Path) -> None:
+    """The repair has put shards of the old dataset between those of the replacement."""
+    world.prepare()
+    interrupted(world, tasks, 3, overwrite=True)
+    Path(world.dataset, "train/part-00003.parquet").unlink()
+    interrupted(world, tasks, 0)
+    whole = corrected(world, tmp_path)
+    tasks.shards.clear()
+    world.prepare(overwrite=True)
+    assert len(tasks.shards) == 6
+    assert content(world.dataset) == whole
+
+
 def test_a_mount_point_is_refused_before_anything_is_written(world: World, tasks: Tasks) -> None:
     world.prepare()
     before = content(world.dataset)
