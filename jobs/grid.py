@@ -15,7 +15,7 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.cells import PlannedCell, named, plan_cells
 from jobs.command import JobsFailedError, exit_code, message_of, say
-from jobs.grid_records import CELL_TAG, add_unread, ended_run, line_of
+from jobs.grid_records import CELL_TAG, add_unread, ended_run, line_of, parent_of
 from jobs.result import Result
 from jobs.session import spark_session
 from jobs.train import train_on
@@ -48,7 +48,7 @@ class Grid:
         """Train every cell that is not done. One that fails is recorded, and the next one begins.
 
         Raises:
-            FileNotFoundError, ValueError: The dataset was removed or replaced meanwhile.
+            FileNotFoundError, ValueError: The dataset was removed or replaced meanwhile, or the experiment renamed.
             RuntimeError: Spark's JVM has died.
         """
         waiting = open_cells(self._cells, self._results.cells)
@@ -62,6 +62,7 @@ class Grid:
 
     def _result_of(self, spark: SparkSession, planned: PlannedCell) -> CellLine:
         """Train one cell, or take what an earlier process has trained of it and did not write down."""
+        parent_of(self._results, planned.experiment)  # a grid takes days, in which the experiment may be renamed
         found = runs_with_tag(planned.experiment, CELL_TAG, planned.digest)
         done = ended_run(found)
         if done is not None:
@@ -143,6 +144,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
 
     Raises:
         JobsFailedError: Cells failed.
+        ValueError: MLflow cannot use the store, or the experiment was deleted or renamed.
         RuntimeError: The cluster is too small, or Spark or MLflow is away.
     """
     add_unread(cells, results)
@@ -152,6 +154,7 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
     first = waiting[0].config
     for experiment in sorted({each.experiment for each in waiting}):  # before Spark, which takes seconds to start
         runs.check_store(experiment)
+        parent_of(results, experiment)
     with spark_session("groundswell grid", first.launch.master) as spark:
         for each in waiting:
             try:
@@ -177,9 +180,9 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
 
 def _parent(results: ResultsFile, experiment: str, name: str) -> TrackedRun:
     """Continue the parent run of an earlier process where this store has it; else make one, and note it."""
-    for line in reversed(results.parents):
-        if line.experiment == experiment and runs.is_known(line.parent):
-            return runs.continue_run(line.parent)
+    known = parent_of(results, experiment)
+    if known is not None:
+        return runs.continue_run(known)
     about = (
         "The trainings of this grid are the runs below this one: the + before its name shows them and their charts. "
         f"`groundswell compare --experiment {experiment} --children` compares them."

@@ -9,12 +9,31 @@ from jobs.cells import PlannedCell
 from jobs.command import say
 from pipelines.comparison.grid_results import CellLine, ResultsFile
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, compared_run
+from pipelines.tracking.experiments import experiment_of, name_in_store
 from pipelines.tracking.recorded import DIVERGED_TAG, RecordedRun, TaggedRun, recorded_training, runs_with_tag
-from pipelines.tracking.store import TrackingError
 
 CELL_TAG = "grid_cell"
 """Tag of a cell's run: the digest by which the same command finds it again."""
 _EPOCHS_KEPT = 50
+
+
+def parent_of(results: ResultsFile, experiment: str) -> str | None:
+    """Return the newest run of which cells of these results are children in an experiment; None: the store has none.
+
+    Raises:
+        ValueError: The experiment was renamed since: by its old name the runs of the cells are not found.
+        TrackingError: The store does not answer.
+    """
+    for line in reversed(results.parents):
+        now = experiment_of(line.parent)
+        if now is not None and now == name_in_store(tracking_uri(), experiment):
+            return line.parent
+        if now is not None and line.experiment == experiment:
+            raise ValueError(
+                f"the grid of these results was begun in experiment {experiment!r}, which is {now!r} now: set "
+                f"tracking.experiment={now}"
+            )
+    return None
 
 
 def ended_run(found: Sequence[TaggedRun]) -> TaggedRun | None:
@@ -74,13 +93,18 @@ def _metrics_of_model(run: RecordedRun, config: RunConfig) -> dict[str, float]:
 
 
 def add_unread(cells: Sequence[PlannedCell], results: ResultsFile) -> None:
-    """Add what MLflow has of trainings that were written down without it, because it could not be read then."""
+    """Add what MLflow has of trainings that were written down without it, because it could not be read then.
+
+    Raises:
+        ValueError: As `parent_of`.
+    """
     lines = results.cells
     for planned in cells:
         line = lines.get(planned.digest)
         if line is None or not line.is_done or line.run is not None:
             continue
         try:
+            parent_of(results, planned.experiment)
             done = ended_run(runs_with_tag(planned.experiment, CELL_TAG, planned.digest))
         except TrackingError as problem:
             say(f"the results have no curves of cell {planned.cell.number}: {problem}")

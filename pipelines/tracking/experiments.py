@@ -1,13 +1,13 @@
 """Which experiment a run belongs to, and its name as the store takes it."""
 
 import os
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import mlflow
 from mlflow.tracking import fluent
 
 from pipelines.tracking import databricks
-from pipelines.tracking.store import readable_errors, short_waits
+from pipelines.tracking.store import readable_errors, short_waits, tracking_uri
 
 _FALLBACK = "groundswell"
 _NONE_CHOSEN = (None, "0")
@@ -69,3 +69,21 @@ def name_in_store(uri: str, name: str) -> str:
             f"tracking.experiment={name}: Databricks takes absolute names, such as /Users/<your name>/{name}"
         )
     return str(PurePosixPath(active).parent / name)
+
+
+def experiment_of(run_id: str) -> str | None:
+    """Return the name that the experiment of a run has now; None where the store has no such run, or it is deleted.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return None  # MLflow would make it
+    try:
+        with readable_errors(uri), short_waits():
+            client = mlflow.MlflowClient(uri)
+            run = client.get_run(run_id).info
+            return str(client.get_experiment(run.experiment_id).name) if run.lifecycle_stage == "active" else None
+    except ValueError:
+        return None

@@ -318,6 +318,85 @@ def test_a_training_that_is_found_has_the_metrics_of_its_model(
     assert lines(tmp_path)[-1].metrics == {"train/loss": 0.2}
 
 
+def rename_experiment(trainer: Trainer, old: str, new: str) -> None:
+    client = MlflowClient(trainer.store)
+    client.rename_experiment(client.get_experiment_by_name(old).experiment_id, new)
+
+
+def test_a_renamed_experiment_is_named_before_spark_starts_and_its_cells_continue(
+    run: Callable[..., int],
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    trainer.ends = {1: KeyboardInterrupt()}
+    assert run(SEEDS) == 130
+    old, new = tmp_path.name, f"{tmp_path.name}-2026"
+    rename_experiment(trainer, old, new)
+    capsys.readouterr()
+    with monkeypatch.context() as patch:
+        patch.setattr(grid, "spark_session", None)
+        assert run(SEEDS) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"was begun in experiment '{old}', which is '{new}' now: set tracking.experiment={new}" in line
+    client = MlflowClient(trainer.store)
+    assert client.get_experiment_by_name(old) is None
+    before = read_lines(tmp_path / "results.jsonl")
+    assert run(SEEDS, "--set", f"tracking.experiment={new}") == 0
+    assert trainer.trained == [0, 1, 1, 2]
+    assert trainer.resumed[2] is not None
+    added = read_lines(tmp_path / "results.jsonl")[len(before) :]
+    assert [line.kind for line in added] == ["cell", "cell"], "the parent is the same"
+    runs = client.search_runs([client.get_experiment_by_name(new).experiment_id])
+    assert [run.info.status for run in runs] == ["FINISHED"] * 4
+
+
+def test_curves_are_not_looked_for_in_another_experiment_than_the_renamed_one(
+    run: Callable[..., int],
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def away(*arguments: Any, **settings: Any) -> RecordedRun:
+        raise TrackingError("no answer from MLflow")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grid_records, "recorded_training", away)
+        assert run(SEEDS) == 0
+    rename_experiment(trainer, tmp_path.name, f"{tmp_path.name}-2026")
+    assert run(SEEDS) == 2
+    assert f"set tracking.experiment={tmp_path.name}-2026" in capsys.readouterr().err
+    assert run(SEEDS, "--set", f"tracking.experiment={tmp_path.name}-2026") == 0
+    assert all(line.run is not None for line in cells_of(lines(tmp_path)).values())
+
+
+def test_an_experiment_that_is_renamed_meanwhile_ends_the_grid(
+    run: Callable[..., int], trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(*arguments: Any) -> None:
+        trainer(*arguments)
+        if trainer.trained == [0]:
+            rename_experiment(trainer, tmp_path.name, f"{tmp_path.name}-2026")
+
+    monkeypatch.setattr(grid, "train_on", train)
+    assert run(SEEDS) == 2
+    assert run(SEEDS, "--set", f"tracking.experiment={tmp_path.name}-2026") == 0
+    assert trainer.trained == [0, 1, 2]
+    assert MlflowClient(trainer.store).get_experiment_by_name(tmp_path.name) is None
+
+
+def test_a_deleted_run_of_the_grid_is_replaced_by_a_new_one(
+    run: Callable[..., int], trainer: Trainer, tmp_path: Path
+) -> None:
+    assert run("product: {training.seed: [0]}") == 0
+    (first,) = (line for line in read_lines(tmp_path / "results.jsonl") if line.kind == "grid")
+    MlflowClient(trainer.store).delete_run(first.parent)
+    assert run(SEEDS) == 0
+    assert [line.kind for line in read_lines(tmp_path / "results.jsonl")] == ["grid", "cell", "grid", "cell", "cell"]
+
+
 def test_a_dataset_that_is_replaced_meanwhile_ends_the_grid(
     run: Callable[..., int],
     trainer: Trainer,
