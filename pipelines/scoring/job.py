@@ -41,13 +41,14 @@ from pipelines.scoring.output import (
 )
 from pipelines.scoring.parts import Part
 from pipelines.scoring.processor import Runtime, why_unusable
-from pipelines.scoring.source import Source
+from pipelines.scoring.source import DATASET, Source
 from pipelines.scoring.write import Scorer
 from pipelines.storage import Folder, StorageError
 from pipelines.tasks import is_local_mode, run_until_done, watched
 
 _LESS_MEMORY = "a smaller score.batch_size"
-_THRESHOLD, _FINGERPRINT = "score.threshold", "input_fingerprint"
+_THRESHOLD = "score.threshold"
+_INPUT, _KIND, _FINGERPRINT = "input", "input_kind", "input_fingerprint"
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,8 @@ def check_score(
         earlier = source.earlier_fingerprint
         if earlier is not None and existing.get(_FINGERPRINT) == earlier:
             identity[_FINGERPRINT] = earlier  # which covers the sizes: the notes of earlier versions do not
+        if all(existing.get(key) == identity[key] for key in (_KIND, _FINGERPRINT)) and _may_have_moved(source, output):
+            existing = {**existing, _INPUT: source.where}
         refuse_another(existing, identity, output)
     files = [part.file for part in source.parts]
     found = find_written(output, files)
@@ -169,7 +172,8 @@ def score(
 
     Every file appears whole, at once. The same call again continues with the parts that are not finished, and those of
     which rejected samples can be read now or files were replaced by others of another size; on other finished
-    predictions it does nothing. Each sample is in exactly one file, or in `_rejected.parquet` with its reason.
+    predictions it does nothing. The input may be in another place by then. Each sample is in exactly one file, or in
+    `_rejected.parquet` with its reason.
 
     Args:
         spark: Session whose executors see input and output.
@@ -249,11 +253,29 @@ def _outdated(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
         written = found.get(part.file)
         if written is None:
             continue
-        before, unread = written.sizes_digest, written.unread
-        was_replaced = before is not None and part.digest_of_sizes(unread) != before
-        if was_replaced or (unread and part.can_read_any(unread)):
+        if _was_replaced(part, written) or (written.unread and part.can_read_any(written.unread)):
             outdated.add(part.file)
     return outdated
+
+
+def _was_replaced(part: Part, written: WrittenPart) -> bool:
+    """Whether the file of a sample that was scored has another size now."""
+    before = written.sizes_digest
+    return before is not None and part.digest_of_sizes(written.unread) != before
+
+
+def _may_have_moved(source: Source, output: Folder) -> bool:
+    """Whether predictions of an input with the same fingerprint are of this one, wherever it was then.
+
+    The fingerprint of a dataset covers its pixels. That of an archive covers the names of its files, which those of
+    another day may have too: they need the same sizes, and what is finished needs no other place.
+    """
+    if source.kind == DATASET:
+        return True
+    files = [part.file for part in source.parts]
+    found = find_written(output, files)
+    replaced = (_was_replaced(part, found[part.file]) for part in source.parts if part.file in found)
+    return not is_complete(output, files) and not any(replaced)
 
 
 def scored_before(source: Source, output: Folder) -> Scored:
@@ -270,8 +292,8 @@ def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) 
     return {
         "model_id": model.model_id,
         "model_version": model.version,
-        "input": source.where,
-        "input_kind": source.kind,
+        _INPUT: source.where,
+        _KIND: source.kind,
         _FINGERPRINT: source.fingerprint,
         **({_THRESHOLD: _briefly(settings.thresholds)} if model.task == "multi_label" else {}),
         "score.runtime": settings.runtime,

@@ -5,8 +5,10 @@ processes.
 """
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +130,26 @@ def test_a_job_may_end_at_its_writes_behind_a_url(
     source = dataset_source(Folder.at(small_dataset), ReaderSettings())
     places = survive(model, source, lambda place: Folder.at(f"{s3_folder}/{place}"), Ending(monkeypatch), 3)
     assert places > 4 * len(source.parts)
+
+
+def test_a_dataset_is_known_by_its_content_in_another_place(
+    model: ModelDescription, small_dataset: Path, tmp_path: Path
+) -> None:
+    def opened(name: str) -> Source:
+        return dataset_source(Folder.at(tmp_path / name), ReaderSettings())
+
+    shutil.copytree(small_dataset, tmp_path / "dataset")
+    output = Folder.at(tmp_path / "predictions")
+    score(None, model, b"", opened("dataset"), output, SETTINGS)  # type: ignore[arg-type]
+    (tmp_path / "dataset").rename(tmp_path / "moved")
+    moved = opened("moved")
+    assert score(None, model, b"", moved, output, SETTINGS).new == 0  # type: ignore[arg-type]
+    lost = moved.parts[0]
+    output.remove(lost.file)
+    another = replace(moved, fingerprint="abc")
+    message = r"other predictions \(input .*/dataset there, .*/moved asked for; input_fingerprint .* abc asked for\)"
+    with pytest.raises(ValueError, match=message):
+        score(None, model, b"", another, output, SETTINGS)  # type: ignore[arg-type]
+    assert score(None, model, b"", moved, output, SETTINGS).new == lost.rows  # type: ignore[arg-type]
+    check(output, expected_of(tmp_path / "moved"))
+    assert json.loads(output.read("predictions.json"))["identity"]["input"] == str(tmp_path / "moved")

@@ -3,6 +3,7 @@
 import hashlib
 import io
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -143,6 +144,25 @@ def test_predictions_of_an_earlier_version_continue_while_no_file_has_another_si
     (images / "train" / "sea" / "06.png").write_bytes(b"")
     with pytest.raises(ValueError, match=r"holds other predictions \(input_fingerprint"):
         score_images(images, output)
+
+
+def test_an_archive_in_another_place_continues_by_names_and_sizes(images: Path, tmp_path: Path) -> None:
+    output, moved, another = tmp_path / "output", tmp_path / "moved", tmp_path / "another"
+    score_images(images, output)
+    shutil.copytree(images, another)
+    Image.new("RGB", (8, 8), "white").save(another / "train" / "land" / "00.png")
+    images.rename(moved)
+    message = r"holds other predictions \(input .*images there, .*{} asked for\)"
+    with pytest.raises(ValueError, match=message.format("moved")):  # nothing is left to be done there
+        score_images(moved, output)
+    (output / "train-part-00002.parquet").unlink()
+    parts = written_parts(output)
+    with pytest.raises(ValueError, match=message.format("another")):
+        score_images(another, output)
+    assert written_parts(output) == parts
+    assert score_images(moved, output).new == 3
+    assert written_parts(output).items() > parts.items()
+    assert score_images(moved, output).new == 0
 
 
 def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
