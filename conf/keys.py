@@ -66,6 +66,18 @@ def find(path: list[str], values: Mapping[str, Any]) -> FieldInfo | None:
     return field
 
 
+def nested(settings: Mapping[str, str]) -> dict[str, Any]:
+    """The settings that a run tells by key, as `find` takes them: a mapping per section."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        *sections, name = key.split(".")
+        inner = values
+        for section in sections:
+            inner = inner.setdefault(section, {})
+        inner[name] = value
+    return values
+
+
 def paths() -> list[str]:
     """Every key that some configuration may have, as `section.key`."""
     return sorted(set(_paths(RunConfig, "")))

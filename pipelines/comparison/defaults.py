@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, get_args
 
-from conf.keys import find
+from conf.keys import find, nested
 from pipelines.comparison.run import ComparedRun
 
 
@@ -22,25 +22,14 @@ def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 def _filled(settings: dict[str, str], keys: Iterable[str]) -> dict[str, str]:
     told = {key.rpartition(".")[0] for key in settings}
-    nested = _nested(settings)
+    values = nested(settings)
     filled = dict(settings)
     for key in keys:
         section = key.rpartition(".")[0]
         # A section of which nothing is told was not chosen: another optimizer has other settings.
-        if key not in settings and section and section in told and (value := _default(key, nested)) is not None:
+        if key not in settings and section and section in told and (value := _default(key, values)) is not None:
             filled[key] = value
     return filled
-
-
-def _nested(settings: Mapping[str, str]) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for key, value in settings.items():
-        *sections, name = key.split(".")
-        inner = nested
-        for section in sections:
-            inner = inner.setdefault(section, {})
-        inner[name] = value
-    return nested
 
 
 def _default(key: str, settings: Mapping[str, Any]) -> str | None:

@@ -1,7 +1,6 @@
 """One training as a comparison sees it, small enough to be a line of a file."""
 
 import math
-import re
 import statistics
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -9,7 +8,7 @@ from datetime import UTC, datetime
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_lower_better
-from pipelines.tracking.recorded import CHANGED_PREFIX, DIVERGED_TAG, RecordedRun
+from pipelines.tracking.recorded import DIVERGED_TAG, RecordedRun
 
 EPOCH, STEP, SECONDS, PAYLOAD = "epoch", "step", "seconds", "payload_bytes"
 """Columns of a history: epochs, optimizer steps, seconds of training and payload bytes of one rank since the start."""
@@ -110,11 +109,8 @@ def compared_run(run: RecordedRun, source: str, *, epochs_kept: int | None = Non
 def _settings(run: RecordedRun) -> dict[str, str]:
     """The settings of a run. One that a resumed run has changed has all of its values: `0.1, 0.5 from step 16`."""
     settings = dict(run.parameters)
-    for tag, text in run.tags.items():
-        key, first = tag.removeprefix(CHANGED_PREFIX), settings.get(tag.removeprefix(CHANGED_PREFIX), "")
-        is_as_before = first and re.fullmatch(rf"{re.escape(first)} from step \d+", text)
-        if tag.startswith(CHANGED_PREFIX) and not is_as_before:
-            settings[key] = f"{first}, {text}" if first else text
+    for key, text in run.later_values.items():
+        settings[key] = f"{settings[key]}, {text}" if settings.get(key) else text
     return settings
 
 

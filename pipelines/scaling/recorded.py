@@ -1,9 +1,11 @@
 """Measurements from trainings of this project: the phases of a step that a run records in every epoch."""
 
+import statistics
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from conf.keys import find, nested
 from conf.modes import SynchronousConfig
 from pipelines.scaling.collectives import expected_maximum
 from pipelines.scaling.measurements import (
@@ -31,7 +33,30 @@ _NO_CODEC = "none"
 _MODE = "training.mode.name"
 _PREDICTED_MODE = SynchronousConfig().name
 """The mode in which a step waits for one exchange of all ranks; runs of versions that had no other do not name it."""
-_SAME_THROUGHOUT = ("launch.num_workers", "global_batch_size", "exchange.codec.name")
+_RESOLUTION = "input.resolution_schedule"
+_TOLD_BY_ALL = ("launch.num_workers", "global_batch_size", "exchange.codec.name")
+_OF_COMPUTING = (
+    "training.mode",
+    "model.name",
+    "model",
+    "dataset_fingerprint",  # the size of the images is not told by itself
+    "training.precision",
+    "training.jit_compile",
+    "launch.threads_per_worker",
+    "launch.gpus_per_worker",
+)
+_OF_A_CODEC = ("exchange.codec", "exchange.dense_below", "exchange.warmup_steps")
+_SAME_THROUGHOUT = (
+    *_TOLD_BY_ALL,
+    _MODE,
+    _RESOLUTION,
+    "training.batch_size_per_worker",
+    "micro_batches_per_step",
+    "exchange.bucket_mib",
+    *_OF_COMPUTING,
+    *_OF_A_CODEC,
+)
+"""Settings, and sections of them, that decide how long a step takes; the one to be named first comes first."""
 
 
 def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
@@ -46,7 +71,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
 
     Raises:
         ValueError: A run has not finished, lacks a metric, has steps of several lengths or of a mode that is not
-            predicted, or trains another model than the others.
+            predicted, trains another model than the others or in another way, or has other settings of the same codec.
     """
     for run in runs:
         _check(run)
@@ -54,16 +79,16 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
     if len(sizes) > 1:
         raise ValueError(f"--run: the trainings are of different models, with {sorted(map(int, sizes))} parameters")
     gradient_bytes = int(_FLOAT32_BYTES * sizes.pop())
+    _check_alike(runs, _OF_COMPUTING)
     compute: dict[int, list[float]] = defaultdict(list)
-    codecs: dict[str, CodecMeasurement] = {}
+    of_codecs: dict[str, list[RecordedRun]] = defaultdict(list)
     points, deviations = [], []
     for run in runs:
         workers = int(run.parameters["launch.num_workers"])
         computing = [a + b for a, b in zip(_curve(run, "compute"), _curve(run, "optimizer"), strict=True)]
         compute[int(run.parameters["global_batch_size"]) // workers] += computing
-        codec = run.parameters["exchange.codec.name"]
-        payload = int(run.metrics.get(PAYLOAD, 0)) or gradient_bytes
-        codecs[codec] = _codec(run, codec, payload)
+        of_codecs[run.parameters["exchange.codec.name"]].append(run)
+        payload = _payload(run)
         wire = tuple(seconds for seconds in _curve(run, "wire") if seconds > 0)
         if workers > 1 and wire:
             points.append(
@@ -82,7 +107,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
         gradients=(Gradient(bytes=gradient_bytes, ready=1.0),),
         links=(link,) if points else (),
         collectives=tuple(points),
-        codecs=tuple(codecs.values()),
+        codecs=tuple(_codec(name, same) for name, same in of_codecs.items()),
     )
 
 
@@ -122,25 +147,23 @@ def combined(measured: Measurements, recorded: Measurements) -> Measurements:
 def _check(run: "RecordedRun") -> None:
     if run.status != "FINISHED":
         raise ValueError(f"--run {run.run_id}: that training has not finished, it is {run.status}")
-    for name in _SAME_THROUGHOUT:
+    for name in _TOLD_BY_ALL:
         if name not in run.parameters:
             raise ValueError(f"--run {run.run_id} is no training: it has no parameter {name}")
-    if "input.resolution_schedule" in run.parameters:
+    if _RESOLUTION in run.parameters:
         raise ValueError(
-            f"--run {run.run_id} was trained with input.resolution_schedule, so that its steps are of several lengths: "
+            f"--run {run.run_id} was trained with {_RESOLUTION}, so that its steps are of several lengths: "
             "take a training with full images only"
         )
     mode = run.parameters.get(_MODE, _PREDICTED_MODE)
     if mode != _PREDICTED_MODE:
         raise ValueError(f"--run {run.run_id} trained with training.mode={mode}, whose steps are not predicted")
-    # An estimate from a file needs no MLflow, which this imports.
-    from pipelines.tracking.recorded import CHANGED_PREFIX
-
-    changed = next((key for key in _SAME_THROUGHOUT if f"{CHANGED_PREFIX}{key}" in run.tags), None)
+    later = run.later_values
+    changed = next(iter(_within(later, _SAME_THROUGHOUT)), None)
     if changed is not None:
         raise ValueError(
-            f"--run {run.run_id} was continued with another {changed}, so that its steps are of several lengths: take "
-            "a training without such a change"
+            f"--run {run.run_id} was continued with another {changed}, so that its steps are of several lengths: "
+            f"{_value(run, changed)}, then {later[changed]}. Take a training without such a change"
         )
     absent = [
         name
@@ -151,6 +174,38 @@ def _check(run: "RecordedRun") -> None:
         raise ValueError(f"--run {run.run_id} has not recorded {absent[0]}: train again with this version")
 
 
+def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
+    """Check that trainings have the same values of settings, and of all settings in sections."""
+    first = runs[0]
+    for key in _within({key for run in runs for key in run.parameters}, names):
+        for run in runs[1:]:
+            before, value = _value(first, key), _value(run, key)
+            if value != before:
+                raise ValueError(
+                    f"--run {first.run_id} and --run {run.run_id} have different {key}, {before} and {value}, so that "
+                    "their times do not belong together: take trainings with the same one"
+                )
+
+
+def _within(keys: Iterable[str], names: Sequence[str]) -> list[str]:
+    """The keys that are among the names, or in a section of such a name, in the order of the names."""
+    told = sorted(keys)
+    return [key for name in names for key in told if key == name or key.startswith(f"{name}.")]
+
+
+def _value(run: "RecordedRun", key: str) -> str:
+    """The value of a setting. One that a run does not tell is its default: null, or what earlier versions did."""
+    if key in run.parameters:
+        return run.parameters[key]
+    field = find(key.split("."), nested(run.parameters))
+    default = None if field is None else field.get_default(call_default_factory=True)
+    return "null" if default is None else str(default)
+
+
+def _payload(run: "RecordedRun") -> int:
+    return int(run.metrics.get(PAYLOAD, 0)) or int(_FLOAT32_BYTES * run.metrics[PARAMETERS])
+
+
 def _curve(run: "RecordedRun", phase: str) -> list[float]:
     """Seconds by epoch; earlier versions have recorded some for epochs that were resumed after their last step."""
     without_steps = {point.step for point in run.curves.get(SPEED, []) if point.value == 0}
@@ -158,14 +213,17 @@ def _curve(run: "RecordedRun", phase: str) -> list[float]:
     return [point.value for point in curve if point.step not in without_steps]
 
 
-def _codec(run: "RecordedRun", name: str, payload: int) -> CodecMeasurement:
+def _codec(name: str, runs: Sequence["RecordedRun"]) -> CodecMeasurement:
+    """Costs of a codec, from all trainings with it; what some codecs send differs a little from run to run."""
+    _check_alike(runs, _OF_A_CODEC)
+    payload = round(statistics.fmean(_payload(run) for run in runs))
     sparse = () if name == _NO_CODEC else (Message(collective="allreduce", bytes=payload),)
     return CodecMeasurement(
         name=name,
         messages=sparse,
         dense_bytes=0 if sparse else payload,
-        encode_seconds=tuple(_curve(run, "encode")),
-        decode_seconds=tuple(_curve(run, "decode")),
+        encode_seconds=tuple(seconds for run in runs for seconds in _curve(run, "encode")),
+        decode_seconds=tuple(seconds for run in runs for seconds in _curve(run, "decode")),
     )
 
 

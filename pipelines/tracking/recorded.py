@@ -1,5 +1,6 @@
 """Reads the trainings of an experiment, with their curves."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ CHANGED_PREFIX = "changed."
 """A tag of this beginning and a setting says which other values it had later, and from which step on each."""
 NOT_SET = "not set"
 """Value of a setting in such a tag that the training did not have from there on."""
+_NO_PARAMETER = ("None", "[]", "{}", NOT_SET)
+"""Values in such a tag of settings that are no parameters."""
 _NAMED_EXPERIMENTS = 12
 _SQLITE = b"SQLite format 3\0"
 
@@ -42,6 +45,21 @@ class RecordedRun:
     """Last value of each metric."""
     curves: dict[str, list[Point]]
     """The metrics that were asked for, by rising step; one point per step."""
+
+    @property
+    def later_values(self) -> dict[str, str]:
+        """The other values that settings had later, by key: `0.5 from step 16, 0.1 from step 24`.
+
+        A setting that was changed back before any step that counts is not among them.
+        """
+        found = {}
+        for tag, text in self.tags.items():
+            key = tag.removeprefix(CHANGED_PREFIX)
+            first = (self.parameters[key],) if key in self.parameters else _NO_PARAMETER
+            is_as_before = any(re.fullmatch(rf"{re.escape(value)} from step \d+", text) for value in first)
+            if tag.startswith(CHANGED_PREFIX) and not is_as_before:
+                found[key] = text
+        return found
 
 
 @dataclass(frozen=True)

@@ -102,11 +102,83 @@ def test_steps_of_other_modes_are_not_predicted(setting: str, eurosat_manifest: 
         measurements_of([run])
 
 
-def test_a_run_that_changed_its_workers_is_refused() -> None:
-    run = replace(recorded(), tags={"changed.launch.num_workers": "from step 4: 2, before 4"})
-    with pytest.raises(ValueError, match=r"none2 was continued with another launch\.num_workers, so that its steps"):
+@pytest.mark.parametrize(
+    ("setting", "later", "told"),
+    [
+        ("launch.num_workers", "4 from step 4", "2, then 4 from step 4"),
+        ("launch.threads_per_worker", "1 from step 4", "null, then 1 from step 4"),
+        ("launch.gpus_per_worker", "1 from step 4", "0, then 1 from step 4"),
+        ("training.mode.name", "pipeline from step 4", "synchronous, then pipeline from step 4"),
+        ("training.mode.shard_optimizer", "True from step 4", "False, then True from step 4"),
+        ("input.resolution_schedule", "[{}] from step 4", r"\[\], then \[{}\] from step 4"),
+        ("training.batch_size_per_worker", "16 from step 4", "32, then 16 from step 4"),
+        ("training.precision", "bfloat16 from step 4", "float32, then bfloat16 from step 4"),
+        ("exchange.codec.name", "powersgd from step 4", "none, then powersgd from step 4"),
+        ("exchange.codec.rank", "2 from step 4, 4 from step 9", "null, then 2 from step 4, 4 from step 9"),
+        ("model.batch_norm_ranks", "all from step 4", "1, then all from step 4"),
+    ],
+)
+def test_a_run_whose_steps_changed_is_refused(setting: str, later: str, told: str) -> None:
+    run = replace(recorded(), tags={f"changed.{setting}": later})
+    expected = rf"none2 was continued with another {setting}, so that its steps are of several lengths: {told}\. Take"
+    with pytest.raises(ValueError, match=expected):
         measurements_of([run])
-    assert measurements_of([replace(recorded(), tags={"changed.training.epochs": "from step 4: 3, before 2"})])
+
+
+def test_a_run_whose_steps_are_of_one_length_is_taken_though_it_changed() -> None:
+    tags = {"changed.training.epochs": "3 from step 4", "changed.launch.num_workers": "2 from step 4"}
+    assert measurements_of([replace(recorded(), tags=tags)]) == measurements_of([recorded()])
+
+
+def with_settings(run: RecordedRun, **settings: str) -> RecordedRun:
+    """The run with further parameters, whose names have `__` for the point."""
+    return replace(run, parameters={**run.parameters, **{key.replace("__", "."): settings[key] for key in settings}})
+
+
+@pytest.mark.parametrize(
+    ("setting", "values"),
+    [
+        ("training__precision", ("float32", "bfloat16")),
+        ("training__jit_compile", ("False", "True")),
+        ("training__mode__shard_optimizer", ("False", "True")),
+        ("launch__threads_per_worker", ("null", "4")),
+        ("launch__gpus_per_worker", ("0", "1")),
+        ("model__batch_norm_ranks", ("1", "all")),
+        ("dataset_fingerprint", ("a", "b")),
+    ],
+)
+def test_trainings_that_compute_in_different_ways_are_refused(setting: str, values: tuple[str, str]) -> None:
+    runs = [recorded(), recorded(workers=4)]
+    runs = [
+        with_settings(run, **({} if value == "null" else {setting: value}))
+        for run, value in zip(runs, values, strict=True)
+    ]
+    key = setting.replace("__", ".")
+    with pytest.raises(ValueError, match=rf"none2 and --run none4 have different {key}, {values[0]} and {values[1]}"):
+        measurements_of(runs)
+
+
+def test_a_setting_that_an_earlier_version_did_not_have_is_its_default() -> None:
+    new = with_settings(recorded(workers=4), training__precision="float32", model__dropout="0.0", model__depth="50")
+    assert measurements_of([recorded(), new])
+
+
+def test_a_codec_with_different_settings_is_refused() -> None:
+    two, sixteen = (with_settings(recorded(codec="powersgd"), exchange__codec__rank=rank) for rank in ("2", "16"))
+    for runs, told in (([two, sixteen], "2 and 16"), ([sixteen, two], "16 and 2")):
+        with pytest.raises(ValueError, match=rf"have different exchange\.codec\.rank, {told}, so that their times"):
+            measurements_of(runs)
+    assert measurements_of([recorded(), two]), "another codec has settings of its own"
+
+
+def test_all_trainings_with_a_codec_say_what_it_costs() -> None:
+    few = recorded(codec="onebit", encode=0.06)
+    more = recorded(workers=4, codec="onebit", encode=0.08)
+    more = replace(more, metrics={**more.metrics, "exchange/payload_bytes": 5e6})
+    for runs in ([few, more], [more, few]):
+        (codec,) = measurements_of(runs).codecs
+        assert sorted(codec.encode_seconds) == [0.06, 0.06, 0.08, 0.08]
+        assert codec.messages[0].bytes == 4_500_000
 
 
 def test_runs_of_different_models_are_refused() -> None:
