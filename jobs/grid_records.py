@@ -11,6 +11,7 @@ from pipelines.comparison.grid_results import CellLine, ResultsFile
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, compared_run
 from pipelines.tracking.experiments import experiment_of, name_in_store
 from pipelines.tracking.recorded import DIVERGED_TAG, RecordedRun, TaggedRun, recorded_training, runs_with_tag
+from pipelines.tracking.store import TrackingError, tracking_uri
 
 CELL_TAG = "grid_cell"
 """Tag of a cell's run: the digest by which the same command finds it again."""

@@ -52,7 +52,7 @@ class Reached:
     """What it took to come to a target, as means over the seeds that came there."""
 
     seeds: int
-    """Number of trainings that came there."""
+    """Number of seeds of which a training came there."""
     epochs: float
     steps: float
     samples: float | None

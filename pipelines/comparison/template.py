@@ -52,7 +52,8 @@ is speed-up by how many times as many workers there are.</p>
 <tbody>
 {% for row in part.rows %}
 <tr><th>{{ key(part.colors[row.number]) }}{{ row.number }}</th><td class="label">{{ row.label }}
-{%- if row.diverged %}<span class="mark">{{ row.diverged ~ " of " ~ row.seeds if row.seeds > 1 }} diverged</span>
+{%- if row.diverged %}<span class="mark">
+{{- row.diverged ~ " of " ~ row.trainings ~ " trainings " if row.trainings > 1 }}diverged</span>
 {%- elif row.troubles %}<span class="mark">{{ row.troubles[0] }}</span>{% endif %}</td>
 <td class="n{{ ' best' if part.best and row.number == part.best.number }}">{{ row.score }}</td>
 <td class="n">{{ row.seeds }}</td><td class="n">{{ row.time }}</td><td class="n">{{ row.bytes }}</td>

@@ -130,7 +130,7 @@ def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
     text = " ".join(page.split())
     assert "The trainings are of 2 datasets (image_folder 0123456789ab, image_folder fedcba987654)" in text
     assert "1 of 3 trainings diverged." in text
-    assert '<span class="mark">1 of 2 diverged</span>' in page
+    assert '<span class="mark">1 of 2 trainings diverged</span>' in page
     assert "FloatingPointError: the loss of rank 1 is nan at step 200" in text
     assert page.count('<section class="table">') == 2
     shown = "\n".join(lines_of(compared))
@@ -153,6 +153,8 @@ def test_a_seed_counts_once_and_only_if_its_training_ended_well() -> None:
     reached = compared.parts[0].groups[0].reached("val/top_1", 0.1)
     assert reached is not None
     assert reached.seeds == 2, "one that diverged has no part in it"
+    assert cells(section(compared.page, "target"))[-1] == "2 of 3", "seeds, as the table counts them"
+    assert '<span class="mark">1 of 4 trainings diverged</span>' in compared.page, "not seeds"
 
 
 def test_without_validation_the_loss_is_named_and_said_to_tell_little() -> None:
