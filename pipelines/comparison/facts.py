@@ -137,7 +137,9 @@ def _trouble(run: ComparedRun) -> str:
     if run.is_diverged:
         return f"diverged: {run.diverged}"
     losses = [value for value in run.history.get("train/loss", []) if value is not None]
-    if len(losses) > 1 and losses[-1] > losses[0]:
+    # The loss of weights that were trained before is low from the first epoch on, and may end a little above that.
+    is_new = "warm_start.source" not in run.settings
+    if is_new and len(losses) > 1 and losses[-1] > losses[0]:
         return f"diverged: the training loss ended above its first epoch's, {losses[-1]:.4g} > {losses[0]:.4g}"
     return "" if run.status == "FINISHED" else run.status.lower()
 

@@ -130,6 +130,16 @@ def test_diverged_and_unfinished_runs_are_marked_and_not_averaged(fabricate: Fab
     assert not facts_of(resumed, "val/top_1").trouble, "it was continued, with another rate, and finished"
 
 
+def test_a_fine_tuning_whose_loss_ends_a_little_higher_keeps_its_score(fabricate: Fabricate) -> None:
+    source = "warm_start.source=runs:/0123456789abcdef0123456789abcdef/model"
+    fabricate("tuned", source, scores=(0.8, 0.9), losses=(0.3, 0.3001))
+    fabricate("tuned", source, "training.seed=1", losses=(0.3, 0.4), status="FAILED", diverged="nan at step 5")
+    (part,) = parts_of(read("tuned"), "val/top_1")
+    (group,) = part.groups
+    assert group.score is not None
+    assert (group.score.mean, group.score.count, group.diverged) == (0.9, 1, 1)
+
+
 def test_datasets_are_kept_apart(fabricate: Fabricate) -> None:
     for dataset in (1, 2):
         fabricate("datasets", dataset=dataset)
