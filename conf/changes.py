@@ -4,40 +4,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from yaml.composer import ComposerError
 
 from conf.keys import choice_of, find, section_of
+from conf.notation import parse
 from conf.problems import describe, unknown_key
 from conf.schema import RunConfig
 from conf.section import Section
 
 _COMMENT = re.compile(r"\s#")
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as PyYAML reads it, but as in YAML 1.2 `1e-4` is a number, and no key is there twice."""
-
-    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Compose a mapping; here, because what `<<` merges may have the same keys."""
-        node: yaml.MappingNode = super().compose_mapping_node(anchor)
-        seen = set[str]()
-        for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode):
-                if key.value in seen:
-                    problem = f"the key {key.value!r} is there twice: only the second one would count"
-                    raise ComposerError(None, None, problem, key.start_mark)
-                seen.add(key.value)
-        return node
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)[eE][-+]?[0-9]+$"),
-    list("-+0123456789."),
-)
 
 
 def changed(
@@ -93,22 +69,6 @@ def keys_in(sections: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
             yield from keys_in(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}"
-
-
-def parse(text: str, where: str) -> Any:
-    """Parse YAML.
-
-    Raises:
-        ValueError: It is none; says where.
-    """
-    try:
-        return yaml.load(text, Loader=_Loader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
-        raise ValueError(f"{where}: no valid YAML{place}: {error.problem}") from None
-    except yaml.YAMLError as error:
-        raise ValueError(f"{where}: no valid YAML: {' '.join(str(error).split())}") from None
 
 
 def _with_tags(values: Mapping[str, Any], section: type[Section]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class ReaderConfig(Section):
     """Number of batches that are gathered ahead of the training step."""
     cache_folder: str | None = Field(default=None, min_length=1)
     """Local folder that caches remote or compressed datasets; null: in the temporary folder (TMPDIR)."""
-    cache_limit_gib: float = Field(default=100.0, gt=0, allow_inf_nan=False)
+    cache_limit_gib: float = Field(default=100.0, gt=0)
     """Size of that cache; a larger dataset is read, and shuffled, in windows that fit."""
     verify: Literal["first_epoch", "always", "never"] = "first_epoch"
     """When workers compute a row's checksum: when they read it for the first time, always, or never. Rows that come

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import yaml
-
 from conf.effect import idle_keys
 from conf.keys import choice_of, choices, find, section_of
 from conf.load import shipped_names, shipped_text
+from conf.notation import text_of
 from conf.schema import RunConfig
 from conf.section import Section
 
@@ -35,7 +34,7 @@ def to_yaml(config: RunConfig, *, comments: bool = False) -> str:
     for key in idle_keys(config):
         _set_default(values, key.split("."))
     if not comments:
-        return yaml.safe_dump(values, sort_keys=False, width=1000, allow_unicode=True)
+        return text_of(values, width=1000, allow_unicode=True)
     return "\n".join(_commented(values, RunConfig, "")) + "\n"
 
 
@@ -60,7 +59,7 @@ def _commented(values: Mapping[str, Any], section: type[Section], indent: str) -
             yield f"{indent}{key}:"
             yield from _commented(value, inner, f"{indent}  ")
         else:
-            flow = yaml.safe_dump([value], width=10_000, allow_unicode=True, default_flow_style=True)
+            flow = text_of([value], width=10_000, allow_unicode=True, default_flow_style=True)
             yield f"{indent}{key}: {flow.strip()[1:-1]}"
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from conf.changes import parse
+from conf.notation import parse
 
 _KEYS = ("set", "product", "cells")
 _EXAMPLE = "product: {optimizer: [sgd, lars], training.seed: [0, 1, 2]}"

@@ -33,10 +33,10 @@ class LaunchConfig(Section):
     the copy and repeats up to so many steps."""
     retries: int = Field(default=0, ge=0)
     """Further attempts, each from the newest checkpoint, after a process, executor or host died, or a hang."""
-    hang_timeout_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    hang_timeout_seconds: float | None = Field(default=None, gt=0)
     """An attempt ends when a rank makes no progress for so long; this must cover the first step, which compiles, and
     the writing of a checkpoint, but not the model at the end."""
-    stop_grace_seconds: float = Field(default=60, ge=0, allow_inf_nan=False)
+    stop_grace_seconds: float = Field(default=60, ge=0)
     """How long workers that were asked to stop may take to write their checkpoint; then they are killed."""
     allow_fewer_workers: bool = False
     """Whether a further attempt may have fewer workers where slots are lost: each then accumulates more micro-batches,

@@ -5,8 +5,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from conf.changes import changed, keys_in, parse, validated
+from conf.changes import changed, keys_in, validated
 from conf.effect import refuse_idle
+from conf.notation import parse
 from conf.schema import RunConfig
 
 

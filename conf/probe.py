@@ -38,9 +38,7 @@ class ProbeConfig(Section):
     output: str = Field(default="outputs/features", min_length=1)
     """Folder of the features, which another probe of the same model and dataset reads again: with several hosts on
     storage that all of them mount; or a URL that fsspec knows (`s3://bucket/folder`)."""
-    l2: list[Annotated[float, Field(gt=0, allow_inf_nan=False)]] = Field(
-        default=[1e-5, 1e-4, 1e-3, 1e-2, 1e-1], min_length=1
-    )
+    l2: list[Annotated[float, Field(gt=0)]] = Field(default=[1e-5, 1e-4, 1e-3, 1e-2, 1e-1], min_length=1)
     """Penalties on the squared weights, of standardised features and the mean loss, of which the validation split
     chooses one; scikit-learn's C is 1 / (l2 times the training samples)."""
     solver: SolverConfig = LBFGSConfig()

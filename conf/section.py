@@ -8,10 +8,12 @@ from pydantic_core import ErrorDetails
 
 
 class Section(BaseModel):
-    """A configuration section: immutable, no unknown keys, no silent coercion."""
+    """A configuration section: immutable, no unknown keys, no silent coercion, finite numbers."""
 
     # A key's docstring is its description: `groundswell config --comments` and errors show it.
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with other values, which are validated with the rest; pydantic's own takes any value.

@@ -22,7 +22,7 @@ class TrackingConfig(Section):
     """Name under which the logged model is registered, `catalog.schema.model` in Unity Catalog; null: it is not."""
     promote_metric: str = Field(default="val/f1_macro", min_length=1)
     """Metric of validation that compares versions: those that end in loss are better when lower."""
-    promote_margin: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    promote_margin: float = Field(default=0.0, ge=0)
     """Smallest difference by which a version must be better than the one with the alias champion to take it; else it
     becomes the challenger."""
     offline: bool = False
@@ -31,7 +31,7 @@ class TrackingConfig(Section):
     target: float | None = None
     """Value of the metric of training.selection.metric (null: val/f1_micro or val/top_1) that is worth reaching: the
     run's summary has samples and seconds to it; null: none."""
-    system_seconds: float | None = Field(default=10.0, gt=0, allow_inf_nan=False)
+    system_seconds: float | None = Field(default=10.0, gt=0)
     """Time between samples of each rank's processor, memory, disk, network and GPU; null: none."""
 
     @field_validator("registered_model")

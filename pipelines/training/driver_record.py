@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from conf.notation import text_of
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest, manifest_json
 from pipelines.launch.failure import RankLostError, WorkerError
@@ -294,7 +293,7 @@ def _write_beginning(writer: RunWriter, folder: Path, run: TrackedRun, config: R
 
 def _as_yaml(config: RunConfig, manifest: Manifest) -> str:
     """The configuration that holds, for `--config`, without the archive, which training does not read."""
-    values = yaml.safe_dump(config.model_dump(mode="json", exclude={"archive", "prepare"}), sort_keys=False)
+    values = text_of(config.model_dump(mode="json", exclude={"archive", "prepare"}))
     return f"# dataset of archive {manifest.archive}, source fingerprint {manifest.source_fingerprint}\n{values}"
 
 

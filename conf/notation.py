@@ -1,0 +1,82 @@
+"""How values are written as text: YAML 1.1, as PyYAML reads and writes it, but with the numbers of YAML 1.2."""
+
+import re
+from typing import Any
+
+import yaml
+from yaml.composer import ComposerError
+
+_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+# Of YAML 1.1 these were numbers too: 010 (octal: 8), 1:30 (base 60: 90) and 1_000. And 1e-4 was none.
+_NUMBERS = {
+    _INT: re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
+    _FLOAT: re.compile(
+        r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?"
+        r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
+    ),
+}
+_RESOLVERS = {
+    first: [
+        *((tag, pattern) for tag, pattern in resolvers if tag not in _NUMBERS),
+        *(_NUMBERS.items() if first in {*"-+.0123456789"} else ()),
+    ]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads; no key is there twice."""
+
+    yaml_implicit_resolvers = _RESOLVERS
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        """Compose a mapping; here, because what `<<` merges may have the same keys."""
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    problem = f"the key {key.value!r} is there twice: only the second one would count"
+                    raise ComposerError(None, None, problem, key.start_mark)
+                seen.add(key.value)
+        return node
+
+    def construct_yaml_int(self, node: yaml.ScalarNode) -> int:
+        """The number that a text is."""
+        text = str(self.construct_scalar(node))
+        return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes, with quotes around a text that `_Loader` would take for a number."""
+
+    yaml_implicit_resolvers = _RESOLVERS
+
+
+_Loader.add_constructor(_INT, _Loader.construct_yaml_int)
+
+
+def parse(text: str, where: str) -> Any:
+    """Parse YAML.
+
+    Raises:
+        ValueError: It is none; says where.
+    """
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f" at line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
+        raise ValueError(f"{where}: no valid YAML{place}: {error.problem}") from None
+    except yaml.YAMLError as error:
+        raise ValueError(f"{where}: no valid YAML: {' '.join(str(error).split())}") from None
+
+
+def text_of(values: Any, **options: Any) -> str:
+    """Write values as YAML that `parse` reads back, in their order.
+
+    Args:
+        values: Plain values.
+        options: Of `yaml.dump`, how the text looks.
+    """
+    return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, **options))
