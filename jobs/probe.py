@@ -16,6 +16,7 @@ from jobs.ranks import barrier_runner
 from jobs.result import Result, model_uri_of
 from jobs.session import spark_session
 from models.probes.head import LinearHead
+from pipelines.dataset.files import check_outside
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.launch.preflight import check_cluster
 from pipelines.locations import absolute_location
@@ -142,8 +143,7 @@ def _output(config: RunConfig) -> Folder:
         raise ValueError(f"probe.output: {error}") from None
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"probe.output={output} is a file: give a folder")
-    if f"{output}/".startswith(f"{config.dataset.path}/"):
-        raise ValueError(f"probe.output={output} is within the dataset {config.dataset.path}: choose another folder")
+    check_outside("probe.output", output, Folder.at(config.dataset.path))
     return output
 
 

@@ -40,7 +40,7 @@ from pipelines.training.driver_record import (
     with_stored_run,
 )
 from pipelines.training.events import EpochTrained, Event
-from pipelines.training.output import check_reachable
+from pipelines.training.output import check_place
 from pipelines.training.resolution import described_sizes, trained_sizes
 from pipelines.training.results import TrainingSummary
 
@@ -92,7 +92,7 @@ def train(config: RunConfig, result: Result | None = None) -> TrainedRun:
     config = with_absolute_paths(config)
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
-    check_reachable(config)
+    check_place(config)
     chosen, config = config, with_stored_run(with_run_to_resume(config))
     if config == chosen and not config.tracking.offline:  # else the store has just answered
         check_store(experiment_of_new_run(config))  # before Spark, which takes seconds to start

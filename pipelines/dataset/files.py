@@ -140,6 +140,22 @@ def check_apart(archive_root: str, dataset: Folder) -> None:
         )
 
 
+def check_outside(setting: str, folder: Folder, dataset: Folder) -> None:
+    """Make sure that what a job writes is not in the dataset, which is neither repaired nor replaced with other files.
+
+    Args:
+        setting: Name of the setting that chooses the folder.
+        folder: Where the job writes. The dataset may be in it.
+        dataset: What the job reads.
+
+    Raises:
+        ValueError: The folder is the dataset, or in it.
+    """
+    found = relation(folder, dataset)
+    if found in ("is", "is in"):
+        raise ValueError(f"{setting}={folder} {found} the dataset {dataset}: choose a folder outside of it")
+
+
 def relation(folder: Folder, other: Folder) -> Literal["is", "is in", "contains"] | None:
     """Tell whether a folder is another one, is in it or contains it; None where they are apart.
 

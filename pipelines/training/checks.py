@@ -22,7 +22,7 @@ from pipelines.training.checkpoint import KEPT, TrainingState, newest_state
 from pipelines.training.checkpoint_files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.class_weights import class_weights
 from pipelines.training.input import reader_settings
-from pipelines.training.output import CHECKPOINTS, checkpoints_of, records_folder, run_place
+from pipelines.training.output import CHECKPOINTS, check_place, checkpoints_of, records_folder, run_place
 from pipelines.training.rates import make_schedule
 from pipelines.training.resolution import full_size, trained_sizes
 from pipelines.training.selection import best_of, best_step, is_over, why_ended
@@ -106,8 +106,10 @@ def check_output(config: RunConfig) -> None:
     The size of a new run's checkpoints is known to rank 0, which compares it before the first step.
 
     Raises:
+        ValueError: The folder is in the dataset.
         RuntimeError: The folder cannot be written, or its disk has too little free space.
     """
+    check_place(config)
     run_id = config.training.resume_run
     if run_id is None:
         check_writable(any_path(config.training.output))

@@ -12,7 +12,9 @@ from functools import cache
 from pathlib import Path
 
 from conf.schema import RunConfig
+from pipelines.dataset.files import check_outside
 from pipelines.remote_path import AnyPath, RemotePath, any_path, fetch, publish
+from pipelines.storage import Folder
 from pipelines.tracking.journal import driver_journal, journals, rank_journal
 
 CHECKPOINTS = "checkpoints"
@@ -34,12 +36,14 @@ def records_folder(output: str) -> Path:
     return place if isinstance(place, Path) else _temporary(output)
 
 
-def check_reachable(config: RunConfig) -> None:
-    """Find out within seconds whether a URL of `training.output` can be used.
+def check_place(config: RunConfig) -> None:
+    """Make sure that `training.output` is not in the dataset, and find out within seconds whether a URL can be used.
 
     Raises:
+        ValueError: It is in the dataset.
         StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
     """
+    check_outside("training.output", Folder.at(config.training.output), Folder.at(config.dataset.path))
     place = any_path(config.training.output)
     if isinstance(place, RemotePath):
         place.folder.check()

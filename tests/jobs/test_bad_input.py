@@ -102,6 +102,14 @@ def test_a_folder_without_manifest(error_of: Callable[..., str], tmp_path: Path)
     assert "no dataset.json" in error_of("train", f"dataset.path={tmp_path / 'data'}")
 
 
+def test_an_output_in_the_dataset(
+    error_of: Callable[..., str], dataset_copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.train.spark_session", None)
+    line = error_of("train", f"dataset.path={dataset_copy}", f"training.output={dataset_copy}/outputs")
+    assert f"training.output={dataset_copy}/outputs is in the dataset {dataset_copy}: choose a folder outside" in line
+
+
 def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
     line = error_of("train", f"dataset.path={small_dataset}", "launch.num_workers=3", code=4)
     assert "3 workers do not fit 2 slots" in line

@@ -229,7 +229,10 @@ def test_what_cannot_be_probed_is_one_line_before_spark_starts(
     assert "has no validation split that could choose one: set probe.l2 to one penalty" in error_of(untried)
     bands = edited("bands", lambda values: values["groups"][0].update(bands=["X1", "X2", "X3", "X4"]))
     assert "takes the bands B02, B03, B04, B08 in 'bands_10m', " in error_of(bands)
-    assert "is within the dataset" in error_of(small_dataset, f"probe.output={small_dataset / 'features'}")
+    (tmp_path / "link").symlink_to(small_dataset)
+    for place in (small_dataset / "features", tmp_path / ".." / tmp_path.name / "link" / "features"):
+        inside = error_of(small_dataset, f"probe.output={place}")
+        assert f"probe.output={place} is in the dataset {small_dataset}: choose a folder outside of it" in inside
     assert "probe.l2=[0.1, 0.1]: the same penalty is there twice" in error_of(small_dataset, "probe.l2=[0.1, 0.1]")
     assert "probe.l2[0]=0" in error_of(small_dataset, "probe.l2=[0]")
     assert "--set optimizer.momentum has no effect: probe reads" in error_of(small_dataset, "optimizer.momentum=0.5")

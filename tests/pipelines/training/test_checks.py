@@ -72,6 +72,22 @@ def test_an_output_that_cannot_be_written_is_found_by_the_driver(tmp_path: Path)
     assert list((tmp_path / "outputs").iterdir()) == []
 
 
+@pytest.mark.parametrize("output", ["dataset", "dataset/outputs", "link/outputs", "other/../dataset/outputs"])
+def test_an_output_in_the_dataset_is_refused(tmp_path: Path, output: str) -> None:
+    for name in ("dataset", "other"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "dataset")
+    dataset = f"dataset.path={tmp_path / 'dataset'}"
+    message = rf"training\.output=.*/{output} is (in )?the dataset {tmp_path}/dataset: choose a folder outside of it$"
+    with pytest.raises(ValueError, match=message):
+        check_output(load("smoke", [dataset, f"training.output={tmp_path}/{output}"]))
+    assert list((tmp_path / "dataset").iterdir()) == []
+    check_output(load("smoke", [dataset, f"training.output={tmp_path}"]))
+    behind_a_url = ["dataset.path=s3://bucket/dataset", "training.output=s3a://bucket/dataset/outputs"]
+    with pytest.raises(ValueError, match=r"training\.output=s3a://.* is in the dataset s3://bucket/dataset"):
+        check_output(load("smoke", behind_a_url))
+
+
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
