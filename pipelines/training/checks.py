@@ -106,7 +106,7 @@ def check_output(config: RunConfig) -> None:
     The size of a new run's checkpoints is known to rank 0, which compares it before the first step.
 
     Raises:
-        ValueError: The folder is in the dataset.
+        ValueError: The folder of a new run is in the dataset.
         RuntimeError: The folder cannot be written, or its disk has too little free space.
     """
     check_place(config)
