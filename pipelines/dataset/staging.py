@@ -45,8 +45,8 @@ class Mark:
     """Files of a dataset that is being replaced in place, and that must go before anything is written."""
     replaced: str | None = None
     """Digest of the `dataset.json` of the local dataset whose place this one takes."""
-    is_replacement: bool = False
-    """Whether the last job was to overwrite: no shard is then of an older dataset. Earlier versions do not tell."""
+    is_new: bool = False
+    """Whether no shard is of an older dataset, as those of a repair are. Earlier versions do not tell."""
 
 
 def staging_of(dataset: Folder) -> Folder:

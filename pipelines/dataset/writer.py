@@ -116,7 +116,7 @@ def prepare_dataset(
         max_rejected_fraction: More bad records than this part of all fail the job.
         overwrite: Replace an existing dataset, also one that another archive or other settings made: on local disks
             when the new one is complete; behind a URL the old one is removed first, so there is none until the job
-            ends. Unfinished work is discarded, but for that of a replacement by the same archive and settings.
+            ends. Unfinished work is discarded where it is a repair, or of another archive or other settings.
         restart: Discard unfinished work, and start from nothing; a finished dataset is not touched by this.
         verify: Read the shards that are finished already, and write again those with rows that differ from their
             checksums.
@@ -282,9 +282,9 @@ class _Job:
         return self.complete(stock, staging, still_held)
 
     def can_continue(self, unfinished: Existing, index: ArchiveIndex) -> bool:
-        """Whether unfinished work is a replacement, of these settings and samples."""
+        """Whether unfinished work is of these settings and samples, and no repair of what is to be replaced."""
         mark = read_mark(unfinished.folder)
-        if mark is None or not mark.is_replacement:  # a repair has shards of the dataset that is to be replaced
+        if mark is None or not mark.is_new:
             return False
         try:
             self.take_stock(index, [unfinished])
@@ -316,8 +316,10 @@ class _Job:
             remove_finished(self.dataset, finished.manifest, stock.identity, splits)
             finished = None
         known_splits, replaced = (mark.splits, mark.replaced) if mark is not None else ([], None)
+        began_new = unfinished is None or (mark is not None and mark.is_new)
+        is_new = overwrite or (finished is None and began_new)
         all_splits = sorted({*splits, *known_splits})
-        write_mark(staging, Mark(stock.identity, all_splits, replaced=replaced, is_replacement=overwrite))
+        write_mark(staging, Mark(stock.identity, all_splits, replaced=replaced, is_new=is_new))
         for split in splits:
             staging.make(split)
         known = unfinished.notes if unfinished is not None else {}

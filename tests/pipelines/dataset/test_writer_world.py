@@ -731,13 +731,20 @@ def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
     assert len(ids(unfinished.url)) == 50
     if version == "earlier":
         mark = json.loads(unfinished.read("_progress/plan.json"))
-        del mark["is_replacement"]
+        del mark["is_new"]
         unfinished.write("_progress/plan.json", json.dumps(mark).encode())
     whole = corrected(world, tmp_path)
     tasks.shards.clear()
     world.prepare(overwrite=True)
     assert len(tasks.shards) == 6
     assert content(world.dataset) == whole
+
+
+def test_overwriting_continues_a_first_preparation_and_what_continued_it(world: World, tasks: Tasks) -> None:
+    interrupted(world, tasks, 3)
+    interrupted(world, tasks, 1)
+    world.prepare(overwrite=True)
+    assert len(tasks.shards) == 2
 
 
 def test_a_replacement_that_a_repair_continued_is_begun_again(world: World, tasks: Tasks, tmp_path: Path) -> None:
