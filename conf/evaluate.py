@@ -18,4 +18,5 @@ class EvaluateConfig(Section):
     (flips, 4 images); also turned by quarters (dihedral, 8; squares only). Null: the image alone. The scores have a
     name of their own, such as test_mirror/top_1."""
     report: str | None = Field(default=None, min_length=1)
-    """File that gets the report (HTML) as well; null: it is only among the run's artifacts."""
+    """File that gets the report (HTML) as well, in place of an earlier report only; null: it is only among the run's
+    artifacts."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from jobs import cli
 from jobs.command import say
+from jobs.outputs import check_outputs
 from jobs.result import Result
 from pipelines.comparison.facts import chosen_metric
 from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
@@ -17,7 +18,8 @@ from pipelines.comparison.notebook import curves_of, html_of, table_of
 from pipelines.comparison.page import comparison_page, notes_of
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, ComparedRun, compared_run
 from pipelines.comparison.saved import read_runs, save_runs, write_text
-from pipelines.comparison.tables import recipe_rows, runs_csv, table_csv
+from pipelines.comparison.tables import CSV_MARKS, recipe_rows, runs_csv, table_csv
+from pipelines.dataset.report.html import PAGE_MARKS
 from pipelines.dataset.report.tables import shorten
 from pipelines.locations import local_path
 from pipelines.tracking.recorded import recorded_trainings
@@ -96,9 +98,11 @@ class Comparison:
         """Write `report.html`, `table.csv` with a row per group, and `runs.csv` with a row per training.
 
         Raises:
-            ValueError: The folder, which may be new, cannot be written, or is misspelt (`locations.local_path`).
+            ValueError: The folder, which may be new, cannot be written, is misspelt (`locations.local_path`) or is in a
+                dataset; or it has a file of such a name that is none of ours.
         """
         folder = local_path(folder, "the folder of the report")
+        check_outputs(f"the folder of the report {folder}", _files_in(folder))
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -183,6 +187,12 @@ def _unread_cells(results: Path) -> list[str]:
     ]
 
 
+def _files_in(folder: Path) -> dict[Path, Sequence[bytes]]:
+    """The files that are written, and the marks of earlier ones."""
+    table, runs, page = (folder / name for name in ("table.csv", "runs.csv", "report.html"))
+    return {table: CSV_MARKS, runs: CSV_MARKS, page: PAGE_MARKS}
+
+
 def lines_of(compared: Comparison) -> list[str]:
     """Return what the terminal shows: score, time and bytes of each group."""
     lines, parts = compared.notes, compared.parts
@@ -209,6 +219,8 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
             raise ValueError(f"--{option} has no effect without --experiment: files are read as a whole")
     if arguments.target is not None and not math.isfinite(arguments.target):
         raise ValueError(f"--target {arguments.target} should be a number")
+    folder: Path = arguments.output
+    check_outputs(f"--output {folder}", _files_in(folder))
     compared = compare(
         *arguments.experiment,
         filter_text=arguments.filter or "",
@@ -218,7 +230,6 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         metric=arguments.metric,
         target=arguments.target,
     )
-    folder: Path = arguments.output
     compared.write(folder)
     for line in lines_of(compared):
         say(line)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jobs import cli
 from jobs.command import say
+from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
 from jobs.result import Result
 from pipelines.scaling.achieved import wires_on
 from pipelines.scaling.collectives import Topology
@@ -16,7 +17,8 @@ from pipelines.scaling.measurements import Measurements, read_measurements
 from pipelines.scaling.named_link import Link
 from pipelines.scaling.plots import figure_of
 from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
-from pipelines.scaling.tables import csv_of, lines_of
+from pipelines.scaling.tables import CSV_MARKS, csv_of, lines_of
+from pipelines.whole_files import write_whole
 
 _DRAWS = 200
 _DENSE = "none"
@@ -82,12 +84,14 @@ def notes_of(measurements: Measurements, rows: Sequence[Row], *, intervals: bool
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Predict as the command line says."""
+    folder: Path = arguments.output
+    table, picture = folder / "estimate.csv", folder / "estimate.png"
+    check_outputs(f"--output {folder}", {table: CSV_MARKS, picture: PLOT_MARKS})
     measurements = collect(arguments.measurements, arguments.run)
     hosts, job, batches = _hosts(arguments, measurements), _job(arguments), _batches(arguments)
     parameters, draws = fit(measurements), resampled(measurements, _DRAWS)
     codecs = _codecs(arguments.codec, list(parameters.codecs))
     bucket = None if arguments.bucket_mib == "none" else float(arguments.bucket_mib)
-    folder: Path = arguments.output
     _make_folder(folder)
     found = {
         kind: predict(parameters, draws, hosts.network, kind, batch, arguments.workers, codecs, bucket, job)
@@ -110,7 +114,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         most = max((row.workers for row in each), default=None)
         if most is not None:
             say(_fastest_line(parameters, hosts.network, kind, batches[kind], most, codecs))
-    _write(rows, title, folder)
+    _write(rows, title, table, picture)
     last = min((row for row in rows if row.workers == max(row.workers for row in rows)), key=lambda row: row.seconds)
     result.metrics = {"predicted/step_seconds": last.seconds, "predicted/images_per_second": last.images_per_second}
 
@@ -128,13 +132,12 @@ def _fastest_line(
     )
 
 
-def _write(rows: Sequence[Row], title: str, folder: Path) -> None:
-    table, picture = folder / "estimate.csv", folder / "estimate.png"
+def _write(rows: Sequence[Row], title: str, table: Path, picture: Path) -> None:
     try:
-        table.write_text(csv_of(rows))
-        figure_of(rows, title).savefig(picture, format="png", dpi=120)
+        write_whole(table, csv_of(rows).encode())
+        save_plot(figure_of(rows, title), picture)
     except OSError as error:
-        raise ValueError(f"--output {folder} cannot be written: {error.strerror}") from None
+        raise ValueError(f"--output {table.parent} cannot be written: {error.strerror}") from None
     say("")
     say(f"table   {table}")
     say(f"picture {picture}")

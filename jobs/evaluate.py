@@ -12,12 +12,14 @@ from conf.schema import RunConfig
 from conf.training import TrainingConfig
 from jobs import cli
 from jobs.command import read_config, say
+from jobs.outputs import check_outputs
 from jobs.paths import with_absolute_paths
 from jobs.result import Result, model_uri_of
 from jobs.session import spark_session
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import ReaderSettings, SplitReader
+from pipelines.dataset.report.html import PAGE_MARKS
 from pipelines.locations import absolute_path
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
@@ -38,6 +40,7 @@ from pipelines.training.input import reader_settings
 from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
 from pipelines.training.trial import try_parts
+from pipelines.whole_files import write_whole
 
 _log = logging.getLogger(__name__)
 
@@ -117,15 +120,18 @@ def _check_report(report: Path) -> None:
         raise ValueError(f"evaluate.report={report}: there is no folder {report.parent}")
     if report.is_dir():
         raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
-    if not os.access(report if report.exists() else report.parent, os.W_OK):
+    exists = report.exists()
+    written = [report] * exists + [report.resolve().parent] * (report.is_file() or not exists)
+    if not all(os.access(place, os.W_OK) for place in written):
         raise ValueError(f"evaluate.report={report} cannot be written")
+    check_outputs(f"evaluate.report={report}", {report: PAGE_MARKS})
 
 
 def _write_report(report: str | None, page: str) -> str:
     """Write the page where it is asked for; why it could not be, else empty."""
     try:
         if report is not None:
-            Path(report).write_text(page)
+            write_whole(Path(report), page.encode())
     except OSError as error:
         return str(error.strerror)
     return ""

@@ -11,6 +11,7 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.display import Bar
+from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
 from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner
 from jobs.result import Result
@@ -119,7 +120,7 @@ def write_plot(test: RangeTest, suggestion: Suggestion | None, path: Path) -> No
     Raises:
         OSError: The file cannot be written.
     """
-    range_test_curve(test.points, suggestion).savefig(path, format="png", dpi=120)
+    save_plot(range_test_curve(test.points, suggestion), path)
 
 
 class _Display:
@@ -183,6 +184,8 @@ def _record(run: TrackedRun, test: RangeTest) -> None:
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Test as the command line says."""
+    if arguments.plot is not None:
+        check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARKS})
     config = read_config(arguments)
     peak = peak_learning_rate(config)
     low = peak * _BELOW_PEAK if arguments.low is None else arguments.low

@@ -1,12 +1,12 @@
 """What `--result FILE` holds, so that jobs can be chained."""
 
 import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from pipelines.locations import local_path, redacted
+from pipelines.whole_files import write_whole
 
 RUNNING = "running"
 
@@ -43,20 +43,9 @@ class Result:
         Raises:
             OSError: The folder does not exist or is not writable.
         """
-        if path.exists() and not path.is_file() and not path.is_dir():
-            path.write_text(json.dumps(self._without_passwords()) + "\n")
-            return
-        path = path.resolve() if path.is_symlink() else path
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        try:
-            with partial.open("w") as file:
-                json.dump(self._without_passwords(), file, indent=1)
-                file.write("\n")
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        is_read_by_line = path.exists() and not path.is_file()
+        text = json.dumps(self._without_passwords(), indent=None if is_read_by_line else 1)
+        write_whole(path, f"{text}\n".encode())
 
     def _without_passwords(self) -> dict[str, Any]:
         values = {name: redacted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}

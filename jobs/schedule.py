@@ -6,6 +6,7 @@ from pathlib import Path
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
+from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
 from jobs.paths import with_absolute_paths
 from jobs.result import Result
 from pipelines.dataset.manifest import read_manifest
@@ -94,7 +95,7 @@ def write_plot(config: RunConfig, images: int, path: Path, title: str) -> None:
     shown = {round(part * (total - 1) / _CURVE_POINTS) for part in range(_CURVE_POINTS + 1)}
     shown |= {step + offset for step in places for offset in (-1, 0) if 0 <= step + offset < total}
     figure = schedule_curve({title: [(step / steps, rate(step)) for step in sorted(shown)]})
-    figure.savefig(path, format="png", dpi=120)
+    save_plot(figure, path)
 
 
 def _steps(config: RunConfig, images: int) -> int:
@@ -106,6 +107,8 @@ def _steps(config: RunConfig, images: int) -> int:
 
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Print the table, and write the plot where one is asked for."""
+    if arguments.plot is not None:
+        check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARKS})
     config = read_config(arguments)
     images = training_images(config) if arguments.images is None else arguments.images
     for line in schedule_table(config, images):

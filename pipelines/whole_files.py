@@ -1,4 +1,7 @@
-"""Storage that takes whole files only, as a volume of Databricks: it refuses seeks in a file, appends and locks."""
+"""Files that are written whole; also on storage that takes no others, as a volume of Databricks.
+
+Such storage refuses seeks in a file, appends and locks.
+"""
 
 import errno
 import os
@@ -37,6 +40,29 @@ def takes_whole_files_only(folder: Path) -> bool:
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file completely or not at all: the one before is replaced at once.
+
+    A link stays, and what it leads to is replaced. Into what is no file, such as `/dev/stdout`, it is written.
+
+    Raises:
+        OSError: The folder does not exist or is not writable.
+    """
+    if path.exists() and not path.is_file() and not path.is_dir():
+        path.write_bytes(content)
+        return
+    path = path.resolve() if path.is_symlink() else path
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def copy_whole(file: BinaryIO, target: Path) -> None:

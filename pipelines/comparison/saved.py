@@ -1,6 +1,5 @@
 """Trainings in files: those that `compare --save` wrote, perhaps on another machine."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -8,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.comparison.run import ComparedRun
+from pipelines.whole_files import write_whole
 
 _VERSION: Literal[1] = 1
 
@@ -55,14 +55,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ValueError: It cannot be written.
     """
-    path = path.resolve() if path.is_symlink() else path
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        try:
-            partial.write_text(text)
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        write_whole(path, text.encode())
     except OSError as error:
         raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 

@@ -12,6 +12,8 @@ from pipelines.dataset.report.tables import shorten
 
 UNKNOWN = "-"
 """Stands for what is not recorded."""
+CSV_MARKS = (b"dataset,group,",)
+"""What the tables begin with."""
 _DIFFERING = 40
 _LONG = 120
 

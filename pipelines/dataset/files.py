@@ -1,5 +1,6 @@
 """The names of a dataset's files: what is ours, and so may be replaced or removed; nothing else ever is."""
 
+import json
 import os
 import re
 from collections.abc import Callable, Collection, Iterable
@@ -154,6 +155,20 @@ def check_outside(setting: str, folder: Folder, dataset: Folder) -> None:
     found = relation(folder, dataset)
     if found in ("is", "is in"):
         raise ValueError(f"{setting}={folder} {found} the dataset {dataset}: choose a folder outside of it")
+
+
+def dataset_around(place: Path) -> Path | None:
+    """The finished dataset that a file or folder of this machine is or is in; None where there is none.
+
+    Symbolic links are followed. A run's folder has a `dataset.json` too, and no folders of splits.
+    """
+    place = place.resolve()
+    for folder in (place, *place.parents):
+        with suppress(OSError, ValueError, AttributeError, TypeError):  # no such file, or of something else
+            splits = json.loads((folder / FILE_NAME).read_bytes()).get("splits", ())
+            if any((folder / name).is_dir() for name in splits):
+                return folder
+    return None
 
 
 def relation(folder: Folder, other: Folder) -> Literal["is", "is in", "contains"] | None:

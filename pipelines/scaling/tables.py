@@ -18,6 +18,9 @@ _UNITS = {
     "cost": "predicted_cost",
 }
 
+CSV_MARKS = (_UNITS["seconds"].encode(),)
+"""What the table has in its head."""
+
 
 def csv_of(rows: Sequence[Row]) -> str:
     """Return all rows, with a head; the columns of predictions begin with `predicted_`."""

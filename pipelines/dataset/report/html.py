@@ -6,14 +6,24 @@ from jinja2 import DictLoader, Environment, StrictUndefined
 
 from pipelines.dataset.report.style import STYLE
 
-_BASE = """\
+_POLICY = (
+    """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; """
+    """style-src 'unsafe-inline'">"""
+)
+_GENERATOR = '<meta name="generator" content="Groundswell">'
+PAGE_MARKS = (_GENERATOR.encode(), _POLICY.encode())
+"""What a page of the project has in its head: both, or of an earlier version the second one."""
+_BASE = f"""\
 <!DOCTYPE html>
 <html lang="en">
 <head>
 <meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+{_POLICY}
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
+{_GENERATOR}
+"""
+_BASE += """\
 <title>{% block title %}{% endblock %}</title>
 <style>
 {{ style|safe }}</style>

@@ -161,7 +161,14 @@ def test_scores_of_another_dataset_stay_in_their_own_run_also_where_the_disk_tak
 
 
 def test_a_report_that_cannot_be_written_is_found_out_before_the_scores(small_dataset: Path, tmp_path: Path) -> None:
-    for report, message in ((tmp_path, "is a folder"), (tmp_path / "missing" / "a.html", "there is no folder")):
+    foreign = tmp_path / "index.html"
+    foreign.write_text("<html>mine</html>")
+    for report, message in (
+        (tmp_path, "is a folder"),
+        (tmp_path / "missing" / "a.html", "there is no folder"),
+        (foreign, "which groundswell has not written: move or remove index"),
+        (small_dataset / "report.html", f"would write into the dataset {small_dataset}, whose folder holds its own"),
+    ):
         with pytest.raises(ValueError, match=rf"^evaluate\.report={report}.* {message}"):
             evaluate(load("smoke", [f"dataset.path={small_dataset}", f"evaluate.report={report}"]), "runs:/0123/model")
 

@@ -1,0 +1,101 @@
+"""What jobs do not write over, and where they write nothing."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from matplotlib.figure import Figure
+
+from jobs import cli
+from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
+from pipelines.comparison.tables import CSV_MARKS
+from pipelines.dataset.report.html import PAGE_MARKS, render
+
+PAGE = render('{% extends "base" %}{% block title %}a page{% endblock %}{% block body %}{% endblock %}')
+
+
+@pytest.fixture
+def folder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    small_dataset: Path,
+    scaling_measurements: Callable[..., dict[str, Any]],
+) -> Path:
+    """Working directory with a dataset, a file of measurements, and files of somebody else."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(small_dataset, tmp_path / "dataset")
+    (tmp_path / "measured.json").write_text(json.dumps(scaling_measurements()))
+    (tmp_path / "mine").mkdir()
+    for name in ("report.html", "table.csv", "estimate.csv", "plot.png"):
+        (tmp_path / "mine" / name).write_text("mine")
+    return tmp_path
+
+
+_MEASURED = ["--measurements", "measured.json", "--link", "1Gbit/s", "--batch-size-per-worker", "8"]
+COMMANDS = {
+    "compare": (["--saved", "runs.json", "--output", "{}"], "table.csv"),
+    "estimate": ([*_MEASURED, "--output", "{}"], "estimate.csv"),
+    "schedule": (["--config", "smoke", "--images", "320", "--plot", "{}/plot.png"], "plot.png"),
+    "find-rate": (["--config", "smoke", "--plot", "{}/plot.png"], "plot.png"),
+}
+"""Arguments, with `{}` for a folder, and the first of the files that would be replaced."""
+
+
+@pytest.mark.parametrize("verb", COMMANDS)
+@pytest.mark.parametrize("place", ["dataset", "dataset/train", "mine"])
+def test_a_place_of_something_else_is_refused_before_the_work(
+    verb: str, place: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments, name = COMMANDS[verb]
+    before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+    assert cli.execute([verb, *(text.format(place) for text in arguments)]) == 2
+    captured = capsys.readouterr()
+    (line,) = captured.err.strip().splitlines()
+    dataset = f"would write into the dataset {folder / 'dataset'}, whose folder holds its own files only"
+    foreign = f"would replace mine/{name}, which groundswell has not written: move or remove {name}, or choose another"
+    assert (foreign if place == "mine" else dataset) in line
+    assert captured.out == ""
+    assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
+
+
+def test_a_folder_within_a_dataset_need_not_be_there(folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"^--output x would write into the dataset"):
+        check_outputs("--output x", {folder / "dataset" / "new" / "table.csv": CSV_MARKS})
+    (folder / "link.html").symlink_to(folder / "dataset" / "report.html")
+    with pytest.raises(ValueError, match=r"^--output x would write into the dataset"):
+        check_outputs("--output x", {folder / "link.html": PAGE_MARKS})
+    # The folder of a run has a `dataset.json` too.
+    (folder / "outputs").mkdir()
+    shutil.copy(folder / "dataset" / "dataset.json", folder / "outputs")
+    check_outputs("--output x", {folder / "outputs" / "new" / "table.csv": CSV_MARKS})
+
+
+def test_own_files_and_empty_ones_are_replaced(folder: Path) -> None:
+    save_plot(Figure(), folder / "own.png")
+    (folder / "own.csv").write_text("dataset,group,label\n")
+    (folder / "own.html").write_text(PAGE)
+    earlier = PAGE.replace('<meta name="generator" content="Groundswell">\n', "")
+    assert earlier != PAGE
+    (folder / "earlier.html").write_text(earlier)
+    (folder / "empty.html").touch()
+    pages = {folder / name: PAGE_MARKS for name in ("own.html", "earlier.html", "empty.html", "new.html")}
+    check_outputs("--output x", {folder / "own.png": PLOT_MARKS, folder / "own.csv": CSV_MARKS, **pages})
+    with pytest.raises(ValueError, match=r"would replace .*own\.png, which groundswell has not written"):
+        check_outputs("--output x", {folder / "own.png": PAGE_MARKS})
+
+
+def test_a_plot_that_cannot_be_drawn_leaves_the_one_before(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_plot(Figure(), folder / "own.png")
+    before = (folder / "own.png").read_bytes()
+
+    def full(*arguments: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr("pipelines.whole_files.os.fsync", full)
+    with pytest.raises(OSError, match="no space left"):
+        save_plot(Figure(figsize=(1, 1)), folder / "own.png")
+    assert (folder / "own.png").read_bytes() == before
+    assert not list(folder.glob(".own.png*"))
