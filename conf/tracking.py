@@ -24,7 +24,8 @@ class TrackingConfig(Section):
     """Metric of validation that compares versions: those that end in loss are better when lower."""
     promote_margin: float = Field(default=0.0, ge=0)
     """Smallest difference by which a version must be better than the one with the alias champion to take it; else it
-    becomes the challenger."""
+    becomes the challenger. So does every version that was validated on another dataset than the champion, which a
+    repair of the dataset may have made another one: move the alias in MLflow then."""
     offline: bool = False
     """Whether training does without MLflow: what it records stays beside the checkpoints until `groundswell sync`
     writes it. The run's identifier is MLflow's from then on."""

@@ -27,6 +27,7 @@ from pipelines.remote_path import AnyPath
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.tracking import store
 from pipelines.tracking.experiments import chosen_experiment
+from pipelines.tracking.registry import standing
 from pipelines.tracking.runs import check_store, page_of
 from pipelines.tracking.store import TrackedRun
 from pipelines.training import entry
@@ -243,13 +244,24 @@ def _smaller_sizes(config: RunConfig) -> list[int]:
     ]
 
 
+def _standing(run: TrackedRun, name: str | None) -> str:
+    """What the registered model became; nothing is lost where the registry does not say it."""
+    try:
+        return "" if name is None else standing(run, name)
+    except (ValueError, store.TrackingError) as error:
+        return str(error)
+
+
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Train as the command line says."""
-    trained = train(read_config(arguments), result)
+    config = read_config(arguments)
+    trained = train(config, result)
     if trained.summary.ended:
         say(f"ended       {trained.summary.ended}; the model is that of epoch {trained.summary.model_epoch}")
     if trained.summary.model_uri:
         say(f"model       {trained.summary.model_uri}")
+        if line := _standing(trained.run, config.tracking.registered_model):
+            say(f"registered  {line}")
     if trained.summary.averaged_model_uri:
         say(f"averaged    {trained.summary.averaged_model_uri}")
     say(f"checkpoint  {trained.summary.checkpoint}")

@@ -1,7 +1,8 @@
 """Registered models: a version for each logged model, and the aliases that say which one to use.
 
-The alias `champion` is moved to a version whose validation metric is better than the champion's by a margin; any other
-new version gets the alias `challenger`. The tag `validation_status` of a version says which it became.
+The alias `champion` is moved to a version whose validation metric is better than the champion's by a margin, measured
+on the same dataset; any other new version gets the alias `challenger`. The tag `validation_status` of a version says
+which it became.
 """
 
 import math
@@ -17,6 +18,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from pipelines.tracking.metrics import is_lower_better
+from pipelines.tracking.store import TrackedRun, readable_errors, short_waits
 
 CHAMPION, CHALLENGER = "champion", "challenger"
 STATUS, REASON = "validation_status", "validation_reason"
@@ -25,6 +27,7 @@ REGISTERED = re.compile(r"models:/(?P<name>[^/@]+)(?:@(?P<alias>[^/@]+)|/(?P<ver
 _MODEL_SOURCE = "models:/"
 _REGISTRY_VARIABLE = "MLFLOW_REGISTRY_URI"
 _FINGERPRINT = "dataset_fingerprint"
+_OTHER_DATASET = "on another dataset"
 
 
 @dataclass(frozen=True)
@@ -109,6 +112,33 @@ def promote(client: MlflowClient, version: ModelVersion, promotion: Promotion, f
     client.set_model_version_tag(version.name, version.version, STATUS, alias)
 
 
+def standing(run: TrackedRun, name: str) -> str:
+    """Say what the newest version that a run has registered became, and why; empty where nothing is decided.
+
+    Args:
+        run: The run that made the model.
+        name: Name of the registered model.
+
+    Raises:
+        ValueError: The registry has no answer.
+        TrackingError: The store does not answer.
+    """
+    with short_waits(), readable_errors(f"registered model {name}"):
+        client = registry_client(run.uri, name)
+        versions = client.search_model_versions(f"name = '{name}'")
+        number = max((int(each.version) for each in versions if each.run_id == run.run_id), default=None)
+        tags = {} if number is None else client.get_model_version(name, str(number)).tags
+    if STATUS not in tags:
+        return ""
+    text = f"{name} version {number} is {tags[STATUS]}: {tags[REASON]}"
+    if tags[REASON].endswith(_OTHER_DATASET):
+        text += (
+            f", which is not compared. To make it the champion: in Python, mlflow.MlflowClient()."
+            f"set_registered_model_alias({name!r}, {CHAMPION!r}, '{number}'), or on the model's page of MLflow"
+        )
+    return text
+
+
 def _verdict(
     client: MlflowClient, version: ModelVersion, champion: ModelVersion | None, promotion: Promotion
 ) -> tuple[str, str]:
@@ -119,7 +149,7 @@ def _verdict(
     best = _value(client, champion, promotion.metric)
     compared = f"{promotion.metric} {value:.4f}, version {champion.version} has {best:.4f}"
     if champion.tags.get(_FINGERPRINT) != version.tags.get(_FINGERPRINT):
-        return CHALLENGER, f"{compared} on another dataset"
+        return CHALLENGER, f"{compared} {_OTHER_DATASET}"
     if math.isnan(best) and not math.isnan(value):
         return CHAMPION, compared
     gain = best - value if is_lower_better(promotion.metric) else value - best

@@ -298,6 +298,7 @@ def test_spark_submit_trains(
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr[-3000:]
     assert "epoch 1/1: loss" in done.stdout
+    assert "\nregistered  submitted version 1 is champion: there is no other champion, val/f1_macro 0." in done.stdout
     assert len(model_metadata("models:/submitted/1").class_names) == 19
 
 

@@ -21,7 +21,7 @@ from pipelines.tracking.models import (
     using_store,
 )
 from pipelines.tracking.models import _Flavor as Flavor
-from pipelines.tracking.registry import Promotion, registry_uri
+from pipelines.tracking.registry import Promotion, registry_uri, standing
 from pipelines.tracking.runs import start_run
 from pipelines.tracking.served import find_model, read_model_file
 from pipelines.tracking.store import TrackedRun, TrackingError
@@ -229,6 +229,15 @@ def test_the_champion_changes_only_by_the_margin(mlflow_store: str, model: keras
         assert version.tags["validation_status"] == status, number
         assert str(client.get_registered_model("main.land.cover").aliases["champion"]) == champion
         assert version.run_id == run.run_id
+        line = standing(run, "main.land.cover")
+        assert line.startswith(f"main.land.cover version {number} is {status}: ")
+        assert ("set_registered_model_alias" in line) == (number > 4)
+    assert line == (
+        "main.land.cover version 6 is challenger: val/f1_macro 0.7100, version 3 has 0.5200 on another dataset, which "
+        "is not compared. To make it the champion: in Python, mlflow.MlflowClient().set_registered_model_alias("
+        "'main.land.cover', 'champion', '6'), or on the model's page of MLflow"
+    )
+    assert standing(start_run("tests", None, {}, {}), "main.land.cover") == "", "that run has registered nothing"
     assert client.get_model_version("main.land.cover", "2").tags["validation_reason"] == (
         "val/f1_macro 0.5050, version 1 has 0.5000, and the margin is 0.01"
     )
