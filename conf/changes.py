@@ -138,14 +138,16 @@ def _set(values: dict[str, Any], path: list[str], value: Any) -> None:
 def _value(text: str, field: FieldInfo, where: str) -> Any:
     """The value of a setting: YAML, but what is neither a text nor null in YAML is a text where the key takes texts.
 
-    There, ` #` begins no comment, as it does in a file, but is part of the text: folders are named so.
+    There, ` #` begins no comment, as it does in a file, but is part of the text: folders are named so. And `~` is the
+    home folder, not null, where the key takes any text.
     """
     kinds = list(_plain_types(field.annotation))
     value = parse(text, where)
     if not kinds or not set(kinds) <= {str, type(None)}:
         return value
     if not isinstance(value, str):
-        return None if value is None and text and type(None) in kinds else text
+        is_home = text.strip() == "~" and str in (field.annotation, *get_args(field.annotation))
+        return None if value is None and text and type(None) in kinds and not is_home else text
     return text.strip() if _COMMENT.search(text) and text.lstrip()[0] not in "'\"" else value
 
 

@@ -87,6 +87,14 @@ def test_a_key_of_texts_takes_what_yaml_would_take_for_a_comment(text: str, expe
 def test_null_is_null_where_a_key_takes_it() -> None:
     assert load("smoke", ["tracking.run_name=null"]).tracking.run_name is None
     assert load("smoke", ["training.checkpoint_every_steps=null"]).training.checkpoint_every_steps is None
+    assert load("smoke", ["reader.cache_folder=null"]).reader.cache_folder is None
+
+
+def test_a_tilde_is_the_home_folder_where_a_key_takes_any_text() -> None:
+    config = load("smoke", ["dataset.path=~", "reader.cache_folder=~", "evaluate.report=~/a.html"])
+    assert (config.dataset.path, config.reader.cache_folder, config.evaluate.report) == ("~", "~", "~/a.html")
+    config = load("smoke", ["training.checkpoint_every_steps=~", "input.bands=~", "evaluate.test_time_augmentation=~"])
+    assert config == load("smoke"), "elsewhere it is YAML's null"
 
 
 def test_a_path_is_read_like_a_name(tmp_path: Path) -> None:
