@@ -77,6 +77,6 @@ def text_of(values: Any, **options: Any) -> str:
 
     Args:
         values: Plain values.
-        options: Of `yaml.dump`, how the text looks.
+        options: Options of `yaml.dump`: how the text looks.
     """
     return str(yaml.dump(values, Dumper=_Dumper, sort_keys=False, **options))
