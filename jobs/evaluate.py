@@ -120,9 +120,9 @@ def _check_report(report: Path) -> None:
         raise ValueError(f"evaluate.report={report}: there is no folder {report.parent}")
     if report.is_dir():
         raise ValueError(f"evaluate.report={report} is a folder: give the name of a file")
-    exists = report.exists()
-    written = [report] * exists + [report.resolve().parent] * (report.is_file() or not exists)
-    if not all(os.access(place, os.W_OK) for place in written):
+    folder = report.resolve().parent  # a file is replaced, and a pipe or a terminal is written to
+    is_replaced = report.is_file() or not report.exists()
+    if (report.exists() and not os.access(report, os.W_OK)) or (is_replaced and not os.access(folder, os.W_OK)):
         raise ValueError(f"evaluate.report={report} cannot be written")
     check_outputs(f"evaluate.report={report}", {report: PAGE_MARKS})
 

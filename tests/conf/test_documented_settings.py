@@ -14,6 +14,8 @@ SETTINGS = [
 ]
 BESIDE = {"training.selection.patience=5": ["training.selection.metric=val/f1_micro"]}
 """What README.md shows together with a setting."""
+ALREADY_SO = {"launch.retries=2"}
+"""What the configuration has already."""
 PLACEHOLDER = re.compile(r"NAME|<|^section\.key=")
 
 
@@ -30,4 +32,6 @@ def test_the_settings_are_found() -> None:
 
 @pytest.mark.parametrize("setting", [setting for setting in SETTINGS if not PLACEHOLDER.search(setting)])
 def test_a_documented_setting_is_taken_with_the_documented_configuration(setting: str) -> None:
-    load("bigearthnet_v2_resnet50", [*BESIDE.get(setting, []), setting])
+    beside = BESIDE.get(setting, [])
+    taken = load("bigearthnet_v2_resnet50", [*beside, setting])
+    assert (taken == load("bigearthnet_v2_resnet50", beside)) == (setting in ALREADY_SO)

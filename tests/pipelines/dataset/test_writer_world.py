@@ -699,14 +699,16 @@ def correct(world: World) -> None:
         (world.archive / name / "number").write_text(str(100 + int(name[1:])))
 
 
-def corrected(world: World, tmp_path: Path) -> dict[str, str]:
-    """What a job that nothing disturbed writes of the corrected archive."""
+def check_begun_again(world: World, tasks: Tasks, tmp_path: Path) -> None:
+    """Overwriting with corrected samples gives what a job writes that nothing disturbed."""
     dataset, world.dataset = world.dataset, tmp_path / "corrected"
     correct(world)
     world.prepare()
-    whole = content(world.dataset)
-    world.dataset = dataset
-    return whole
+    whole, world.dataset = content(world.dataset), dataset
+    tasks.shards.clear()
+    world.prepare(overwrite=True)
+    assert len(tasks.shards) == 6
+    assert content(world.dataset) == whole
 
 
 @pytest.mark.parametrize("storage", ["disk", "s3"])
@@ -733,11 +735,7 @@ def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
         mark = json.loads(unfinished.read("_progress/plan.json"))
         del mark["is_new"]
         unfinished.write("_progress/plan.json", json.dumps(mark).encode())
-    whole = corrected(world, tmp_path)
-    tasks.shards.clear()
-    world.prepare(overwrite=True)
-    assert len(tasks.shards) == 6
-    assert content(world.dataset) == whole
+    check_begun_again(world, tasks, tmp_path)
 
 
 def test_overwriting_continues_a_first_preparation_and_what_continued_it(world: World, tasks: Tasks) -> None:
@@ -753,11 +751,7 @@ def test_a_replacement_that_a_repair_continued_is_begun_again(world: World, task
     interrupted(world, tasks, 3, overwrite=True)
     Path(world.dataset, "train/part-00003.parquet").unlink()
     interrupted(world, tasks, 0)
-    whole = corrected(world, tmp_path)
-    tasks.shards.clear()
-    world.prepare(overwrite=True)
-    assert len(tasks.shards) == 6
-    assert content(world.dataset) == whole
+    check_begun_again(world, tasks, tmp_path)
 
 
 def test_a_mount_point_is_refused_before_anything_is_written(world: World, tasks: Tasks) -> None:
