@@ -1,7 +1,6 @@
 """The tasks of one attempt as a Spark barrier stage."""
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -12,7 +11,7 @@ from pyspark.sql import SparkSession
 from pipelines.launch.failure import InfrastructureError
 from pipelines.launch.jvm import SparkGoneError, is_jvm_gone, reason_of
 from pipelines.launch.preflight import decommissioned_executor, is_local
-from pipelines.launch.task import Launch, RankFailedError, RankResult, Site, run_task
+from pipelines.launch.task import Launch, RankResult, Site, run_task
 
 _CANCEL_SECONDS = 10.0
 _FINISH_SECONDS = 1.5
@@ -38,6 +37,7 @@ class BarrierTasks:
         self._results: list[RankResult] = []
         self._error: BaseException | None = None
         self._stop_reason: str | None = None
+        self._cancelled = False
         self._ended = threading.Event()
         self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(launch)))
         self._thread.start()
@@ -83,12 +83,14 @@ class BarrierTasks:
     def cancel(self) -> None:
         """End the tasks now; Spark then reports no error of theirs."""
         if self._thread.is_alive() and not is_jvm_gone(self._context):
+            self._cancelled = True
             with suppress(Exception):  # the context is being stopped
                 self._context.cancelJobGroup(self._group)
 
     def close(self) -> None:
         """End the stage if it has not ended."""
-        self._thread.join(_FINISH_SECONDS)
+        # Spark complains where a job is cancelled twice, but takes no notice of what comes before the job.
+        self._thread.join(_CANCEL_SECONDS if self._cancelled else _FINISH_SECONDS)
         self.cancel()
         self._thread.join(_CANCEL_SECONDS)
         self._ended.set()
@@ -113,12 +115,7 @@ def _barrier_function(launch: Launch) -> Callable[[Iterable[int]], Iterator[Rank
         task = context.partitionId()
         host = context.getTaskInfos()[task].address.rsplit(":", 1)[0]
         gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
-        try:
-            result = run_task(launch, Site(task, host, context.cpus(), gpus))
-        except RankFailedError as error:
-            if error.driver_knows:
-                time.sleep(_CANCEL_SECONDS)  # until the driver has cancelled the stage: Spark prints no trace then
-            raise
+        result = run_task(launch, Site(task, host, context.cpus(), gpus))
         return iter([] if result is None else [result])
 
     return function

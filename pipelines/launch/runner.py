@@ -265,8 +265,8 @@ class BarrierRunner:
                 supervisor.watch()
                 return _values(channel, tasks.results(), placements, wanted)
             except BaseException:
+                tasks.cancel()  # first: a job whose tasks have ended before counts as a success in Spark's page
                 supervisor.stop()
-                tasks.cancel()
                 raise
 
     def _start_tasks(self, channel: DriverChannel, payload: bytes, attempt: Attempt) -> BarrierTasks | LocalTasks:

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
@@ -87,19 +87,14 @@ class RankResult:
 
 
 class RankFailedError(RuntimeError):
-    """A task's rank has failed."""
-
-    def __init__(self, message: str, driver_knows: bool) -> None:
-        """`driver_knows`: the driver has been told how, and ends the job."""
-        super().__init__(message)
-        self.driver_knows = driver_knows
+    """A task's rank has failed, and the driver may not know how."""
 
 
 def run_task(launch: Launch, site: Site) -> RankResult | None:
-    """Run this task's rank to its end; None where the driver has stopped it.
+    """Run this task's rank to its end; None where the driver has stopped it, or knows how it failed.
 
     Raises:
-        RankFailedError: The rank failed.
+        RankFailedError: The rank failed, and the driver does not answer.
         RuntimeError: Its return value did not reach the driver.
     """
     devices, complaint = _devices(launch, site)
@@ -199,7 +194,7 @@ class _RunningRank:
         """Begin, and pass messages on until the process has ended or must end; then say how.
 
         Raises:
-            RankFailedError: The rank failed.
+            RankFailedError: The rank failed, and the driver does not answer.
             RuntimeError: Its return value did not reach the driver.
         """
         with _on_sigterm(self._terminated.set):
@@ -287,12 +282,12 @@ class _RunningRank:
         link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
         link.send(Exit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
         link.flush(_FAILURE_FLUSH_SECONDS)
-        if good or self._stopped:
+        # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first. A task
+        # whose failure the driver has told its user frees its slot at once, and Spark prints no trace of it.
+        if good or self._stopped or _wait_for_stop(link):
             return result
-        # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first.
-        driver_knows = _wait_for_stop(link)
         said = self._failure.traceback if self._failure else "\n".join(last_lines)
-        raise RankFailedError(f"rank {self._rank} failed: {process.death()}\n{said}", driver_knows)
+        raise RankFailedError(f"rank {self._rank} failed: {process.death()}\n{said}")
 
     def _send_result(self) -> RankResult:
         file = self._process.result
@@ -322,8 +317,11 @@ def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
 def _wait_for_stop(link: Link) -> bool:
     """Wait until the driver knows everything that it wants to know; False where it cannot be reached."""
     deadline = time.monotonic() + _LAST_WORD_SECONDS
-    while link.connected and time.monotonic() < deadline:
-        with suppress(queue.Empty):
+    while time.monotonic() < deadline:
+        try:
             if isinstance(link.orders.get(timeout=_LOOK_SECONDS), Stop):
                 return True
+        except queue.Empty:
+            if not link.connected:
+                return False
     return False

@@ -280,6 +280,10 @@ from pipelines.tasks import run_tasks
 
 def fail(item):
     import time
+    from pathlib import Path
+    Path(f"runs-{item}").touch()
+    while not all(Path(f"runs-{each}").exists() for each in (1, 2)):  # a worker that is started must not be killed
+        time.sleep(0.1)
     time.sleep(2)
     raise ValueError("of a task")
 
@@ -308,7 +312,8 @@ def test_a_cell_that_fails_shows_one_error_and_no_log_of_spark(tmp_path: Path) -
     for cell, name, words in zip(
         notebook.cells[1:3], ("WorkerError", "RuntimeError"), ("of a rank", "of a task"), strict=True
     ):
-        (error,) = cell.outputs
+        assert len(cell.outputs) == 1, [each.get("text", each.output_type) for each in cell.outputs]
+        error = cell.outputs[0]
         assert (error.output_type, error.ename) == ("error", name)
         assert words in error.evalue
     (last,) = notebook.cells[3].outputs

@@ -28,6 +28,25 @@ def alive(pid: int) -> bool:
     return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
 
 
+def test_a_failed_run_counts_as_failed_and_its_tasks_end_by_themselves(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark waits two seconds before it kills a Python worker, and the user's next job waits for the slots."""
+
+    def function() -> None:
+        from pipelines.launch.report import report
+
+        (tmp_path / os.environ["HOROVOD_RANK"]).write_text(str(os.getppid()))
+        report()
+        raise ValueError("on every rank")
+
+    tracker = spark.sparkContext.statusTracker()
+    jobs: set[int] = set()
+    with pytest.raises(WorkerError, match="on every rank"):
+        BarrierRunner(spark, 2, on_report=lambda _: jobs.update(tracker.getActiveJobsIds())).run(function)
+    assert BarrierRunner(spark, 2).run(len, "ab") == 2  # its stage needs both slots
+    assert [alive(int(path.read_text())) for path in tmp_path.iterdir()] == [True, True]
+    assert [info.status for info in map(tracker.getJobInfo, jobs) if info] == ["FAILED"]
+
+
 @pytest.mark.parametrize("culprit", [0, 1])
 def test_the_rank_that_failed_first_is_named_with_its_traceback(spark: SparkSession, culprit: int) -> None:
     def function() -> None:
