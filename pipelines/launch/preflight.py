@@ -117,7 +117,9 @@ def drop_lost_executors(spark: SparkSession) -> None:
     executors = context.statusStore().executorList(True)
     for number in range(executors.size()):
         executor = executors.apply(number)
-        if executor.id() != "driver" and not answers(*executor.hostPort().rsplit(":", 1)):
+        host, _, port = executor.hostPort().rpartition(":")
+        # An executor that Spark has just started has no port yet.
+        if executor.id() != "driver" and host and not answers(host, port):
             _log.warning("executor %s at %s does not answer: it is dropped", executor.id(), executor.hostPort())
             # After `killExecutor` Spark would want fewer executors, for the rest of the session.
             context.killAndReplaceExecutor(executor.id())

@@ -142,6 +142,8 @@ def drop_an_executor_that_does_not_answer() -> tuple[int, list[str]]:
             return {one.id(): one.hostPort().rpartition(":")[2] for one in each if one.id() != "driver"}
 
         assert preflight.count_slots(spark, 2) == 2
+        while not all(port.isdigit() for port in ports().values()):  # they have one a moment after their slots
+            time.sleep(0.05)
         silent = ports()["0"]
         preflight.answers = lambda host, port: str(port) != silent  # type: ignore[assignment]
         preflight.drop_lost_executors(spark)

@@ -113,6 +113,27 @@ def test_settings_that_leave_cores_unused_are_named(monkeypatch: pytest.MonkeyPa
         check_cluster(spark, 2, 0)
 
 
+def test_an_executor_that_spark_has_just_started_is_not_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has slots a moment before it has a port."""
+    monkeypatch.setattr(preflight, "answers", lambda host, port: (host, port) == ("10.0.0.1", "7079"))
+    places = {"driver": "10.0.0.9:7078", "0": "10.0.0.1:7079", "1": "10.0.0.1", "2": "10.0.0.2:7079"}
+    executors = [
+        SimpleNamespace(id=lambda name=name: name, hostPort=lambda place=place: place) for name, place in places.items()
+    ]
+    dropped: list[str] = []
+    jvm_context = SimpleNamespace(
+        statusStore=lambda: SimpleNamespace(
+            executorList=lambda active: SimpleNamespace(size=lambda: len(executors), apply=executors.__getitem__)
+        ),
+        killAndReplaceExecutor=dropped.append,
+    )
+    spark = session()
+    spark.sparkContext.master = "spark://host:7077"
+    spark.sparkContext._jsc = SimpleNamespace(sc=lambda: jvm_context)
+    preflight.drop_lost_executors(spark)
+    assert dropped == ["2"]
+
+
 @pytest.mark.parametrize("setting", ["retries", "stop_grace"])
 def test_numbers_below_zero_are_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=rf"^{setting}=-1 is negative$"):
