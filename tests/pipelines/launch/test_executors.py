@@ -33,7 +33,6 @@ def run_and_lose_executors() -> tuple[Any, ...]:
     from pipelines.launch import preflight
     from pipelines.launch.runner import BarrierRunner, InfrastructureError
 
-    preflight._REGISTRATION_SECONDS = 2.0  # executors that were taken back will not return
     settings = {
         "spark.ui.enabled": "false",
         "spark.authenticate": "true",
@@ -83,6 +82,7 @@ def run_and_lose_executors() -> tuple[Any, ...]:
         except RuntimeError as error:
             refused = str(error)
         pids = BarrierRunner(spark, 3, accept_unencrypted=True).run_all(os.getpid)
+        preflight._REGISTRATION_SECONDS = 2.0  # executors that were taken back will not return
         fewer = lose_the_last_ranks_executor(3, [1, 2])
         spare = lose_the_last_ranks_executor(1, [])
         return refused, pids, fewer, spare, lose_the_last_ranks_executor(1, [])
