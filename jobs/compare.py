@@ -17,7 +17,7 @@ from pipelines.comparison.groups import Part, default_target, parts_of
 from pipelines.comparison.notebook import curves_of, html_of, table_of
 from pipelines.comparison.page import comparison_page, notes_of
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, ComparedRun, compared_run
-from pipelines.comparison.saved import read_runs, save_runs, write_text
+from pipelines.comparison.saved import SAVED_MARK, read_runs, save_runs, write_text
 from pipelines.comparison.tables import CSV_MARKS, recipe_rows, runs_csv, table_csv
 from pipelines.dataset.report.html import PAGE_MARKS
 from pipelines.dataset.report.tables import shorten
@@ -210,6 +210,12 @@ def lines_of(compared: Comparison) -> list[str]:
     return lines
 
 
+def _check_save(file: Path, inputs: Sequence[Path]) -> None:
+    if any(file.resolve() == each.resolve() for each in inputs):
+        raise ValueError(f"--save {file} is compared, and would be replaced: choose another file")
+    check_outputs(f"--save {file}", {file: (SAVED_MARK,)})
+
+
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Compare as the command line says."""
     if not (arguments.experiment or arguments.saved or arguments.results):
@@ -221,6 +227,8 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         raise ValueError(f"--target {arguments.target} should be a number")
     folder: Path = arguments.output
     check_outputs(f"--output {folder}", _files_in(folder))
+    if arguments.save is not None:
+        _check_save(arguments.save, [*arguments.saved, *arguments.results])
     compared = compare(
         *arguments.experiment,
         filter_text=arguments.filter or "",

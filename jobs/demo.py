@@ -57,6 +57,11 @@ def demo(config: RunConfig, generate: Path | None, result: Result) -> DemoResult
     missing = {"train", "validation", "test"} - set(manifest.splits)
     if missing:
         raise ValueError(f"the demo needs train, validation and test; the archive lacks {', '.join(sorted(missing))}")
+    if manifest.task != "multi_label":
+        raise ValueError(
+            f"the demo's table is of archives with several labels an image; {config.dataset.path} is prepared: see "
+            "`groundswell train`, which takes those with one label too"
+        )
     step.say(f"train: {config.model.name}, {config.launch.num_workers} workers")
     trained = train(config, result)
     step.say("evaluate")

@@ -71,8 +71,10 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     if report is not None:
         _check_report(Path(report))
     splits = splits_of(split)
-    tuned = _is_tuned(config, splits, VALIDATION_SPLIT in manifest.splits) and manifest.task == "multi_label"
+    tuned = _is_tuned(config, splits, manifest.has_rows(VALIDATION_SPLIT)) and manifest.task == "multi_label"
     sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
+    if not any(manifest.has_rows(each) for each in splits):
+        raise ValueError(f"{dataset} has no samples in {name_of(splits)!r}: there is nothing to measure on")
     served = find_model(model_uri)
     model = describe(served)
     check_fits(model, where=str(dataset), task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)

@@ -2,7 +2,9 @@
 
 import argparse
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +83,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
     file = read_model_file(served)
     check_head(file, len(model.class_names), model.uri)
     output.check()
-    check_store()
+    check_store(None if served.metadata.run_id is not None else chosen_experiment(config.tracking.experiment))
     identity = identity_of(model, file, manifest)
     with spark_session(_NAME, config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, 0)
@@ -149,13 +151,12 @@ def _output(config: RunConfig) -> Folder:
 
 def _check_splits(config: RunConfig, manifest: Manifest) -> None:
     for split, use in ((TRAINING_SPLIT, "fits on"), (TEST_SPLIT, "measures on")):
-        if split not in manifest.splits or manifest.splits[split].rows == 0:
+        if not manifest.has_rows(split):
             raise ValueError(
                 f"{config.dataset.path} has no samples in a split {split!r}, which a probe {use}; it has "
                 f"{manifest.split_names()}"
             )
-    has_validation = VALIDATION_SPLIT in manifest.splits and manifest.splits[VALIDATION_SPLIT].rows > 0
-    if len(config.probe.l2) > 1 and not has_validation:
+    if len(config.probe.l2) > 1 and not manifest.has_rows(VALIDATION_SPLIT):
         raise ValueError(
             f"probe.l2 has {len(config.probe.l2)} penalties, and {config.dataset.path} has no validation split that "
             "could choose one: set probe.l2 to one penalty"
@@ -193,7 +194,11 @@ def _record(
     measured: Measured,
     own: Measured | None,
 ) -> TrackedRun:
-    """Write everything to a child run of the run that made the model, or to a run of its own; returns it."""
+    """Write everything to a child run of the run that made the model, or to a run of its own; returns it.
+
+    Raises:
+        TrackingError: The store does not take the scores; they are in the message.
+    """
     parent = TrackedRun(tracking_uri(), served.metadata.run_id or "")
     parameters = {
         "model": served.uri,
@@ -209,14 +214,17 @@ def _record(
     }
     tags = {"mlflow.source.name": _NAME, "mlflow.source.type": "JOB", **revision.tags()}
     facts = dataset_facts(config.dataset.path, manifest)
-    if served.metadata.run_id is not None and has_run(parent):
-        run = start_child_run(parent, "probe", parameters, tags, dataset=facts, context="probe")
-    else:
-        experiment = chosen_experiment(config.tracking.experiment)
-        run = start_run(experiment, "probe", parameters, tags, dataset=facts, context="probe")
     scores = {f"{TEST_SPLIT}/{name}": value for name, value in measured.metrics.items()}
     if own is not None:
         scores |= {f"{_OWN_HEAD}/{name}": value for name, value in own.metrics.items()}
+    about: dict[str, Any] = {"dataset": facts, "context": "probe"}
+    try:
+        if served.metadata.run_id is not None and has_run(parent):
+            run = start_child_run(parent, "probe", parameters, tags, **about)
+        else:
+            run = start_run(chosen_experiment(config.tracking.experiment), "probe", parameters, tags, **about)
+    except (TrackingError, ValueError) as error:  # it is away, or its experiment was deleted meanwhile
+        raise _not_taken(scores, str(error), features) from None
     head = fitted.head.to_npz(class_names=np.array(manifest.class_names), l2=np.array(fitted.chosen.l2))
     with ended(run), tempfile.TemporaryDirectory() as folder:
         writer = RunWriter(run, Path(folder, "journal"))
@@ -228,12 +236,16 @@ def _record(
         reason = writer.drain()
         writer.close()
         if reason:
-            text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
-            raise TrackingError(
-                f"MLflow did not take the scores ({reason}): {text}. The features in {features.folder} are kept: probe "
-                "again to record them"
-            )
+            raise _not_taken(scores, reason, features)
     return run
+
+
+def _not_taken(scores: Mapping[str, float], reason: str, features: Features) -> TrackingError:
+    text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items())
+    return TrackingError(
+        f"MLflow did not take the scores ({reason}): {text}. The features in {features.folder} are kept: probe again "
+        "to record them"
+    )
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

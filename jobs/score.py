@@ -189,11 +189,12 @@ class ScoreDisplay:
         self._bar.close()
 
 
-def _refuse_unread(arguments: argparse.Namespace) -> None:
+def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
     """Refuse settings of the other kind of input than the one that is there."""
     location = Folder.at(_location("--input", arguments.input))
+    reads_reference = config.score.runtime != "keras" and config.score.reference_dataset is not None
     for key in keys_of(arguments.set):
-        if key.startswith("reader.") and not is_dataset(location):
+        if key.startswith("reader.") and not (reads_reference or is_dataset(location)):
             raise ValueError(f"--set {key} has no effect: --input {location} is no prepared dataset")
         if (key.split(".")[0] == "archive" or key == "score.samples_per_file") and is_dataset(location):
             raise ValueError(f"--set {key} has no effect: --input {location} is a prepared dataset")
@@ -209,7 +210,7 @@ def _draw(source: Source, output: Folder, file: Path, tile: str | None) -> None:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Score as the command line says."""
     config = read_config(arguments)
-    _refuse_unread(arguments)
+    _refuse_unread(arguments, config)
     file = None if arguments.map is None else check_map_file(arguments.map)
     model_uri = model_uri_of(arguments.model)
     result.model_uri, result.dataset, result.predictions = model_uri, arguments.input, arguments.output

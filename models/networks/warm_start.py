@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from models.networks import whitening
 
-_HEAD_LAYER = "logits"
 _BANDS_AXIS = -2  # of a kernel: (height, width, channels in, channels out) or (in, out)
 
 
@@ -57,7 +56,8 @@ def take_weights(
 
     The first kernel, in whose input channels the bands are, takes each channel from that of the same band, and keeps
     its own start for bands that the earlier network did not see. Where the bands of either are unknown it is taken as
-    a whole. The head, layer `logits`, starts anew unless the classes are the same in the same order.
+    a whole. The head starts anew unless the classes are the same in the same order: it is the last layer with a kernel
+    that has an output for each class.
 
     Args:
         model: The new model; its other variables keep their values.
@@ -69,13 +69,14 @@ def take_weights(
         ValueError: No variable of the model has a value of the same name and shape.
     """
     taken, left = Taken(), dict(earlier.arrays)
+    head = () if _same_classes(earlier.class_names, class_names) else _head_variables(model, len(class_names))
     first = _first_kernel(model, len(bands))
     for variable in model.variables:
         name = name_of(variable)
         value = left.pop(name, None)
         if value is None:
             taken.new[name] = "the earlier training has no such variable"
-        elif name.split(".")[-2] == _HEAD_LAYER and not _same_classes(earlier.class_names, class_names):
+        elif any(variable is each for each in head):
             taken.new[name] = "the classes are others"
         elif variable is first and _bands_differ(earlier.bands, bands) and _is_kernel_of(value, variable, earlier):
             assert earlier.bands is not None
@@ -102,6 +103,15 @@ def take_weights(
             f"earlier training {next(iter(sorted(earlier.arrays)), 'nothing')}"
         )
     return taken
+
+
+def _head_variables(model: keras.Model, classes: int) -> Sequence[keras.Variable]:
+    # Keras lists layers within layers in reverse; variables are in the order of their layers.
+    layers = {
+        id(kernel): layer for layer in model._flatten_layers() if (kernel := getattr(layer, "kernel", None)) is not None
+    }
+    fitting = [each for each in model.variables if id(each) in layers and each.shape[-1] == classes]
+    return layers[id(fitting[-1])].variables if fitting else ()
 
 
 def freeze(model: keras.Model, patterns: Sequence[str]) -> list[str]:

@@ -39,6 +39,7 @@ _SUFFIXES = (".jpg", ".jpeg", ".png")
 _SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
 _DEFAULT_FRACTIONS = tuple(ImageFolderConfig.default("split_fractions"))
 _DEFAULT_VALIDATION = ImageFolderConfig.default("validation_fraction")
+_DEFAULT_SEED = ImageFolderConfig.default("seed")
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class ImageFolder:
     image_size: int | None = ImageFolderConfig.default("image_size")
     """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
     and images of other sizes are bad records."""
-    seed: int = ImageFolderConfig.default("seed")
+    seed: int = _DEFAULT_SEED
     """Seed of the splits that the archive lacks."""
     split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
     """Fractions of train, validation and test within every class, where the folders are classes."""
@@ -143,6 +144,7 @@ class ImageFolder:
         splits = np.array(tree.splits, "U10")[files.folders]
         if VALIDATION_SPLIT in tree.splits:
             self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
+            self._refuse("seed", _DEFAULT_SEED, "it has a validation folder")
         else:
             train = np.flatnonzero(splits == TRAINING_SPLIT)
             fractions = (1 - self.validation_fraction, self.validation_fraction)

@@ -38,6 +38,7 @@ GROUP = "rgb"
 _SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
 _DEFAULT_FRACTIONS = tuple(TableConfig.default("split_fractions"))
 _DEFAULT_VALIDATION = TableConfig.default("validation_fraction")
+_DEFAULT_SEED = TableConfig.default("seed")
 _ROWS = ParquetRows()
 
 
@@ -75,7 +76,7 @@ class ImageTable:
     image_size: int | None = TableConfig.default("image_size")
     """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
     and images of other sizes are bad records."""
-    seed: int = TableConfig.default("seed")
+    seed: int = _DEFAULT_SEED
     """Seed of the splits that the table lacks."""
     split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
     """Fractions of train, validation and test, where nothing says the split."""
@@ -270,6 +271,7 @@ class ImageTable:
             raise ValueError(f"{self.root}: has no split train, only {', '.join(sorted(set(splits)))}")
         if VALIDATION_SPLIT in splits:
             self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has validation rows")
+            self._refuse("seed", _DEFAULT_SEED, "it has validation rows")
         else:
             training = [row for row, split in enumerate(splits) if split == TRAINING_SPLIT]
             fractions = (1 - self.validation_fraction, self.validation_fraction)

@@ -234,11 +234,12 @@ def best_group(groups: Sequence[Group], metric: str) -> Group | None:
 
 
 def default_target(groups: Sequence[Group], metric: str) -> float | None:
-    """A value that is nearly the best: 95 % of the best score, or 1.05 times the lowest loss."""
+    """A value that is nearly the best: 5 % below the best score, or 5 % above the lowest loss."""
     best = best_group(groups, metric)
     if best is None or best.score is None:
         return None
-    return float(f"{best.score.mean * (1.05 if is_lower_better(metric) else 0.95):.3g}")
+    mean = best.score.mean
+    return float(f"{mean + abs(mean) * (0.05 if is_lower_better(metric) else -0.05):.3g}")
 
 
 def baseline_of(part: Part, group: Group) -> Group | None:

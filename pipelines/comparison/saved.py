@@ -10,6 +10,8 @@ from pipelines.comparison.run import ComparedRun
 from pipelines.whole_files import write_whole
 
 _VERSION: Literal[1] = 1
+SAVED_MARK = b'"runs": ['
+"""What every file of trainings has near its beginning."""
 
 
 class _SavedRuns(BaseModel):

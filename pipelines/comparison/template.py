@@ -127,7 +127,7 @@ batch size at which every training diverged.</p>
 <h2>Time to {{ metric }} {{ part.target }}</h2>
 <p class="soft">At the end of the first epoch that comes there, as means over the seeds that do.
 {% if default_target %}The target is
-{{ "1.05 times the lowest loss" if lower_is_better else "95 % of the best score" }};
+{{ "5 % above the lowest loss" if lower_is_better else "5 % below the best score" }};
 choose another one with --target.{% endif %}</p>
 <div class="wide"><table class="targets">
 <thead><tr><th>#</th><th>Group</th><th>Time</th><th class="n">Epochs</th><th class="n">Steps</th>

@@ -57,7 +57,10 @@ def lease(folder: Folder, inside: str) -> Iterator[str]:
         kept.set()
         if thread is not None:
             thread.join()
-        folder.remove(name)
+        try:
+            folder.remove(name)
+        except (OSError, RuntimeError) as error:  # what happened before is told, and not this
+            _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
 
 
 def check_held(folder: Folder, inside: str) -> None:

@@ -125,6 +125,10 @@ class Manifest(_Part):
         """Return the names of the splits in order, for messages: `test, train`, or `no split at all`."""
         return ", ".join(sorted(self.splits)) or "no split at all"
 
+    def has_rows(self, split: str) -> bool:
+        """Whether a split has samples; earlier versions wrote splits all of whose samples are bad."""
+        return split in self.splits and self.splits[split].rows > 0
+
     @property
     def has_checksums(self) -> bool:
         """Whether rows and shards can be verified."""

@@ -34,10 +34,11 @@ def summarise(
     """Describe a dataset of these shards, by split.
 
     Raises:
-        ValueError: There is no good sample to train with.
+        ValueError: A split has no good sample.
     """
-    if not sum(result.shard.rows for result in written[TRAINING_SPLIT]):
-        raise ValueError(f"every sample of the split {TRAINING_SPLIT!r} is bad")
+    empty = [split for split, shards in sorted(written.items()) if not sum(each.shard.rows for each in shards)]
+    if empty:
+        raise ValueError(f"every sample of the split {' and of the split '.join(map(repr, empty))} is bad")
     return Manifest(
         archive=description.kind,
         task=description.task,

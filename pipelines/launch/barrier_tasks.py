@@ -42,7 +42,9 @@ class BarrierTasks:
         self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(launch)))
         self._thread.start()
         if not is_local(spark):
-            InheritableThread(target=self._watch_executors).start()
+            watcher = InheritableThread(target=self._watch_executors)
+            watcher.daemon = True
+            watcher.start()
 
     def failure(self) -> str | None:
         """Spark's reason, once the stage has failed.
@@ -89,11 +91,11 @@ class BarrierTasks:
 
     def close(self) -> None:
         """End the stage if it has not ended."""
+        self._ended.set()
         # Spark complains where a job is cancelled twice, but takes no notice of what comes before the job.
         self._thread.join(_CANCEL_SECONDS if self._cancelled else _FINISH_SECONDS)
         self.cancel()
         self._thread.join(_CANCEL_SECONDS)
-        self._ended.set()
 
     def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
         try:

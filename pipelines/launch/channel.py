@@ -21,7 +21,6 @@ from pipelines.launch.messages import (
     MAXIMUM_LINE_BYTES,
     Alive,
     Back,
-    DriverMessage,
     Event,
     Gone,
     Log,
@@ -68,14 +67,30 @@ class _Peer:
     result_bytes: int = 0
     result: IO[bytes] | None = None
     result_error: str = ""
+    orders: list[bytes] = field(default_factory=list)
+    """All orders to the task, which a new connection may have to bring again."""
     seen: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
     taking: threading.Lock = field(default_factory=threading.Lock)
     """Held while what a connection brought is taken: the connection before it may still have bytes to be read."""
 
-    def send(self, message: DriverMessage) -> None:
+    def send(self, message: Received) -> None:
         with self.sending:
             self.connection.sendall(encode(message))
+
+    def order(self, order: Order) -> None:
+        """Send an order, now or over the next connection."""
+        with self.sending:
+            self.orders.append(encode(order, len(self.orders) + 1))
+            with suppress(OSError):
+                self.connection.sendall(self.orders[-1])
+
+    def talk_over(self, connection: socket.socket, orders_received: int) -> None:
+        """Take a new connection: say what has arrived here, and bring the orders that have not arrived there."""
+        with self.taking, self.sending:  # from here on nothing is taken from the connection before
+            self.seen, self.connection = time.monotonic(), connection
+            welcome = encode(Welcome(self.number, self.log_bytes, self.result_bytes))
+            connection.sendall(welcome + b"".join(self.orders[orders_received:]))
 
     def take(self, part: ResultPart) -> None:
         """Append a part of the return value to a file that has no name."""
@@ -116,15 +131,13 @@ class DriverChannel:
         self._strangers: dict[socket.socket, None] = {}
         self._refused = 0
         self._tasks: dict[int, _Peer] = {}
-        self._connected: set[int] = set()
         self._is_closed = False
         threading.Thread(target=self._accept, name="groundswell-channel", daemon=True).start()
 
     def send(self, task: int, order: Order) -> None:
-        """Send an order to a task; one that is not connected does not receive it."""
-        if task in self._connected:
-            with suppress(OSError):
-                self._tasks[task].send(order)
+        """Send an order to a task that has connected; where its connection broke, it comes with the next one."""
+        if task in self._tasks:
+            self._tasks[task].order(order)
 
     def seconds_silent(self, task: int) -> float:
         """Seconds since the task's last sign of life; tasks give one every two seconds."""
@@ -203,14 +216,10 @@ class DriverChannel:
             is_new = task not in self._tasks
             peer = self._tasks.setdefault(task, _Peer(opening.link, connection))
         if peer.link != opening.link:
-            connection.sendall(encode(Welcome(0, 0, 0)) + encode(Stop()))
+            connection.sendall(encode(Welcome(0, 0, 0)) + encode(Stop(), 1))
             self._tell((task, Replaced()))
             return
-        with peer.taking:  # from here on nothing is taken from the connection before
-            peer.seen, peer.connection = time.monotonic(), connection
-            welcome = Welcome(peer.number, peer.log_bytes, peer.result_bytes)
-        peer.send(welcome)
-        self._connected.add(task)
+        peer.talk_over(connection, opening.orders)
         self._tell((task, opening.hello if is_new else Back()))
         try:
             while line := lines.readline(MAXIMUM_LINE_BYTES):
@@ -222,7 +231,6 @@ class DriverChannel:
                     peer.send(Received(peer.number, peer.log_bytes, peer.result_bytes))
         finally:
             if peer.connection is connection:
-                self._connected.discard(task)
                 self._tell((task, Gone()))
 
     def _tell(self, event: tuple[int, Event]) -> None:

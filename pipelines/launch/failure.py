@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
+from pipelines.launch.membership import NOTHING_KEPT
 from pipelines.launch.messages import Exit, Failure
 
 Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
@@ -13,6 +14,7 @@ Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "co
 
 # What Horovod and Gloo say in a rank when another rank has ended.
 _CONSEQUENCES = ("Horovod has been shut down", "gloo/transport", "Connection closed by peer", "HorovodInternalError")
+_OF_A_DEATH = (*_CONSEQUENCES, NOTHING_KEPT)
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)
 _HEADINGS = ("rank", "host", "outcome")
@@ -116,7 +118,7 @@ def _judge(failure: Failure) -> tuple[Kind, str]:
         return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"
     message = _without_graph_trace(failure.message)
     summary = f"{failure.error}: {message}" if message else failure.error
-    said = next((text for text in _CONSEQUENCES if text in failure.message), None)
+    said = next((text for text in _OF_A_DEATH if text in failure.message), None)
     if said is not None:
         return "consequence", f"{failure.error}: {said}"
     return "exception", summary

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.listener import LogToDriver
 from pipelines.launch.local_tasks import local_gpus
-from pipelines.launch.preflight import check_session, count_slots, gpus_per_task
+from pipelines.launch.preflight import check_session, gpus_per_task, settled_slots
 from pipelines.launch.report import log_to_driver
 from pipelines.launch.runner import BarrierRunner
 
@@ -74,7 +74,7 @@ class HorovodRunner:
             return BarrierRunner(None, size, gpus_per_worker=gpus, picks_gpu=True, log_to_driver="all")
         spark = SparkSession.builder.getOrCreate()
         check_session(spark)
-        size = self.num_processor or count_slots(spark)
+        size = self.num_processor or settled_slots(spark)
         gpus = gpus_per_task(spark)
         return BarrierRunner(spark, size, gpus_per_worker=gpus, picks_gpu=True, log_to_driver=self._log_to_driver)
 

@@ -26,6 +26,7 @@ class Joining:
         self._fallen: dict[int, Outcome] = {}
         self._progress = -1
         self._without_progress = 0
+        self._have_joined = False
 
     @property
     def fallen(self) -> list[Outcome]:
@@ -35,14 +36,17 @@ class Joining:
     def is_replaced(self, task: int, outcome: Outcome) -> bool:
         """Take note of a rank whose process has died; whether its spare may take over.
 
-        It may not where ranks died three times in turn without progress between: the same thing would happen again.
+        It may not before all have joined once: the others begin, and do not expect a rank that goes on. Nor may it
+        where ranks died three times in turn without progress between: the same thing would happen again. Ranks that
+        die together count once, a rank that dies again before it has joined counts again.
         """
-        first = not self._fallen
+        self._without_progress += not self._fallen or task in self._fallen
         self._fallen[task] = outcome
         self._ready.pop(task, None)
-        self._without_progress += first
+        if not self._have_joined or self._without_progress > _MOST_WITHOUT_PROGRESS:
+            return False
         _log.warning("rank %d on %s: %s; a spare process takes its place", outcome.rank, outcome.host, outcome.summary)
-        return self._without_progress <= _MOST_WITHOUT_PROGRESS
+        return True
 
     def take(self, task: int, progress: int) -> dict[str, str] | None:
         """Take note of a rank that is ready; the variables for all ranks once the last one is."""
@@ -55,7 +59,7 @@ class Joining:
             self._progress, self._without_progress = furthest, 0
         self._ready.clear()
         self._fallen.clear()
-        self._waits_since = None
+        self._waits_since, self._have_joined = None, True
         return self._open_rendezvous()
 
     def missing(self, seconds: float) -> set[int] | None:

@@ -65,7 +65,8 @@ class Link:
         self.connected = False
         self._dismissed = False
         self._address, self._log = address, log
-        self._opening = encode(Opening(secrets.token_hex(8), hello))
+        self._name, self._hello = secrets.token_hex(8), hello
+        self._orders_received = 0
         self._lock = threading.Lock()
         self._held: deque[tuple[int, bytes]] = deque()
         self._held_bytes = self._dropped = 0
@@ -163,7 +164,7 @@ class Link:
 
     def _talk(self, connection: socket.socket) -> None:
         prove_task(connection, self._address.secret)
-        connection.sendall(self._opening)
+        connection.sendall(encode(Opening(self._name, self._hello, self._orders_received)))
         lines = connection.makefile("rb")
         welcome, _ = decode(lines.readline(MAXIMUM_LINE_BYTES))
         if not isinstance(welcome, Welcome):
@@ -229,10 +230,11 @@ class Link:
     def _listen(self, connection: socket.socket, lines: IO[bytes]) -> None:
         with suppress(OSError, ValueError):
             while line := lines.readline(MAXIMUM_LINE_BYTES):
-                message, _ = decode(line)
+                message, number = decode(line)
                 if isinstance(message, Received):
                     self._forget(message)
-                elif isinstance(message, Order):
+                elif isinstance(message, Order) and number > self._orders_received:
+                    self._orders_received = number
                     self._dismissed |= isinstance(message, Stop)
                     self.orders.put(message)
         # The driver has hung up. The other thread may wait for room in the socket, which the kernel would go on

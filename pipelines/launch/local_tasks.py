@@ -17,6 +17,7 @@ class LocalTasks:
         """Start the threads."""
         self._results: list[RankResult] = []
         self._failure: str | None = None
+        self._cancelled = threading.Event()
         each = launch.gpus_per_worker
         cores = max(1, len(os.sched_getaffinity(0)) // size)
         addresses = [str(position) for position in range(len(local_gpus()))]
@@ -44,7 +45,8 @@ class LocalTasks:
         return self._results
 
     def cancel(self) -> None:
-        """Nothing has to be done: each thread ends with its rank."""
+        """End threads that have not connected yet; each of the others ends with its rank."""
+        self._cancelled.set()
 
     def close(self) -> None:
         """Wait until the threads have ended."""
@@ -53,7 +55,7 @@ class LocalTasks:
 
     def _run(self, launch: Launch, site: Site) -> None:
         try:
-            result = run_task(launch, site)
+            result = run_task(launch, site, self._cancelled.is_set)
         except RankFailedError:
             return  # the driver knows how
         except Exception as error:

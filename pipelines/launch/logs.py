@@ -8,8 +8,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TextIO
 
-from pipelines.whole_files import copy_folder, fetch_folder, takes_whole_files_only
+from pipelines.whole_files import copy_whole, takes_whole_files_only
 
+_FILES = "rank-*.log"
 _SHOWN_LINES_PER_SECOND = 200
 _SHOWN_LINES_AT_ONCE = 2000
 
@@ -38,17 +39,29 @@ class RankLogs:
         with ExitStack() as stack:
             if self._local is not None:
                 stack.callback(shutil.rmtree, self._local, ignore_errors=True)
-                stack.callback(copy_folder, self._local, self._folder)
+                stack.callback(self._copy_back, self._local)
             for file in self._files.values():
                 stack.callback(file.close)
 
     def _place(self) -> Path:
         """The folder that lines are appended in."""
-        if self._local is None and takes_whole_files_only(self._folder):
-            self._local = Path(tempfile.mkdtemp(prefix="groundswell-logs-"))
-            fetch_folder(self._folder, self._local)
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._local is None and takes_whole_files_only(self._folder):
+            local = Path(tempfile.mkdtemp(prefix="groundswell-logs-"))
+            try:
+                for earlier in self._folder.glob(_FILES):
+                    shutil.copyfile(earlier, local / earlier.name)
+            except OSError:
+                shutil.rmtree(local, ignore_errors=True)
+                raise
+            self._local = local
         return self._folder if self._local is None else self._local
+
+    def _copy_back(self, local: Path) -> None:
+        """Replace the logs, and nothing else that is in their folder."""
+        for path in sorted(local.glob(_FILES)):
+            with path.open("rb") as file:
+                copy_whole(file, self._folder / path.name)
 
 
 class Throttle:

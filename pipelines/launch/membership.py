@@ -8,6 +8,8 @@ from pipelines.launch.messages import Join, Ready, TakeOver, decode
 from pipelines.launch.report import send
 
 ORPHAN_EXIT_CODE = 113
+NOTHING_KEPT = "a rank has died before every rank had done a step"
+"""What a rank says, in an exception, that has joined again and can go on from nothing: the death is the cause."""
 CYCLE_TIME = "HOROVOD_CYCLE_TIME"
 """Where it is set and ranks join again, Horovod 0.28 takes another size for its fusion buffer than at the start."""
 _log = logging.getLogger(__name__)

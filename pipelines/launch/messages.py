@@ -88,6 +88,8 @@ class Opening:
     link: str
     """Random name of the task's attempt: Spark may start a task twice."""
     hello: Hello
+    orders: int = 0
+    """Number of the driver's orders that have arrived over earlier connections."""
 
 
 @dataclass(frozen=True)
@@ -257,7 +259,7 @@ _NESTED: dict[type[Message], tuple[str, type[Message]]] = {Opening: ("hello", He
 
 
 def encode(message: Message, number: int = 0) -> bytes:
-    """One line; `number` is the position of a `Numbered` message among those of its task, from 1.
+    """One line; `number` is the position of a `Numbered` message or an order among those of its task, from 1.
 
     Raises:
         TypeError: A report holds what JSON cannot.

@@ -15,6 +15,8 @@ from pipelines.versions import OWN, check_code
 
 _REGISTRATION_SECONDS = 30.0
 _LOOK_SECONDS = 0.2
+_SETTLED_SECONDS = 3.0
+"""Executors of one cluster that start together have registered within so long of each other."""
 _ANSWER_SECONDS = 2.0
 # What each covers: https://spark.apache.org/docs/latest/security.html
 _PROTECTION = {
@@ -107,6 +109,29 @@ def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
         if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:
             return slots
         time.sleep(_LOOK_SECONDS)
+
+
+def settled_slots(spark: SparkSession) -> int:
+    """Return how many tasks can run at once, when executors that have just been started have had time to register.
+
+    Raises:
+        RuntimeError: No executor has registered.
+    """
+    deadline = time.monotonic() + (0 if is_local(spark) else _REGISTRATION_SECONDS)
+    slots, since = count_slots(spark), time.monotonic()
+    started = spark.sparkContext.startTime or 0  # milliseconds since 1970
+    while time.monotonic() < deadline:
+        is_old = time.time() - started / 1000 > _REGISTRATION_SECONDS
+        if slots and (is_old or time.monotonic() - since > _SETTLED_SECONDS):
+            return slots
+        time.sleep(_LOOK_SECONDS)
+        if slots != (slots := count_slots(spark)):
+            since = time.monotonic()
+    if not slots:
+        raise RuntimeError(
+            f"no executor of {spark.sparkContext.master} has a free slot for a worker after {_REGISTRATION_SECONDS:g} s"
+        )
+    return slots
 
 
 def drop_lost_executors(spark: SparkSession) -> None:

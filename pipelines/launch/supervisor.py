@@ -49,6 +49,7 @@ _CAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
 _PROBE_SECONDS = 10.0
+_GRACE_TOLERANCE_SECONDS = 2.0
 _PROBES_AT_ONCE = 64
 _CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
 _LOST = "lost: neither its Spark task nor its host answers"
@@ -194,7 +195,7 @@ class Supervisor:
                 )
             case Exit():
                 outcome = outcome_of_exit(member.rank, member.host, event)
-                if outcome.kind == "stopped" and self._stop_reason is not None:
+                if outcome.kind == "stopped" and self._grace_is_over():
                     outcome = self._outlasted_grace(member)
                 self._end(member, outcome)
             case Fallen():
@@ -351,6 +352,10 @@ class Supervisor:
             for member in self._open():
                 self._end(member, self._outlasted_grace(member))
             self.stop()
+
+    def _grace_is_over(self) -> bool:
+        """Whether ranks that were asked to stop are ended for that; tasks count the grace themselves too."""
+        return self._stop_deadline is not None and time.monotonic() > self._stop_deadline - _GRACE_TOLERANCE_SECONDS
 
     def _outlasted_grace(self, member: Member) -> Outcome:
         words = f"still ran {self._limits.stop_grace:g} s after it was asked to stop ({self._stop_reason})"

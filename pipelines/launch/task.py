@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from multiprocessing.connection import wait
 
@@ -90,8 +90,13 @@ class RankFailedError(RuntimeError):
     """A task's rank has failed, and the driver may not know how."""
 
 
-def run_task(launch: Launch, site: Site) -> RankResult | None:
+def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lambda: False) -> RankResult | None:
     """Run this task's rank to its end; None where the driver has stopped it, or knows how it failed.
+
+    Args:
+        launch: What every task is given.
+        site: Where this one runs.
+        is_cancelled: Asked until the driver has given its first order: whether it gives none any more.
 
     Raises:
         RankFailedError: The rank failed, and the driver does not answer.
@@ -104,7 +109,7 @@ def run_task(launch: Launch, site: Site) -> RankResult | None:
         probe = _probe(site.host)
         link = Link(launch.channel, _hello(site, probe, devices, complaint), processes.log)
         try:
-            go = _first_order(link, launch.start_timeout)
+            go = _first_order(link, launch.start_timeout, is_cancelled)
             if go is None:
                 return None
             rank = _RunningRank(processes, link, go.rank, launch.stop_grace)
@@ -113,6 +118,8 @@ def run_task(launch: Launch, site: Site) -> RankResult | None:
             processes.end()
             link.close()
             if probe is not None:
+                with suppress(OSError):
+                    probe.shutdown(socket.SHUT_RDWR)  # wakes the thread that takes connections
                 probe.close()
     finally:
         processes.end()
@@ -122,9 +129,18 @@ def run_task(launch: Launch, site: Site) -> RankResult | None:
 def _probe(host: str) -> socket.socket | None:
     """A port that is never read: that it takes connections shows the driver that the task and its network work."""
     try:
-        return socket.create_server((host, 0))
+        probe = socket.create_server((host, 0))
     except OSError:  # an address that only other hosts know this host by
         return None
+    threading.Thread(target=_hang_up, args=(probe,), name="groundswell-probe", daemon=True).start()
+    return probe
+
+
+def _hang_up(probe: socket.socket) -> None:
+    """End the connections to a port: the kernel takes only 128 that nobody has accepted."""
+    with suppress(OSError):
+        while True:
+            probe.accept()[0].close()
 
 
 def _devices(launch: Launch, site: Site) -> tuple[str, str]:
@@ -168,13 +184,14 @@ def _resolved(name: str) -> str:
     return address
 
 
-def _first_order(link: Link, seconds: float) -> Go | None:
+def _first_order(link: Link, seconds: float, is_cancelled: Callable[[], bool]) -> Go | None:
     """The driver's order once all tasks have connected; None where it is another one or none comes."""
-    try:
-        order = link.orders.get(timeout=seconds)
-    except queue.Empty:
-        return None
-    return order if isinstance(order, Go) else None
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not is_cancelled():
+        with suppress(queue.Empty):
+            order = link.orders.get(timeout=_LOOK_SECONDS)
+            return order if isinstance(order, Go) else None
+    return None
 
 
 class _RunningRank:
@@ -284,7 +301,9 @@ class _RunningRank:
         link.flush(_FAILURE_FLUSH_SECONDS)
         # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first. A task
         # whose failure the driver has told its user frees its slot at once, and Spark prints no trace of it.
-        if good or self._stopped or _wait_for_stop(link):
+        # Where all were asked to stop, others may need the whole grace, and end without this one.
+        seconds = _LAST_WORD_SECONDS + (self._stop_grace if self._stop_deadline is not None else 0)
+        if good or self._stopped or _wait_for_stop(link, seconds):
             return result
         said = self._failure.traceback if self._failure else "\n".join(last_lines)
         raise RankFailedError(f"rank {self._rank} failed: {process.death()}\n{said}")
@@ -314,9 +333,9 @@ def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
         signal.signal(signal.SIGTERM, previous)
 
 
-def _wait_for_stop(link: Link) -> bool:
+def _wait_for_stop(link: Link, seconds: float) -> bool:
     """Wait until the driver knows everything that it wants to know; False where it cannot be reached."""
-    deadline = time.monotonic() + _LAST_WORD_SECONDS
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         try:
             if isinstance(link.orders.get(timeout=_LOOK_SECONDS), Stop):

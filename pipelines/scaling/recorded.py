@@ -42,6 +42,9 @@ _OF_COMPUTING = (
     "dataset_fingerprint",  # the size of the images is not told by itself
     "training.precision",
     "training.jit_compile",
+    "training.ema",
+    "optimizer.name",
+    "input.upsampling",
     "launch.threads_per_worker",
     "launch.gpus_per_worker",
 )
@@ -115,19 +118,15 @@ def combined(measured: Measurements, recorded: Measurements) -> Measurements:
     """Return the model of the trainings on the links of the other measurements.
 
     Computing, stragglers and the codecs of the trainings are taken from them. Codecs that they did not use, and the
-    order in which gradients become ready, are those measured, in proportion to the bytes of the gradients.
+    order in which gradients become ready, are those measured, in proportion to the bytes of the gradients. Of a codec
+    that they used, the collectives are those measured, and carry the payload of the trainings: its settings, or the
+    shapes of the gradients, may be others.
     """
     factor = recorded.gradient_bytes / measured.gradient_bytes
     known = {codec.name for codec in recorded.codecs}
-    # What was recorded says nothing of the collectives of a codec: the measured messages do where they are there.
     scaled = {codec.name: _scaled(codec, factor) for codec in measured.codecs}
     codecs = [
-        codec.model_copy(
-            update={"messages": scaled[codec.name].messages, "dense_bytes": scaled[codec.name].dense_bytes}
-            if codec.name in scaled
-            else {}
-        )
-        for codec in recorded.codecs
+        _with_collectives_of(scaled[codec.name], codec) if codec.name in scaled else codec for codec in recorded.codecs
     ]
     gradients = tuple(
         Gradient(bytes=max(1, round(gradient.bytes * factor)), ready=gradient.ready) for gradient in measured.gradients
@@ -224,6 +223,19 @@ def _codec(name: str, runs: Sequence["RecordedRun"]) -> CodecMeasurement:
         dense_bytes=0 if sparse else payload,
         encode_seconds=tuple(seconds for run in runs for seconds in _curve(run, "encode")),
         decode_seconds=tuple(seconds for run in runs for seconds in _curve(run, "decode")),
+    )
+
+
+def _with_collectives_of(measured: CodecMeasurement, recorded: CodecMeasurement) -> CodecMeasurement:
+    """What was recorded, whose payload is known and not its collectives, by the collectives that were measured."""
+    alike = _scaled(measured, _payload_of(recorded) / _payload_of(measured))
+    return recorded.model_copy(update={"messages": alike.messages, "dense_bytes": alike.dense_bytes})
+
+
+def _payload_of(codec: CodecMeasurement) -> float:
+    """Bytes of an allreduce of the same cost: as alltoall and as allgather, a byte travels once and not twice."""
+    return codec.dense_bytes + sum(
+        message.bytes if message.collective == "allreduce" else message.bytes / 2 for message in codec.messages
     )
 
 

@@ -125,7 +125,13 @@ def convert(model: ModelDescription, file: bytes, runtime: Runtime, reference: R
             "TF_CPP_MIN_LOG_LEVEL": "2",
         }
         command = [sys.executable, "-P", "-m", "pipelines.scoring.convert", temporary]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"score.runtime={runtime}: the conversion took more than {_SECONDS} s: lower score.acceptance_samples"
+                + " or score.calibration_samples" * (runtime == "int8")
+            ) from None
         if done.returncode:
             last = next(iter(done.stderr.strip().splitlines()[::-1]), "no message")
             raise RuntimeError(

@@ -94,7 +94,7 @@ def score_frame(
     """
     sent = _send(frame.sparkSession, model_uri, batch_size, threads)
     inputs = [each.name for each in sent.model.inputs]
-    _check_columns(frame, keep, inputs)
+    _check_columns(frame, keep, inputs, _RESULTS)
     thresholds = sent.model.thresholds_or(threshold)
     kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
     schema = ", ".join([*kept, "probabilities array<float>", "labels array<string>", "model_version string"])
@@ -112,7 +112,7 @@ def score_frame(
                 table = table.append_column(PREDICTION_SCHEMA.field(name).with_nullable(True), value)
             yield from table.combine_chunks().to_batches()
 
-    return frame.select(*keep, *inputs).mapInArrow(score, schema)  # type: ignore[arg-type]
+    return frame.select(*dict.fromkeys((*keep, *inputs))).mapInArrow(score, schema)  # type: ignore[arg-type]
 
 
 def fixed_batches(
@@ -216,7 +216,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
     """
     model = describe(find_model(model_uri))
     fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in model.inputs}
-    _check_columns(frame, keep, list(fields))
+    _check_columns(frame, keep, list(fields), list(fields))
     kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
     types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
     schema = ", ".join([*kept, *(f"`{name}` array<{kind}>" for name, kind in types.items())])
@@ -248,12 +248,15 @@ def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | N
     return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, _OWN_VERSION)
 
 
-def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str]) -> None:
+def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], results: Sequence[str]) -> None:
     if not keep:
         raise ValueError("keep=() would tell of no result to which row it belongs: name a column, such as id")
     missing = [name for name in (*keep, *inputs) if name not in frame.columns]
     if missing:
         raise ValueError(f"the DataFrame has no column {missing[0]!r}, only {', '.join(frame.columns)}")
+    twice = [name for number, name in enumerate(keep) if name in (*results, *keep[:number])]
+    if twice:
+        raise ValueError(f"keep={tuple(keep)!r}: the result would have two columns {twice[0]!r}")
 
 
 def _annotations(columns: int) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def score(
             "class_names": list(model.class_names),
             "task": model.task,
             "model_uri": model.uri,
-            "settings": _settings(source, settings),
+            "settings": _settings(source, settings, converted),
             **({"acceptance": asdict(converted.acceptance)} if converted is not None else {}),
         }
         if settings.as_delta:
@@ -306,16 +306,18 @@ def _identity(model: ModelDescription, source: Source, settings: ScoreSettings) 
     }
 
 
-def _settings(source: Source, settings: ScoreSettings) -> dict[str, Any]:
+def _settings(source: Source, settings: ScoreSettings, converted: ConvertedModel | None) -> dict[str, Any]:
     """The settings of the job that finished the predictions; those that have no effect are left out."""
     reference = settings.reference
-    accepted = ("calibration_samples",) * (settings.runtime == "int8") + ("acceptance_samples", "max_f1_drop")
+    accepted = ("calibration_samples",) * (settings.runtime == "int8") + ("max_f1_drop",)
     return {
         "score.batch_size": settings.batch_size,
         **({"score.samples_per_file": source.samples_per_file} if source.samples_per_file is not None else {}),
         "score.format": "delta" if settings.as_delta else "parquet",
         **({"launch.threads_per_worker": settings.threads} if settings.threads is not None else {}),
         **({f"score.{name}": getattr(reference, name) for name in accepted} if reference is not None else {}),
+        # Of a job that continues, those on which its converted model was accepted.
+        **({"score.acceptance_samples": converted.acceptance.samples} if converted is not None else {}),
     }
 
 

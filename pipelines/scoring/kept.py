@@ -76,6 +76,11 @@ def converted_model(
     if kept is not None:
         check_accepted(kept.acceptance, reference.max_f1_drop)
         say(f"the model was converted before: {kept.acceptance}")
+        if kept.acceptance.samples != reference.acceptance_samples:
+            say(
+                f"score.acceptance_samples={reference.acceptance_samples} has no effect: the predictions continue with "
+                f"that model, which was accepted on {kept.acceptance.samples:,} samples"
+            )
         _warn_of_few_samples(kept.acceptance, say)
         return kept
     calibrated = f"calibrated on {reference.calibration_samples} training samples and " * (runtime == "int8")

@@ -87,7 +87,14 @@ def check_fits(
     """
     if task != model.task:
         raise ValueError(f"{model.uri} is a {model.task} model, and {where} is {task}")
-    if tuple(class_names) != model.class_names:
+    if len(class_names) == len(model.class_names) and tuple(class_names) != model.class_names:
+        number, own, other = next(
+            (number, own, other)
+            for number, (own, other) in enumerate(zip(model.class_names, class_names, strict=True), 1)
+            if own != other
+        )
+        raise ValueError(f"class {number} of {model.uri} is {own!r}, and that of {where} is {other!r}")
+    if len(class_names) != len(model.class_names):
         raise ValueError(
             f"{model.uri} knows {len(model.class_names)} classes ({model.class_names[0]}, ...), {where} has "
             f"{len(class_names)} ({class_names[0]}, ...)"

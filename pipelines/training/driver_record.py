@@ -1,6 +1,7 @@
 """What the driver writes to the tracked run of a training: its settings, attempts, logs and end."""
 
 import json
+import logging
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -45,6 +46,8 @@ from pipelines.training.output import (
 )
 from pipelines.training.remote_runs import adopt_behind
 from pipelines.training.results import TrainingSummary
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -169,7 +172,12 @@ def recorded_run(
         else:
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
             run = _start(config, description)
-            check_held = stack.enter_context(held_run(run_place(config, run.run_id)))
+            try:
+                check_held = stack.enter_context(held_run(run_place(config, run.run_id)))
+            except BaseException as error:
+                if not run.is_offline:
+                    runs.end_failed_run(run, _status_after(error))
+                raise
         folder = output / run.run_id
         stack.enter_context(_published(config, run.run_id))
         stack.enter_context(guarded(run))
@@ -244,7 +252,7 @@ def newest_resumable(config: RunConfig) -> runs.UnfinishedRun:
 def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.UnfinishedRun]:
     """Runs of the experiment under `training.output` that are not finished, the newest first."""
     folders = [each for each in Path(config.training.output).glob("*") if each.is_dir() and not each.is_symlink()]
-    found = [local for folder in folders if (local := read_local_run(folder))]
+    found = [local for folder in folders if (local := _local_run(folder))]
     chosen = [
         each
         for each in found
@@ -252,6 +260,14 @@ def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.Unfinished
     ]
     chosen.sort(key=lambda each: each.started, reverse=True)
     return [runs.UnfinishedRun(each.run_id, each.description.name or "", each.status) for each in chosen]
+
+
+def _local_run(folder: Path) -> LocalRun | None:
+    try:
+        return read_local_run(folder)
+    except ValueError as error:
+        _log.warning("passed over: %s", error)
+        return None
 
 
 def _start(config: RunConfig, made: Description) -> TrackedRun:
@@ -330,9 +346,7 @@ def _ended(run: TrackedRun, folder: Path, place: AnyPath, heard: _Heard) -> Iter
     try:
         yield
     except BaseException as error:
-        requested = isinstance(error, RankLostError) and error.root.kind == "requested"
-        status: Status = "KILLED" if requested or isinstance(error, KeyboardInterrupt) else "FAILED"
-        _end_failed(run, folder, status, heard.away)
+        _end_failed(run, folder, _status_after(error), heard.away)
         raise
     local = read_local_run(folder)
     if run.is_offline:
@@ -349,6 +363,11 @@ def _ended(run: TrackedRun, folder: Path, place: AnyPath, heard: _Heard) -> Iter
             f"--set training.resume_run={run.run_id}"
         ) from None
     update_local_run(folder, status="FINISHED", ended=now(), is_told=True)
+
+
+def _status_after(error: BaseException) -> Status:
+    requested = isinstance(error, RankLostError) and error.root.kind == "requested"
+    return "KILLED" if requested or isinstance(error, KeyboardInterrupt) else "FAILED"
 
 
 def _end_failed(run: TrackedRun, folder: Path, status: Status, away: str) -> None:

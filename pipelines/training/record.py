@@ -101,12 +101,11 @@ class Record:
         """
         if self._next_compiles:
             measured, self._next_compiles = np.where(_TIMES, np.nan, measured), False
-        if step < self._written:
-            return
         row = (step, loss, now(), measured)
-        self._steps.append(row)
-        if self._rows is not None:
+        if self._rows is not None:  # also a step that is written: a process that takes over forgets that it is
             self._rows.append(row)
+        if step >= self._written:
+            self._steps.append(row)
 
     def expect_compiling(self) -> None:
         """Leave the times of the next step out too: it is compiled for images of another size."""

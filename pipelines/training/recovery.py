@@ -82,9 +82,7 @@ class Recovery:
             *({self.kept.block(place) for place in row if place != _NONE} for row in everyones[:, 1:].tolist())
         )
         if not common:
-            raise RuntimeError(
-                "a rank has died before every rank had done a step: nothing is there to continue from in place"
-            )
+            raise RuntimeError(f"{membership.NOTHING_KEPT}: nothing is there to continue from in place")
         state = self.kept.restore(max(place for place in places if self.kept.block(place) == max(common)))
         self.reset()
         seconds = time.perf_counter() - began

@@ -1,6 +1,7 @@
 """`groundswell compare` as a user meets it, on runs of a real store that were not trained."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,8 +129,18 @@ def test_saved_trainings_replace_no_other_file(
     results.close()
     before = (folder / "results.jsonl").read_bytes()
     assert cli.execute([*command, "results.jsonl"]) == 2
-    assert "results.jsonl is no file of `groundswell compare --save`" in capsys.readouterr().err
+    assert "--save results.jsonl would replace results.jsonl, which groundswell" in capsys.readouterr().err
     assert (folder / "results.jsonl").read_bytes() == before
+    shutil.rmtree(folder / "comparison")
+    (folder / "dataset" / "train").mkdir(parents=True)
+    (folder / "dataset" / "dataset.json").write_text('{"splits": {"train": {}}}')
+    for save, message in (
+        ("runs.json", "--save runs.json is compared, and would be replaced: choose another file"),
+        ("dataset/runs.json", "--save dataset/runs.json would write into the dataset "),
+    ):
+        assert cli.execute(["compare", "--saved", "runs.json", "--save", save]) == 2
+        assert message in capsys.readouterr().err
+    assert not (folder / "comparison").exists(), "nothing is written before that is known"
     (folder / "link.json").symlink_to("runs.json")
     assert cli.execute([*command, "link.json"]) == 0
     assert (folder / "link.json").is_symlink()

@@ -60,3 +60,10 @@ def test_an_archive_without_a_test_split_is_refused_before_training(monkeypatch:
     monkeypatch.setattr(demo, "prepare", lambda config: SimpleNamespace(splits={"train": 1, "validation": 1}))
     with pytest.raises(ValueError, match="the demo needs train, validation and test; the archive lacks test"):
         demo.demo(load("demo"), None, Result("demo"))
+
+
+def test_an_archive_with_one_label_an_image_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    splits = dict.fromkeys(("train", "validation", "test"), 1)
+    monkeypatch.setattr(demo, "prepare", lambda config: SimpleNamespace(splits=splits, task="single_label"))
+    with pytest.raises(ValueError, match=r"the demo's table is of archives with several labels an image; .* prepared"):
+        demo.demo(load("demo"), None, Result("demo"))

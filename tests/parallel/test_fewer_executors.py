@@ -48,12 +48,12 @@ def train_while_an_executor_goes(dataset: str, output: str, network: str) -> tup
 
     def take(fields):  # type: ignore[no-untyped-def]
         if fields["event"] == "waits":
+            preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
             spark.sparkContext._jsc.sc().killExecutor("1")
         return event_of(fields)
 
     ranks.event_of = take  # type: ignore[attr-defined]
     entry.train = training_that_waits_in_its_second_epoch
-    preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
     # Nine samples a step: three ranks share them, and one can; the two that are left cannot.
     settings = [network, "launch.num_workers=3", "training.batch_size_per_worker=3", "launch.retries=1"]
     settings += [

@@ -126,3 +126,18 @@ def test_patterns_that_fit_nothing_or_everything_are_refused():
         freeze(network(2, 2), ["stam_*"])
     with pytest.raises(ValueError, match="freeze every layer: nothing is left to train"):
         freeze(network(2, 2), ["*"])
+
+
+def test_the_head_is_found_whatever_its_name():
+    def imported(seed):
+        keras.utils.set_random_seed(seed)
+        layers = [keras.layers.Dense(3, name=name) for name in ("hidden", "predictions")]
+        inner = keras.Sequential([keras.Input((4,)), *layers], name="imported")
+        images = keras.Input((4,))
+        return keras.Model(images, keras.layers.Softmax()(inner(images)))
+
+    earlier, model = imported(1), imported(0)
+    taken = take_weights(model, weights_of(earlier, None, "xyz"), bands=["a"], class_names="xyw")
+    assert {name.split(".")[-2] for name in taken.new} == {"predictions"}
+    assert set(taken.new.values()) == {"the classes are others"}
+    assert len(taken.whole) == 2, "those of the layer before, which is as wide"

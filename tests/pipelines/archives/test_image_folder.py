@@ -114,6 +114,7 @@ def test_classes_without_splits_are_divided(tmp_path: Path) -> None:
         ({"a": 3}, {"validation_fraction": 0.5}),
         ({"train/a": 3}, {"split_fractions": (0.8, 0.1, 0.1)}),
         ({"train/a": 3, "val/a": 1}, {"validation_fraction": 0.5}),
+        ({"train/a": 3, "val/a": 1}, {"seed": 5}),
     ],
 )
 def test_a_setting_without_effect_is_refused(tmp_path: Path, counts: dict[str, int], settings: dict[str, Any]) -> None:

@@ -209,6 +209,7 @@ def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
         ([None], {"validation_fraction": 0.5}),
         (["train", "test"], {"split_fractions": (0.8, 0.1, 0.1)}),
         (["train", "validation"], {"validation_fraction": 0.5}),
+        (["train", "validation"], {"seed": 5}),
     ],
 )
 def test_a_setting_without_effect_is_refused(

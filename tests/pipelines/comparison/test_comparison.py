@@ -5,6 +5,7 @@ import io
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -175,6 +176,8 @@ def test_time_to_a_target_is_that_of_the_first_epoch_at_it(fabricate: Fabricate)
     assert default_target(part.groups, "val/top_1") == pytest.approx(0.95 * 0.5)
     (by_loss,) = parts_of(read("target"), "val/loss")
     assert default_target(by_loss.groups, "val/loss") == pytest.approx(1.05 * 1.1 * 0.5, rel=1e-2)
+    best = SimpleNamespace(score=SimpleNamespace(mean=-0.2))
+    assert default_target([best], "val/own") == pytest.approx(-0.21), "below the best, as every target"  # type: ignore[list-item]
 
 
 def test_over_the_batch_size_the_best_rate_counts(fabricate: Fabricate) -> None:

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.dataset.lease import lease
 from pipelines.dataset.lock import hold
-from pipelines.storage import Folder
+from pipelines.storage import Folder, StorageError
 
 
 def test_only_one_holds_a_dataset_and_nothing_is_left(tmp_path: Path) -> None:
@@ -65,3 +66,20 @@ def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("fcntl.flock", flock)
     with pytest.raises(OSError, match="a broken disk"), hold(Folder.at(tmp_path / "dataset")):
         pass
+
+
+def test_a_lease_that_cannot_be_removed_hides_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def away(folder: Folder, name: str) -> None:
+        raise StorageError("the storage is away")
+
+    def train() -> None:
+        with lease(Folder.at(tmp_path), "leases"):
+            monkeypatch.setattr(Folder, "remove", away)
+            raise ValueError("the training failed")
+
+    (tmp_path / "leases").mkdir()
+    with pytest.raises(ValueError, match="the training failed"):
+        train()
+    assert "cannot be removed (the storage is away): the folder is free again in" in caplog.text

@@ -1007,3 +1007,12 @@ def test_what_a_resumed_run_found_is_told_apart(world: World, tasks: Tasks) -> N
     seen: list[PrepareProgress] = []
     world.prepare(progress=seen.append)
     assert seen[-1] == PrepareProgress(60, 60, 0, 40)
+
+
+@pytest.mark.parametrize(("split", "bad"), [("train", range(40)), ("test", range(40, 60))])
+def test_a_split_without_a_good_sample_is_refused(world: World, split: str, bad: range) -> None:
+    """However few samples of the archive it has: training would end after its first epoch."""
+    for number in bad:
+        (world.archive / f"s{number:03d}" / "number").write_text("damaged")
+    with pytest.raises(ValueError, match=rf"^every sample of the split '{split}' is bad"):
+        world.prepare(max_rejected_fraction=1.0)

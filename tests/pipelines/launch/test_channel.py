@@ -24,17 +24,21 @@ from pipelines.launch.messages import (
     Go,
     Gone,
     Hello,
+    Join,
     Log,
     Opening,
     Replaced,
     Report,
     ResultPart,
     Stop,
+    StopSoon,
     Welcome,
     decode,
     encode,
 )
+from pipelines.launch.preflight import answers
 from pipelines.launch.rank_log import RankLog
+from pipelines.launch.task import _probe
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -469,3 +473,30 @@ def test_a_return_value_that_the_driver_cannot_keep_is_named(
 
 def test_the_secret_is_not_shown() -> None:
     assert "hush" not in repr(ChannelAddress("127.0.0.1", 1, b"hush"))
+
+
+def test_an_order_that_a_broken_connection_did_not_bring_comes_with_the_next_one(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 0.01)
+    with link_to(channel.address) as (link, _):
+        first_message(channel, link)
+        channel.send(0, GO)
+        assert link.orders.get(timeout=50) == GO
+        for number in range(1, 20):
+            # One order before the connection breaks, which may or may not arrive, and one while there is none.
+            join = Join({"NUMBER": str(number)})
+            channel.send(0, join)
+            channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
+            channel.send(0, StopSoon())
+            assert [link.orders.get(timeout=50), link.orders.get(timeout=50)] == [join, StopSoon()], "each once"
+            wait_until(lambda: link.connected)
+        assert link.orders.empty()
+
+
+def test_the_port_of_a_task_answers_however_often_it_is_asked() -> None:
+    probe = _probe("127.0.0.1")
+    assert probe is not None
+    assert all(answers("127.0.0.1", probe.getsockname()[1]) for _ in range(300))
+    probe.shutdown(socket.SHUT_RDWR)
+    probe.close()

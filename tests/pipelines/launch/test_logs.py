@@ -49,3 +49,33 @@ def test_a_flood_of_lines_is_shown_in_part_and_counted(monkeypatch: pytest.Monke
     throttle.write(0, ["line"] * 300)
     throttle.close()
     assert shown[-1] == (0, "[101 lines not shown: there were too many to read]")
+
+
+def test_on_storage_that_takes_whole_files_only_nothing_but_the_logs_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("pipelines.launch.logs.takes_whole_files_only", lambda folder: True)
+    folder = tmp_path / "run"
+    for text in ("first", "second"):
+        logs = RankLogs(folder)
+        logs.write(0, [text])
+        (folder / "export").mkdir(exist_ok=True)
+        (folder / "export" / "model.keras").write_text(text)
+        (folder / "rank-7.log").write_text("of another run")
+        logs.close()
+    assert (folder / "rank-0.log").read_text() == "first\nsecond\n"
+    assert (folder / "export" / "model.keras").read_text() == "second"
+    assert (folder / "rank-7.log").read_text() == "of another run"
+
+    def fails_once(source: Path, target: Path) -> None:
+        monkeypatch.undo()
+        monkeypatch.setattr("pipelines.launch.logs.takes_whole_files_only", lambda folder: True)
+        raise OSError("the storage is away")
+
+    monkeypatch.setattr("pipelines.launch.logs.shutil.copyfile", fails_once)
+    listener = Listener("none", lambda rank, line: None, lambda report: None, folder)
+    listener.lines(0, ["lost"])
+    listener.lines(0, ["third"])
+    listener.close()
+    assert "the storage is away" in caplog.text
+    assert (folder / "rank-0.log").read_text() == "first\nsecond\nthird\n"

@@ -1,5 +1,6 @@
 """What each task says about itself, judged; the checks before that are in test_runner and test_gpus."""
 
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -138,3 +139,29 @@ def test_an_executor_that_spark_has_just_started_is_not_dropped(monkeypatch: pyt
 def test_numbers_below_zero_are_refused(setting: str) -> None:
     with pytest.raises(ValueError, match=rf"^{setting}=-1 is negative$"):
         BarrierRunner(None, 2, **{setting: -1})
+
+
+@pytest.mark.parametrize(
+    ("seen", "age", "found"),
+    [([0, 0, 1, 2, 2, 2, 2], 5, 2), ([3], 3600, 3), ([1, 1, 1, 1], 5, 1)],
+    ids=["they register", "an old session", "one"],
+)
+def test_executors_that_have_just_been_started_are_waited_for(
+    seen: list[int], age: int, found: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slots = iter(seen)
+    monkeypatch.setattr(preflight, "count_slots", lambda spark: next(slots, seen[-1]))
+    monkeypatch.setattr(preflight, "_SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(preflight, "_LOOK_SECONDS", 0.03)
+    spark = session()
+    spark.sparkContext.master, spark.sparkContext.startTime = "spark://host:7077", int((time.time() - age) * 1000)
+    assert preflight.settled_slots(spark) == found
+
+
+def test_no_executor_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "count_slots", lambda spark: 0)
+    monkeypatch.setattr(preflight, "_REGISTRATION_SECONDS", 0.1)
+    spark = session()
+    spark.sparkContext.master, spark.sparkContext.startTime = "spark://host:7077", 0
+    with pytest.raises(RuntimeError, match=r"^no executor of spark://host:7077 has a free slot for a worker"):
+        preflight.settled_slots(spark)

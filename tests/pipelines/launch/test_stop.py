@@ -96,3 +96,26 @@ def test_a_second_sigterm_takes_effect_at_once() -> None:
     assert (termination.received, reasons) == (True, ["the driver received SIGTERM"])
     with pytest.raises(KeyboardInterrupt, match="SIGTERM came twice"):
         termination.handle(signal.SIGTERM, None)
+
+
+@pytest.mark.long
+def test_a_rank_that_stops_at_once_leaves_the_others_the_grace(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark ends the stage with the first task that fails."""
+
+    def function() -> None:
+        from pipelines.launch.report import StoppedOnRequest, report, stop_requested
+
+        report()
+        if os.environ["HOROVOD_RANK"] == "1":
+            os.kill(os.getppid(), signal.SIGTERM)
+        while not stop_requested():
+            time.sleep(0.01)
+        if os.environ["HOROVOD_RANK"] == "0":
+            time.sleep(25)  # longer than a task waits for the driver's last word otherwise
+            (tmp_path / "saved").touch()
+        raise StoppedOnRequest("saved")
+
+    with pytest.raises(RankLostError, match="stopped on request: saved") as caught:
+        BarrierRunner(spark, 2, log_to_driver="none").run(function)
+    assert [outcome.kind for outcome in caught.value.outcomes] == ["requested", "requested"]
+    assert (tmp_path / "saved").exists()

@@ -10,7 +10,7 @@ import pytest
 
 from pipelines.launch import supervisor as module
 from pipelines.launch.channel import DriverChannel
-from pipelines.launch.failure import RankLostError
+from pipelines.launch.failure import Outcome, RankLostError, WorkerError
 from pipelines.launch.joining import Joining
 from pipelines.launch.listener import Listener
 from pipelines.launch.members import Limits
@@ -305,3 +305,46 @@ def test_an_executor_that_spark_takes_away_stops_all_ranks() -> None:
     with pytest.raises(RankLostError, match="rank 0 on h0 failed: stopped on request"):
         supervisor.watch()
     assert [task for task, order in channel.sent if order == StopSoon()] == [0, 1]
+
+
+def joined(size: int) -> Joining:
+    """All ranks have joined once."""
+    joining = Joining(size, dict)
+    for task in range(size):
+        joining.take(task, 0)
+    return joining
+
+
+def test_a_rank_that_dies_before_all_have_joined_once_ends_the_attempt() -> None:
+    """The others begin their training, and would wait for ever for one that goes on in it."""
+    died = Outcome(1, "h1", "died", "killed by SIGKILL")
+    joining = Joining(2, dict)
+    joining.take(0, 0)
+    assert not joining.is_replaced(1, died)
+    assert joined(2).is_replaced(1, died)
+
+
+def test_spares_that_die_before_they_join_count_each_time() -> None:
+    died, other = Outcome(0, "h0", "died", "killed by SIGKILL"), Outcome(1, "h1", "died", "killed by SIGKILL")
+    joining = joined(2)
+    assert joining.is_replaced(0, died)
+    assert joining.is_replaced(1, other), "both at once count once"
+    assert [joining.is_replaced(0, died) for _ in range(3)] == [True, True, False]
+
+
+def test_a_rank_that_was_stopped_within_the_grace_has_not_outlasted_it() -> None:
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2)
+    channel.events.put((1, StopAsked()))
+    full = Failure("OSError", "No space left on device", "", on_request=False)
+
+    def answer(task: int, order: Order) -> None:
+        if (task, order) == (1, StopSoon()):
+            channel.events.put((1, Exit(False, False, 1, "exited with code 1", "", full, [])))
+        if (task, order) == (0, Stop()):
+            channel.events.put((0, Exit(True, False, -9, "killed by SIGKILL", "", None, [])))
+
+    channel.answer = answer
+    with pytest.raises(WorkerError, match="rank 1 on h1 failed: OSError: No space left on device") as caught:
+        supervisor.watch()
+    assert [outcome.kind for outcome in caught.value.outcomes] == ["stopped", "exception"]

@@ -24,6 +24,7 @@ from pipelines.scoring.model import describe
 from pipelines.scoring.source import dataset_source
 from pipelines.storage import Folder
 from pipelines.tracking.served import find_model, read_model_file
+from pipelines.tracking.store import TrackingError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
@@ -143,6 +144,7 @@ def test_the_whole_way(
     logged: Any,
     small_dataset: Path,
     tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     result = tmp_path / "result.json"
@@ -181,6 +183,15 @@ def test_the_whole_way(
     assert line.split()[1:] == [f"{f1:.4f}", f"{own:.4f}"]
     (chosen,) = [line for line in output if line.endswith("  chosen")]
     assert float(chosen.split()[0]) == float(run.data.params["l2"])
+
+    def gone(run: Any) -> bool:
+        raise TrackingError("no answer from MLflow")
+
+    monkeypatch.setattr("jobs.probe.has_run", gone)
+    assert cli.execute(command) == 4
+    told = capsys.readouterr().err
+    assert "did not take the scores (no answer from MLflow): test/loss " in told
+    assert f"test/f1_micro {f1:.4f}" in told
     # What MLflow has of the run that made the model stays as it was.
     assert "test/f1_micro" not in client.get_run(logged.uri.split("/")[1]).data.metrics
 

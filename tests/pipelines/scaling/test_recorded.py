@@ -140,6 +140,8 @@ def with_settings(run: RecordedRun, **settings: str) -> RecordedRun:
     [
         ("training__precision", ("float32", "bfloat16")),
         ("training__jit_compile", ("False", "True")),
+        ("training__ema", ("null", "0.999")),
+        ("optimizer__name", ("lars", "lamb")),
         ("training__mode__shard_optimizer", ("False", "True")),
         ("launch__threads_per_worker", ("null", "4")),
         ("launch__gpus_per_worker", ("0", "1")),
@@ -211,3 +213,23 @@ def test_beside_measured_links_the_model_is_that_of_the_runs(
     found = fit(both)
     assert found.worker.seconds_per_image == pytest.approx(0.5 / 8)
     assert found.links["mbit_100"].wires["allreduce"].bytes_per_second == pytest.approx(0.9 * 12.5e6)
+
+
+def test_a_codec_carries_what_the_trainings_sent_by_the_collectives_that_were_measured(
+    scaling_measurements: Callable[..., dict[str, Any]],
+) -> None:
+    """Its settings were others than those that were measured, or its tensors have other shapes."""
+    values = scaling_measurements()
+    (small,) = [codec for codec in values["codecs"] if codec["name"] == "small"]
+    small["messages"] = [{"collective": "alltoall", "bytes": 300_000}, {"collective": "allgather", "bytes": 100_000}]
+    small["dense_bytes"] = 50_000
+    measured = Measurements.model_validate(values, strict=False)
+    run = recorded(codec="small", encode=0.01)
+    run = replace(run, metrics={**run.metrics, "exchange/payload_bytes": 1e6})
+    both = combined(measured, measurements_of([recorded(), run]))
+    (codec,) = [codec for codec in both.codecs if codec.name == "small"]
+    # An alltoall or allgather costs half of an allreduce: 250,000 were measured, and a million was sent.
+    assert [each.collective for each in codec.messages] == ["alltoall", "allgather"]
+    assert [each.bytes for each in codec.messages] == pytest.approx([1_200_000, 400_000], rel=1e-4)
+    assert codec.dense_bytes == pytest.approx(200_000, rel=1e-4)
+    assert codec.encode_seconds == (0.01, 0.01)

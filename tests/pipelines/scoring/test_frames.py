@@ -149,6 +149,10 @@ def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
     for function in (score_frame, flat_columns):
         with pytest.raises(ValueError, match="name a column, such as id"):
             function(frame, logged.uri, keep=())
+    for function, name in ((score_frame, "labels"), (flat_columns, "bands_10m")):
+        with pytest.raises(ValueError, match=f"the result would have two columns '{name}'"):
+            function(frame, logged.uri, keep=("id", name))
+    assert score_frame(frame, logged.uri, keep=("id", "bands_10m")).columns[:2] == ["id", "bands_10m"]
 
 
 @pytest.mark.spark

@@ -31,6 +31,11 @@ def test_the_same_fits() -> None:
             {"class_names": ("sea", "land", "ice")},
             r"^models:/land/3 knows 2 classes \(water, \.\.\.\), /data has 3 \(sea, \.\.\.\)",
         ),
+        (
+            {"class_names": ("land", "water")},
+            "^class 1 of models:/land/3 is 'water', and that of /data is 'land'$",
+        ),
+        ({"class_names": ("water", "ice")}, "^class 2 of models:/land/3 is 'land', and that of /data is 'ice'$"),
     ],
 )
 def test_what_differs_is_named(theirs: dict[str, Any], message: str) -> None:

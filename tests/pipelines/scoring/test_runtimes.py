@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from jobs import cli
 from pipelines.dataset.manifest import read_manifest, write_manifest
 from pipelines.dataset.reader import ReaderSettings
 from pipelines.scoring import kept, write
-from pipelines.scoring.convert import Acceptance, Reference, check_accepted
+from pipelines.scoring.convert import Acceptance, Reference, check_accepted, convert
 from pipelines.scoring.model import ModelDescription, describe
 from pipelines.scoring.output import check_ours
 from pipelines.scoring.processor import used_features, why_unusable
@@ -94,6 +95,19 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
             "warning: the bf16 model was accepted on only 999 validation samples; on fewer than 1,000, the two figures "
             "say little about other samples"
         ]
+    lines.clear()
+    more = replace(reference, acceptance_samples=2 * samples)
+    kept.converted_model(model, b"a file", "bf16", more, output, lines.append)
+    assert lines[1].startswith(f"score.acceptance_samples={2 * samples} has no effect: the predictions continue with")
+
+
+def test_a_conversion_that_takes_too_long_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never_ends(command: list[str], **settings: Any) -> None:
+        raise subprocess.TimeoutExpired(command, settings["timeout"])
+
+    monkeypatch.setattr("pipelines.scoring.convert.subprocess.run", never_ends)
+    with pytest.raises(RuntimeError, match=r"^score\.runtime=bf16: the conversion took more than 3600 s: lower"):
+        convert("a model", b"a file", "bf16", "samples")  # type: ignore[arg-type]
 
 
 class _File:

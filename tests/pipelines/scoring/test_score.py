@@ -409,3 +409,15 @@ def test_bad_input_is_one_line_before_spark_starts(
     printed = capsys.readouterr().err
     assert printed.count("\n") == (2 if "store" in given else 1), "the line, and how to continue where that may help"
     assert re.search(message, printed), printed
+
+
+def test_a_reference_dataset_is_read_with_the_readers_settings(
+    small_archive: Path, small_dataset: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["score", "--model", "nowhere", "--input", str(small_archive), "--output", "predictions"]
+    for setting in ("archive=bigearthnet_v2", "reader.cache_folder=cache", f"score.reference_dataset={small_dataset}"):
+        line += ["--set", setting]
+    assert cli.execute([*line, "--set", "score.runtime=int8"]) == 2
+    assert "nowhere is no model" in capsys.readouterr().err
+    assert cli.execute(line[:-2]) == 2
+    assert "--set reader.cache_folder has no effect: --input " in capsys.readouterr().err

@@ -213,3 +213,15 @@ def test_a_training_split_is_needed(tmp_path: Path) -> None:
     write_manifest(manifest().model_copy(update={"splits": {}}), tmp_path)
     with pytest.raises(ValueError, match=r"has no training split, only no split at all$"):
         check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))
+
+
+def test_a_validation_split_without_samples_is_refused(tmp_path: Path) -> None:
+    """Earlier versions wrote one where all of its images were bad, and training ended after its first epoch."""
+    shards = [
+        Shard(file=f"{split}/part-00000.parquet", row_groups=rows, size=99)
+        for split, rows in (("train", (64,)), ("validation", ()))
+    ]
+    splits = {shard.file.split("/")[0]: Split(shards=(shard,), class_counts=(0, 0)) for shard in shards}
+    write_manifest(manifest().model_copy(update={"splits": splits}), tmp_path)
+    with pytest.raises(ValueError, match=r"every sample of the validation split of .* is bad, as _rejected\.parquet"):
+        check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))

@@ -1,7 +1,8 @@
 """What the driver writes to a run, in a real store."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from pipelines.dataset.manifest import Manifest
 from pipelines.launch.failure import Outcome, WorkerError
 from pipelines.launch.runner import Attempt
 from pipelines.sample import ImageGroup
+from pipelines.storage import StorageError
 from pipelines.tracking import revision, runs
 from pipelines.tracking.journal import rank_journal
 from pipelines.tracking.recorded import recorded_training
@@ -355,3 +357,39 @@ def test_the_settings_of_a_run_are_kept_beside_its_checkpoints(module_mlflow_sto
         "changes": [],
     }
     assert not (tmp_path / run.run_id / "journal").exists()
+
+
+def test_a_run_whose_folder_cannot_be_held_does_not_stay_running(
+    module_mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def away(place: object) -> Iterator[None]:
+        raise StorageError("the storage is away")
+        yield
+
+    monkeypatch.setattr("pipelines.training.driver_record.held_run", away)
+    with pytest.raises(StorageError, match="the storage is away"):
+        record(config(tmp_path, "tracking.experiment=held"))
+    client = MlflowClient(module_mlflow_store)
+    experiment = client.get_experiment_by_name("held")
+    assert experiment is not None
+    assert [run.info.status for run in client.search_runs([experiment.experiment_id])] == ["FAILED"]
+
+
+def test_latest_passes_over_a_run_whose_description_is_damaged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    chosen = config(tmp_path, "tracking.offline=true")
+
+    def fail() -> None:
+        with recorded_run(chosen, MANIFEST, ignore) as driver:
+            write_checkpoint(driver.folder, 4)
+            raise RuntimeError("on its way")
+
+    with pytest.raises(RuntimeError, match="on its way"):
+        fail()
+    (folder,) = tmp_path.iterdir()
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "run.json").write_text('{"run_id": ')
+    assert newest_resumable(chosen).run_id == folder.name
+    assert "passed over: " in caplog.text

@@ -1,6 +1,7 @@
 """What rank 0 writes while it trains, in a real store."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from pipelines.remote_path import RemotePath
 from pipelines.tracking import runs
 from pipelines.tracking.store import TrackedRun
 from pipelines.training.epoch_metrics import epoch_metrics, totals_after
+from pipelines.training.kept_state import KeptRows
 from pipelines.training.loop import EpochResult
 from pipelines.training.phase_table import FILE_NAME, PhaseTable
 from pipelines.training.phases import divide
@@ -209,3 +211,21 @@ def test_compiling_is_no_part_of_the_time_of_a_training() -> None:
     # A first step that is alone, or faster than the others, has nothing that could be told apart.
     assert EpochResult(0.5, 4.0, 0.1, measured_steps=1, measured_seconds=30.0).compile_seconds == 0.0
     assert EpochResult(0.5, 4.0, 0.1, 4, 8.0, first_step_seconds=1.5).compile_seconds == 0.0
+
+
+def test_steps_that_are_taken_again_are_kept_for_the_next_process(module_mlflow_store: str, tmp_path: Path) -> None:
+    """Another rank dies, and this one before the next checkpoint: nothing else remembers what it wrote meanwhile."""
+    run = runs.start_run("record", None, {}, {})
+    memory = os.memfd_create("rows")
+    rows = KeptRows(memory)
+    measured = np.full(len(METRICS), 0.5)
+    record = Record(run, tmp_path / "checkpoints", lambda step: 0.1, start_step=0, rows=rows)
+    for step in range(10):
+        record.write_step(step, 1.0, measured)
+    record.write_unsaved_steps()
+    record.go_on_after(5, [1])
+    for step in range(5, 12):
+        record.write_step(step, 1.0, measured)
+    assert [row[0] for row in rows.read()] == list(range(12))
+    assert [row[0] for row in record._steps] == [10, 11], "those before are written"
+    os.close(memory)
