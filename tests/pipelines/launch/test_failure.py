@@ -12,6 +12,7 @@ from pipelines.launch.failure import (
     failure_of,
     outcome_of_exit,
 )
+from pipelines.launch.membership import NOTHING_KEPT
 from pipelines.launch.messages import Exit, Failure
 
 SHUT_DOWN = Failure(
@@ -40,6 +41,11 @@ gradients are not finite : Tensor had NaN values
     [
         (replace(PLAIN, failure=SHUT_DOWN), "consequence", "UnknownError: Horovod has been shut down"),
         (replace(PLAIN, failure=replace(SHUT_DOWN, message="boom")), "exception", "UnknownError: boom"),
+        (
+            replace(PLAIN, failure=Failure("RuntimeError", f"{NOTHING_KEPT}: nothing is there", "t")),
+            "consequence",
+            "RuntimeError: a rank has died before every rank had done a step",
+        ),
         (
             replace(PLAIN, failure=Failure("InvalidArgumentError", GRAPH_ERROR, "t")),
             "exception",
