@@ -1,5 +1,6 @@
 """Independent Spark tasks, one for each item: cancelled by Ctrl-C, and errors that say what happened."""
 
+import errno
 import re
 import threading
 import uuid
@@ -189,6 +190,9 @@ def _call_each(
 def _explained(
     error: Exception, spark: SparkSession, folder: Folder, files: list[str], less_memory: str, kept: str
 ) -> RuntimeError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = error.filename or "its temporary folder"
+        return RuntimeError(f"No space left for Spark's driver in {place} (spark.local.dir, TMPDIR): make room; {kept}")
     if isinstance(error, Py4JNetworkError | OSError | EOFError) or not _jvm_lives(spark):
         return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {kept}")
     java = getattr(error, "java_exception", None)
@@ -201,7 +205,9 @@ def _explained(
     # The last line of the Python traceback in it says what happened: no space left, a lost executor.
     lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]
     if "[Errno 28]" in reason or "No space left" in reason:
-        return RuntimeError(f"No space left on the disk of {folder}: make room; {kept}")
+        # What goes to a URL is written to a file of the executor first.
+        place = f"the disk of {folder}" if folder.is_local else "an executor's disk (TMPDIR)"
+        return RuntimeError(f"No space left on {place}: make room; {kept}")
     return RuntimeError(f"Spark gave up: {lines[-1].strip()}; {kept}")
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,9 @@ _OPEN_REASONS = {
 # 1.3's RasterioIOError is no RasterioError.
 _GDAL_ERRORS = (RasterioError, RasterioIOError, CPLE_BaseError, ValueError)
 _NOT_READABLE = "not a readable GeoTIFF"
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_IN_MEMORY = re.compile(rf"(?:/vsimem/{_UUID}/)?{_UUID}(?:\.tif)?")
+"""A file in memory as GDAL names it."""
 _LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
 
 
@@ -133,7 +137,18 @@ def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.Da
     except _GDAL_ERRORS as error:
         # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
         reason = " ".join(str(error.__cause__ or error).split())
-        raise BadRecordError(path, _NOT_READABLE, reason) from error
+        raise BadRecordError(path, _NOT_READABLE, without_place(reason, path)) from error
+
+
+def without_place(detail: str, path: str) -> str:
+    """Name a file in GDAL's words by its last name alone: a remote one has another random path whenever it is read.
+
+    Args:
+        detail: GDAL's words.
+        path: The file, or its URL.
+    """
+    name = path.rpartition("/")[2]
+    return _IN_MEMORY.sub(lambda _: name, detail.replace(path, name))
 
 
 @contextmanager

@@ -189,6 +189,15 @@ def finish(
     clean_up(dataset)
 
 
+def put_back(dataset: Folder) -> None:
+    """Undo the first half of an exchange of two folders that was interrupted: the old dataset takes its place again."""
+    if not dataset.is_local or dataset.exists():
+        return
+    mark, old = read_mark(staging_of(dataset)), Folder(str(_aside(dataset)))
+    if mark is not None and old.exists(FILE_NAME) and _digest(old) == mark.replaced:
+        old.path.rename(dataset.path)
+
+
 def clean_up(dataset: Folder) -> None:
     """Remove what a finished dataset has left behind: its notes of progress, and the dataset whose place it took."""
     mark = read_mark(dataset)

@@ -16,6 +16,7 @@ from pipelines.archives.archive import (
     read_sample,
 )
 from pipelines.archives.files import is_local
+from pipelines.archives.geotiff import without_place
 from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
 from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.index import compare, has_digest, keep_known, read_index
@@ -238,7 +239,8 @@ def _try(archive: Archive, sample: dict[str, Any]) -> dict[str, str] | None:
 
 def _same(one: dict[str, str], other: dict[str, str]) -> bool:
     """Whether two rejections are the same, wherever the archive's root is."""
-    return (one["reason"], one["detail"]) == (other["reason"], other["detail"])
+    first, second = ((each["reason"], without_place(each["detail"], each["file"])) for each in (one, other))
+    return first == second
 
 
 def without(usable: Usable, files: Collection[str], reason: str) -> Usable:

@@ -41,6 +41,7 @@ from pipelines.dataset.staging import (
     discard,
     finish,
     link_shard,
+    put_back,
     read_mark,
     remove_finished,
     resume_removing,
@@ -150,6 +151,7 @@ def prepare_dataset(
             if job.is_whole(finished, stock):
                 return job.leave(finished, stock)
         with hold(dataset) as still_held:
+            put_back(dataset)
             clean_up(dataset)
             resume_removing(staging_of(dataset))
             return job.write(index, overwrite=overwrite, restart=restart, still_held=still_held)

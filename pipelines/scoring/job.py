@@ -210,9 +210,9 @@ def score(
         if output.exists(FILE_NAME):  # a file of finished predictions is lost: only what is found counts from now on
             for part in found.values():
                 write_note(part, output)
-            if output.exists(DELTA_LOG_FILE):  # it names the lost file
-                output.remove(DELTA_LOG_FILE)
             output.remove(FILE_NAME)
+        if output.exists(DELTA_LOG_FILE):  # it names files that are lost or will change
+            output.remove(DELTA_LOG_FILE)
         remove_notes(output, set(files) - found.keys())  # a retry would take these parts for finished by old notes
         if found:
             say(f"{len(found)} of {len(files)} parts are finished already")

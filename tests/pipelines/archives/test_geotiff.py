@@ -2,6 +2,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import rasterio
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from pipelines.archives.archive import BadRecordError, Georeference
-from pipelines.archives.geotiff import read_band_into
+from pipelines.archives.geotiff import read_band_into, without_place
 
 TRANSFORM = rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000)
 
@@ -215,3 +216,26 @@ def test_no_truncated_file_is_read(tmp_path: Path, size: int) -> None:
         truncated.write_bytes(complete[:length])
         with pytest.raises(BadRecordError, match=r"truncated\.tif: not a readable GeoTIFF"):
             read_band(truncated, (size, size), "uint16")
+
+
+def test_what_is_wrong_with_a_file_is_told_in_the_same_words_wherever_it_is(tmp_path: Path) -> None:
+    """A dataset is repaired where a bad record is bad for another reason than before."""
+    complete = write(tmp_path / "complete.tif", pixels(60, 60), nodata=0).read_bytes()
+    for content in (b"no TIFF at all", complete[: len(complete) // 2]):
+        details = set()
+        for folder in (tmp_path / "a", tmp_path / "b", "memory://a", "memory://b", "memory://a"):
+            place = f"{folder}/band.tif"
+            with fsspec.open(place, "wb", auto_mkdir=True) as file:
+                file.write(content)
+            with pytest.raises(BadRecordError, match="not a readable GeoTIFF") as caught:
+                read_band_into(place, np.empty((60, 60), np.uint16))
+            details.add(caught.value.detail)
+        assert len(details) == 1, details
+        assert "band.tif" in details.pop()
+
+
+def test_random_names_of_earlier_versions_are_no_difference() -> None:
+    one, other = "4271085c-b1ab-4d54-8a0a-3f1d9a4f1f00", "ecbf924f-b1ab-4d54-8a0a-3f1d9a4f1f00"
+    text = "'/vsimem/{0}/{0}.tif' not recognized; {0}.tif, band 1: IReadBlock failed at X offset 0"
+    expected = "'band.tif' not recognized; band.tif, band 1: IReadBlock failed at X offset 0"
+    assert {without_place(text.format(name), "s3://b/x/band.tif") for name in (one, other)} == {expected}

@@ -33,6 +33,7 @@ from pipelines.dataset.manifest import Manifest, write_manifest
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.staging import read_mark
+from pipelines.dataset.swap import _rename_both
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
@@ -1016,3 +1017,29 @@ def test_a_split_without_a_good_sample_is_refused(world: World, split: str, bad:
         (world.archive / f"s{number:03d}" / "number").write_text("damaged")
     with pytest.raises(ValueError, match=rf"^every sample of the split '{split}' is bad"):
         world.prepare(max_rejected_fraction=1.0)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"restart": True}, {"overwrite": True, "seed": 9}, {"overwrite": True, "seed": 4}]
+)
+def test_killed_while_folders_exchange_names_the_old_dataset_is_not_lost(
+    world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
+) -> None:
+    """On file systems that cannot exchange them at once."""
+    world.prepare()
+    before = content(world.dataset)
+
+    def killed_between(first: Path, second: Path, aside: Path) -> None:
+        second.rename(aside)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipelines.dataset.staging.swap_folders", killed_between)
+        with pytest.raises(KeyboardInterrupt):
+            world.prepare(overwrite=True, seed=4)
+    assert not Path(world.dataset).exists()
+    monkeypatch.setattr("pipelines.dataset.staging.swap_folders", _rename_both)
+    world.prepare(**settings)
+    assert (content(world.dataset) == before) is ("restart" in settings)
+    world.prepare(overwrite=True, seed=5)  # nothing is in the way of the next exchange
+    assert [path for path in Path(world.dataset).parent.iterdir() if path.name.startswith(".")] == []

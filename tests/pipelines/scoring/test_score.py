@@ -20,7 +20,7 @@ import jobs.score
 from jobs import cli
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import ReaderSettings
-from pipelines.scoring.job import ScoreSettings, check_score
+from pipelines.scoring.job import ScoreSettings, _write, check_score
 from pipelines.scoring.model import ModelDescription, describe
 from pipelines.scoring.source import dataset_source
 from pipelines.storage import Folder
@@ -93,7 +93,12 @@ def test_a_second_run_does_nothing_and_does_not_start_spark(
 
 
 def test_predictions_become_a_delta_table(
-    scored: Path, logged: Any, small_dataset: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scored: Path,
+    logged: Any,
+    small_dataset: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     from deltalake import DeltaTable, QueryBuilder
 
@@ -121,6 +126,16 @@ def test_predictions_become_a_delta_table(
 
     min(times).unlink()
     assert run(logged.uri, small_dataset, output) == 0, "it stays a table without saying so again"
+    assert table_rows().keys() == wanted.keys()
+
+    (output / "predictions.json").unlink()  # as where a job ends between the log and it
+
+    def write(*arguments: Any) -> Any:
+        assert not (output / "_delta_log/00000000000000000000.json").exists(), "it names files that may change"
+        return _write(*arguments)
+
+    monkeypatch.setattr("pipelines.scoring.job._write", write)
+    assert run(logged.uri, small_dataset, output) == 0
     assert table_rows().keys() == wanted.keys()
 
     (output / "_delta_log/00000000000000000001.json").write_text("{}")
