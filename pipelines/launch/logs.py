@@ -10,7 +10,6 @@ from typing import TextIO
 
 from pipelines.whole_files import copy_whole, takes_whole_files_only
 
-_FILES = "rank-*.log"
 _SHOWN_LINES_PER_SECOND = 200
 _SHOWN_LINES_AT_ONCE = 2000
 
@@ -27,7 +26,7 @@ class RankLogs:
     def write(self, rank: int, lines: list[str]) -> None:
         """Take lines of one rank."""
         if rank not in self._files:
-            self._files[rank] = (self._place() / f"rank-{rank}.log").open("a", buffering=1)
+            self._files[rank] = self._path(rank).open("a", buffering=1)
         self._files[rank].writelines(line + "\n" for line in lines)
 
     def close(self) -> None:
@@ -43,25 +42,23 @@ class RankLogs:
             for file in self._files.values():
                 stack.callback(file.close)
 
-    def _place(self) -> Path:
-        """The folder that lines are appended in."""
+    def _path(self, rank: int) -> Path:
+        """The file that lines of a rank are appended to, with those of earlier runs."""
         self._folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / f"rank-{rank}.log"
         if self._local is None and takes_whole_files_only(self._folder):
-            local = Path(tempfile.mkdtemp(prefix="groundswell-logs-"))
-            try:
-                for earlier in self._folder.glob(_FILES):
-                    shutil.copyfile(earlier, local / earlier.name)
-            except OSError:
-                shutil.rmtree(local, ignore_errors=True)
-                raise
-            self._local = local
-        return self._folder if self._local is None else self._local
+            self._local = Path(tempfile.mkdtemp(prefix="groundswell-logs-"))
+        if self._local is None:
+            return log
+        if log.exists():
+            shutil.copyfile(log, self._local / log.name)
+        return self._local / log.name
 
     def _copy_back(self, local: Path) -> None:
-        """Replace the logs, and nothing else that is in their folder."""
-        for path in sorted(local.glob(_FILES)):
-            with path.open("rb") as file:
-                copy_whole(file, self._folder / path.name)
+        """Replace the logs of these ranks, and nothing else that is in their folder."""
+        for rank in self._files:
+            with (local / f"rank-{rank}.log").open("rb") as file:
+                copy_whole(file, self._folder / f"rank-{rank}.log")
 
 
 class Throttle:

@@ -56,6 +56,8 @@ def test_on_storage_that_takes_whole_files_only_nothing_but_the_logs_changes(
 ) -> None:
     monkeypatch.setattr("pipelines.launch.logs.takes_whole_files_only", lambda folder: True)
     folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "rank-7.log").write_text("older")
     for text in ("first", "second"):
         logs = RankLogs(folder)
         logs.write(0, [text])
