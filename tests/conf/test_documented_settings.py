@@ -1,4 +1,4 @@
-"""The settings that README.md shows."""
+"""The settings that the documents show."""
 
 import re
 from pathlib import Path
@@ -7,20 +7,22 @@ import pytest
 
 from conf.load import load
 
-README = (Path(__file__).parents[2] / "README.md").read_text()
+PROJECT = Path(__file__).parents[2]
+DOCUMENTS = [PROJECT / "README.md", *(PROJECT / "jobs").rglob("*.md"), *(PROJECT / "pipelines").rglob("*.md")]
+TEXT = "\n\n".join(path.read_text() for path in DOCUMENTS)
 # A text in quotes may go on in the next line.
 SETTINGS = [
-    " ".join(quoted.split()) or plain for quoted, plain in re.findall(r"--set\s+(?:'([^']+)'|([^'\s`)]+))", README)
+    " ".join(quoted.split()) or plain for quoted, plain in re.findall(r"--set\s+(?:'([^']+)'|([^'\s`)]+))", TEXT)
 ]
 BESIDE = {"training.selection.patience=5": ["training.selection.metric=val/f1_micro"]}
-"""What README.md shows together with a setting."""
+"""What they show together with a setting."""
 ALREADY_SO = {"launch.retries=2"}
 """What the configuration has already."""
 PLACEHOLDER = re.compile(r"NAME|<|^section\.key=")
 
 
 def test_the_settings_are_found() -> None:
-    assert len(SETTINGS) == len(re.findall(r"--set\s", README))
+    assert len(SETTINGS) == len(re.findall(r"--set\s", TEXT))
     assert {
         "training.mode={name: local, every_steps: 8}",
         "training.mode={name: pipeline, stages: 2}",
@@ -30,7 +32,7 @@ def test_the_settings_are_found() -> None:
     } <= {*SETTINGS}
 
 
-@pytest.mark.parametrize("setting", [setting for setting in SETTINGS if not PLACEHOLDER.search(setting)])
+@pytest.mark.parametrize("setting", sorted({setting for setting in SETTINGS if not PLACEHOLDER.search(setting)}))
 def test_a_documented_setting_is_taken_with_the_documented_configuration(setting: str) -> None:
     beside = BESIDE.get(setting, [])
     taken = load("bigearthnet_v2_resnet50", [*beside, setting])
