@@ -10,12 +10,12 @@ from jobs import cli
 from jobs.command import USER_ERROR, exit_code, message_of, read_config, say
 from jobs.display import CheckDisplay
 from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner
+from jobs.ranks import barrier_runner, check_slots
 from jobs.result import Result
 from jobs.session import spark_session
 from jobs.train import experiment_of_new_run, with_run_to_resume
 from pipelines.dataset.verify import verify_dataset
-from pipelines.launch.preflight import check_cluster, check_encryption
+from pipelines.launch.preflight import check_encryption
 from pipelines.locations import absolute_location
 from pipelines.tracking import store
 from pipelines.tracking.runs import check_store
@@ -126,7 +126,7 @@ def _check_tracking(config: RunConfig) -> str:
 def _check_cluster(config: RunConfig) -> str:
     with spark_session("groundswell check", config.launch.master) as spark:
         check_encryption(spark, config.launch.accept_unencrypted)
-        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+        check_slots(spark, config.launch)
         if not config.tracking.offline:
             store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         sites = _look_around(spark, config)

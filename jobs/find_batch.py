@@ -7,10 +7,9 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner
+from jobs.ranks import barrier_runner, check_slots
 from jobs.result import Result
 from jobs.session import spark_session
-from pipelines.launch.preflight import check_cluster
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.training import entry
 from pipelines.training.checks import check_dataset
@@ -36,7 +35,7 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
     if largest < multiple:
         raise ValueError(f"--at-most {at_most}: training.mixup mixes samples in pairs, so that a batch has at least 2")
     with spark_session("groundswell find-batch", config.launch.master) as spark:
-        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+        check_slots(spark, config.launch)
         runner = barrier_runner(spark, config.launch, description="groundswell find-batch", on_event=_show)
         search: BatchSearch = runner.run(entry.search_batch, config, largest // multiple * multiple)
     return search

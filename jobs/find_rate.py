@@ -13,12 +13,11 @@ from jobs.command import read_config, say
 from jobs.display import Bar
 from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
 from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner
+from jobs.ranks import barrier_runner, check_slots
 from jobs.result import Result
 from jobs.session import spark_session
 from jobs.shortage import ShortageHint
 from pipelines.dataset.manifest import Manifest
-from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.tracking import revision, runs, store
 from pipelines.tracking.experiments import chosen_experiment
@@ -50,7 +49,7 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
     manifest = check_dataset(config)
     runs.check_store(chosen_experiment(config.tracking.experiment))  # before Spark, which takes seconds to start
     with spark_session("groundswell find-rate", config.launch.master) as spark:
-        check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+        check_slots(spark, config.launch)
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
         with _recorded(config, manifest) as run:
             say(f"MLflow run {run.run_id} in {redacted(run.uri)}")

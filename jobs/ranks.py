@@ -8,9 +8,22 @@ from pyspark.sql import SparkSession
 from conf.launch import LaunchConfig
 from jobs.command import say
 from pipelines.launch.messages import JsonObject
+from pipelines.launch.preflight import check_cluster, unused_gpus
 from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
 from pipelines.tracking.store import worker_environment
 from pipelines.training.events import Event, event_of
+
+
+def check_slots(spark: SparkSession, config: LaunchConfig) -> None:
+    """Refuse ranks that Spark could not place, and say that it has GPUs which they do not use.
+
+    Raises:
+        RuntimeError: See `check_cluster`.
+    """
+    check_cluster(spark, config.num_workers, config.gpus_per_worker)
+    unused = unused_gpus(spark, config.gpus_per_worker)
+    if unused:
+        say(unused)
 
 
 def barrier_runner(

@@ -13,7 +13,7 @@ from jobs import cli
 from jobs.command import read_config, say
 from jobs.display import TrainingDisplay
 from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner
+from jobs.ranks import barrier_runner, check_slots
 from jobs.result import Result
 from jobs.session import spark_session
 from jobs.shortage import ShortageHint
@@ -21,7 +21,6 @@ from jobs.shown import curves_of, history_of, html_of
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.launch.failure import WorkerError
-from pipelines.launch.preflight import check_cluster
 from pipelines.locations import redacted
 from pipelines.remote_path import AnyPath
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
@@ -130,7 +129,7 @@ def train_on(
         result: Filled in while the job runs.
         tags: Further tags of a new run, such as its parent.
     """
-    check_cluster(spark, config.launch.num_workers, config.launch.gpus_per_worker)
+    check_slots(spark, config.launch)
     check_resume(config, manifest)
     if not config.tracking.offline:
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)

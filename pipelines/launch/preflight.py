@@ -26,6 +26,7 @@ _PROTECTION = {
     "spark.network.crypto.enabled": "functions and results, which Spark carries",
 }
 _TASK_GPUS = "spark.task.resource.gpu.amount"
+_EXECUTOR_GPUS = "spark.executor.resource.gpu.amount"
 _NCCL_SHARED_MEMORY_MIB = 64
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
     if gpus_per_worker and gpus_per_task(spark) < gpus_per_worker:
         raise RuntimeError(
             f"gpus_per_worker={gpus_per_worker}, but Spark gives a task "
-            f"{conf.get(_TASK_GPUS, '0')} GPUs: set {_TASK_GPUS} and spark.executor.resource.gpu.amount"
+            f"{conf.get(_TASK_GPUS, '0')} GPUs: set {_TASK_GPUS} and {_EXECUTOR_GPUS}"
         )
     slots = count_slots(spark, num_workers)
     if slots < num_workers:
@@ -81,6 +82,19 @@ def gpus_per_task(spark: SparkSession) -> int:
             f"share a GPU: set {_TASK_GPUS}=1"
         )
     return int(amount)
+
+
+def unused_gpus(spark: SparkSession, gpus_per_worker: int) -> str:
+    """Say that Spark has GPUs which the workers will not see; empty where it has none, or they use them."""
+    conf = spark.sparkContext.getConf()
+    for owner, setting in (("task", _TASK_GPUS), ("executor", _EXECUTOR_GPUS)):
+        amount = float(conf.get(setting, "0") or 0)
+        if amount and not gpus_per_worker:
+            return (
+                f"the workers train on CPUs, as gpus_per_worker=0, though {setting}={amount:g} reserves GPUs for each "
+                f"{owner}: gpus_per_worker=1 uses them"
+            )
+    return ""
 
 
 def _unused_cores(conf: SparkConf) -> str:

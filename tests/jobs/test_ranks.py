@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from jobs import train
-from jobs.ranks import barrier_runner
+from jobs.ranks import barrier_runner, check_slots
 from pipelines.launch.failure import RankLostError
 from pipelines.training.events import EpochTrained, SavingModel
 
@@ -27,6 +27,17 @@ def test_the_time_for_a_last_checkpoint_is_configured(spark: SparkSession, mlflo
     runner = barrier_runner(spark, launch, description="tests", log_to_driver="none")
     with pytest.raises(RankLostError, match=r"still ran 1\.5 s after it was asked to stop"):
         runner.run(stops_too_late)
+
+
+def test_gpus_of_executors_that_the_workers_do_not_use_are_named(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_slots(spark, load("smoke").launch)
+    assert capsys.readouterr().out == ""
+    conf = spark.sparkContext.getConf().set("spark.executor.resource.gpu.amount", "1")
+    monkeypatch.setattr(spark.sparkContext, "_conf", conf)
+    check_slots(spark, load("smoke").launch)
+    assert "spark.executor.resource.gpu.amount=1 reserves GPUs for each executor" in capsys.readouterr().out
 
 
 def test_fewer_workers_leave_some_for_a_step_to_wait_for() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from pipelines.launch import preflight
 from pipelines.launch.messages import Hello
-from pipelines.launch.preflight import check_cluster, check_tasks, gpus_per_task
+from pipelines.launch.preflight import check_cluster, check_tasks, gpus_per_task, unused_gpus
 from pipelines.launch.runner import BarrierRunner
 
 OWN_VERSION = "1.0.0 (code 5f0c21a9d3e7)"
@@ -100,6 +100,13 @@ def test_gpus_of_a_task() -> None:
     assert [gpus_per_task(session(**given)) for given in ({}, {amount: "1"}, {amount: "2"})] == [0, 1, 2]
     with pytest.raises(RuntimeError, match=r"gpu\.amount=0\.25 gives one GPU to 4 tasks, and NCCL .*amount=1"):
         gpus_per_task(session(**{amount: "0.25"}))
+
+
+@pytest.mark.parametrize("owner", ["task", "executor"])
+def test_gpus_that_the_workers_do_not_use_are_named(owner: str) -> None:
+    spark = session(**{f"spark.{owner}.resource.gpu.amount": "1"})
+    assert f"spark.{owner}.resource.gpu.amount=1 reserves GPUs for each {owner}" in unused_gpus(spark, 0)
+    assert unused_gpus(spark, 1) == unused_gpus(session(), 0) == ""
 
 
 def test_settings_that_leave_cores_unused_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
