@@ -60,7 +60,7 @@ def _line(trial: Trial, search: BatchSearch) -> str:
 
 
 def _with_smallest_batch(config: RunConfig) -> RunConfig:
-    """The configuration with the smallest batch and a constant rate, so that nothing is refused for either.
+    """The configuration with the smallest batch, a constant rate and full images, so that nothing is refused for them.
 
     It still accumulates.
     """
@@ -71,7 +71,9 @@ def _with_smallest_batch(config: RunConfig) -> RunConfig:
         "global_batch_size": config.launch.num_workers * size if accumulates else None,
     }
     constant = ScheduleConfig(warmup=NoWarmupConfig(), decay=ConstantConfig())
-    return config.model_copy(update={"training": config.training.model_copy(update=update), "schedule": constant})
+    training = config.training.model_copy(update=update)
+    full = type(config.input).model_validate({**config.input.model_dump(), "resolution_schedule": []})
+    return config.model_copy(update={"training": training, "schedule": constant, "input": full})
 
 
 def _show(event: Event) -> None:

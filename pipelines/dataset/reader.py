@@ -280,6 +280,11 @@ def check_readable(
     return any(files.is_cached(place) for files in opened for place in range(len(files.group_rows)))
 
 
+def window_rows(dataset: Folder | Path | str, manifest: Manifest, split: str, settings: ReaderSettings) -> int | None:
+    """Return `SplitReader.window_rows` of a split, without opening a reader; errors are those of `check_readable`."""
+    return SplitFiles(Folder.at(dataset), manifest, split, checksums=False).window_rows(settings.cache_limit_bytes)
+
+
 def training_batches(
     reader: SplitReader,
     *,

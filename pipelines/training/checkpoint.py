@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -87,6 +87,16 @@ class TrainingState:
     def is_within_an_epoch(self) -> bool:
         """Whether the checkpoint was written between the first and the last step of an epoch."""
         return self.loss_count > 0
+
+    def with_losses_of(self, ranks: int, *, steps_per_epoch: int) -> "TrainingState":
+        """Count the losses of the epoch so far as this number of ranks would have given them, one for each step.
+
+        Else the steps of more ranks would weigh more in the mean of an epoch that fewer ranks finish.
+        """
+        if not self.is_within_an_epoch:
+            return self
+        count = ranks * (self.step - self.epochs_done * steps_per_epoch)
+        return replace(self, loss_sum=self.loss_sum * count / self.loss_count, loss_count=count)
 
 
 def save_checkpoint(

@@ -11,7 +11,7 @@ from models.layers.grids import shift_units
 from pipelines.dataset.files import REJECTED_FILE
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
-from pipelines.dataset.reader import check_readable
+from pipelines.dataset.reader import check_readable, window_rows
 from pipelines.packages import check_backend, require
 from pipelines.remote_path import AnyPath, RemotePath, any_path
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
@@ -22,12 +22,12 @@ from pipelines.training.bands import used_groups
 from pipelines.training.checkpoint import KEPT, TrainingState, newest_state
 from pipelines.training.checkpoint_files import check_writable, checkpoint_path, list_checkpoints
 from pipelines.training.class_weights import class_weights
-from pipelines.training.input import reader_settings
+from pipelines.training.input import order_of, reader_settings
 from pipelines.training.output import CHECKPOINTS, check_place, checkpoints_of, records_folder, run_place
 from pipelines.training.rates import make_schedule
 from pipelines.training.resolution import full_size, trained_sizes
 from pipelines.training.selection import best_of, best_step, is_over, why_ended
-from pipelines.training.settings import check_same_training
+from pipelines.training.settings import check_same_order, check_same_training
 from pipelines.training.trial import has_own_parts, try_parts
 from pipelines.training.warm_start import check_source
 
@@ -66,7 +66,8 @@ def check_dataset(config: RunConfig) -> Manifest:
     check_own_metrics(config)
     _check_selection(config, manifest)
     class_weights(config.training.class_weights, manifest)
-    check_source(config.warm_start)
+    if config.training.resume_run is None:  # else the checkpoint has all weights
+        check_source(config.warm_start)
     if has_own_parts(config):
         try_parts(config, manifest)
     # Petastorm's reader reads the training split without our cache, and some of it is read with our own to whiten.
@@ -104,6 +105,8 @@ def check_resume(config: RunConfig, manifest: Manifest) -> None:
             f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
         )
     _check_best(path, state, config, manifest)
+    if state.is_within_an_epoch:
+        check_same_order(path, state, order_of(config, _window_rows(config, manifest)))
 
 
 def check_output(config: RunConfig) -> None:
@@ -129,6 +132,12 @@ def check_output(config: RunConfig) -> None:
     written = len(list_checkpoints(place / CHECKPOINTS))
     kept = KEPT + (config.training.selection.metric is not None)
     check_writable(place, size * (kept + 1 - min(kept, written)))
+
+
+def _window_rows(config: RunConfig, manifest: Manifest) -> int | None:
+    if config.reader.name == "petastorm":
+        return None
+    return window_rows(config.dataset.path, manifest, TRAINING_SPLIT, reader_settings(config.reader))
 
 
 def _is_finished(config: RunConfig, run_id: str) -> bool:

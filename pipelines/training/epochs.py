@@ -173,16 +173,25 @@ class Epochs:
         for epoch in range(start.epochs_done, epochs):
             if self._is_over(history):
                 break
-            if self.rank.stop.is_requested_now():
-                raise StoppedOnRequest(f"stopped after step {epoch * steps}")
+            if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
+                raise StoppedOnRequest(f"stopped after step {max(start.step, epoch * steps)}")
             has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
-        if not has_trained:
+        # What is within an epoch has no evaluation: training has ended there for an earlier epoch's sake.
+        if not has_trained and start.step == start.epochs_done * steps:
             evaluations = self._validate(start.step)
             if self.record is not None:
                 self.record.draw_again(history, evaluations, step=start.step)
         if self.tracer is not None:
             self.tracer.finish()
         return history
+
+    def _may_stop_before(self, epoch: int, start: TrainingState) -> bool:
+        """Whether all that was trained before this epoch is in a checkpoint; the same on every rank.
+
+        What ranks have kept in memory within an epoch is not: they take a step more, after which all stop together and
+        write a checkpoint.
+        """
+        return self.rank.recovery is None or start.step <= epoch * self.rank.steps
 
     def _is_over(self, history: list[dict[str, float]]) -> bool:
         selection = self.rank.config.training.selection

@@ -54,6 +54,8 @@ def log_model_of(
     """
     config, manifest = _what_was_trained(folder)
     path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, config, manifest, checkpoint)
+    # Keras numbers layers without a name within a process, and a checkpoint names them as the first model of one does.
+    keras.backend.clear_session()
     model = make_model(config, manifest)
     freeze_layers(config, model)  # of those no average is kept
     average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None

@@ -34,6 +34,9 @@ def training_digest(config: RunConfig, dataset_fingerprint: str) -> str:
         recipe["training"].pop(key, None)
     if config.warm_start.source is not None and not config.warm_start.is_logged:
         recipe["warm_start"]["source"] = _content(Path(config.warm_start.source))
+    factors = recipe["warm_start"].get("rate_factors", {})
+    if list(factors) != sorted(factors):  # of several patterns that match a variable the last one counts
+        recipe["warm_start"]["rate_factors"] = list(factors.items())
     reader = _chosen(config.reader)
     order = {key: reader[key] for key in _OF_THE_ORDER if key in reader and reader[key] != config.reader.default(key)}
     if order:

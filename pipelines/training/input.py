@@ -40,6 +40,19 @@ class TrainingInput:
     """Whether `batches_of` can begin with another step than the first."""
 
 
+def order_of(config: RunConfig, window_rows: int | None) -> str:
+    """Return what decides the order of samples beside seed and dataset.
+
+    Args:
+        config: The whole configuration.
+        window_rows: Of the training split with the reader of this project; see `SplitReader.window_rows`.
+    """
+    if config.reader.name == "petastorm":
+        return "Petastorm's reader"
+    window = "any row" if window_rows is None else f"windows of {window_rows} rows"
+    return f"groundswell's reader, {window}"
+
+
 def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, micro_batches: int = 1) -> TrainingInput:
     """Open the configured reader on the training split.
 
@@ -74,7 +87,7 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
                 size=size,
             )
 
-        return TrainingInput(of_petastorm, "Petastorm's reader", resumes_within_epoch=False)
+        return TrainingInput(of_petastorm, order_of(config, None), resumes_within_epoch=False)
 
     reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
     pool = reader.pool(batch_size)
@@ -104,5 +117,4 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
             pool=pool,
         )
 
-    window = "any row" if reader.window_rows is None else f"windows of {reader.window_rows} rows"
-    return TrainingInput(of_ours, f"groundswell's reader, {window}", resumes_within_epoch=True)
+    return TrainingInput(of_ours, order_of(config, reader.window_rows), resumes_within_epoch=True)

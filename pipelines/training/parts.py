@@ -26,9 +26,11 @@ from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import Batch
 from pipelines.launch import membership
-from pipelines.launch.report import log_to_driver
+from pipelines.launch.report import attempt, log_to_driver
+from pipelines.remote_path import AnyPath
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.bands import used_groups
+from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.collective import HorovodCollective, job_of_one, ranks_of_job, use_assigned_devices
 from pipelines.training.input import TrainingInput, make_input
 from pipelines.training.kept_state import rank_uses_kernels
@@ -80,8 +82,14 @@ class Parts:
     same stage."""
 
 
-def make_parts(config: RunConfig) -> Parts:
-    """Join the ranks and make what each of them trains with; the initial weights are rank 0's after a broadcast."""
+def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> Parts:
+    """Join the ranks and make what each of them trains with; the initial weights are rank 0's after a broadcast.
+
+    Args:
+        config: The whole configuration.
+        checkpoint_folder: Where an earlier attempt of the run may have left checkpoints, which have all weights; None:
+            there was none.
+    """
     if config.training.trace_steps is not None:
         allow_timeline()
     mode, span = config.training.mode, config.model.batch_norm_span(ranks_of_job())
@@ -93,7 +101,7 @@ def make_parts(config: RunConfig) -> Parts:
     model = make_model(config, manifest)
     if span > 1:
         normalise_over(model, collective.group)
-    _begin(config, manifest, model, collective)
+    _begin(config, manifest, model, collective, checkpoint_folder)
     if membership.is_spare():
         _use_kernels_as_others(config)
     else:
@@ -391,13 +399,21 @@ def _tell_stages(stages: Sequence[Stage], micro_batches: int) -> None:
     )
 
 
-def _begin(config: RunConfig, manifest: Manifest, model: keras.Model, collective: HorovodCollective) -> None:
+def _begin(
+    config: RunConfig,
+    manifest: Manifest,
+    model: keras.Model,
+    collective: HorovodCollective,
+    checkpoint_folder: AnyPath | None,
+) -> None:
     """Set the weights that are not random on rank 0, a broadcast gives them to all; freeze layers on every rank."""
     frozen = freeze_layers(config, model)
     if config.training.resume_run is not None or collective.rank != 0:
         return
     if membership.is_spare():  # it gets all weights from the process whose place it takes
         return
+    if attempt() > 1 and checkpoint_folder is not None and list_checkpoints(checkpoint_folder):
+        return  # the source may be away by now, and its weights would be replaced by the checkpoint's
     lines = [begin_whitened(model, config, manifest)] if config.model.whitens else []
     if config.warm_start.source is not None:
         # Filters of the dataset, unless the earlier training has some: what became of them is among the lines.

@@ -97,7 +97,7 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         checkpoint_folder: Folder or URL of this run's checkpoints.
         shortage: Learns what the model needs, should the memory end.
     """
-    parts = make_parts(config)
+    parts = make_parts(config, checkpoint_folder)
     data = make_data(config, parts)
     steps = steps_per_epoch(parts.manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     _log_size(parts, steps)

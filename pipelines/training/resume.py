@@ -42,6 +42,7 @@ from pipelines.training.rank_state import load_rank_state, rank_state
 from pipelines.training.results import Evaluation, Thresholds, thresholds_of
 from pipelines.training.scattered import Scattered, gather
 from pipelines.training.selection import History
+from pipelines.training.settings import check_same_order
 
 if TYPE_CHECKING:
     import keras
@@ -265,11 +266,7 @@ class Checkpoints:
         return int(self.collective.sum(np.array([failed]))[0]) == 0
 
     def _assign(self, path: AnyPath, state: TrainingState, arrays: Arrays) -> TrainingState:
-        if state.is_within_an_epoch and state.order != self.initial.order:
-            raise ValueError(
-                f"{path} was written within an epoch of {state.order}, now it is {self.initial.order}: set reader.name "
-                "and reader.cache_limit_gib as they were"
-            )
+        check_same_order(path, state, self.initial.order)
         assign_arrays(path, arrays, self.variables)
         self.newest = str(path)
         _log.info("continuing from %s: epoch %d, step %d", path, state.epochs_done + 1, state.step)

@@ -71,6 +71,9 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     ]
     now = recorded_settings(config)
     then = {**_BEFORE_THEY_WERE_RECORDED, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
+    # Those of a network by import path are the arguments of its function, each of which may be left out.
+    arguments = {name for name in then.keys() ^ now.keys() if name.startswith("model.settings.")}
+    fixed += [(name, then.get(name, "not set"), now.get(name, "not set")) for name in sorted(arguments)]
     for name in sorted(then.keys() & now.keys()):
         network = name.startswith(("model.", "input.")) and not name.startswith(_MAY_CHANGE)
         exchange = name in _FIXED_WITH_EXCHANGE_STATE and state.exchange_ranks > 0
@@ -97,6 +100,19 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     if differences:
         raise ValueError(
             f"{checkpoint} is of another training: {'; '.join(differences)}. Set them as they were, or start a new run"
+        )
+
+
+def check_same_order(checkpoint: AnyPath, state: TrainingState, order: str) -> None:
+    """Check that what is left of a checkpoint's epoch would be read in the same order as what was read of it.
+
+    Raises:
+        ValueError: Names both orders, which are as `TrainingInput.order`, and what to do.
+    """
+    if state.is_within_an_epoch and state.order != order:
+        raise ValueError(
+            f"{checkpoint} was written within an epoch of {state.order}, now it is {order}: set reader.name and "
+            "reader.cache_limit_gib as they were"
         )
 
 

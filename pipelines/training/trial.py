@@ -7,9 +7,12 @@ import os
 import pickle
 import subprocess
 import sys
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from conf.codecs import NoneConfig
 from conf.modes import PipelineConfig
+from conf.optimizers import LayerwiseConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.resolution import part_sizes
@@ -71,6 +74,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
     from pipelines.training.recipe import freeze_layers, make_model, make_rate_factors
 
     model = make_model(config, manifest)
+    _check_paths(model, config)
     freeze_layers(config, model)
     make_rate_factors(config, model)
     _score_made_up_samples(config, manifest)
@@ -98,6 +102,28 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
             f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
+
+
+def _check_paths(model: Any, config: RunConfig) -> None:
+    """Refuse variables that share a path, as those of two nested networks may, where something is kept by it."""
+    setting = _kept_by_path(config)
+    twice = [path for path, count in Counter(each.path for each in model.trainable_variables).items() if count > 1]
+    if setting and twice:
+        raise ValueError(
+            f"model.path={config.model.arguments().get('path')}: {len(twice)} paths belong to several variables each, "
+            f"such as {twice[0]}, and {setting} tells variables apart by their paths: rename layers"
+        )
+
+
+def _kept_by_path(config: RunConfig) -> str:
+    """The setting by which something of a variable is found by its path; empty if there is none."""
+    if isinstance(config.optimizer, LayerwiseConfig):
+        return f"optimizer={config.optimizer.name}"
+    if not isinstance(config.exchange.codec, NoneConfig):
+        return f"exchange.codec={config.exchange.codec.name}"
+    if isinstance(config.training.mode, PipelineConfig):
+        return f"training.mode={config.training.mode.name}"
+    return "training.ema" if config.training.ema is not None else ""
 
 
 def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:

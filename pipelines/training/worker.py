@@ -70,6 +70,7 @@ def _begin(rank: Rank) -> tuple[TrainingState, Record | None]:
     """Start at the first step, or after that of the newest checkpoint; with rank 0's record."""
     rank.checkpoints.check_folder()
     start = rank.checkpoints.restore(resumes=rank.config.training.resume_run is not None)
+    start = start.with_losses_of(rank.parts.collective.size, steps_per_epoch=rank.steps)
     rank.mode.begin(start.step)
     record = _make_record(rank, start.step)
     facts = gather_json({**host_facts(), "devices": gpu_names()}, rank.parts.collective)

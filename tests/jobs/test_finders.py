@@ -19,6 +19,7 @@ from jobs.result import Result
 from jobs.shortage import ShortageHint
 from pipelines.launch.failure import Outcome, RankLostError
 from pipelines.training import entry
+from pipelines.training.checks import check_dataset
 from pipelines.training.events import MemoryNeeded
 from pipelines.training.finders.batches import FRACTION
 from pipelines.training.finders.memory import MemoryLimit, Needs
@@ -86,6 +87,14 @@ def test_the_smallest_batch_is_refused_by_nothing(name: str) -> None:
         config = _with_smallest_batch(load(name, settings))
         assert config.training.batch_size_per_worker == size
         assert make_schedule(config, 10)(0) == make_schedule(config, 10)(9)
+
+
+def test_growing_images_do_not_hinder_the_search(small_dataset: Path) -> None:
+    """With the smallest batch both places are in the first epoch."""
+    schedule = "[{until: {steps: 1}, scale: 0.5}, {until: {steps: 2}, scale: 0.75}]"
+    config = load("smoke", [f"dataset.path={small_dataset}", f"input.resolution_schedule={schedule}"])
+    assert _with_smallest_batch(config).input.resolution_schedule == []
+    check_dataset(_with_smallest_batch(config))
 
 
 def test_the_table_marks_what_the_suggestion_follows_from() -> None:
@@ -162,7 +171,9 @@ def search_below(config: Any, largest_allowed: int, *, room_mib: int) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("mode", ["synchronous", "{name: local, every_steps: 8}", "delayed"])
 def test_the_search_ends_below_the_limit(
+    mode: str,
     spark: SparkSession,
     small_dataset: Path,
     small_network: str,
@@ -171,7 +182,10 @@ def test_the_search_ends_below_the_limit(
 ) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     monkeypatch.setattr(entry, "search_batch", functools.partial(search_below, room_mib=400))
-    search = find_batch(load("smoke", [f"dataset.path={small_dataset}", small_network]), None, Result("find-batch"))
+    modes = [f"training.mode={mode}"] if mode != "synchronous" else []
+    search = find_batch(
+        load("smoke", [f"dataset.path={small_dataset}", small_network, *modes]), None, Result("find-batch")
+    )
     assert search.found is not None
     assert search.found < 4096
     assert len(search.trials) > 1

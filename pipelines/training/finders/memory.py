@@ -35,11 +35,13 @@ class Needs:
     """What the codec keeps between steps."""
     sample: int
     """Each sample's outputs of all layers, which the backward pass reads, and its images."""
+    mode: int = 0
+    """What the training mode keeps between steps, such as a second copy of the weights."""
 
     @property
     def fixed(self) -> int:
         """What does not depend on the batch."""
-        return self.weights + self.gradients + self.optimizer + self.exchange
+        return self.weights + self.gradients + self.optimizer + self.exchange + self.mode
 
     def fitting(self, limit: float) -> int:
         """Largest batch that is estimated to fit so many bytes; 0 if none does."""
@@ -47,7 +49,7 @@ class Needs:
 
     def describe(self) -> str:
         """The estimate as text."""
-        parts = ("weights", "gradients", "optimizer", "exchange")
+        parts = ("weights", "gradients", "optimizer", "exchange", "mode")
         known = ", ".join(f"{name} {getattr(self, name) / _MIB:,.1f} MiB" for name in parts if getattr(self, name))
         return f"{known}, {self.sample / _MIB:,.2f} MiB for each sample"
 

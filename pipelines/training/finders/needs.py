@@ -13,6 +13,7 @@ from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.finders.memory import Needs
+from pipelines.training.modes.mode import Mode
 
 _FLOAT_BYTES = 4
 
@@ -24,6 +25,7 @@ def estimate(
     manifest: Manifest,
     *,
     accumulates: bool,
+    mode: Mode | None = None,
 ) -> Needs:
     """Estimate what a rank needs; a side of images that a network leaves open counts as 1.
 
@@ -33,6 +35,7 @@ def estimate(
         exchange: Its exchange, already built.
         manifest: The dataset, whose image groups a batch holds.
         accumulates: Whether gradients are summed over micro-batches, which takes them twice.
+        mode: The training mode, where it keeps something; None: it does not.
     """
     gradients = _FLOAT_BYTES * sum(math.prod(variable.shape) for variable in model.trainable_variables)
     images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
@@ -44,7 +47,14 @@ def estimate(
         optimizer=_bytes(optimizer.variables),
         exchange=_bytes([entry.variable for entry in exchange.state]),
         sample=images + outputs,
+        mode=_bytes(_kept(mode, optimizer)) if mode is not None else 0,
     )
+
+
+def _kept(mode: Mode, optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables of a mode beside the optimizer's, which differ between ranks in some modes."""
+    counted = {id(variable) for variable in optimizer.variables}
+    return [each for each in (*mode.shared, *mode.own, *mode.between) if id(each) not in counted]
 
 
 def _outputs(network: Any) -> Iterator[Any]:

@@ -38,7 +38,7 @@ def make_mode(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer,
     exchange: GradientExchange,
-    stop: StopAgreement,
+    stop: StopAgreement | None,
     *,
     steps_per_epoch: int,
     copy_optimizer: CopyOptimizer | None = None,
@@ -51,7 +51,7 @@ def make_mode(
         model: The model that is trained.
         optimizer: Its optimizer, built.
         exchange: The exchange between the ranks.
-        stop: How the ranks agree to stop.
+        stop: How the ranks agree to stop; None: they are not asked to.
         steps_per_epoch: Optimizer steps of one epoch.
         copy_optimizer: Makes the optimizer of a rank's shard, for a parameter server.
         codec: Compresses what a worker pushes, for a parameter server.

@@ -265,3 +265,12 @@ def test_ranks_that_write_elsewhere_are_noticed(tmp_path: Path) -> None:
     check_rank_states(tmp_path, 7, 1)
     with pytest.raises(RuntimeError, match=r"rank 1 wrote elsewhere than .*: set training.output to storage"):
         check_rank_states(tmp_path, 7, 2)
+
+
+def test_steps_of_more_ranks_weigh_no_more_in_the_mean_of_an_epoch() -> None:
+    """Two steps of loss 1 on four ranks, then two of loss 3 on two."""
+    within = dataclasses.replace(state(1), step=7 + 2, loss_sum=8.0, loss_count=8)
+    on_two = within.with_losses_of(2, steps_per_epoch=7)
+    assert (on_two.loss_sum + 2 * 2 * 3.0) / (on_two.loss_count + 2 * 2) == 2.0
+    assert within.with_losses_of(4, steps_per_epoch=7) == within
+    assert state(1).with_losses_of(2, steps_per_epoch=7) == state(1)

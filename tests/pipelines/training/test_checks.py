@@ -3,6 +3,7 @@
 import errno
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +11,9 @@ from typing import Any
 import pytest
 
 from conf.load import load
-from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
+from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, read_manifest, write_manifest
 from pipelines.sample import ImageGroup
+from pipelines.training import checks
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
 from pipelines.training.checks import (
     _check_cache_is_default,
@@ -129,15 +131,47 @@ def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_middle_of_an_epoch_beyond_the_end_is_refused(tmp_path: Path, settings: list[str], end: str) -> None:
+def test_the_middle_of_an_epoch_beyond_the_end_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], end: str
+) -> None:
+    monkeypatch.setattr(checks, "_window_rows", lambda config, manifest: None)
     split = Split(shards=(Shard(file="train/a.parquet", row_groups=(32,), size=1),), class_counts=(16, 16))
     dataset, history = manifest(splits={"train": split}), [{"val/top_1": 0.5}] * 3
     state = TrainingState(3, 14, 0, 8, "run", dataset.fingerprint, history, loss_sum=2.0, loss_count=2)
+    state = replace(state, order="groundswell's reader, any row")
     save_checkpoint(tmp_path / "run" / "checkpoints", state, [])
     before = [f"training.output={tmp_path}", "training.resume_run=run"]
     with pytest.raises(ValueError, match=rf"is in the middle of epoch 4, and training would end {end}: raise training"):
         check_resume(load("smoke", [*before, *settings]), dataset)
     check_resume(load("smoke", [*before, "training.epochs=4"]), dataset)
+
+
+@pytest.mark.parametrize(
+    ("order", "setting"),
+    [("any row", "reader.name=petastorm"), ("any row", "reader.cache_limit_gib=1"), ("windows of 9 rows", "")],
+)
+def test_another_order_within_an_epoch_is_refused(
+    small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str, setting: str
+) -> None:
+    dataset = read_manifest(small_dataset)
+    state = TrainingState(0, 1, 0, 8, "run", dataset.fingerprint, [], loss_sum=2.0, loss_count=2)
+    save_checkpoint(tmp_path / "run" / "checkpoints", replace(state, order=f"groundswell's reader, {order}"), [])
+    before = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.resume_run=run"]
+    if order == "any row":
+        check_resume(load("smoke", before), dataset)
+    if "cache" in setting:  # as where the rows are compressed, and do not fit
+        monkeypatch.setattr(checks, "window_rows", lambda *_: 64)
+    with pytest.raises(
+        ValueError, match=rf"within an epoch of groundswell's reader, {order}, now it is .*: set reader"
+    ):
+        check_resume(load("smoke", [*before, *filter(None, [setting])]), dataset)
+
+
+def test_a_resumed_run_needs_no_source_of_weights(small_dataset: Path) -> None:
+    settings = [f"dataset.path={small_dataset}", "warm_start.source=/nowhere/model.keras"]
+    with pytest.raises((FileNotFoundError, ValueError), match=r"/nowhere/model\.keras"):
+        check_dataset(load("smoke", settings))
+    check_dataset(load("smoke", [*settings, "training.resume_run=run"]))
 
 
 def test_steps_beyond_the_end_are_not_traced() -> None:

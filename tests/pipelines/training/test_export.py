@@ -105,6 +105,26 @@ def test_frozen_layers_have_no_average(mlflow_store: str, tmp_path: Path) -> Non
     assert np.abs(answers(averaged) - expected).max() > 1e-3
 
 
+def test_layers_without_names_are_found_in_every_export_of_a_process(
+    mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "nameless.py").write_text(
+        "import keras\n\ndef network(images, *, classes, dtype):\n"
+        "    return keras.layers.Dense(classes)(keras.layers.GlobalAveragePooling2D()(images))\n"
+    )
+    config = load("smoke", [f"training.output={tmp_path}", "model={name: import, path: 'nameless:network'}"])
+    for _ in range(2):
+        run = start_run("export", None, {}, {})
+        folder = tmp_path / run.run_id
+        write_run(folder, config)
+        (folder / "checkpoints").mkdir()
+        keras.backend.clear_session()  # each training has processes of its own
+        trained = write_checkpoint(folder, config, 4, [{}])
+        exported, _ = load_model(export_model(folder))
+        np.testing.assert_allclose(answers(exported), keras.ops.softmax(answers(trained)), rtol=1e-5)
+
+
 def test_what_cannot_be_exported_is_one_line(mlflow_store: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"there is no run 0123 under .*: give the training\.output"):
         export_model(tmp_path / "0123")

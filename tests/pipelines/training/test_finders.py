@@ -27,6 +27,7 @@ from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, 
 from pipelines.training.finders.needs import estimate
 from pipelines.training.finders.rates import SmoothedLosses, rising_rates, suggest
 from pipelines.training.finders.shortage import Shortage, shortage_explained
+from pipelines.training.modes.table import make_mode
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 
 MIB = 1 << 20
@@ -158,6 +159,12 @@ def test_the_estimate_counts_variables_and_outputs(manifest: Manifest) -> None:
     # The stem alone: convolution, normalisation and ReLU of 16 x 16 x 8, after images in uint8 and float32.
     assert needs.sample > 3 * 4 * 16 * 16 * 8 + 5 * 32 * 32 * 3
     assert estimate(model, optimizer, exchange, manifest, accumulates=True).gradients == 8 * trainable
+    for name, copies in (("local", 1), ("delayed", 1), ("{name: local, outer: {momentum: 0.5}}", 2)):
+        chosen = load("smoke", [f"training.mode={name}"]).training.mode
+        mode = make_mode(chosen, model, optimizer, exchange, None, steps_per_epoch=1)
+        kept = estimate(model, optimizer, exchange, manifest, accumulates=False, mode=mode)
+        assert kept.mode == pytest.approx(copies * 4 * trainable, rel=0.01)
+        assert kept.fixed == needs.fixed + kept.mode
     half = make_model(load("smoke", ["model.width_factor=0.125", "training.precision=bfloat16"]), manifest)
     assert estimate(half, optimizer, exchange, manifest, accumulates=False).sample < 0.7 * needs.sample
 

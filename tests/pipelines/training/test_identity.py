@@ -9,6 +9,7 @@ from conf.grid import read_grid
 from conf.load import resolve
 from pipelines.training.identity import training_digest
 
+FACTORS = "warm_start={{source: 'runs:/1/model', rate_factors: {{{}}}}}"
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
@@ -33,3 +34,9 @@ def test_recorded_cells_are_found_by_the_same_command(grid: str, config: str, se
     cells = read_grid(BENCHMARKS / "grids" / f"{grid}.yaml")
     planned = {training_digest(resolve(base, [*settings, *cell.settings]), dataset) for cell in cells}
     assert trained.keys() <= planned, [trained[cell]["settings"] for cell in trained.keys() - planned]
+
+
+def test_the_order_of_rate_factors_makes_another_training() -> None:
+    orders = ("'stage*': 0.1, 'stage4*': 1", "'stage4*': 1, 'stage*': 0.1")
+    digests = {training_digest(resolve("smoke", [FACTORS.format(order)]), "abc") for order in orders}
+    assert len(digests) == 2

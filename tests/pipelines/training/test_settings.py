@@ -159,6 +159,22 @@ def test_what_leaves_the_state_valid_may_change(settings: list[str]) -> None:
     check_same_training(PATH, STATE, load("smoke", settings), MANIFEST)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("{}", "{alpha: 0.5}", "was not set, is 0.5"),
+        ("{alpha: 0.5}", "{}", "was 0.5, is not set"),
+        ("{alpha: 0.5}", "{alpha: 0.25}", "was 0.5, is 0.25"),
+    ],
+)
+def test_arguments_of_a_network_by_import_path_stay(before: str, after: str, message: str) -> None:
+    then, now = (load("smoke", [f"model={{name: import, path: 'a:b', settings: {each}}}"]) for each in (before, after))
+    state = replace(STATE, settings=recorded_settings(then))
+    check_same_training(PATH, state, then, MANIFEST)
+    with pytest.raises(ValueError, match=rf"is of another training: model\.settings\.alpha {message}\. Set them"):
+        check_same_training(PATH, state, now, MANIFEST)
+
+
 def test_a_checkpoint_without_settings_is_compared_by_what_it_has() -> None:
     old = replace(STATE, settings={})
     check_same_training(PATH, old, load("smoke", ["model.depth=50"]), MANIFEST)

@@ -54,6 +54,12 @@ class Unsaved(keras.layers.Layer):
     def call(self, x):
         return x * self.width
 
+def twins(images, *, classes, dtype):
+    def twin(name):
+        inputs = keras.Input((8, 8, 3))
+        return keras.Model(inputs, keras.layers.Dense(classes, name="head")(keras.layers.Flatten()(inputs)), name=name)
+    return twin("left")(images) + twin("right")(images)
+
 def unsaved(images, *, classes, dtype):
     return keras.layers.Dense(classes)(keras.layers.Flatten()(Unsaved(2)(images)))
 """
@@ -98,6 +104,20 @@ def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
     build_parts(config_of("network", "{width: 8}"), MANIFEST)
     with pytest.raises(ValueError, match=r"^model\.path=somebodys_trial:unsaved: the trained model could not be saved"):
         build_parts(config_of("unsaved"), MANIFEST)
+
+
+@pytest.mark.parametrize(
+    "setting",
+    ["optimizer=lars", "exchange.codec=powersgd", "training.ema=0.9", "training.mode={name: pipeline, stages: 2}"],
+)
+def test_variables_with_one_path_are_refused_where_something_is_kept_by_it(setting: str) -> None:
+    plain = ["optimizer=sgd"] if setting != "optimizer=lars" else []
+    message = (
+        rf"^model\.path=somebodys_trial:twins: 2 paths .*, and {setting.partition('=')[0]}.* by their paths: rename"
+    )
+    with pytest.raises(ValueError, match=message):
+        build_parts(config_of("twins", "{}", *plain, setting), MANIFEST)
+    build_parts(config_of("twins", "{}", "optimizer=sgd"), MANIFEST)
 
 
 def test_a_network_whose_batch_norm_knows_no_ranks_is_named_with_the_setting() -> None:

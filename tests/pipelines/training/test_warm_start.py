@@ -1,6 +1,8 @@
 """Sources of weights: found on the driver, and read with what is known of bands and classes."""
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import keras
 import numpy as np
@@ -9,10 +11,12 @@ import pytest
 from conf.load import load
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import BandStatistics, Manifest
+from pipelines.launch.report import ATTEMPT_VARIABLE
 from pipelines.sample import ImageGroup
 from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import log_model
 from pipelines.tracking.runs import start_run
+from pipelines.training import parts
 from pipelines.training.accumulation import moving_statistics
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
 from pipelines.training.recipe import freeze_layers, make_model, make_optimizer
@@ -65,6 +69,24 @@ def test_a_checkpoint_knows_its_bands_and_classes(checkpoint: tuple[Path, keras.
     np.testing.assert_array_equal(model.get_layer("logits").kernel, earlier.get_layer("logits").kernel)
     others = MANIFEST.model_copy(update={"class_names": ("land", "water")})
     assert "logits.bias starts anew: the classes are others" in begin_with(model, chosen, others)
+
+
+def test_a_further_attempt_with_a_checkpoint_needs_no_source(
+    checkpoint: tuple[Path, keras.Model], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = config("warm_start.source=/nowhere/model.keras")
+    one: Any = SimpleNamespace(rank=0)
+
+    def begin(folder: Path) -> None:
+        parts._begin(chosen, MANIFEST, model_of(chosen, 0), one, folder)
+
+    monkeypatch.setenv(ATTEMPT_VARIABLE, "2")
+    begin(checkpoint[0].parent)
+    with pytest.raises(ValueError, match="File not found"):
+        begin(tmp_path / "empty")  # the attempt before died before its first checkpoint
+    monkeypatch.setenv(ATTEMPT_VARIABLE, "1")
+    with pytest.raises(ValueError, match="File not found"):
+        begin(checkpoint[0].parent)
 
 
 def test_a_keras_file_goes_by_shape(tmp_path: Path) -> None:
