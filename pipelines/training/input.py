@@ -45,7 +45,7 @@ def order_of(config: RunConfig, window_rows: int | None) -> str:
 
     Args:
         config: The whole configuration.
-        window_rows: Of the training split with the reader of this project; see `SplitReader.window_rows`.
+        window_rows: `SplitReader.window_rows` of the training split, with the reader of this project.
     """
     if config.reader.name == "petastorm":
         return "Petastorm's reader"
