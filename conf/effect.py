@@ -109,6 +109,12 @@ _CONVERTS_NOTHING = "score.runtime=keras converts nothing"
 RULES = (
     Rule("launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"),
     Rule("launch.allow_fewer_workers", _is_alone, _ALONE, per_run=True),
+    Rule(
+        "launch.allow_fewer_workers",
+        lambda c: not c.smaller_sizes(),
+        "no smaller number of workers makes up the global batch with this training.mode and model.batch_norm_ranks",
+        per_run=True,
+    ),
     Rule("launch.recover_every_steps", lambda c: c.launch.recover == "restart", "launch.recover=restart keeps nothing"),
     Rule("training.tensorflow_profiler", _traces_nothing, "training.trace_steps=null records no steps"),
     Rule("schedule.recipe_epochs", _without_epochs, "no place of the schedule is in epochs"),

@@ -18,6 +18,7 @@ _OF_THE_WHOLE_GRID = (
     "training.output",
     "training.resume_run",
 )
+_ABSENT = object()
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ def _cells(block: Any, where: str) -> Iterator[dict[str, Any]]:
         own = _settings(cell, f"{where}, cell {place}")
         _refuse_repetition(where, common, own, product)
         for combination in itertools.product(*product.values()):
-            yield {**common, **own, **dict(zip(product, combination, strict=True))}
+            values = {**common, **own, **dict(zip(product, combination, strict=True))}
+            _refuse_two_places(where, values)
+            yield values
 
 
 def _settings(values: Any, where: str) -> dict[str, Any]:
@@ -109,6 +112,31 @@ def _refuse_repetition(where: str, *parts: Mapping[str, Any]) -> None:
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
         raise ValueError(f"{where}: {twice} is given twice, of which one would have no effect")
+
+
+def _refuse_two_places(where: str, values: Mapping[str, Any]) -> None:
+    for key in values:
+        section = section_with(values, key)
+        if section is not None:
+            raise ValueError(f"{where}: {key} is given twice, also within {section}, and one would have no effect")
+
+
+def section_with(values: Mapping[str, Any], key: str) -> str | None:
+    """Return the key of a section among `values` that says the value of `key` too; None if there is none.
+
+    Args:
+        values: Values by key, such as `{"optimizer": {"name": "sgd", "momentum": 0.9}}`.
+        key: A key, such as `optimizer.momentum`.
+    """
+    parts = key.split(".")
+    for length in range(1, len(parts)):
+        section = ".".join(parts[:length])
+        inner = values.get(section)
+        for name in parts[length:]:
+            inner = inner.get(name, _ABSENT) if isinstance(inner, Mapping) else _ABSENT
+        if inner is not _ABSENT:
+            return section
+    return None
 
 
 def _plain(value: Any) -> str:

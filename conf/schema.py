@@ -206,3 +206,15 @@ class RunConfig(Section):
             return None
         steps, left = divmod(self.global_batch_size, copies * self.training.batch_size_per_worker)
         return None if left else steps
+
+    def smaller_sizes(self) -> list[int]:
+        """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size.
+
+        Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not
+        wait for some workers, there must be others.
+        """
+        mode = self.training.mode
+        backups = mode.backup_workers if isinstance(mode, ParameterServerConfig) and mode.synchrony == "backup" else 0
+        sizes = range(backups + 1, self.launch.num_workers)
+        span = self.model.batch_norm_span
+        return [size for size in sizes if self.accumulation_steps(size) and size % span(size) == 0]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from conf.effect import refuse_idle, refuse_without_effect
-from conf.grid import Cell, read_grid
+from conf.grid import Cell, read_grid, section_with
 from conf.keys import choices
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
@@ -71,6 +71,10 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
     for key in keys_of(arguments.set):
         if all(key in cell.values for cell in cells):
             raise ValueError(f"--set {key} has no effect: every cell of {arguments.grid} sets it")
+        for cell in cells:
+            section = section_with(cell.values, key)
+            if section is not None:
+                raise ValueError(f"--set {key}: cell {cell.number} ({cell.text}) sets it too, within {section}")
     planned: dict[str, PlannedCell] = {}
     for cell in cells:
         try:

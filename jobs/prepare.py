@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from conf.archives import TableConfig
@@ -14,6 +15,7 @@ from jobs.result import Result
 from jobs.session import spark_session
 from pipelines.archives.archive import Archive
 from pipelines.archives.frame import write_frame
+from pipelines.archives.image_table import ImageTable
 from pipelines.archives.table import open_archive
 from pipelines.dataset.files import check_apart
 from pipelines.dataset.manifest import Manifest
@@ -44,7 +46,7 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
         raise ValueError(f"table is for archive.kind=table, and archive.kind is {chosen.kind}")
     with spark_session("groundswell prepare", config.launch.master, runs_on_connect=True) as spark:
         if table is not None:
-            _write_table(table, config, archive.root, dataset)
+            _write_table(table, config, archive, dataset)
         display = PrepareDisplay()
         try:
             return prepare_dataset(
@@ -65,11 +67,13 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
             display.close()
 
 
-def _write_table(table: "DataFrame", config: RunConfig, root: str, dataset: str) -> None:
+def _write_table(table: "DataFrame", config: RunConfig, archive: Archive, dataset: str) -> None:
     assert isinstance(config.archive, TableConfig)
+    assert isinstance(archive, ImageTable)
+    root = archive.root
     check_apart(root, Folder.at(dataset))
     columns = [config.archive.image, config.archive.label, *([config.archive.split] if config.archive.split else [])]
-    rows = write_frame(table, Folder.at(root), columns)
+    rows = write_frame(table, Folder.at(root), columns, partial(archive.check_columns, "the DataFrame"))
     say(f"{root}: {rows} rows of the DataFrame")
 
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from conf.modes import ParameterServerConfig
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
@@ -153,7 +152,7 @@ def train_on(
             spark,
             config.launch,
             description=f"groundswell train: {record.name}",
-            allowed_sizes=_smaller_sizes(config),
+            allowed_sizes=config.smaller_sizes(),
             spares=config.launch.recover == "in_place",
             log_folder=record.folder / "logs",
             on_attempt=record.attempt,
@@ -227,20 +226,6 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) 
 def _may_grow(event: Event) -> bool:
     """Whether another epoch follows one that has ended: its checkpoint is being written, so that a stop costs least."""
     return isinstance(event, EpochTrained) and not event.is_last
-
-
-def _smaller_sizes(config: RunConfig) -> list[int]:
-    """Smaller numbers of workers that make up the global batch by accumulation, in batches of the same size.
-
-    Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not
-    wait for some workers, there must be others.
-    """
-    mode = config.training.mode
-    backups = mode.backup_workers if isinstance(mode, ParameterServerConfig) and mode.synchrony == "backup" else 0
-    sizes = range(backups + 1, config.launch.num_workers)
-    return [
-        size for size in sizes if config.accumulation_steps(size) and size % config.model.batch_norm_span(size) == 0
-    ]
 
 
 def _standing(run: TrackedRun, name: str | None) -> str:

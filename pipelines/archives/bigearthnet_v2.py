@@ -13,6 +13,7 @@ uint16, reflectance x 10,000; Sentinel-1 is float32, dB.
 Source: Clasen et al., "reBEN: Refined BigEarthNet Dataset for Remote Sensing Image Analysis", 2024.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Any
@@ -59,7 +60,7 @@ class BigEarthNetV2:
     @property
     def description(self) -> ArchiveDescription:
         """The 19 classes, several per patch, and the bands in three groups by resolution, Sentinel-1 in a fourth."""
-        groups = (*GROUPS, SENTINEL1) if self._reads_sentinel1() else GROUPS
+        groups = (*GROUPS, SENTINEL1) if self._reads_sentinel1 else GROUPS
         return ArchiveDescription(KIND, "multi_label", BIGEARTHNET_19, groups)
 
     def index(self) -> ArchiveIndex:
@@ -71,7 +72,7 @@ class BigEarthNetV2:
             FileNotFoundError: The archive, its metadata or a folder of images is missing.
             ValueError: The metadata is malformed or empty, or a folder of images is a link out of the archive.
         """
-        sentinel1 = self._reads_sentinel1()
+        sentinel1 = self._reads_sentinel1
         patches = read_metadata(self._metadata_files(), sentinel1=sentinel1)
         ids = patches.rows["id"]
         folders = pc.binary_join_element_wise(IMAGES, pc.utf8_slice_codeunits(ids, 0, -_COLUMN_AND_ROW), ids, "/")
@@ -112,7 +113,9 @@ class BigEarthNetV2:
             read_patch(join(self.root, paths[1]), (SENTINEL1,), out)
         return georeference
 
+    @functools.cached_property
     def _reads_sentinel1(self) -> bool:
+        """Decided once in a job: a folder that appears meanwhile has no part in samples that are listed."""
         return is_folder(join(self.root, S1_IMAGES)) if self.sentinel1 is None else self.sentinel1
 
     def _metadata_files(self) -> list[str]:

@@ -15,6 +15,8 @@ from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, index_tabl
 from pipelines.archives.files import ODD_NAME, is_folder, is_local, is_plain_name, join, list_remote
 from pipelines.archives.paths import stays_inside
 
+SYMBOLIC_LINK = "symbolic link"
+
 
 @dataclass(frozen=True)
 class FolderContents:
@@ -70,7 +72,7 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
             elif not is_plain_name(name):
                 rejected.append(rejection(root, path, ODD_NAME))
             elif entry.is_symlink() and not stays_inside(root, entry.path):
-                rejected.append(rejection(root, path, "symbolic link", f"to {Path(entry.path).readlink()}"))
+                rejected.append(rejection(root, path, SYMBOLIC_LINK, f"to {Path(entry.path).readlink()}"))
             elif entry.is_dir():
                 folders.append(name)
             elif entry.is_file():
@@ -78,6 +80,24 @@ def list_folder(root: str, folder: str = "") -> FolderContents:
             else:
                 rejected.append(rejection(root, path, "not a regular file"))
     return FolderContents(sorted(folders), sorted(files), sorted(rejected, key=lambda row: row["id"]))
+
+
+def refuse_linked_folders(root: str, rejected: Sequence[dict[str, str]]) -> None:
+    """Refuse links to folders out of the archive among what was rejected: with each of them many samples would miss.
+
+    Args:
+        root: The archive.
+        rejected: Rows of `FolderContents.rejected`.
+
+    Raises:
+        ValueError: There is such a link.
+    """
+    for row in rejected:
+        if row["reason"] == SYMBOLIC_LINK and Path(root, row["id"]).is_dir():
+            raise ValueError(
+                f"{join(root, row['id'])}: a symbolic link {row['detail']}, out of the archive: move the folder into "
+                "it, or mount it there"
+            )
 
 
 def _list_remote_folder(root: str, folder: str) -> FolderContents:

@@ -31,6 +31,7 @@ from pipelines.archives.class_folders import (
     check_none_empty,
     list_class_files,
     list_folder,
+    refuse_linked_folders,
     rejected_table,
     rejection,
     samples_table,
@@ -125,6 +126,7 @@ class EuroSAT:
     @functools.cached_property
     def _files(self) -> ClassFiles:
         top = list_folder(self.root)
+        refuse_linked_folders(self.root, top.rejected)
         unknown = [name for name in top.folders if name not in CLASSES]
         if unknown or not top.folders:
             found = f"a folder {unknown[0]!r}" if unknown else "no folders"

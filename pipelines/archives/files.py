@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.storage import Folder
+from pipelines.storage import Folder, StorageError
 
 MISSING_FILE = "missing file"
 ODD_NAME = "name is no plain file name"
@@ -47,6 +47,20 @@ def _refuse(root: str, path: str) -> None:
 def is_plain_name(name: str) -> bool:
     """Tell whether a listed name is that of one file or folder, on every system and behind every URL."""
     return name not in ("", ".", "..") and not any(letter in "/\\" or ord(letter) < 32 for letter in name)
+
+
+def refuse_outage(path: str, error: BaseException) -> None:
+    """Tell a storage that failed from a file with other content than expected: pyarrow's errors have no number.
+
+    Args:
+        path: The URL of a file.
+        error: What reading it has raised.
+
+    Raises:
+        StorageError: The storage failed: the file may be good.
+    """
+    if isinstance(error, TimeoutError | PermissionError) or (isinstance(error, OSError) and error.errno is not None):
+        raise StorageError(f"{path}: cannot be read ({' '.join(str(error).split())})") from error
 
 
 def is_file(path: str | PathLike[str]) -> bool:

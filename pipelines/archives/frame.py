@@ -1,12 +1,13 @@
 """A Spark DataFrame becomes the Parquet files of a `table` archive."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from pipelines.archives.parquet_files import INCOMPLETE
 from pipelines.storage import Folder
@@ -14,7 +15,9 @@ from pipelines.storage import Folder
 _ROWS_OF_A_GROUP = 64  # one image is read by decoding its row group
 
 
-def write_frame(frame: DataFrame, root: Folder, columns: Sequence[str]) -> int:
+def write_frame(
+    frame: DataFrame, root: Folder, columns: Sequence[str], check: Callable[[pa.Schema], None] = lambda schema: None
+) -> int:
     """Write columns of a DataFrame, a file for each of its partitions, and return the number of rows.
 
     Tasks write the files, through pyarrow: Spark need not know the storage. Until all are there, the folder is marked
@@ -24,6 +27,7 @@ def write_frame(frame: DataFrame, root: Folder, columns: Sequence[str]) -> int:
         frame: The DataFrame; of any session, also of Spark Connect.
         root: A new or empty folder, which all executors see.
         columns: Names of the columns.
+        check: Raises where their types do not fit, before anything is written.
 
     Raises:
         ValueError: The folder has content, or the DataFrame has not these columns or no rows.
@@ -31,6 +35,8 @@ def write_frame(frame: DataFrame, root: Folder, columns: Sequence[str]) -> int:
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise ValueError(f"the DataFrame has no column {missing[0]!r}; its columns are {', '.join(frame.columns)}")
+    chosen = frame.select(*columns)
+    check(to_arrow_schema(chosen.schema))
     if root.names():
         raise ValueError(
             f"archive.root={root} is not empty, and a DataFrame is written into a new folder: name another one, or "
@@ -39,7 +45,7 @@ def write_frame(frame: DataFrame, root: Folder, columns: Sequence[str]) -> int:
     root.make()
     root.write(INCOMPLETE, b"")
     write = functools.partial(_write_part, root=root)
-    written = frame.select(*columns).mapInArrow(write, "rows long").collect()
+    written = chosen.mapInArrow(write, "rows long").collect()
     rows = sum(int(row.rows) for row in written)
     root.remove(INCOMPLETE)
     if rows == 0:

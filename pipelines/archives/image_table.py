@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,7 @@ from numpy.typing import NDArray
 
 from conf.archives import TableConfig
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, index_table
-from pipelines.archives.files import MISSING_FILE
+from pipelines.archives.files import MISSING_FILE, is_local, refuse_outage
 from pipelines.archives.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
 from pipelines.archives.rgb_image import common_size, read_rgb, upright_size
 from pipelines.archives.split_folders import SPLIT_OF_NAME
@@ -160,6 +161,8 @@ class ImageTable:
         except FileNotFoundError as error:
             raise BadRecordError(path, MISSING_FILE) from error
         except (OSError, pa.ArrowException, LookupError, StopIteration) as error:
+            if not is_local(path):
+                refuse_outage(path, error)
             raise BadRecordError(path, "not a readable Parquet file", " ".join(str(error).split())) from error
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if not data:
@@ -175,10 +178,12 @@ class ImageTable:
             try:
                 with open_parquet(path) as parquet:
                     schema = parquet.schema_arrow
-                    self._check_columns(path, schema, _folder_values(file))
+                    self.check_columns(path, schema, _folder_values(file))
                     columns = [self.label, *([self.split] if self.split in schema.names else [])]
                     table = parquet.read(columns=columns)
             except (OSError, pa.ArrowException) as error:
+                if not is_local(path):
+                    refuse_outage(path, error)
                 raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
             if found.files and schema.field(self.label).type != found.label_type:
                 raise ValueError(f"{path}: column {self.label!r} is of another type than in {files[0][0]}")
@@ -198,23 +203,32 @@ class ImageTable:
             raise ValueError(f"{self.root}: its Parquet files have no rows")
         return found
 
-    def _check_columns(self, path: str, schema: pa.Schema, folders: Mapping[str, str]) -> None:
-        """Check that the columns exist and have the types that are read; the split may be in the folders' names."""
+    def check_columns(self, where: str, schema: pa.Schema, folders: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Check that the columns exist and have the types that are read.
+
+        Args:
+            where: What has the columns, for the message.
+            schema: Its schema.
+            folders: Columns that the names of folders give.
+
+        Raises:
+            ValueError: A column is missing, or of another type.
+        """
         for setting, column in (("image", self.image), ("label", self.label), ("split", self.split)):
             if setting == "split" and column in folders:
                 continue
             if column is not None and column not in schema.names:
                 known = ", ".join(schema.names)
-                raise ValueError(f"{path}: has no column {column!r} (archive.{setting}); its columns are {known}")
+                raise ValueError(f"{where}: has no column {column!r} (archive.{setting}); its columns are {known}")
         image, label = schema.field(self.image).type, schema.field(self.label).type
         if types.is_struct(image) and image.get_field_index("bytes") >= 0:
             image = image.field("bytes").type
         if not (types.is_binary(image) or types.is_large_binary(image)):
-            raise ValueError(f"{path}: column {self.image!r} (archive.image) is {image}, expected the bytes of images")
+            raise ValueError(f"{where}: column {self.image!r} (archive.image) is {image}, expected the bytes of images")
         value = label.value_type if _is_list(label) else label
         if not (types.is_integer(value) or _is_text(value)):
             raise ValueError(
-                f"{path}: column {self.label!r} (archive.label) is {label}, expected a text, an integer, or a list"
+                f"{where}: column {self.label!r} (archive.label) is {label}, expected a text, an integer, or a list"
             )
 
     def _named_splits(self, path: str, file: str, table: pa.Table) -> list[str | None]:

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.archives.class_folders import list_folder
+from pipelines.archives.class_folders import list_folder, refuse_linked_folders
 from pipelines.archives.files import is_folder, is_local, join
 from pipelines.storage import Folder
 
@@ -58,6 +58,7 @@ def _list(root: str, folder: str, depth: int) -> list[tuple[str, int]]:
             f"{join(root, folder)} is {kind} table, whose folder keeps removed rows: read it with Spark, and pass the "
             "DataFrame (`groundswell.prepare(config, table=frame)`) or write it as Parquet files"
         )
+    refuse_linked_folders(root, contents.rejected)
     for row in contents.rejected:
         if row["id"].endswith(_SUFFIX):
             what = f"{row['reason']} {row['detail']}".strip()

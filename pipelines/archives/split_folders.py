@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pipelines.archives.class_folders import list_folder, rejection
+from pipelines.archives.class_folders import list_folder, refuse_linked_folders, rejection
 from pipelines.sample import SPLITS, TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
 
 SPLIT_OF_NAME = {
@@ -39,12 +39,14 @@ def find_class_folders(root: str, is_image: Callable[[str], bool]) -> ClassTree:
     Raises:
         FileNotFoundError: There is no such folder.
         ValueError: There are no class folders, or splits are mixed with classes. The split train is missing, or a split
-            exists twice. A class of another split is not in train.
+            exists twice. A class of another split is not in train. A folder is a link out of the archive.
     """
     top = list_folder(root)
-    stray = [name for name, _ in top.files if is_image(name)]
-    rejected = top.rejected + [rejection(root, name, "not in a class folder") for name in stray]
     inside = {name: list_folder(root, name) for name in top.folders if name.lower() in SPLIT_OF_NAME}
+    stray = [name for name, _ in top.files if is_image(name)]
+    for contents in (top, *inside.values()):
+        refuse_linked_folders(root, contents.rejected)
+    rejected = top.rejected + [rejection(root, name, "not in a class folder") for name in stray]
     # A class may be called `train`, as it has no folders in it.
     if not any(contents.folders for contents in inside.values()):
         if not top.folders or len(inside) == len(top.folders):

@@ -172,6 +172,7 @@ def finish(
         ValueError: A folder holds a file that is not ours.
         RuntimeError: Another job took over.
     """
+    still_held()  # another job's mark would make its shards ours
     mark = read_mark(staging)
     assert mark is not None, staging
     ours = files_of_unfinished(staging, mark.splits)

@@ -1,5 +1,6 @@
 """What earlier runs left: whether it is ours and of the same samples and settings, and what of it is still good."""
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,18 +17,18 @@ from pipelines.archives.archive import (
     read_sample,
 )
 from pipelines.archives.files import is_local
-from pipelines.archives.geotiff import without_place
 from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
 from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.index import compare, has_digest, keep_known, read_index
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest
 from pipelines.dataset.notes import WrittenShard, read_all_notes, read_notes
-from pipelines.dataset.shard import ShardPlan, rejection
+from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.staging import read_mark, staging_of
 from pipelines.storage import Folder
 
 Plans = dict[str, list[ShardPlan]]
 _THREADS, _REMOTE_THREADS = 8, 32
+_log = logging.getLogger(__name__)
 OVERWRITE, RESTART = "--set prepare.overwrite=true", "--set prepare.restart=true"
 
 
@@ -200,47 +201,44 @@ def find_usable(existing: Existing, plans: Plans, archive: Archive) -> Usable:
             problems["of another size"] += 1
         else:
             usable[plan.file] = note, existing.folder
-    changed = _with_other_outcomes([plan for plan in all_of(plans) if plan.file in usable], existing, archive)
-    return without(Usable(usable, dict(problems)), changed, "with rejected records that changed")
+    changed = _with_mended_records([plan for plan in all_of(plans) if plan.file in usable], existing, archive)
+    return without(Usable(usable, dict(problems)), changed, "with rejected records that can be read now")
 
 
-def _with_other_outcomes(plans: list[ShardPlan], existing: Existing, archive: Archive) -> set[str]:
-    """The shards of which a rejected record can be read now, or fails for another reason; each is tried again."""
-    tries: list[tuple[str, dict[str, Any], dict[str, str]]] = []
-    changed: set[str] = set()
+def _with_mended_records(plans: list[ShardPlan], existing: Existing, archive: Archive) -> set[str]:
+    """The shards of which a rejected record can be read now.
+
+    A shard keeps its rows where files of some of them are gone: it would be written again without these.
+    """
+    tries: list[tuple[str, dict[str, Any]]] = []
     for plan in plans:
         before = {row["id"]: row for row in existing.notes[plan.file].rejected}
         unusable = {row["id"]: row for row in plan.unusable}
         if not before:
             continue
-        for sample in plan.table.to_pylist():
-            if sample["id"] not in before:
-                continue
-            if sample["id"] in unusable:
-                if not _same(unusable[sample["id"]], before[sample["id"]]):
-                    changed.add(plan.file)
-            else:
-                tries.append((plan.file, sample, before[sample["id"]]))
+        gone = sorted(unusable.keys() - before.keys())
+        if gone:
+            _log.warning(
+                "%s is not written again, as samples of it would be lost: %d cannot be read any more, such as %s (%s)",
+                *(plan.file, len(gone), gone[0], unusable[gone[0]]["reason"]),
+            )
+            continue
+        tries += [
+            (plan.file, sample)
+            for sample in plan.table.to_pylist()
+            if sample["id"] in before and sample["id"] not in unusable
+        ]
     with ThreadPoolExecutor(_THREADS if is_local(archive.root) else _REMOTE_THREADS) as pool:
-        outcomes = pool.map(partial(_try, archive), [sample for _, sample, _ in tries])
-        for (file, _, before_), now in zip(tries, outcomes, strict=True):
-            if now is None or not _same(now, before_):
-                changed.add(file)
-    return changed
+        outcomes = pool.map(partial(_is_readable, archive), [sample for _, sample in tries])
+        return {file for (file, _), is_readable in zip(tries, outcomes, strict=True) if is_readable}
 
 
-def _try(archive: Archive, sample: dict[str, Any]) -> dict[str, str] | None:
+def _is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
     try:
         read_sample(archive, sample["paths"])
-    except BadRecordError as error:
-        return rejection(sample["id"], error)
-    return None
-
-
-def _same(one: dict[str, str], other: dict[str, str]) -> bool:
-    """Whether two rejections are the same, wherever the archive's root is."""
-    first, second = ((each["reason"], without_place(each["detail"], each["file"])) for each in (one, other))
-    return first == second
+    except BadRecordError:
+        return False
+    return True
 
 
 def without(usable: Usable, files: Collection[str], reason: str) -> Usable:

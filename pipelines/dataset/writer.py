@@ -348,6 +348,7 @@ class _Job:
             self.say(f"{len(found)} shards are finished already")
         written = write_shards(self.spark, self.archive, staging, plans, found, self.say, self.progress)
         rejected = self.rejected(stock, written)
+        still_held()  # the files that follow have the same names in every job
         write_rejected(rejected, staging)
         self.check_rejected(rejected, stock.total, f"{staging}/{REJECTED_FILE}")
         manifest = self.manifest(stock, written)

@@ -109,15 +109,16 @@ def _unused_cores(conf: SparkConf) -> str:
     )
 
 
-def count_slots(spark: SparkSession, wanted: int | None = None) -> int:
+def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float = _REGISTRATION_SECONDS) -> int:
     """Return how many tasks can run at once; wait a while for executors that are still registering.
 
     Args:
         spark: A session.
         wanted: Number that is enough to return at once; None: do not wait.
+        seconds: How long to wait for it.
     """
     context = spark.sparkContext._jsc.sc()
-    deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else _REGISTRATION_SECONDS)
+    deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else seconds)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
         if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:

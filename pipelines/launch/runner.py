@@ -228,6 +228,8 @@ class BarrierRunner:
         if self._spark is not None:
             drop_lost_executors(self._spark)
             slots = count_slots(self._spark, self._num_workers)
+            if self._policy.size(self._num_workers, slots) is None:
+                slots = self._slots_of_new_executors(self._spark, slots)
             size = self._policy.size(self._num_workers, slots)
             if size is None:
                 raise error
@@ -235,6 +237,16 @@ class BarrierRunner:
                 _log.warning("%d slots are left: the run continues with %d workers", slots, size)
         assert size is not None
         return Attempt(attempt.number + 1, size, reason, attempt.grown)
+
+    def _slots_of_new_executors(self, spark: SparkSession, slots: int) -> int:
+        """Wait for executors that the cluster starts in place of lost ones; return the slots that are there then."""
+        least, seconds = min([*self._policy.allowed_sizes, self._num_workers]), self._limits.start
+        text = "%d slots are left, and %d are needed: %s"
+        _log.warning(text, slots, least, f"waiting up to {seconds:g} s for new executors")
+        slots = count_slots(spark, least, seconds)
+        if slots < least:
+            _log.warning(text, slots, least, "there is no further attempt")
+        return slots
 
     def _attempt(self, payload: bytes, attempt: Attempt, wanted: int, termination: Termination) -> list[Any]:
         host, bind = (LOOPBACK, LOOPBACK) if self._spark is None else driver_addresses(self._spark)

@@ -38,7 +38,7 @@ _METRES = {
 """Ground sampling distance of Sentinel-2's bands."""
 _NOTHING = 255
 _LARGEST_SIDE = 20_000  # cells of a GeoTIFF
-_FINEST = 12  # cells of a GeoTIFF along a patch
+_PARTS = (12, 6, 4, 3, 2, 1)  # cells of a GeoTIFF along a patch
 _INCHES, _DOTS_PER_INCH, _LONGEST_NAME = 10.0, 150, 44
 _CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
 """Cells along the longer side of a picture, and along a patch: with fewer it could fall between two dots."""
@@ -209,8 +209,8 @@ def write_map(found: GroundPredictions, file: Path) -> list[Path]:
     A GeoTIFF has one coordinate system: where there are several, each gets a file whose name ends in its EPSG code.
 
     Raises:
-        ValueError: A file would be replaced that is no map of ours. A GeoTIFF is asked for, and the patches lie off a
-            common grid, or too far apart.
+        ValueError: A file would be replaced that is no map of ours. A GeoTIFF is asked for, and the patches are too
+            far apart, or of too many classes.
     """
     is_geotiff = file.suffix.lower() == ".tif"
     codes = np.unique(found.systems).tolist()
@@ -218,8 +218,12 @@ def write_map(found: GroundPredictions, file: Path) -> list[Path]:
     picture = _picture_of(file)
     _refuse_foreign([*files, picture], file)
     if is_geotiff:
-        for code, own in zip(codes, files, strict=True):
-            _write_geotiff(found.of(code), own)
+        if len(found.class_names) > _NOTHING:
+            raise ValueError(f"--map {file}: {len(found.class_names)} classes do not fit a colour table: give .geojson")
+        parts = [found.of(code) for code in codes]
+        cells = [_cell_of(part, file) for part in parts]
+        for part, cell, own in zip(parts, cells, files, strict=True):
+            _write_geotiff(part, cell, own)
     else:
         _write_geojson(found, file)
     draw(found).savefig(picture, dpi=_DOTS_PER_INCH, metadata={"Software": _MARK})
@@ -275,24 +279,36 @@ def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: flo
     return rings
 
 
-def _write_geotiff(found: GroundPredictions, file: Path) -> None:
-    """The index of the likeliest class, with a colour table; 255 where there is no patch.
+def _cell_of(found: GroundPredictions, file: Path) -> float:
+    """Side of a GeoTIFF's cells in metres, such that it shows every patch in its place.
 
     A cell is a patch, or a part of it where the patches of several tiles do not lie on one grid of their size: tiles of
-    Sentinel-2 begin 100 km apart, which is no multiple of BigEarthNet's 1,200 m. Of patches that overlap, as tiles do,
-    the last one is seen.
+    Sentinel-2 begin 99,960 or 100,020 m apart, which is no multiple of BigEarthNet's 1,200 m. Where the cells of a
+    common grid would be too many, patches are drawn on the nearest cells of a coarser one.
+
+    Raises:
+        ValueError: The patches are too far apart.
     """
-    if len(found.class_names) > _NOTHING:
-        raise ValueError(f"--map {file}: {len(found.class_names)} classes do not fit a colour table: give .geojson")
     corners, side = found.corners, int(found.metres)
     offsets = np.rint(corners - corners.min(axis=0)).astype(np.int64)
-    cell = int(np.gcd.reduce(offsets, axis=None, initial=side))
-    if not np.allclose(corners - corners.min(axis=0), offsets, atol=0.01) or cell * _FINEST < side:
-        raise ValueError(f"--map {file}: the patches do not lie on one grid of {side} m or its parts: give .geojson")
-    columns, rows = ((offsets.max(axis=0) + side) // cell).tolist()
-    if max(columns, rows) > _LARGEST_SIDE:
-        raise ValueError(f"--map {file}: {columns} x {rows} cells are too many for one GeoTIFF: give .geojson")
+    common = int(np.gcd.reduce(offsets, axis=None, initial=side))
+    if not np.allclose(corners - corners.min(axis=0), offsets, atol=0.01):
+        common = 1
+    extent = int(offsets.max()) + side
+    for cell in (common, *(side / parts for parts in _PARTS)):
+        if cell * _PARTS[0] >= side and extent <= cell * _LARGEST_SIDE:
+            return cell
+    raise ValueError(f"--map {file}: {extent / side:,.0f} patches in a row are too many for one GeoTIFF: give .geojson")
+
+
+def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
+    """The index of the likeliest class, with a colour table; 255 where there is no patch.
+
+    Of patches that overlap, as tiles do, the last one is seen.
+    """
+    corners = found.corners
     pixels = _raster(found, cell, _NOTHING)
+    rows, columns = pixels.shape
     profile = {
         "driver": "GTiff",
         "dtype": "uint8",

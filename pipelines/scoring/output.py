@@ -93,7 +93,7 @@ def check_ours(output: Folder) -> None:
     """Make sure that a folder holds nothing but predictions, finished or not.
 
     Raises:
-        ValueError: It is a file, or holds another file; names it.
+        ValueError: It is a file, holds another file, or nothing says whose predictions it holds; names the file.
     """
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"--output {output} is a file: give a folder")
@@ -103,6 +103,13 @@ def check_ours(output: Folder) -> None:
         raise ValueError(
             f"--output {output} holds {foreign[0]}{more}, which {'are' if more else 'is'} no predictions: choose an "
             "empty or new folder"
+        )
+    names = set(output.files())
+    parts = [name for name in sorted(names) if not name.startswith(f"{PROGRESS_FOLDER}/")]
+    if parts and not names & {FILE_NAME, _MARK_FILE}:
+        raise ValueError(
+            f"--output {output} holds {parts[0]} and no {FILE_NAME}, which would say by which model its predictions "
+            "are: choose an empty or new folder"
         )
 
 

@@ -151,6 +151,18 @@ NO_MOMENTUM = "optimizer={name: sgd, momentum: 0.0}"
             "launch.allow_fewer_workers=True",
             "launch.num_workers=1 has no other ranks",
         ),
+        *(
+            (
+                ["launch.retries=1", "launch.allow_fewer_workers=true", setting],
+                "launch.allow_fewer_workers=True",
+                "no smaller number of workers makes up the global batch",
+            )
+            for setting in (
+                "training.mode={name: pipeline, stages: 2}",
+                "training.mode={name: parameter_server, synchrony: backup}",
+                "model.batch_norm_ranks=2",
+            )
+        ),
         (
             ["model={name: resnet_cifar, depth: 8, preactivation: true, zero_init_residual: false}"],
             "model.zero_init_residual=False",

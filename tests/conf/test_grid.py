@@ -65,6 +65,14 @@ def test_values_of_every_kind_reach_the_configuration(tmp_path: Path) -> None:
         ("product: {1: [2]}", "1 is not a key such as training.seed"),
         ("product: {training.output: [a, b]}", "training.output is the same for the whole grid"),
         ("[{set: {training.seed: 1}, product: {training.seed: [1]}}]", "block 1: training.seed is given twice"),
+        (
+            "{set: {optimizer.momentum: 0.5}, cells: [{optimizer: {name: sgd, momentum: 0.9}}]}",
+            "optimizer.momentum is given twice, also within optimizer",
+        ),
+        (
+            "product: {exchange.codec.density: [0.1], exchange: [{codec: {name: topk, density: 0.2}}]}",
+            "exchange.codec.density is given twice, also within exchange",
+        ),
         ("set: {training.seed: 2020-01-01}", "is not a value of YAML's plain kinds: quote it"),
         ("product: {training.seed: [0, 1}", "grid.yaml: no valid YAML at line 1, column 31"),
     ],

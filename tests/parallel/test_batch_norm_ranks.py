@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from conf.load import load
-from jobs.train import _smaller_sizes
 from pipelines.launch.runner import BarrierRunner
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(500)]
@@ -100,5 +99,5 @@ def test_groups_of_two_ranks_are_ranks_with_twice_the_batch() -> None:
 
 def test_groups_stay_whole_after_lost_workers() -> None:
     six = ["launch.num_workers=6", "training.batch_size_per_worker=4"]
-    assert _smaller_sizes(load("smoke", [*six, "model.batch_norm_ranks=2"])) == [2]
-    assert _smaller_sizes(load("smoke", [*six, "model.batch_norm_ranks=all"])) == [1, 2, 3]
+    assert load("smoke", [*six, "model.batch_norm_ranks=2"]).smaller_sizes() == [2]
+    assert load("smoke", [*six, "model.batch_norm_ranks=all"]).smaller_sizes() == [1, 2, 3]

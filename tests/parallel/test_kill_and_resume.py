@@ -11,7 +11,6 @@ from mlflow import MlflowClient
 
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import train as train_job
 from jobs.train import TrainedRun, train
 
 pytestmark = [
@@ -107,6 +106,6 @@ def test_what_a_codec_left_behind_is_not_lost(
 
 def test_the_sizes_of_a_further_attempt_make_up_the_global_batch_from_the_same_batches(tmp_path: Path) -> None:
     chosen = config(tmp_path, tmp_path, "launch.num_workers=6", "training.batch_size_per_worker=4")
-    assert train_job._smaller_sizes(chosen) == [1, 2, 3]
+    assert chosen.smaller_sizes() == [1, 2, 3]
     chosen = config(tmp_path, tmp_path, "launch.num_workers=6", "training.global_batch_size=240")
-    assert train_job._smaller_sizes(chosen) == [1, 2, 3, 4, 5]  # 60, 30, 20, 15 and 12 micro-batches of 4
+    assert chosen.smaller_sizes() == [1, 2, 3, 4, 5]  # 60, 30, 20, 15 and 12 micro-batches of 4

@@ -286,6 +286,18 @@ def test_sentinel1_can_be_left_out_or_demanded(with_sentinel1: Path) -> None:
         BigEarthNetV2(str(with_sentinel1), sentinel1=True).index()
 
 
+def test_whether_sentinel1_is_read_is_decided_once(with_sentinel1: Path) -> None:
+    """A folder that is extracted while a job runs: its samples are listed without it."""
+    hidden = with_sentinel1 / "hidden"
+    (with_sentinel1 / "BigEarthNet-S1").rename(hidden)
+    source = BigEarthNetV2(str(with_sentinel1))
+    index = source.index()
+    in_a_task = pickle.loads(pickle.dumps(source))
+    hidden.rename(with_sentinel1 / "BigEarthNet-S1")
+    assert source.description.groups == in_a_task.description.groups == GROUPS
+    assert set(read_sample(in_a_task, index.samples["paths"][0].as_py())) == {group.name for group in GROUPS}
+
+
 def test_a_missing_sentinel1_patch_makes_a_sample_unusable(with_sentinel1: Path) -> None:
     source = BigEarthNetV2(str(with_sentinel1))
     lost = source.index().samples.to_pylist()[4]

@@ -141,16 +141,23 @@ def test_what_is_no_image_is_rejected(tmp_path: Path) -> None:
 def test_links_out_of_the_archive_are_rejected(tmp_path: Path) -> None:
     images(tmp_path / "archive", {"train/a": 1})
     images(tmp_path / "elsewhere", {"b": 1})
-    (tmp_path / "archive/train/b").symlink_to(tmp_path / "elsewhere/b")
     (tmp_path / "archive/train/a/secret.png").symlink_to("../../../elsewhere/b/000.png")
     archive = ImageFolder(str(tmp_path / "archive"), validation_fraction=0)
     assert archive.description.class_names == ("a",)
     index = archive.index()
     assert index.samples["id"].to_pylist() == ["train/a/000.png"]
-    assert {row["id"]: row["reason"] for row in index.rejected.to_pylist()} == {
-        "train/b": "symbolic link",
-        "train/a/secret.png": "symbolic link",
-    }
+    assert {row["id"]: row["reason"] for row in index.rejected.to_pylist()} == {"train/a/secret.png": "symbolic link"}
+
+
+@pytest.mark.parametrize("folder", ["train/b", "val"])
+def test_links_to_folders_out_of_the_archive_are_refused(tmp_path: Path, folder: str) -> None:
+    """A class, or a split that would be drawn from the others instead, is many samples."""
+    images(tmp_path / "archive", {"train/a": 2})
+    images(tmp_path / "elsewhere", {"b": 1})
+    link = tmp_path / "archive" / folder
+    link.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=rf"^{link}: a symbolic link to .*/elsewhere, out of the archive: move the"):
+        ImageFolder(str(tmp_path / "archive"), validation_fraction=0).index()
 
 
 def test_the_size_of_most_images_is_the_size_of_all(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Images in a column of Parquet files."""
 
+import errno
 import io
 import json
 import pickle
@@ -13,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFile
 from PIL import Image
 from pyspark.sql import SparkSession
 
@@ -26,7 +28,7 @@ from pipelines.archives.parquet_files import INCOMPLETE, ParquetRows
 from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
-from pipelines.storage import Folder
+from pipelines.storage import Folder, StorageError
 
 
 def pixels(number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray:
@@ -100,6 +102,11 @@ def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=rf"{link}: symbolic link to {elsewhere}, which is not read: put the file"):
         ImageTable(str(root)).index()
     link.unlink()
+    split = root / "split=validation"
+    split.symlink_to(elsewhere.parent)
+    with pytest.raises(ValueError, match=rf"^{split}: a symbolic link to {elsewhere.parent}, out of the archive"):
+        ImageTable(str(root)).index()
+    split.unlink()
     deep = hugging_face(root / "a" / "b" / "c" / "train-2.parquet", [0, 1])
     with pytest.raises(ValueError, match=rf"{deep}: lies deeper than 2 folders below the archive"):
         ImageTable(str(root)).index()
@@ -310,6 +317,24 @@ def test_behind_a_url(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_sample(archive, ["data/train-0.parquet", "7"])["rgb"], pixels(7))
 
 
+@pytest.mark.parametrize("error", [TimeoutError(), PermissionError("expired"), OSError(errno.EIO, "internal error")])
+def test_a_storage_that_fails_is_no_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/failing/train-0.parquet", hugging_face(tmp_path / "x.parquet", ["a", "b"] * 5).read_bytes())
+    memory.pipe_file("/failing/train-1.parquet", b"PAR1 damaged PAR1")
+
+    def fail(self: object, length: int = -1) -> bytes:
+        raise error
+
+    archive, out = ImageTable("memory://failing"), {"rgb": np.zeros((8, 8, 3), np.uint8)}
+    with pytest.raises(BadRecordError, match="not a readable Parquet file"):
+        archive.read(["train-1.parquet", "0"], out)
+    monkeypatch.setattr(MemoryFile, "read", fail)
+    for read in (lambda: archive.read(["train-0.parquet", "7"], out), archive.index):
+        with pytest.raises(StorageError, match=r"memory://failing/train-0\.parquet: cannot be read"):
+            read()
+
+
 @pytest.mark.spark
 def test_a_table_is_prepared_and_read_like_every_archive(spark: SparkSession, tmp_path: Path) -> None:
     hugging_face(tmp_path / "in" / "train-0.parquet", [row % 3 for row in range(30)], names=["x", "y", "z"])
@@ -367,6 +392,13 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
     )
     with pytest.raises(ValueError, match=r"^the DataFrame has no column 'label'; its columns are image, tag$"):
         prepare(config, table=frame)
+    for columns, message in (
+        ("image binary, label double", r"column 'label' \(archive\.label\) is double, expected a text"),
+        ("image string, label int", r"column 'image' \(archive\.image\) is string, expected the bytes of images"),
+    ):
+        with pytest.raises(ValueError, match=rf"^the DataFrame: {message}"):
+            prepare(config, table=spark.createDataFrame([], columns))
+    assert not (tmp_path / "in").exists()
     renamed = config.override("archive.label=tag")
     with pytest.raises(ValueError, match=r"^the DataFrame has no rows$"):
         prepare(renamed, table=frame.limit(0))

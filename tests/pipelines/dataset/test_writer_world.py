@@ -8,7 +8,8 @@ import hashlib
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -390,6 +391,29 @@ def test_folders_that_are_removed_between_two_runs_keep_their_rows(
     assert content(world.dataset) == undisturbed
 
 
+def test_a_shard_keeps_rows_whose_folders_are_gone_whatever_becomes_of_its_bad_records(
+    world: World, tasks: Tasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    damage(world, "s001")
+    world.prepare()
+    names = ids(world.dataset)
+    tables = [pq.read_table(path) for path in Path(world.dataset).glob("*/part-*.parquet")]
+    (shard,) = [table["id"].to_pylist() for table in tables if len(table) == 10 - 1]
+    hide(world, "s001")  # bad for another reason now
+    hide(world, shard[0])
+    world.prepare()
+    assert ids(world.dataset) == names
+    bring_back(world, "s001")
+    mend(world, "s001")
+    tasks.shards.clear()
+    world.prepare()
+    assert tasks.shards == []
+    assert "is not written again, as samples of it would be lost: 1 cannot be read any more" in caplog.text
+    bring_back(world, shard[0])
+    world.prepare()
+    assert len(ids(world.dataset)) == 60
+
+
 @pytest.mark.parametrize("state", ["unfinished", "finished", "without notes"])
 @pytest.mark.parametrize(
     ("change", "counts"),
@@ -538,7 +562,7 @@ def test_what_lies_under_nulls_of_the_index_is_no_change(
     world.prepare()
     mend(world, "s001")
     world.prepare()
-    assert world.said("1 shards with rejected records that changed")
+    assert world.said("1 shards with rejected records that can be read now")
     assert content(world.dataset) == undisturbed
 
 
@@ -652,7 +676,7 @@ def test_mended_files_redo_only_their_shards(world: World, undisturbed: dict[str
     assert tasks.shards == []
     mend(world, "s001")
     world.prepare()
-    assert world.said("1 shards with rejected records that changed")
+    assert world.said("1 shards with rejected records that can be read now")
     assert len(tasks.shards) == 1
     assert "s001" in ids(world.dataset)
     mend(world, "s050")
@@ -1001,6 +1025,31 @@ def test_a_dataset_below_a_file_is_named(world: World, tmp_path: Path) -> None:
     world.dataset = tmp_path / "file" / "dataset"
     with pytest.raises((ValueError, NotADirectoryError, FileExistsError), match="file"):
         world.prepare()
+
+
+def test_a_job_whose_place_another_one_took_leaves_the_others_files(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def lost(dataset: Folder) -> Iterator[Callable[[], None]]:
+        def still_held() -> None:
+            raise RuntimeError("another job took over")
+
+        yield still_held
+
+    def remove(folder: Folder, names: list[str], last: list[str] | None = None) -> None:
+        removed.extend(names)
+
+    removed: list[str] = []
+    monkeypatch.setattr(writer, "hold", lost)
+    monkeypatch.setattr(staging, "remove_files", remove)
+    damage(world, "s001")
+    with pytest.raises(RuntimeError, match="another job took over"):
+        world.prepare()
+    names = set(Folder.at(f"{world.dataset}.incomplete").files())
+    assert sum("part-" in name and name.endswith(".parquet") for name in names) == 6
+    assert not names & {"_rejected.parquet", "dataset.json"}
+    assert removed == []
 
 
 def test_what_a_resumed_run_found_is_told_apart(world: World, tasks: Tasks) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.launch import runner
 from pipelines.launch.failure import InfrastructureError, RankLostError, StartError
 from pipelines.launch.jvm import SparkGoneError
 from pipelines.launch.messages import JsonObject
@@ -235,6 +236,43 @@ def test_retries_come_to_an_end(spark: SparkSession) -> None:
     with pytest.raises(InfrastructureError, match="exited with code 9"):
         BarrierRunner(spark, 1, retries=1, retry_wait=0.1, on_attempt=attempts.append).run(os._exit, 9)
     assert len(attempts) == 2
+
+
+@pytest.mark.parametrize(
+    ("slots", "allowed", "size", "last"),
+    [
+        ([1, 4], (), 4, "1 slots are left, and 4 are needed: waiting up to 77 s for new executors"),
+        ([1, 3], (), None, "3 slots are left, and 4 are needed: there is no further attempt"),
+        ([1, 2], (2,), 2, "2 slots are left: the run continues with 2 workers"),
+        ([2], (2,), 2, "2 slots are left: the run continues with 2 workers"),
+    ],
+)
+def test_the_next_attempt_waits_for_new_executors_as_long_as_ranks_may_take_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    slots: list[int],
+    allowed: tuple[int, ...],
+    size: int | None,
+    last: str,
+) -> None:
+    asked = []
+
+    def count(spark: object, wanted: int, seconds: float = 30.0) -> int:
+        asked.append((wanted, seconds))
+        return slots[len(asked) - 1]
+
+    monkeypatch.setattr(runner, "drop_lost_executors", lambda spark: None)
+    monkeypatch.setattr(runner, "count_slots", count)
+    job = BarrierRunner(None, 4, retries=5, retry_wait=0, start_timeout=77, allowed_sizes=allowed)
+    job._spark = object()  # type: ignore[assignment]
+    lost = InfrastructureError("an executor was lost")
+    if size is None:
+        with pytest.raises(InfrastructureError, match="an executor was lost"):
+            job._next(Attempt(1, 4), lost)
+    else:
+        assert job._next(Attempt(1, 4), lost).num_workers == size
+    assert asked == [(4, 30.0), (min([*allowed, 4]), 77)][: len(slots)]
+    assert caplog.messages[-1] == last
 
 
 def test_the_users_exception_is_not_tried_again(spark: SparkSession) -> None:

@@ -160,6 +160,25 @@ def test_scores_of_another_dataset_stay_in_their_own_run_also_where_the_disk_tak
     assert own["test/loss"] == pytest.approx(measured[0].metrics["loss"])
 
 
+@pytest.mark.spark
+@pytest.mark.timeout(280)
+def test_scores_of_a_model_whose_training_was_deleted_are_in_a_run_of_their_own(
+    logged: Any, small_dataset: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
+    client, run_id = MlflowClient(logged.store), logged.uri.split("/")[1]
+    settings = [f"dataset.path={small_dataset}", "evaluate.tune_thresholds=false", "tracking.experiment=of its own"]
+    client.delete_run(run_id)
+    try:
+        found = evaluate(load("smoke", settings), logged.uri)
+    finally:
+        client.restore_run(run_id)  # other tests need it
+    stored = client.get_run(found.run.run_id)
+    assert client.get_experiment(stored.info.experiment_id).name == "of its own"
+    assert "mlflow.parentRunId" not in stored.data.tags
+    assert stored.data.metrics["test/loss"] == pytest.approx(found.metrics["loss"])
+
+
 def test_a_report_that_cannot_be_written_is_found_out_before_the_scores(small_dataset: Path, tmp_path: Path) -> None:
     foreign = tmp_path / "index.html"
     foreign.write_text("<html>mine</html>")

@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex, to_rgb
 from PIL import Image
 from rasterio.warp import transform
 
+from pipelines.archives.synthetic_scenes import SCENES
 from pipelines.sample import ImageGroup
 from pipelines.scoring.ground import (
     GroundPredictions,
@@ -154,11 +155,30 @@ def test_patches_of_two_tiles_share_a_finer_grid(tmp_path: Path) -> None:
     assert (pixels[:, 3:250] == 255).all()
 
 
-@pytest.mark.parametrize("offset", [700.5, 1210.0])
-def test_patches_off_a_common_grid_need_geojson(offset: float, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("offset", "cell"), [(700.5, 100), (1210.0, 100), (99_960.0, 120), (100_020.0, 100)])
+def test_patches_off_a_common_grid_are_drawn_on_the_nearest_cells(offset: float, cell: int, tmp_path: Path) -> None:
+    # Tiles of Sentinel-2 begin 99,960 or 100,020 m apart.
     found = ground([32633, 32633], [600000.0, 600000 + offset], [5300040.0, 5300040.0], [1, 0])
-    with pytest.raises(ValueError, match="do not lie on one grid of 1200 m"):
-        write_map(found, tmp_path / "map.tif")
+    write_map(found, tmp_path / "map.tif")
+    with rasterio.open(tmp_path / "map.tif") as raster:
+        assert raster.res == (cell, cell)
+        pixels = raster.read(1)
+        left = raster.bounds.left + cell * int((pixels[0] == 0).argmax())
+    assert abs(left - (600000 + offset)) <= cell / 2
+    assert ((pixels == 0).sum(axis=1) == 1200 / cell).all()
+
+
+def test_every_zone_of_a_large_archive_has_a_geotiff(tmp_path: Path) -> None:
+    scenes = [(scene.epsg, scene.west, scene.north) for scene in SCENES]
+    epsg, x0, y0 = (list(each) for each in zip(*scenes, strict=True))
+    files = write_map(ground(epsg, x0, y0, [row % 3 for row in range(len(scenes))]), tmp_path / "map.tif")
+    assert len(files) == len(set(epsg)) + 1
+    for file in files[:-1]:
+        with rasterio.open(file) as raster:
+            corners = np.array([[x, y] for code, x, y in scenes if code == raster.crs.to_epsg()])
+            values = [value[0] for value in raster.sample(corners + np.array([600.0, -600.0]))]
+            assert max(raster.shape) <= 20_000
+        assert values == [row % 3 for row, scene in enumerate(scenes) if scene[0] == raster.crs.to_epsg()]
 
 
 @pytest.mark.timeout(120)
@@ -252,6 +272,7 @@ def test_predictions_without_a_place_make_no_map(tmp_path: Path) -> None:
 
 
 def test_a_geotiff_that_would_be_too_large_is_refused(tmp_path: Path) -> None:
-    found = ground([32633] * 2, [600000.0, 600000.0 + 1200 * 20_000], [5300040.0] * 2, [0, 1])
-    with pytest.raises(ValueError, match=r"20001 x 1 cells are too many for one GeoTIFF: give \.geojson"):
+    found = ground([32629, 32633, 32633], [500000.0, 600000.0, 600000.0 + 1200 * 20_000], [5300040.0] * 3, [0, 0, 1])
+    with pytest.raises(ValueError, match=r"20,001 patches in a row are too many for one GeoTIFF: give \.geojson"):
         write_map(found, tmp_path / "map.tif")
+    assert list(tmp_path.iterdir()) == []  # nor of the system whose patches fit

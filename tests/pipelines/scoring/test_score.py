@@ -379,6 +379,12 @@ def foreign(folder: Path) -> str:
     return "output"
 
 
+def nobodys(folder: Path) -> str:
+    (folder / "output").mkdir()
+    (folder / "output" / "test-part-00000.parquet").write_bytes(b"of another model")
+    return "output"
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -390,6 +396,10 @@ def foreign(folder: Path) -> str:
         ({"input": "nowhere"}, "nowhere does not exist"),
         ({"input": "archive"}, "is no prepared dataset: if it is a raw archive, say its layout with --set archive="),
         ({"output": foreign}, "holds thesis.txt, which is no predictions"),
+        (
+            {"output": nobodys},
+            r"holds test-part-00000\.parquet and no predictions\.json, which would say by",
+        ),
         ({"output": "dataset/train"}, "--output .*/dataset/train is in --input .*/dataset: choose another --output"),
         ({"map": "dataset/map.geojson"}, "--map .*map.geojson is in --input .*dataset: choose a file outside of that"),
         ({"set": "score.samples_per_file=5"}, "has no effect: --input .* is a prepared dataset"),
