@@ -67,14 +67,20 @@ def find(path: list[str], values: Mapping[str, Any]) -> FieldInfo | None:
 
 
 def nested(settings: Mapping[str, str]) -> dict[str, Any]:
-    """The settings that a run tells by key, as `find` takes them: a mapping per section."""
+    """The settings that a run tells by key, as `find` takes them: a mapping per section.
+
+    A key within another one, which is a value, is left out: a resumed run may have replaced a section by null.
+    """
     values: dict[str, Any] = {}
     for key, value in settings.items():
         *sections, name = key.split(".")
         inner = values
         for section in sections:
             inner = inner.setdefault(section, {})
-        inner[name] = value
+            if not isinstance(inner, dict):
+                break
+        else:
+            inner[name] = value
     return values
 
 

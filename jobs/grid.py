@@ -133,13 +133,14 @@ def plan_lines(cells: Sequence[PlannedCell], lines: Mapping[str, CellLine]) -> l
     return [*shown, f"{len(waiting)} of {len(cells)} cells to train" + (f", {about}" if waiting else "")]
 
 
-def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path, result: Result) -> None:
+def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, name: str, text: str, result: Result) -> None:
     """Train the cells that are not done, as children of one run.
 
     Args:
         cells: All cells.
         results: The file that knows which are done.
-        grid_file: The file of the grid, which is kept with the run.
+        name: Name of the run where the configuration has none.
+        text: Content of the grid file, which is kept with the run.
         result: Filled in while the grid runs.
 
     Raises:
@@ -162,13 +163,13 @@ def run_grid(cells: Sequence[PlannedCell], results: ResultsFile, grid_file: Path
             except (ValueError, RuntimeError) as error:
                 raise named(error, each.cell) from None
         store.check_workers_reach(store.tracking_uri(), spark.sparkContext.master)
-        parent = _parent(results, waiting[0].experiment, first.tracking.run_name or grid_file.stem)
+        parent = _parent(results, waiting[0].experiment, first.tracking.run_name or name)
         result.run_id, result.continue_with = parent.run_id, []
         say(f"{len(waiting)} of {len(cells)} cells to train, in MLflow children of run {parent.run_id}")
         with runs.ended(parent):
+            _write_grid_file(parent, text)
             grid = Grid(cells, results, parent)
             grid.train(spark)
-            _write_grid_file(parent, grid_file)
     failed = [line for each in cells if (line := results.cells.get(each.digest)) is not None and not line.is_done]
     if failed:
         raise JobsFailedError(
@@ -193,10 +194,10 @@ def _parent(results: ResultsFile, experiment: str, name: str) -> TrackedRun:
     return parent
 
 
-def _write_grid_file(parent: TrackedRun, grid_file: Path) -> None:
+def _write_grid_file(parent: TrackedRun, text: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         writer = RunWriter(parent, Path(folder, "journal"))
-        writer.text(grid_file.read_text(), "grid.yaml")
+        writer.text(text, "grid.yaml")
         reason = writer.drain()
         writer.close()
     if reason:
@@ -234,15 +235,15 @@ def _is_alive(spark: SparkSession) -> bool:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Train the cells as the command line says."""
     path: Path = arguments.results
-    cells = plan_cells(arguments)
+    cells, text = plan_cells(arguments), arguments.grid.read_text()  # the file may be changed while cells train
     result.dataset = cells[0].config.dataset.path
     if arguments.dry_run:
-        for text in plan_lines(cells, cells_of(read_lines(path) if path.exists() else [])):
-            say(text)
+        for line in plan_lines(cells, cells_of(read_lines(path) if path.exists() else [])):
+            say(line)
         return
     results = ResultsFile(path)
     try:
-        run_grid(cells, results, arguments.grid, result)
+        run_grid(cells, results, arguments.grid.stem, text, result)
     finally:
         results.close()
         _say_states(cells, results.cells)

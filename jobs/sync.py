@@ -6,14 +6,15 @@ from pathlib import Path
 
 from conf.training import TrainingConfig
 from jobs import cli
-from jobs.command import say
+from jobs.command import message_of, say
 from jobs.export import log_model_of
 from jobs.result import Result
 from pipelines.locations import absolute_location, redacted
 from pipelines.remote_path import AnyPath, any_path
+from pipelines.storage import StorageError
 from pipelines.tracking.local_run import RunHeldError
 from pipelines.tracking.runs import check_store
-from pipelines.tracking.store import TrackingError, tracking_uri
+from pipelines.tracking.store import tracking_uri
 from pipelines.tracking.sync import Synced, sync, unsynced
 from pipelines.training.held_run import held_run
 from pipelines.training.remote_runs import sync_behind, unsynced_behind
@@ -32,6 +33,7 @@ def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synce
 
     Raises:
         ValueError: There is no such folder or run, it is being trained, or some could not be written.
+        OSError, RuntimeError: With `run_id`: a file of it is missing or cannot be read, or a package is missing.
         TrackingError: The store does not answer; the command can be repeated.
         StorageError: The storage behind a URL cannot be used.
     """
@@ -41,13 +43,13 @@ def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synce
     for place in [output / run_id] if run_id is not None else _unsynced(output):
         try:
             synced = _written(place)
-        except (ValueError, TrackingError) as error:
-            if run_id is not None:
+        except (ValueError, OSError, RuntimeError) as error:
+            if run_id is not None or isinstance(error, StorageError):
                 raise
-            if isinstance(error, TrackingError):
+            if not isinstance(error, ValueError):
                 check_store()  # it is no use to go on where the store is away
             is_left_out = isinstance(error, RunHeldError)
-            say(f"run {place.name}: {'left out' if is_left_out else 'not written'}: {error}")
+            say(f"run {place.name}: {'left out' if is_left_out else 'not written'}: {message_of(error)}")
             refused += not is_left_out
             continue
         result.run_id, result.model_uri = synced.run_id, synced.model_uri or None

@@ -1,10 +1,10 @@
 """Settings that a run does not tell, because the version of this program that trained it did not have them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
 from conf.keys import find, nested
-from pipelines.comparison.run import ComparedRun
+from pipelines.comparison.run import DEFAULT_READER, ComparedRun
 
 
 def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
@@ -20,14 +20,14 @@ def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     return [run.model_copy(update={"settings": _filled(run.settings, keys)}) for run in runs]
 
 
-def _filled(settings: dict[str, str], keys: Iterable[str]) -> dict[str, str]:
+def _filled(settings: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
     told = {key.rpartition(".")[0] for key in settings}
     values = nested(settings)
-    filled = dict(settings)
+    filled = {key: DEFAULT_READER[key] for key in keys if key in DEFAULT_READER} | settings
     for key in keys:
         section = key.rpartition(".")[0]
         # A section of which nothing is told was not chosen: another optimizer has other settings.
-        if key not in settings and section and section in told and (value := _default(key, values)) is not None:
+        if key not in filled and section and section in told and (value := _default(key, values)) is not None:
             filled[key] = value
     return filled
 

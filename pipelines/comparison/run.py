@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
+from conf.dataset import ReaderConfig
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_lower_better
 from pipelines.tracking.recorded import DIVERGED_TAG, RecordedRun
 
@@ -28,6 +29,8 @@ _FURTHER = (
     "launch.gpus_per_worker",
     "launch.threads_per_worker",
 )
+DEFAULT_READER = {f"reader.{key}": str(ReaderConfig.default(key)) for key in ("name", "cache_limit_gib")}
+"""Settings on which the order of samples may depend, and their defaults, which are left out."""
 # Those that say where, not what; and two that only make up the global batch size.
 _LEFT_OUT = (
     "training.output",
@@ -119,7 +122,9 @@ def kept_settings(settings: Mapping[str, str]) -> dict[str, str]:
     return {
         key: value
         for key, value in sorted(settings.items())
-        if (key.partition(".")[0] in _SECTIONS or key in _FURTHER) and key not in _LEFT_OUT and value not in _NOTHING
+        if (key.partition(".")[0] in _SECTIONS or key in _FURTHER or key in DEFAULT_READER)
+        and key not in _LEFT_OUT
+        and value not in (*_NOTHING, DEFAULT_READER.get(key))
     }
 
 

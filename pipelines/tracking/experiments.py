@@ -1,13 +1,13 @@
 """Which experiment a run belongs to, and its name as the store takes it."""
 
 import os
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 import mlflow
 from mlflow.tracking import fluent
 
 from pipelines.tracking import databricks
-from pipelines.tracking.store import readable_errors, short_waits, tracking_uri
+from pipelines.tracking.store import readable_errors, short_waits, sqlite_file, tracking_uri
 
 _FALLBACK = "groundswell"
 _NONE_CHOSEN = (None, "0")
@@ -78,7 +78,8 @@ def experiment_of(run_id: str) -> str | None:
         TrackingError: The store does not answer.
     """
     uri = tracking_uri()
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
         return None  # MLflow would make it
     try:
         with readable_errors(uri), short_waits():

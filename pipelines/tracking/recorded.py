@@ -12,7 +12,7 @@ from mlflow.entities import Experiment, Run
 from pipelines.locations import redacted
 from pipelines.tracking.experiments import name_in_store
 from pipelines.tracking.runs import newest_runs
-from pipelines.tracking.store import TrackingError, readable_errors, reason_of, short_waits, tracking_uri
+from pipelines.tracking.store import TrackingError, readable_errors, reason_of, short_waits, sqlite_file, tracking_uri
 from pipelines.tracking.writer import Point
 
 TRAINING_SOURCE = "groundswell train"
@@ -135,8 +135,9 @@ def recorded_training(run_id: str, *, groups: Sequence[str], metrics: Sequence[s
 @contextmanager
 def _readable_store(uri: str) -> Iterator[None]:
     """Refuse a sqlite file that is not there, which MLflow would make, and one that cannot be read."""
-    if uri.startswith("sqlite:///"):
-        _check_file(Path(uri.removeprefix("sqlite:///")), redacted(uri))
+    file = sqlite_file(uri)
+    if file is not None:
+        _check_file(file, redacted(uri))
     try:
         with short_waits(), readable_errors(uri):
             yield

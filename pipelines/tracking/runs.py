@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import Any, Literal
 
 from mlflow import MlflowClient
@@ -28,6 +27,7 @@ from pipelines.tracking.store import (
     reason_of,
     short_waits,
     show_command,
+    sqlite_file,
     tracking_uri,
 )
 
@@ -62,7 +62,7 @@ def check_store(experiment: str | None = None) -> str:
     """
     uri = tracking_uri()
     check_writable(uri)
-    file = Path(uri.removeprefix("sqlite:///")) if uri.startswith("sqlite:///") else None
+    file = sqlite_file(uri)
     if file is not None and not file.exists():
         return f"{redacted(uri)}, which the first run creates"
     with readable_errors(uri), short_waits():
@@ -196,17 +196,16 @@ def start_child_run(
 
 
 def has_run(run: TrackedRun) -> bool:
-    """Whether the store has a run.
+    """Whether the store has a run, which is not deleted, neither by itself nor with its experiment.
 
     Raises:
         RuntimeError: The tracking server cannot be reached.
     """
     try:
         with readable_errors(run.uri), short_waits():
-            MlflowClient(run.uri).get_run(run.run_id)
+            return str(MlflowClient(run.uri).get_run(run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
     except ValueError:
         return False
-    return True
 
 
 def continue_run(run_id: str) -> TrackedRun:
@@ -223,18 +222,14 @@ def continue_run(run_id: str) -> TrackedRun:
 
 
 def is_known(run_id: str) -> bool:
-    """Whether the store has a run, which is not deleted.
+    """Whether the store, which is made where it is new, has a run; see `has_run`.
 
     Raises:
         TrackingError: The store does not answer.
     """
     uri = tracking_uri()
     _make_folder(uri)
-    try:
-        with readable_errors(uri), short_waits():
-            return str(MlflowClient(uri).get_run(run_id).info.lifecycle_stage) == "active"
-    except ValueError:
-        return False
+    return has_run(TrackedRun(uri, run_id))
 
 
 def is_finished(run_id: str) -> bool:
@@ -257,6 +252,16 @@ def parameters(run: TrackedRun) -> dict[str, str]:
     """
     with readable_errors(run.uri), short_waits():
         return dict(MlflowClient(run.uri).get_run(run.run_id).data.params)
+
+
+def tags(run: TrackedRun) -> dict[str, str]:
+    """Return the tags that a run has now.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    with readable_errors(run.uri), short_waits():
+        return dict(MlflowClient(run.uri).get_run(run.run_id).data.tags)
 
 
 def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
@@ -383,8 +388,9 @@ def _end_or_warn(run: TrackedRun, status: Status) -> None:
 
 def _make_folder(uri: str) -> None:
     check_writable(uri)
-    if uri.startswith("sqlite:///"):
-        Path(uri.removeprefix("sqlite:///")).parent.mkdir(parents=True, exist_ok=True)
+    file = sqlite_file(uri)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _existing_experiment(client: MlflowClient, uri: str, name: str) -> Experiment | None:
@@ -406,6 +412,7 @@ def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
             if key not in experiment.tags:
                 client.set_experiment_tag(experiment.experiment_id, key, value)
         return str(experiment.experiment_id)
-    local = Path(uri.removeprefix("sqlite:///")).parent / "artifacts" if uri.startswith("sqlite:///") else None
+    file = sqlite_file(uri)
     # Beside the database: MLflow's own default would follow the working directory of whoever asks.
-    return str(client.create_experiment(name, artifact_location=local.as_uri() if local else None, tags=_KIND))
+    artifacts = None if file is None else (file.parent / "artifacts").as_uri()
+    return str(client.create_experiment(name, artifact_location=artifacts, tags=_KIND))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 import mlflow
 from mlflow.exceptions import MlflowException, RestException
@@ -65,6 +65,8 @@ def tracking_uri() -> str:
         return f"{scheme}:///{Path(path).absolute()}"
     if ":" not in uri and uri != databricks.URI:
         return Path(uri).absolute().as_uri()
+    if uri.startswith("file:") and not uri.startswith("file:/"):
+        return Path(unquote(uri.removeprefix("file:"))).absolute().as_uri()
     return _HTTP_CREDENTIALS.sub(_with_quoted_credentials, uri)
 
 
@@ -93,6 +95,12 @@ def _quoted(text: str) -> str:
     return "".join(part if _QUOTED.fullmatch(part) else quote(part, safe="") for part in _QUOTED.split(text))
 
 
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of a store in sqlite, whose address may end with a query, `?timeout=60`; None: another store."""
+    scheme, separator, path = uri.partition(":///")
+    return Path(path.partition("?")[0]) if separator and scheme.startswith("sqlite") else None
+
+
 def check_writable(uri: str) -> None:
     """Refuse a store in a file or folder that this process cannot write; of other stores nothing is known yet.
 
@@ -101,8 +109,7 @@ def check_writable(uri: str) -> None:
     """
     if not is_file_store(uri):
         return
-    path = Path(uri.partition("://")[2].removeprefix("/") if uri.startswith("sqlite") else uri.removeprefix("file:"))
-    path = Path("/", path)
+    path = Path("/", sqlite_file(uri) or uri.removeprefix("file:"))
     existing = path if path.exists() else next(parent for parent in path.parents if parent.exists())
     # SQLite makes a journal beside its file.
     for needed in {existing, existing.parent if existing.is_file() else existing}:

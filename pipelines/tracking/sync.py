@@ -143,8 +143,12 @@ def _folders(output: Path) -> Iterator[Path]:
     if not output.is_dir():
         raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
     for folder in output.iterdir():
-        has_records = (folder / FILE_NAME).is_file() or journals(folder).is_dir()
-        if folder.is_dir() and not folder.is_symlink() and has_records:
+        try:
+            has_records = (folder / FILE_NAME).is_file() or journals(folder).is_dir()
+            is_run = has_records and folder.is_dir() and not folder.is_symlink()
+        except OSError:  # a folder of somebody else, such as `lost+found`
+            continue
+        if is_run:
             yield folder
 
 
@@ -152,7 +156,7 @@ def lacks_something(folder: Path) -> bool:
     """Whether something of a run is not in the store, by what its folder has."""
     try:
         local = read_local_run(folder)
-    except ValueError:  # which `sync` says
+    except (ValueError, OSError):  # which `sync` says
         return True
     if local is None:
         return True

@@ -28,7 +28,7 @@ from pipelines.tracking.local_run import CONFIG_FILE, Description, LocalRun, rea
 from pipelines.tracking.recorded import DIVERGED_TAG
 from pipelines.tracking.runs import Status
 from pipelines.tracking.store import TrackedRun, TrackingError
-from pipelines.tracking.sync import adopt
+from pipelines.tracking.sync import DRIVER_DIED, adopt
 from pipelines.tracking.writer import RunWriter, now
 from pipelines.training import settings_history
 from pipelines.training.checkpoint import newest_step
@@ -165,9 +165,11 @@ def recorded_run(
     resumed, output = config.training.resume_run, records_folder(config.training.output)
     heard = _Heard(on_news)
     with ExitStack() as stack:
+        before: LocalRun | None = None
         if resumed is not None:  # nothing is said of a run before it is ours
             check_held = stack.enter_context(held_run(run_place(config, resumed)))
             fetch_records(config, resumed)
+            before = read_local_run(output / resumed)
             run = _continue(config, resumed)
         else:
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
@@ -186,7 +188,7 @@ def recorded_run(
             LocalRun(run.run_id, description, now(), is_stored=not run.is_offline).write(folder)
         writer = RunWriter(run, driver_journal(folder), on_news=heard)
         try:
-            _write_beginning(writer, folder, run, config, manifest)
+            _write_beginning(writer, folder, run, config, manifest, before)
             publish_records(config, run.run_id)
             yield DriverRecord(run, folder, run_place(config, run.run_id), writer, config, check_held)
         except WorkerError as error:
@@ -283,8 +285,18 @@ def _continue(config: RunConfig, run_id: str) -> TrackedRun:
     return run
 
 
-def _write_beginning(writer: RunWriter, folder: Path, run: TrackedRun, config: RunConfig, manifest: Manifest) -> None:
-    """Record what trains, also beside the checkpoints, from which a model can then be made without the store."""
+def _write_beginning(
+    writer: RunWriter,
+    folder: Path,
+    run: TrackedRun,
+    config: RunConfig,
+    manifest: Manifest,
+    before: LocalRun | None,
+) -> None:
+    """Record what trains, also beside the checkpoints, from which a model can then be made without the store.
+
+    Tags that say how a resumed run ended, by what its folder knew of it `before`, are emptied.
+    """
     settings = settings_of(config, manifest)
     if config.training.resume_run is None:
         settings_history.begin(folder, settings)
@@ -295,16 +307,24 @@ def _write_beginning(writer: RunWriter, folder: Path, run: TrackedRun, config: R
         known = None if is_known else runs.parameters(run)
         settings_history.record_changes(writer, folder, settings, newest, known=known)
         tags = tags_of(config, manifest)
-        local = read_local_run(folder)
-        if local is not None and local.has_diverged:
+        if before is not None and before.has_diverged:
             tags = {**tags, DIVERGED_TAG: ""}
             update_local_run(folder, has_diverged=False)
+        if _was_left_running(run, before):
+            tags = {**tags, **dict.fromkeys(DRIVER_DIED, "")}
         writer.tags(tags)
     text = _as_yaml(config, manifest)
     writer.text(redacted(text), CONFIG_FILE)
     (folder / CONFIG_FILE).write_text(text)
     (folder / "dataset.json").write_text(manifest_json(manifest))
     writer.drain(patience=0)
+
+
+def _was_left_running(run: TrackedRun, before: LocalRun | None) -> bool:
+    """Whether the driver of a run died, by what its folder knew of it before, or by what was written of that since."""
+    if before is not None and before.status == "RUNNING":
+        return True
+    return not run.is_offline and DRIVER_DIED.items() <= runs.tags(run).items()
 
 
 def _as_yaml(config: RunConfig, manifest: Manifest) -> str:

@@ -25,7 +25,7 @@ from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.failure import Outcome, WorkerError
 from pipelines.sample import ImageGroup
-from pipelines.tracking.recorded import RecordedRun, recorded_training
+from pipelines.tracking.recorded import PARENT_TAG, RecordedRun, recorded_training
 from pipelines.tracking.store import TrackingError
 from pipelines.training.driver_record import recorded_run
 from pipelines.training.identity import training_digest
@@ -372,6 +372,31 @@ def test_curves_are_not_looked_for_in_another_experiment_than_the_renamed_one(
     assert all(line.run is not None for line in cells_of(lines(tmp_path)).values())
 
 
+@pytest.mark.parametrize("change", ["rewritten", "removed"])
+def test_the_grid_file_that_was_planned_is_kept_from_the_first_cell_on(
+    change: str,
+    run: Callable[..., int],
+    trainer: Trainer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    artifact_text: Callable[[str, str, str], str],
+) -> None:
+    kept: list[str] = []
+
+    def train(spark: Any, config: RunConfig, manifest: Manifest, result: Result, tags: Mapping[str, str]) -> None:
+        kept.append(artifact_text(trainer.store, tags[PARENT_TAG], "grid.yaml"))
+        if change == "rewritten":
+            (tmp_path / "grid.yaml").write_text("product: {training.seed: [7]}")
+        else:
+            (tmp_path / "grid.yaml").unlink(missing_ok=True)
+        trainer(spark, config, manifest, result, tags)
+
+    monkeypatch.setattr(grid, "train_on", train)
+    assert run(SEEDS) == 0
+    (first,) = (line for line in read_lines(tmp_path / "results.jsonl") if line.kind == "grid")
+    assert [*kept, artifact_text(trainer.store, first.parent, "grid.yaml")] == [SEEDS] * 4
+
+
 def test_an_experiment_that_is_renamed_meanwhile_ends_the_grid(
     run: Callable[..., int], trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -461,6 +486,11 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
     ("text", "more", "message"),
     [
         (SEEDS, ("--set", "training.seed=1"), "--set training.seed has no effect: every cell of grid.yaml sets it"),
+        (
+            "product: {optimizer: [{name: sgd, learning_rate: 0.5}, sgd]}",
+            ("--set", "optimizer.learning_rate=0.1"),
+            "--set optimizer.learning_rate: cell 1 (optimizer={name: sgd, learning_rate: 0.5}) sets it too, within opt",
+        ),
         (SEEDS, ("--set", "training.resume_run=x"), "--set training.resume_run has no effect: grid does not read it"),
         ("product: {training.sed: [1]}", (), "cell 1 (training.sed=1): training.sed: unknown key (did you"),
         ("product: {training.epochs: [1, 0]}", (), "cell 2 (training.epochs=0): config smoke: "),

@@ -7,7 +7,9 @@ from mlflow import MlflowClient
 
 from conf.load import load
 from jobs import cli
+from pipelines.packages import MissingPackageError
 from pipelines.remote_path import AnyPath, RemotePath, publish
+from pipelines.storage import StorageError
 from pipelines.tracking.journal import driver_journal
 from pipelines.tracking.local_run import Description, LocalRun, LocalStatus, read_local_run, update_local_run
 from pipelines.tracking.store import TrackedRun
@@ -149,6 +151,53 @@ def test_a_run_that_the_store_has_deleted_does_not_stop_the_others(
         assert sorted((tmp_path / "1").rglob("*.jsonl")) == kept
     (run,) = MlflowClient(mlflow_store).search_runs([MlflowClient(mlflow_store).get_run(first).info.experiment_id])
     assert run.info.status == "KILLED"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        FileNotFoundError("there is no checkpoint in /runs/first/checkpoints"),
+        MissingPackageError("the model of a checkpoint needs tensorflow, which is not installed: pip install it"),
+    ],
+)
+def test_a_model_that_cannot_be_made_does_not_stop_the_others(
+    error: Exception,
+    mlflow_store: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    statuses: dict[str, LocalStatus] = {"first": "TRAINED", "second": "KILLED"}
+    for name, status in statuses.items():
+        make_offline(tmp_path / name, status)
+        update_local_run(tmp_path / name, run_id=f"offline-{name}")
+
+    def refuse(folder: Path, run: TrackedRun) -> str:
+        raise error
+
+    monkeypatch.setattr("jobs.sync.log_model_of", refuse)
+    assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
+    printed = capsys.readouterr()
+    assert f"run first: not written: {error}" in printed.out
+    assert "(was second): killed" in printed.out
+    assert f"1 runs of {tmp_path} could not be written, 1 were" in printed.err
+    first = read_local_run(tmp_path / "first")
+    assert first is not None
+    assert first.status == "TRAINED", "a further call logs the model"
+
+
+def test_a_storage_that_is_away_ends_the_command(
+    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(folder: Path, run: TrackedRun) -> str:
+        raise StorageError("the storage is away")
+
+    monkeypatch.setattr("jobs.sync.log_model_of", refuse)
+    make_offline(tmp_path / "offline-7", "TRAINED")
+    assert cli.execute(["sync", "--output", str(tmp_path)]) == 4
+    printed = capsys.readouterr()
+    assert "the storage is away" in printed.err
+    assert "not written" not in printed.out
 
 
 def test_what_is_not_there_is_one_line(mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 from pipelines.comparison.facts import chosen_metric, facts_of, peak_rate, warmup_text
 from pipelines.comparison.figures import GREY, colors_of, variants_of
 from pipelines.comparison.groups import baseline_of, best_group, default_target, parts_of
-from pipelines.comparison.run import CURVE_GROUPS, CURVES, SEED, ComparedRun, compared_run
+from pipelines.comparison.run import CURVE_GROUPS, CURVES, SEED, ComparedRun, compared_run, kept_settings
 from pipelines.comparison.saved import read_runs, save_runs
 from pipelines.comparison.tables import efficiency, runs_csv, speedup, table_csv, target_rows
 from pipelines.tracking.recorded import recorded_trainings
@@ -112,6 +112,27 @@ def test_a_setting_that_an_earlier_version_did_not_have_is_no_difference(fabrica
         cutout = [group.settings.get("input.augmentation.cutout") for group in part.groups]
         assert cutout.count(None) == 1, "flips have none"
         assert cutout.count("0") == 2
+
+
+def test_readers_that_give_another_order_are_kept_apart(fabricate: Fabricate) -> None:
+    fabricate("readers", "training.seed=0")
+    fabricate("readers", "training.seed=1", "reader.name=petastorm", "reader.verify=never")
+    fabricate("readers", "training.seed=2", "reader.threads=3")
+    (part,) = parts_of(read("readers"), "val/top_1")
+    assert part.differing == ("reader.name",)
+    assert {group.settings["reader.name"]: group.seeds for group in part.groups} == {"groundswell": 2, "petastorm": 1}
+    told = {"reader.name": "groundswell", "reader.cache_limit_gib": "100.0", "reader.threads": "2"}
+    assert kept_settings(told) == {}, "files of earlier versions do not have them"
+    assert kept_settings({"reader.cache_limit_gib": "1.0"}) == {"reader.cache_limit_gib": "1.0"}
+
+
+def test_a_run_that_has_replaced_a_section_is_compared(fabricate: Fabricate, module_mlflow_store: str) -> None:
+    first, _ = (fabricate("sections", f"training.seed={seed}") for seed in range(2))
+    client = MlflowClient(module_mlflow_store)
+    client.set_tag(first, "changed.training.class_weights", "balanced from step 8, not set from step 16")
+    client.set_tag(first, "changed.training.class_weights.Forest", "2.0 from step 16")
+    (part,) = parts_of(read("sections"), "val/top_1")
+    assert part.differing == ("training.class_weights", "training.class_weights.Forest")
 
 
 def test_diverged_and_unfinished_runs_are_marked_and_not_averaged(fabricate: Fabricate) -> None:

@@ -6,7 +6,8 @@ from mlflow import MlflowClient
 from mlflow.tracking import fluent
 
 from pipelines.tracking import runs
-from pipelines.tracking.experiments import chosen_experiment
+from pipelines.tracking.experiments import chosen_experiment, experiment_of
+from pipelines.tracking.recorded import recorded_training
 
 
 def test_an_unknown_run_cannot_be_continued(mlflow_store: str) -> None:
@@ -19,6 +20,30 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     with pytest.raises(RuntimeError, match="MLFLOW_TRACKING_URI"):
         runs.start_run("tests", None, {}, {})
+
+
+@pytest.mark.parametrize("deleted", ["run", "experiment"])
+def test_a_deleted_run_is_no_parent(deleted: str, mlflow_store: str) -> None:
+    run = runs.start_run("tests", None, {}, {})
+    assert runs.has_run(run)
+    client = MlflowClient(mlflow_store)
+    if deleted == "run":
+        client.delete_run(run.run_id)
+    else:
+        client.delete_experiment(client.get_run(run.run_id).info.experiment_id)
+    assert not runs.has_run(run)
+    assert not runs.is_known(run.run_id)
+
+
+def test_a_sqlite_file_is_found_whatever_its_address_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = f"sqlite:///{tmp_path}/new/mlflow.db?timeout=60"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    assert runs.check_store("tests") == f"{uri}, which the first run creates"
+    run = runs.start_run("tests", None, {}, {})
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {"mlflow.db"}
+    assert runs.check_store("tests") == f"{uri} answers"
+    assert experiment_of(run.run_id) == "tests"
+    assert recorded_training(run.run_id, groups=(), metrics=()).run_id == run.run_id
 
 
 def test_a_run_belongs_to_the_active_experiment(mlflow_store: str, monkeypatch: pytest.MonkeyPatch) -> None:

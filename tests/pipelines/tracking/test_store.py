@@ -18,6 +18,12 @@ def test_the_default_store_is_sqlite_here(monkeypatch: pytest.MonkeyPatch, tmp_p
     [
         ("sqlite:///mlflow.db", "sqlite:///{here}/mlflow.db"),
         ("sqlite:////data/mlflow.db", "sqlite:////data/mlflow.db"),
+        ("sqlite:///mlflow.db?timeout=60", "sqlite:///{here}/mlflow.db?timeout=60"),
+        ("./mlruns", "file://{here}/mlruns"),
+        ("file:./mlruns", "file://{here}/mlruns"),
+        ("file:my%20runs", "file://{here}/my%20runs"),
+        ("file:/data/mlruns", "file:/data/mlruns"),
+        ("file:///data/mlruns", "file:///data/mlruns"),
         ("https://host:8080", "https://host:8080"),
     ],
 )
@@ -123,6 +129,29 @@ def test_a_notebooks_store_is_the_one_that_is_used(monkeypatch: pytest.MonkeyPat
             assert store.tracking_uri() == expected
     finally:
         mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.parametrize(
+    ("uri", "file"),
+    [
+        ("sqlite:////p/mlflow.db", "/p/mlflow.db"),
+        ("sqlite:////p/mlflow.db?timeout=60", "/p/mlflow.db"),
+        ("file:///p/mlruns", None),
+        ("postgresql://host/db?sslmode=require", None),
+        ("databricks", None),
+    ],
+)
+def test_the_file_of_a_sqlite_store_has_no_query(uri: str, file: str | None) -> None:
+    assert store.sqlite_file(uri) == (None if file is None else Path(file))
+
+
+def test_a_sqlite_file_without_permission_is_found_behind_a_query(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mlflow.db").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path / "mlflow.db")
+    with pytest.raises(RuntimeError, match=rf"see the rights of {tmp_path}/mlflow\.db$"):
+        store.check_writable(f"sqlite:///{tmp_path}/mlflow.db?timeout=60")
 
 
 @pytest.mark.parametrize("scheme", ["sqlite:///", "file://"])

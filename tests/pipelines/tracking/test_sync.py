@@ -151,6 +151,27 @@ def test_a_journal_of_an_earlier_version_is_written(mlflow_store: str, tmp_path:
     assert unsynced(tmp_path) == []
 
 
+def test_what_cannot_be_read_does_not_hide_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [trained_offline(tmp_path / "made").rename(tmp_path / name) for name in ("first", "second")]
+    (tmp_path / "made").rmdir()
+    (tmp_path / "lost+found").mkdir()
+    is_file, read_text = Path.is_file, Path.read_text
+
+    def is_readable_file(path: Path) -> bool:  # the tests may be root's, who may read everything
+        if path.parent.name == "lost+found":
+            raise PermissionError(13, "Permission denied", str(path))
+        return is_file(path)
+
+    def read(path: Path) -> str:
+        if path.parent.name == "first":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read_text(path)
+
+    monkeypatch.setattr(Path, "is_file", is_readable_file)
+    monkeypatch.setattr(Path, "read_text", read)
+    assert unsynced(tmp_path) == runs
+
+
 def test_a_folder_without_runs_is_named(tmp_path: Path) -> None:
     assert unsynced(tmp_path) == []
     with pytest.raises(ValueError, match=r"there is no folder .*nowhere: give the training\.output of the runs"):

@@ -20,9 +20,10 @@ from pipelines.sample import ImageGroup
 from pipelines.storage import StorageError
 from pipelines.tracking import revision, runs
 from pipelines.tracking.journal import rank_journal
+from pipelines.tracking.local_run import update_local_run
 from pipelines.tracking.recorded import recorded_training
 from pipelines.tracking.store import TrackedRun, TrackingError
-from pipelines.tracking.sync import sync, unsynced
+from pipelines.tracking.sync import DRIVER_DIED, sync, unsynced
 from pipelines.tracking.writer import RunWriter
 from pipelines.training.description import settings_of
 from pipelines.training.driver_record import DriverRecord, newest_resumable, recorded_run, with_stored_run
@@ -259,6 +260,24 @@ def test_a_run_that_goes_on_after_a_divergence_is_told_as_its_latest_attempt_end
     assert tag_after(KeyboardInterrupt(), resumed) == (run_id, "")
     assert not compared_run(recorded_training(run_id, groups=(), metrics=()), "groundswell").is_diverged
     assert tag_after(diverged, resumed) == (run_id, "FloatingPointError: the loss is nan at step 7")
+
+
+@pytest.mark.parametrize("told_by", ["store", "folder"])
+def test_a_resumed_run_does_not_keep_the_tag_of_a_driver_that_died(
+    told_by: str, module_mlflow_store: str, tmp_path: Path
+) -> None:
+    client = MlflowClient(module_mlflow_store)
+    run = record(config(tmp_path))
+    resumed = config(tmp_path, f"training.resume_run={run.run_id}")
+    record(resumed)
+    assert "driver" not in client.get_run(run.run_id).data.tags, "it ended its run itself"
+    if told_by == "store":
+        runs.set_tags(run, DRIVER_DIED)
+    else:
+        update_local_run(tmp_path / run.run_id, status="RUNNING")
+    with recorded_run(resumed, MANIFEST, ignore) as driver:
+        assert client.get_run(run.run_id).data.tags["driver"] == ""
+        driver.finish(SUMMARY)
 
 
 def test_steps_that_led_to_another_ranks_divergence_are_recorded_and_those_to_its_death_are_not(
