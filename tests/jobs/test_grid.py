@@ -487,9 +487,9 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
     [
         (SEEDS, ("--set", "training.seed=1"), "--set training.seed has no effect: every cell of grid.yaml sets it"),
         (
-            "product: {optimizer: [{name: sgd, learning_rate: 0.5}, sgd]}",
-            ("--set", "optimizer.learning_rate=0.1"),
-            "--set optimizer.learning_rate: cell 1 (optimizer={name: sgd, learning_rate: 0.5}) sets it too, within opt",
+            "product: {optimizer: [{name: sgd, momentum: 0.5}, sgd]}",
+            ("--set", "optimizer.momentum=0.1"),
+            "--set optimizer.momentum: cell 1 (optimizer={name: sgd, momentum: 0.5}) sets it too, within optimizer",
         ),
         (SEEDS, ("--set", "training.resume_run=x"), "--set training.resume_run has no effect: grid does not read it"),
         ("product: {training.sed: [1]}", (), "cell 1 (training.sed=1): training.sed: unknown key (did you"),
