@@ -31,7 +31,8 @@ class Source:
     kind: str
     """`DATASET`, or the kind of the archive."""
     fingerprint: str
-    """Digest of its samples: another one means other samples. The sizes of an archive's files are not part of it."""
+    """Digest of its samples: another one means other samples. Of an archive's samples their names, splits and files
+    are part of it, and not what is known of them, which may change when a file is mended."""
     task: Task
     class_names: tuple[str, ...]
     groups: tuple[ImageGroup, ...]
@@ -40,8 +41,8 @@ class Source:
     """Rows of `REJECTED_SCHEMA`: what the archive's metadata holds and is no sample of any part."""
     samples_per_file: int | None = None
     """Largest number of samples of a part of a raw archive."""
-    earlier_fingerprint: str | None = None
-    """The digest that earlier versions had of an archive, with the sizes of its files."""
+    earlier_fingerprints: tuple[str, ...] = ()
+    """The digests that earlier versions had of an archive, with its metadata, and also with the sizes of its files."""
 
 
 def is_dataset(location: Folder) -> bool:
@@ -108,12 +109,10 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
             part = samples.slice(start, end - start)
             bad = tuple(unusable[name] for name in part["id"].to_pylist() if name in unusable) if unusable else ()
             parts.append(ArchivePart(f"{split}-part-{number:05d}.parquet", len(part), archive, _stream(part), bad))
-    column = index.samples.schema.get_field_index("size")
-    size = index.samples.schema.field(column)
-    without_sizes = index.samples.set_column(column, size, pa.nulls(len(index.samples), size.type))
-    fingerprint, earlier_fingerprint = (
+    metadata = [name for name in index.samples.schema.names if name not in ("id", "split", "paths")]
+    fingerprint, *earlier_fingerprints = (
         _digest([index_digest(samples), describe(description, archive.read_settings), samples_per_file])
-        for samples in (without_sizes, index.samples)
+        for samples in (_without(index.samples, metadata), _without(index.samples, ["size"]), index.samples)
     )
     return Source(
         archive.root or description.kind,
@@ -125,8 +124,17 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         tuple(parts),
         tuple(index.rejected.to_pylist()),
         samples_per_file,
-        earlier_fingerprint,
+        tuple(earlier_fingerprints),
     )
+
+
+def _without(samples: pa.Table, columns: Collection[str]) -> pa.Table:
+    """An index that does not tell some columns."""
+    for name in columns:
+        field = samples.schema.field(name)
+        values = pa.nulls(len(samples), field.type) if field.nullable else pa.array([[]] * len(samples), field.type)
+        samples = samples.set_column(samples.schema.get_field_index(name), field, values)
+    return samples
 
 
 def _digest(identity: list[Any]) -> str:

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 
 from pipelines import tasks
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveIndex
 from pipelines.archives.image_folder import ImageFolder
 from pipelines.archives.image_table import ImageTable
 from pipelines.dataset.identity import describe
@@ -122,6 +123,35 @@ def test_a_mended_row_of_a_table_has_the_parts_of_its_file_scored_again(images: 
     scored = score_table()
     assert (scored.predictions, scored.rejected) == (12, 0)
     assert changed_parts(output, parts) == [0, 1]
+
+
+def test_metadata_that_a_mended_sample_brings_along_is_no_other_input(images: Path, tmp_path: Path) -> None:
+    """As in BigEarthNet v1.0, whose labels and tile are in a file of each patch."""
+    output = tmp_path / "output"
+
+    class Labelled(ImageFolder):
+        tiles = ("", "33UWP")
+
+        def index(self) -> ArchiveIndex:
+            found = super().index()
+            known, place = pa.array([self.tiles[0], *[self.tiles[1]] * 11]), INDEX_SCHEMA.get_field_index("tile")
+            labels = [[] if not self.tiles[0] else [0], *found.samples["labels"].to_pylist()[1:]]
+            samples = found.samples.set_column(place, INDEX_SCHEMA.field("tile"), known)
+            place, field = INDEX_SCHEMA.get_field_index("labels"), INDEX_SCHEMA.field("labels")
+            return replace(found, samples=samples.set_column(place, field, pa.array(labels, field.type)))
+
+    def run() -> Scored:
+        source = archive_source(Labelled(str(images), validation_fraction=0.0), samples_per_file=3)
+        settings = replace(SETTINGS, max_rejected_fraction=0.1)
+        return score(None, MODEL, b"", source, Folder.at(output), settings)  # type: ignore[arg-type]
+
+    first = min(images.glob("train/*/*.png"))
+    good = first.read_bytes()
+    first.write_bytes(good[:50])
+    assert run().rejected == 1
+    first.write_bytes(good)
+    Labelled.tiles = ("33UWP", "33UWP")
+    assert (run().rejected, run().new) == (0, 0)
 
 
 def test_predictions_of_an_earlier_version_continue_while_no_file_has_another_size(
