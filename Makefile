@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes check lock bench ui clean
+.PHONY: help setup demo test test-long test-cluster test-runtimes check lock wheel bench ui clean stale
 
 # Make splits names at spaces: a command would work on other folders than this one.
 ifneq ($(words $(CURDIR)),1)
@@ -25,7 +25,9 @@ help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
 
 setup: $(READY) ## Make the environment (.venv) from the lock, Horovod built for this TensorFlow
-$(READY): requirements.lock pyproject.toml docker/horovod/install.sh docker/horovod/uv.sh $(shell find docker/horovod/include -type f) $(COMPILED)
+# Made again where its Python is gone, and where it has not the link to this folder: it was copied, or has a wheel.
+STALE := $(shell [ ! -e $(READY) ] || { $(BIN)/python -c '' && grep -qxF '$(CURDIR)' $(VENV)/lib/python3*/site-packages/_groundswell.pth; } >/dev/null 2>&1 || echo stale)
+$(READY): $(if $(STALE),stale) requirements.lock pyproject.toml docker/horovod/install.sh docker/horovod/uv.sh $(shell find docker/horovod/include -type f) $(COMPILED)
 	@bash docker/horovod/check_host.sh
 	@bash docker/horovod/install.sh $(VENV) cpu --editable
 	@touch $@
@@ -56,6 +58,9 @@ check: $(READY) ## Lint, types, import directions, lock up to date
 
 lock: $(READY) ## Resolve the dependencies again and write both locks
 	@bash docker/horovod/lock.sh
+
+wheel: ## Build Groundswell's own wheel into dist/
+	@source docker/horovod/uv.sh; bring_uv $(VENV)-uv; "$$uv" build --quiet --wheel; ls dist/groundswell-*.whl
 
 bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its own. Without NAME: list them
 	@if [ -z "$(NAME)" ]; then \

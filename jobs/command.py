@@ -56,7 +56,7 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     if "launch.master" in keys and is_submitted():
         raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
     refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
-    refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")
+    refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: " if arguments.config else "")
     if config.training.resume_run is not None:  # no error: the same command continues its run
         for key in sorted({*_OF_NEW_RUNS} & {*keys}):
             say(f"--set {key} is not used: training.resume_run continues a run, with its weights, experiment and name")

@@ -95,7 +95,7 @@ LISTED = ("archives", "codecs", "optimizers", "modes", "models", "configs", "met
 
 def config(parser: Parser) -> None:
     """Arguments of `config`."""
-    parser.add_config()
+    parser.add_config(needed=False)
     parser.add_argument("--comments", action="store_true", help="say of each key what it means")
 
 

@@ -19,6 +19,11 @@ from jobs.command import is_submitted, say
 from pipelines.locations import redacted
 from pipelines.notebook import quieten_spark
 
+_REMEDIES = {
+    "cpus per task": " See spark.executor.cores and spark.task.cpus.",
+    "getSubject": " This Java is too new for Spark: set JAVA_HOME to Java 17 or 21.",
+}
+"""What helps, by a part of Spark's reason."""
 _LOOPBACK_ONLY = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.bindAddress": "127.0.0.1",
@@ -117,8 +122,8 @@ def _start(builder: SparkSession.Builder) -> SparkSession:
     except (Py4JJavaError, PySparkException) as error:
         java = getattr(error, "java_exception", None)
         reason = str(error if java is None else java.getMessage()).splitlines()[0]
-        cores = " See spark.executor.cores and spark.task.cpus." if "cpus per task" in reason else ""
-        raise RuntimeError(f"Spark does not start: {reason}{cores}") from None
+        remedy = next((text for part, text in _REMEDIES.items() if part in reason), "")
+        raise RuntimeError(f"Spark does not start: {reason}{remedy}") from None
     finally:
         # Spark's own handler would talk to the JVM in the middle of another call.
         if threading.current_thread() is threading.main_thread():

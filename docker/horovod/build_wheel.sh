@@ -29,7 +29,7 @@ case $variant in
     exit 2
     ;;
 esac
-command -v "${CXX:-g++}" >/dev/null || missing "a C++ compiler (${CXX:-g++}), needed to build Horovod," g++
+lacks_compiler && missing "a C++ compiler (${CXX:-g++}), needed to build Horovod," g++
 command -v make >/dev/null || missing "make, needed to build Horovod," make
 [ "$variant" = cpu ] || [ -x /usr/local/cuda/bin/nvcc ] || missing "nvcc in /usr/local/cuda" cuda-toolkit
 
@@ -39,7 +39,8 @@ bring_uv "$root/.venv-uv"
 "$uv" venv --quiet --python "$python" "$work/env"
 echo "groundswell: building Horovod for $("$work/env/bin/python" --version) and TensorFlow $tensorflow ($variant), 2 to 5 minutes"
 # As the recipe in [tool.uv] of pyproject.toml: pip builds here, because uv would build for the locked TensorFlow.
-VIRTUAL_ENV=$work/env "$uv" pip install --quiet pip wheel packaging 'cmake<4' 'setuptools<70' "$package==$tensorflow" \
+into=(--python "$work/env/bin/python") # uv takes another one where UV_SYSTEM_PYTHON or UV_PYTHON is set
+"$uv" pip install "${into[@]}" --quiet pip wheel packaging 'cmake<4' 'setuptools<70' "$package==$tensorflow" \
   cloudpickle psutil pyyaml
 mapfile -t settings < <("$work/env/bin/python" - "$recipe" <<'PYTHON'
 import sys, tomllib
@@ -58,7 +59,7 @@ env "${settings[@]}" CXXFLAGS="-I$here/include ${CXXFLAGS:-}" PATH="$work/env/bi
   echo "groundswell: Horovod does not build for TensorFlow $tensorflow; above is the end of its log" >&2
   exit 1
 }
-VIRTUAL_ENV=$work/env "$uv" pip install --quiet --no-deps "$work"/wheel/horovod-*.whl
+"$uv" pip install "${into[@]}" --quiet --no-deps "$work"/wheel/horovod-*.whl
 [ "$variant" = gpu ] || "$work/env/bin/python" -c 'import horovod.tensorflow as hvd; assert hvd.gloo_built()' 2>"$work/log" || {
   tail -n 5 "$work/log" >&2
   echo "groundswell: Horovod was built for TensorFlow $tensorflow and does not import" >&2

@@ -11,7 +11,7 @@ root=$(cd "$here/../.." && pwd)
 # shellcheck source=docker/horovod/uv.sh
 source "$here/uv.sh"
 
-command -v "${CXX:-g++}" >/dev/null || missing "a C++ compiler (${CXX:-g++}), needed to build Horovod," g++
+lacks_compiler && missing "a C++ compiler (${CXX:-g++}), needed to build Horovod," g++
 command -v make >/dev/null || missing "make, needed to build Horovod," make
 bring_uv "$environment-uv" # beside the environment, so that syncing never removes it
 
@@ -29,12 +29,20 @@ esac
 
 [ "$variant" = cpu ] || [ -x /usr/local/cuda/bin/nvcc ] || missing "nvcc in /usr/local/cuda" cuda-toolkit
 cd "$root" # uv reads the build recipe of Horovod from pyproject.toml
-[ -x "$environment/bin/python" ] || "$uv" venv --quiet --python 3.11 "$environment"
+# One that was copied or moved runs the programs of its old place, and one whose Python was removed runs none.
+is_whole() { "$environment/bin/python" -c '' && grep -qF "'$environment'" "$environment/bin/activate"; }
+if ! is_whole 2>/dev/null; then
+  clear=()
+  [ ! -e "$environment/pyvenv.cfg" ] || clear=(--clear) # only an environment is removed, and no other folder
+  "$uv" venv --quiet "${clear[@]}" --python 3.11 "$environment"
+fi
 echo "groundswell: installing the locked packages; the first time this compiles Horovod (2 to 5 minutes)"
-VIRTUAL_ENV=$environment "$uv" "${settings[@]}" pip sync --quiet --require-hashes "$lock"
+# Named, because uv takes another Python where UV_SYSTEM_PYTHON or UV_PYTHON is set, and removes what is not in the lock.
+into=(--python "$environment/bin/python")
+"$uv" "${settings[@]}" pip sync "${into[@]}" --quiet --require-hashes "$lock"
 if [ "${3:-}" = --editable ]; then
   # Always anew: what it compiles is in this checkout, not in uv's cache.
-  VIRTUAL_ENV=$environment "$uv" pip install --quiet --no-deps --reinstall-package groundswell --editable .
+  "$uv" pip install "${into[@]}" --quiet --no-deps --reinstall-package groundswell --editable .
   for folder in models/compression/kernels pipelines/dataset/gather; do
     compgen -G "$folder/*.so" >/dev/null \
       || echo "groundswell: the C++ of $folder was not compiled: compression or reading takes longer" >&2

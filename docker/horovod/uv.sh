@@ -7,6 +7,17 @@ missing() {
   echo "groundswell: $1 is missing. On Debian or Ubuntu: sudo apt-get install $2" >&2
   exit 1
 }
+scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+case $scripts in
+  *" "*)
+    echo "groundswell: Horovod does not build in a path with spaces: $scripts" >&2
+    exit 2
+    ;;
+esac
+lacks_compiler() { # CXX may have arguments, or a launcher before it, such as "ccache g++"
+  local compiler=${CXX:-g++}
+  ! command -v "${compiler%% *}" >/dev/null
+}
 newer_or_equal() { [ "$(printf '%s\n%s\n' "$1" "$2" | sort -V | head -n 1)" = "$1" ]; }
 bring_uv() {
   local python

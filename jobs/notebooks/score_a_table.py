@@ -2,8 +2,9 @@
 # MAGIC %md
 # MAGIC # Score a table
 # MAGIC
-# MAGIC A logged model predicts the labels of every sample of a dataset, or of a raw archive. The predictions are
-# MAGIC Parquet files, each sample once. A stopped job continues when the notebook runs again.
+# MAGIC A logged model predicts the labels of every sample of a dataset, or of a raw archive, whose layout is named
+# MAGIC (`bigearthnet_v2`). The predictions are Parquet files, each sample once. A stopped job continues when the
+# MAGIC notebook runs again.
 # MAGIC
 # MAGIC **Runtime**: an ML runtime, dedicated access mode (Spark Connect: tried on Spark's own server). GPUs are not
 # MAGIC needed. `train_on_workers` logs the model.
@@ -20,6 +21,7 @@ dbutils.library.restartPython()
 
 dbutils.widgets.text("model", "models:/main.default.groundswell@champion", "Model")
 dbutils.widgets.text("input", "/Volumes/main/default/groundswell/dataset", "Dataset or raw archive")
+dbutils.widgets.text("archive", "", "Layout of a raw archive; empty: a dataset")
 dbutils.widgets.text("output", "/Volumes/main/default/groundswell/predictions", "Predictions")
 
 # COMMAND ----------
@@ -27,7 +29,9 @@ dbutils.widgets.text("output", "/Volumes/main/default/groundswell/predictions", 
 import groundswell
 
 source, output = dbutils.widgets.get("input"), dbutils.widgets.get("output")
-scored = groundswell.score(groundswell.load(None), dbutils.widgets.get("model"), source, output)
+kind = dbutils.widgets.get("archive")
+config = groundswell.load(None, archive={"kind": kind, "root": source}) if kind else groundswell.load(None)
+scored = groundswell.score(config, dbutils.widgets.get("model"), source, output)
 print(f"{scored.predictions} predictions, {scored.rejected} samples rejected")
 
 # COMMAND ----------

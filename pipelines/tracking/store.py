@@ -156,7 +156,10 @@ def show_command(run: TrackedRun) -> str:
     """Return what to type to look at a run."""
     if run.uri.startswith(("http://", "https://")):
         return f"open {redacted(run.uri)}"
-    if run.uri == _default_uri() and Path("Makefile").is_file():
+    if databricks.is_databricks(run.uri):
+        return "see the page of the run in the workspace"
+    project = Path(__file__).parents[2]
+    if run.uri == _default_uri() and project == Path.cwd() and (project / "Makefile").is_file():
         return "make ui"
     return f"mlflow ui --host 127.0.0.1 --backend-store-uri {redacted(run.uri)}"
 

@@ -58,6 +58,7 @@ def test_no_java_is_one_sentence_with_the_package(project: Path, bare_path: Path
     [
         ("11.0.2", "jdk.incubator.vector", "Java 11 is too old"),
         ("1.8.0_292", "", "Java 1 is too old"),
+        ("25.0.1", "jdk.incubator.vector", "Java 25 is too new"),
         ("17.0.1", "java.base", "lacks the module jdk.incubator.vector"),
     ],
 )
@@ -70,6 +71,13 @@ def test_an_unfit_java_is_named(project: Path, bare_path: Path, version: str, mo
     assert "\n" not in error
 
 
+def test_a_java_home_that_is_none_is_named(project: Path, bare_path: Path) -> None:
+    fake_java(bare_path, "17.0.1", "jdk.incubator.vector")
+    code, error = run(project / "docker/horovod/check_host.sh", bare_path, JAVA_HOME="/nowhere")
+    assert code == 1
+    assert error.startswith("groundswell: JAVA_HOME=/nowhere has no bin/java: unset it, or name a Java 17 or 21.")
+
+
 def test_this_machines_java_is_accepted(project: Path) -> None:
     assert subprocess.run([project / "docker/horovod/check_host.sh"], env=dict(os.environ), timeout=60).returncode == 0
 
@@ -79,6 +87,99 @@ def test_no_compiler_is_one_sentence_with_the_package(project: Path, bare_path: 
     assert code == 1
     assert error.endswith("is missing. On Debian or Ubuntu: sudo apt-get install g++")
     assert not (tmp_path / "environment").exists()
+
+
+def tool(path: Path, name: str, text: str) -> None:
+    (path / name).write_text(f"#!/usr/bin/bash\n{text}\n")
+    (path / name).chmod(0o755)
+
+
+@pytest.fixture
+def logged_uv(bare_path: Path, tmp_path: Path) -> Path:
+    """A uv that writes its arguments, a line each call, into the file that is returned; and what it is asked for."""
+    log = tmp_path / "uv.log"
+    tool(bare_path, "uv", f'[ "$1" != --version ] || {{ echo "uv 99.0.0"; exit; }}\necho "$*" >>{log}')
+    for name in ("g++", "make", "python3", "ccache"):
+        tool(bare_path, name, "exit 0")
+    return log
+
+
+def test_the_set_up_changes_its_own_environment_alone(
+    project: Path, bare_path: Path, logged_uv: Path, tmp_path: Path
+) -> None:
+    """Whatever Python uv would take by the user's settings, and with a compiler behind a launcher."""
+    environment = tmp_path / "environment"
+    settings = {"UV_SYSTEM_PYTHON": "1", "UV_PYTHON": "/usr/bin/python3", "CXX": "ccache g++"}
+    code, error = run(project / "docker/horovod/install.sh", bare_path, str(environment), "cpu", **settings)
+    assert (code, error) == (0, "")
+    made, synced = logged_uv.read_text().splitlines()
+    assert made == f"venv --quiet --python 3.11 {environment}"
+    assert synced.startswith(f"pip sync --python {environment}/bin/python --quiet --require-hashes ")
+
+
+@pytest.mark.parametrize("broken", ["no python", "another place", ""])
+def test_an_environment_that_does_not_run_is_made_again(
+    project: Path, bare_path: Path, logged_uv: Path, tmp_path: Path, broken: str
+) -> None:
+    environment = tmp_path / "environment"
+    (environment / "bin").mkdir(parents=True)
+    (environment / "pyvenv.cfg").touch()
+    place = "/elsewhere" if broken == "another place" else environment
+    (environment / "bin" / "activate").write_text(f"VIRTUAL_ENV='{place}'\n")
+    if broken != "no python":
+        tool(environment / "bin", "python", "exit 0")
+    assert run(project / "docker/horovod/install.sh", bare_path, str(environment), "cpu") == (0, "")
+    made = [line for line in logged_uv.read_text().splitlines() if line.startswith("venv")]
+    assert made == ([f"venv --quiet --clear --python 3.11 {environment}"] if broken else [])
+
+
+def test_a_folder_that_is_no_environment_is_not_cleared(
+    project: Path, bare_path: Path, logged_uv: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    run(project / "docker/horovod/install.sh", bare_path, str(tmp_path / "thesis"), "cpu")
+    assert "--clear" not in logged_uv.read_text()
+
+
+@pytest.mark.parametrize("script", ["install.sh", "build_wheel.sh"])
+def test_a_path_with_spaces_is_named_before_anything_is_fetched(
+    project: Path, bare_path: Path, logged_uv: Path, tmp_path: Path, script: str
+) -> None:
+    folder = tmp_path / "a b" / "docker" / "horovod"
+    folder.mkdir(parents=True)
+    for name in (script, "uv.sh"):
+        (folder / name).write_text((project / "docker" / "horovod" / name).read_text())
+    code, error = run(folder / script, bare_path, "3.12", "2.19.0")
+    assert (code, error) == (2, f"groundswell: Horovod does not build in a path with spaces: {folder}")
+    assert not logged_uv.exists()
+
+
+@pytest.mark.parametrize("fault", ["", "no python", "no link"])
+def test_make_sets_up_again_where_the_environment_is_not_this_folders(
+    project: Path, tmp_path: Path, fault: str
+) -> None:
+    (tmp_path / "Makefile").write_text((project / "Makefile").read_text())
+    packages = tmp_path / ".venv" / "lib" / "python3.11" / "site-packages"
+    packages.mkdir(parents=True)
+    (packages / "_groundswell.pth").write_text("/elsewhere" if fault == "no link" else str(tmp_path))
+    (tmp_path / ".venv" / "bin").mkdir()
+    if fault != "no python":
+        tool(tmp_path / ".venv" / "bin", "python", "exit 0")
+    for name in ("requirements.lock", "pyproject.toml", "hatch_build.py"):
+        (tmp_path / name).touch()
+    for name in (
+        "docker/horovod/install.sh",
+        "docker/horovod/uv.sh",
+        "docker/horovod/include/x.h",
+        "models/compiled.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / ".venv" / ".ready").touch()
+    command = ["make", "--dry-run", "--directory", str(tmp_path), "setup"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
+    assert done.returncode == 0, done.stderr
+    assert ("install.sh" in done.stdout) == bool(fault)
 
 
 @pytest.mark.parametrize(

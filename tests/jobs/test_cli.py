@@ -144,6 +144,8 @@ def test_config_prints_what_config_reads(tmp_path: Path, capsys: pytest.CaptureF
     assert load(str(tmp_path / "mine.yaml")) == load("demo", settings[1::2])
     assert cli.execute(["config", "--config", str(tmp_path / "mine.yaml")]) == 0
     assert capsys.readouterr().out == printed
+    assert cli.execute(["config", "--comments"]) == 0
+    assert "every other verb reads" in capsys.readouterr().out
     assert cli.execute(["config", "--config", "demo", "--comments"]) == 0
     assert "# Number of passes over the training split." in capsys.readouterr().out
 

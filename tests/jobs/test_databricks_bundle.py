@@ -72,6 +72,13 @@ def test_the_bundle_fits_the_schema(bundle: Document, mistakes: Callable[[Docume
     assert mistakes(bundle) == []
 
 
+def test_a_target_in_production_says_where_its_only_copy_lies(bundle: Document) -> None:
+    """The CLI asks for it, unless a service principal deploys; the schema does not."""
+    targets = [each for each in bundle["targets"].values() if each["mode"] == "production"]
+    assert len(targets) == 1
+    assert all(each["workspace"]["root_path"].startswith("/Workspace/Users/") for each in targets)
+
+
 CLUSTER = "resources/jobs/train/job_clusters/0/new_cluster"
 TASK = "resources/jobs/train/tasks/1"
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from pipelines import tasks
 from pipelines.storage import Folder
-from pipelines.versions import digest_of, imported_version, own_version, versions
+from pipelines.versions import check_code, digest_of, imported_version, own_version, versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,6 +24,13 @@ def package(tmp_path: Path) -> Path:
     (package / "inner" / "b.py").write_text("b = 1\n")
     (package / "data.yaml").write_text("a: 1\n")
     return package
+
+
+def test_the_code_counts_and_not_whether_a_package_is_installed() -> None:
+    """As for executors that get it in a zip file, by `--py-files`."""
+    check_code("0.1.0 (code 5f0c21a9d3e7)", "none (code 5f0c21a9d3e7)", "host")
+    with pytest.raises(RuntimeError, match=r"the executor on host would run 0\.1\.0 \(code 123456789abc\)"):
+        check_code("0.1.0 (code 5f0c21a9d3e7)", "0.1.0 (code 123456789abc)", "host")
 
 
 def test_every_python_file_counts_and_no_other(package: Path) -> None:

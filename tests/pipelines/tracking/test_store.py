@@ -57,6 +57,17 @@ def test_a_password_is_quoted_once(monkeypatch: pytest.MonkeyPatch, uri: str, ex
     assert not any(secret in store.show_command(run) for secret in ("ss", "a%40b", "token"))
 
 
+def test_only_in_this_projects_folder_make_shows_the_runs(
+    project: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (tmp_path / "Makefile").touch()  # of the user's own project
+    for folder, command in ((project, "make ui"), (tmp_path, "mlflow ui --host 127.0.0.1 --backend-store-uri sqlite:")):
+        monkeypatch.chdir(folder)
+        assert store.show_command(store.TrackedRun(store.tracking_uri(), "1")).startswith(command)
+    assert "workspace" in store.show_command(store.TrackedRun("databricks", "1"))
+
+
 @pytest.mark.parametrize(
     ("address", "shown"),
     [
