@@ -39,6 +39,8 @@ from pipelines.launch.messages import (
 _MAXIMUM_STRANGERS = 256
 _QUEUED_EVENTS = 1000
 _SECONDS_BETWEEN_TRIES = 1.0
+_PAUSE_SECONDS = 0.1
+"""Between two tries to take a connection."""
 _MESSAGES_PER_RECEIPT = 64
 _log = logging.getLogger(__name__)
 
@@ -177,8 +179,11 @@ class DriverChannel:
         while True:
             try:
                 connection, address = self._listener.accept()
-            except OSError:
-                return
+            except OSError:  # closed, or this process has no descriptor left for a moment
+                if self._is_closed:
+                    return
+                time.sleep(_PAUSE_SECONDS)
+                continue
             with self._lock:
                 self._strangers[connection] = None
                 # Those that connect and say nothing give way to newcomers: a task proves itself within milliseconds.

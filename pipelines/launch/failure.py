@@ -13,7 +13,13 @@ Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "co
 """`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
 
 # What Horovod and Gloo say in a rank when another rank has ended.
-_CONSEQUENCES = ("Horovod has been shut down", "gloo/transport", "Connection closed by peer", "HorovodInternalError")
+_CONSEQUENCES = (
+    "Horovod has been shut down",
+    "Horovod initialization failed",
+    "gloo/transport",
+    "Connection closed by peer",
+    "HorovodInternalError",
+)
 _OF_A_DEATH = (*_CONSEQUENCES, NOTHING_KEPT)
 _ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
 _GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)

@@ -383,9 +383,12 @@ class Supervisor:
 
     def _end_fallen(self) -> None:
         """The ranks that spares took over have ended as their processes did, where the other ranks do not join them."""
+        known = len(self._outcomes)
         for outcome in self._joining.fallen:
             member = next(each for each in self._members.values() if each.rank == outcome.rank)
             self._end(member, outcome)
+        # They fell before what has ended the attempt, which may be an exception that follows from it.
+        self._outcomes[:] = [*self._outcomes[known:], *self._outcomes[:known]]
 
     def _end_waiting(self) -> None:
         """Ranks that wait to join one that has finished would wait for ever."""

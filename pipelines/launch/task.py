@@ -42,6 +42,8 @@ from pipelines.versions import versions
 _LOOK_SECONDS = 0.1
 _SPARE_SECONDS = 30.0
 """From the moment at which ranks have joined again to the next spare, where the function shows no sign of life."""
+_FAILED_SECONDS = 10.0
+"""How long a process may take to end after its function has raised."""
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
 _LAST_WORD_SECONDS = 20.0
@@ -138,9 +140,11 @@ def _probe(host: str) -> socket.socket | None:
 
 def _hang_up(probe: socket.socket) -> None:
     """End the connections to a port: the kernel takes only 128 that nobody has accepted."""
-    with suppress(OSError):
-        while True:
+    while probe.fileno() >= 0:
+        try:
             probe.accept()[0].close()
+        except OSError:  # closed, or this process has no descriptor left for a moment
+            time.sleep(_LOOK_SECONDS)
 
 
 def _devices(launch: Launch, site: Site) -> tuple[str, str]:
@@ -202,6 +206,7 @@ class _RunningRank:
         self._process = processes.current
         self._returned = self._stopped = False
         self._failure: Failure | None = None
+        self._failed_at: float | None = None
         self._stop_deadline: float | None = None
         self._spare_due: float | None = None
         self._has_joined = False
@@ -228,6 +233,8 @@ class _RunningRank:
                         time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
                 if not running and not self._is_replaced():
                     break
+                if self._failed_at is not None and time.monotonic() > self._failed_at + _FAILED_SECONDS:
+                    break  # a thread of the function keeps the process, and the other ranks wait for this one
                 self._obey()
         return self._end()
 
@@ -245,6 +252,7 @@ class _RunningRank:
     def _take(self, frame: bytes) -> None:
         message, _ = decode(frame)
         if isinstance(message, Failure):
+            self._failed_at = time.monotonic()
             self._failure = replace(
                 message, message=message.message[-_MAXIMUM_TEXT:], traceback=message.traceback[-_MAXIMUM_TEXT:]
             )

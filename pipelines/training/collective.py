@@ -151,9 +151,15 @@ class HorovodCollective:
         return np.asarray(hvd.allgather(tf.constant(values)))
 
     def broadcast(self, variables: list[tf.Variable], root: int = 0) -> None:
-        """Set the variables to the values of one rank."""
-        if self.size > 1:
-            hvd.broadcast_variables(variables, root_rank=root)
+        """Set the variables to the values of one rank, the states of random generators too."""
+        if self.size == 1:
+            return
+        # Horovod knows no uint32, which these states are of; nor does the launcher let it send them for a user.
+        states = [place for place, each in enumerate(variables) if each.dtype == tf.uint32]
+        sent = {place: tf.Variable(tf.bitcast(variables[place], tf.int32)) for place in states}
+        hvd.broadcast_variables([sent.get(place, each) for place, each in enumerate(variables)], root_rank=root)
+        for place, bits in sent.items():
+            variables[place].assign(tf.bitcast(bits, tf.uint32))
 
     def broadcast_number(self, value: int) -> int:
         """Return rank 0's value."""

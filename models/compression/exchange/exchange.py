@@ -121,7 +121,7 @@ class GradientExchange:
 
     @property
     def clock(self) -> dict[str, tf.Variable]:
-        """The number of exchanges and the learning rate of the last one, equal on every rank."""
+        """The number of exchanges and the learning rate of the last one that compressed, equal on every rank."""
         return {"step": self._step, "learning_rate": self._learning_rate}
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
@@ -138,16 +138,17 @@ class GradientExchange:
         self.build(gradients)
         values = [tf.cast(gradient, tf.float32) for gradient in gradients]
         values = self._clip(values)
-        scale = self._residual_scale(learning_rate)
+        rate = None if learning_rate is None else tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
+        scale = self._residual_scale(rate)
         self._seconds.assign(tf.zeros(3, tf.float64))
         if self.warmup_steps and self.codec.collectives:
             means = tf.cond(
                 self._step < self.warmup_steps,
                 lambda: self._exchange_all_dense(values),
-                lambda: self._exchange_compressed(values, scale),
+                lambda: self._exchange_compressed(values, scale, rate),
             )
         else:
-            means = self._exchange_compressed(values, scale)
+            means = self._exchange_compressed(values, scale, rate)
         # Every rank has the same means, so each one finds out by itself.
         means = check_means(means, self.names, self.codec.name, self._step.read_value())
         self._step.assign_add(1)
@@ -245,21 +246,20 @@ class GradientExchange:
         clipped, _ = tf.clip_by_global_norm(gradients, self.codec.local_clip_norm / math.sqrt(self.collective.size))
         return list(clipped)
 
-    def _residual_scale(self, learning_rate: Any) -> tf.Tensor:
-        if learning_rate is None or not self.rescale_residual:
+    def _residual_scale(self, rate: tf.Tensor | None) -> tf.Tensor:
+        if rate is None or not self.rescale_residual:
             return tf.constant(1.0)
-        new = tf.cast(tf.convert_to_tensor(learning_rate), tf.float32)
         # The first step has no earlier rate, and a rate of 0 moved nothing.
-        scale = tf.where((self._learning_rate > 0) & (new > 0), self._learning_rate / new, 1.0)
-        self._learning_rate.assign(new)
-        return scale
+        return tf.where((self._learning_rate > 0) & (rate > 0), self._learning_rate / rate, 1.0)
 
     def _exchange_all_dense(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         means, sent = self._exchange_dense(self._make_dense_buckets(range(len(gradients))), gradients, joined=False)
         self._payload_bytes.assign(sent)
         return [means[index] for index in range(len(gradients))]
 
-    def _exchange_compressed(self, gradients: list[tf.Tensor], scale: tf.Tensor) -> list[tf.Tensor]:
+    def _exchange_compressed(
+        self, gradients: list[tf.Tensor], scale: tf.Tensor, rate: tf.Tensor | None
+    ) -> list[tf.Tensor]:
         means: dict[int, tf.Tensor] = {}
         payload = tf.constant(0, tf.int64)
         for bucket in range(len(self._buckets)):
@@ -271,6 +271,8 @@ class GradientExchange:
         # copy the network, and every digit must be that of Horovod's own allreduce.
         dense, sent = self._exchange_dense(self._dense_buckets, gradients, joined=bool(self._buckets))
         self._payload_bytes.assign(payload + sent)
+        if rate is not None:  # that of the residuals, which a dense exchange leaves as they are
+            self._learning_rate.assign(rate)
         means |= dense
         return [means[index] for index in range(len(gradients))]
 

@@ -67,7 +67,10 @@ class Reduction:
         """Positions by group, in an order that is the same on every rank; one operation takes one type only."""
         groups: dict[Any, list[int]] = defaultdict(list)
         for place, position in enumerate(sent):
-            groups[self._group(place, len(sent), references[position]), gradients[position].dtype].append(position)
+            # Horovod mistakes the tensors of a group where sparse ones are not its first.
+            gradient = gradients[position]
+            alone = position if isinstance(gradient, tf.IndexedSlices) else None
+            groups[self._group(place, len(sent), references[position]), gradient.dtype, alone].append(position)
         return list(groups.values())
 
     def _group(self, place: int, count: int, reference: Any) -> Any:

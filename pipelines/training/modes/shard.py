@@ -4,6 +4,7 @@ import logging
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,6 +24,8 @@ REPLY = struct.Struct("!QQqQ")
 NO_STOP = -1
 OPENING = struct.Struct("!I")
 """Number of the worker."""
+_PAUSE_SECONDS = 0.1
+"""Between two tries to take a connection."""
 _STEPS_TO_HEAR = 3
 """From the push that brings the news of a stop to the first step after which a worker can stop; see `_Losses`."""
 
@@ -162,8 +165,11 @@ class Shard:
         while True:
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # closed
-                return
+            except OSError:  # closed, or this process has no descriptor left for a moment
+                if self._listener.fileno() < 0:
+                    return
+                time.sleep(_PAUSE_SECONDS)
+                continue
             threading.Thread(target=self._serve, args=(connection,), name="groundswell-shard", daemon=True).start()
 
     def _serve(self, connection: socket.socket) -> None:

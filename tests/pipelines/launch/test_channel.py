@@ -1,5 +1,6 @@
 import base64
 import dataclasses
+import errno
 import queue
 import secrets
 import socket
@@ -492,6 +493,26 @@ def test_an_order_that_a_broken_connection_did_not_bring_comes_with_the_next_one
             assert [link.orders.get(timeout=50), link.orders.get(timeout=50)] == [join, StopSoon()], "each once"
             wait_until(lambda: link.connected)
         assert link.orders.empty()
+
+
+def test_a_process_without_a_free_descriptor_takes_connections_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, refused = socket.socket.accept, threading.Event()
+
+    def refuse_once(self: socket.socket) -> tuple[socket.socket, object]:
+        if not refused.is_set():
+            refused.set()
+            raise OSError(errno.EMFILE, "Too many open files")
+        return accept(self)
+
+    monkeypatch.setattr(socket.socket, "accept", refuse_once)
+    channel = DriverChannel("127.0.0.1")
+    try:
+        assert refused.wait(60)
+        link = Link(channel.address, HELLO, RankLog())
+        assert channel.events.get(timeout=60) == (0, HELLO)
+        link.close()
+    finally:
+        channel.close()
 
 
 def test_the_port_of_a_task_answers_however_often_it_is_asked() -> None:

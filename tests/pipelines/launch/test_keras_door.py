@@ -166,8 +166,20 @@ def own_loops(rank: int) -> dict[str, Any]:
         value = tf.reduce_sum(both(tf.constant([[rank]])))
     gradients = tape.gradient(value, both.trainable_variables)
     sparse.apply_gradients(zip(gradients, both.trainable_variables, strict=True))
+    images, words = keras.Input((3,)), keras.Input((1,), dtype="int32")
+    kernel = keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")
+    later = keras.layers.Embedding(4, 2, embeddings_initializer="ones")  # as of positions, after patches
+    mixed = keras.Model([images, words], kernel(images) + keras.layers.Flatten()(later(words)))
+    averaging = hvd_keras.DistributedOptimizer(keras.optimizers.SGD(1.0))
+    with tf.GradientTape() as tape:
+        value = tf.reduce_sum(mixed([tf.constant([[rank, 0.0, 0.0]]), tf.constant([[rank]])]))
+    in_order = [*kernel.trainable_variables, *later.trainable_variables]
+    gradients_of_both = tape.gradient(value, in_order)
+    averaging.apply_gradients(zip(gradients_of_both, in_order, strict=True))
     return {
         "tape": model.get_weights(),
+        "order": [type(gradient).__name__ == "IndexedSlices" for gradient in gradients_of_both],
+        "mixed": [*kernel.get_weights(), *later.get_weights()],
         "random states": [variable.numpy().tolist() for variable in model.variables if "seed" in variable.name],
         "sparse": type(gradients[0]).__name__,
         "table": table.get_weights(),
@@ -316,6 +328,13 @@ def test_own_loops(trained: list[dict[str, Any]]) -> None:
     assert equal(first["tape"], second["tape"])
     assert first["random states"] != second["random states"]
     assert first["sparse"] == "IndexedSlices"
+    assert first["order"] == [False, True]
+    assert equal(first["mixed"], second["mixed"])
+    # The kernel's first row has the gradient [rank, rank], of which the mean is 1/2.
+    assert [part.tolist() for part in first["mixed"]] == [
+        [[0.5, 0.5], [1, 1], [1, 1]],
+        [[0.5, 0.5], [0.5, 0.5], [1, 1], [1, 1]],
+    ]
     # Row r of the table has the gradient [1, 1] on rank r alone: its mean is 1/2.
     assert equal(first["table"], second["table"])
     assert first["table"][0].tolist() == [[0.5, 0.5], [0.5, 0.5], [1, 1], [1, 1]]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.launch import runner
+from pipelines.launch import runner, task
 from pipelines.launch.failure import InfrastructureError, RankLostError, StartError
 from pipelines.launch.jvm import SparkGoneError
 from pipelines.launch.messages import JsonObject
@@ -273,6 +273,20 @@ def test_the_next_attempt_waits_for_new_executors_as_long_as_ranks_may_take_to_s
         assert job._next(Attempt(1, 4), lost).num_workers == size
     assert asked == [(4, 30.0), (min([*allowed, 4]), 77)][: len(slots)]
     assert caplog.messages[-1] == last
+
+
+def test_an_exception_is_told_though_a_thread_keeps_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python waits for such threads before Horovod hears of the end, and the other ranks wait in Horovod."""
+
+    def function() -> None:
+        if os.environ["HOROVOD_RANK"] == "1":
+            threading.Thread(target=threading.Event().wait).start()
+            raise ValueError("with a thread that waits for ever")
+        time.sleep(300)  # longer than this test may take
+
+    monkeypatch.setattr(task, "_FAILED_SECONDS", 1.0)
+    with pytest.raises(WorkerError, match=r"rank 1 on .* failed: ValueError: with a thread that waits for ever"):
+        BarrierRunner(None, 2).run(function)
 
 
 def test_the_users_exception_is_not_tried_again(spark: SparkSession) -> None:

@@ -132,6 +132,20 @@ def test_a_spare_does_not_wait_for_a_rank_that_has_finished() -> None:
         supervisor.watch()
 
 
+def test_a_death_before_an_exception_is_the_cause_of_both() -> None:
+    """Horovod may turn the death of a peer into an exception whose text nobody knows."""
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2)
+    ended = (1, Exit(False, False, -9, "stopped", "", None, []))
+    channel.answer = lambda task, order: channel.events.put(ended) if (task, order) == (1, Stop()) else None
+    failure = Failure("ValueError", "a text that nobody knows", "Traceback: ValueError")
+    raised = Exit(False, False, 1, "exited with code 1", "", failure, [])
+    for event in [(0, Ready(0)), (1, Ready(0)), (1, Fallen("killed by SIGKILL", -9, "", [])), (0, raised)]:
+        channel.events.put(event)
+    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
+        supervisor.watch()
+
+
 @pytest.mark.parametrize("waits_first", [True, False])
 def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -> None:
     channel = FakeChannel(2)

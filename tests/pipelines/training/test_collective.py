@@ -4,6 +4,7 @@ import os
 from contextlib import nullcontext
 
 import horovod.tensorflow as hvd
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -27,6 +28,24 @@ def test_ranks_on_cpus_talk_less(gpus, environment, cycle, monkeypatch):
     HorovodCollective()
     assert joined == [cycle]
     assert os.environ == environment, "what this process does next must not find them"
+
+
+def test_a_broadcast_brings_the_states_of_random_generators_too(monkeypatch):
+    """Horovod cannot send uint32, and the launcher leaves Keras's states out."""
+    largest = 2**32 - 1
+    variables = [tf.Variable([1.0]), tf.Variable(np.array([largest, 7], np.uint32), name="seed_generator_state")]
+
+    def send(given, root_rank):
+        assert all("seed_generator_state" not in each.name and each.dtype != tf.uint32 for each in given)
+        for each in given:
+            each.assign(each - 1)
+
+    monkeypatch.setattr(hvd, "broadcast_variables", send)
+    collective = HorovodCollective.__new__(HorovodCollective)
+    collective.size = 2
+    collective.broadcast(variables)
+    assert variables[0].numpy().tolist() == [0.0]
+    assert variables[1].numpy().tolist() == [largest - 1, 6]
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -157,6 +157,25 @@ def test_residual_counts_as_much_after_the_learning_rate_fell(make_ring):
         np.testing.assert_allclose(result + ring.left_out(0, (2, 2)), factor * before, rtol=1e-6)
 
 
+def test_the_rate_that_counts_is_that_of_the_last_step_that_compressed(equal_ranks, make_exchange, make_codec):
+    """A resumed run may begin again with dense steps, which leave the residual, or switch the setting off."""
+    gradient, zeros = tf.constant([[1.0, -3.0], [2.0, 1.0]]), tf.zeros((2, 2))
+    exchange = make_exchange(make_codec("topk", density=0.25), equal_ranks(1), dense_below=0)
+    exchange.exchange([gradient], learning_rate=1.0)
+    before = exchange.state[0].variable.numpy()
+    exchange.warmup_steps = 3
+    for rate in (0.5, 0.2):
+        exchange.exchange([zeros], learning_rate=rate)
+    (sent,) = exchange.exchange([zeros], learning_rate=0.1)
+    np.testing.assert_allclose(sent + exchange.state[0].variable, 10 * before, rtol=1e-6)
+
+    exchange.rescale_residual, kept = False, exchange.state[0].variable.numpy()
+    (sent,) = exchange.exchange([zeros], learning_rate=0.01)
+    exchange.rescale_residual = True
+    (more,) = exchange.exchange([zeros], learning_rate=0.01)
+    np.testing.assert_allclose(sent + more + exchange.state[0].variable, kept, rtol=1e-6)
+
+
 def test_learning_rate_zero_leaves_the_residual(make_ring):
     ring = make_ring(1, "topk", {"density": 0.25})
     for rate in (0.0, 1.0, 0.0, 0.5):
