@@ -22,6 +22,7 @@ from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import ReaderSettings
 from pipelines.scoring.job import ScoreSettings, _write, check_score
 from pipelines.scoring.model import ModelDescription, describe
+from pipelines.scoring.output import begin
 from pipelines.scoring.source import dataset_source
 from pipelines.storage import Folder
 from pipelines.tracking.served import find_model
@@ -128,6 +129,8 @@ def test_predictions_become_a_delta_table(
     assert run(logged.uri, small_dataset, output) == 0, "it stays a table without saying so again"
     assert table_rows().keys() == wanted.keys()
 
+    identity = json.loads((output / "predictions.json").read_text())["identity"]
+    begin(Folder.at(output), identity)
     (output / "predictions.json").unlink()  # as where a job ends between the log and it
 
     def write(*arguments: Any) -> Any:
