@@ -109,16 +109,17 @@ def _unused_cores(conf: SparkConf) -> str:
     )
 
 
-def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float = _REGISTRATION_SECONDS) -> int:
+def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float | None = None) -> int:
     """Return how many tasks can run at once; wait a while for executors that are still registering.
 
     Args:
         spark: A session.
         wanted: Number that is enough to return at once; None: do not wait.
-        seconds: How long to wait for it.
+        seconds: How long to wait for it; None: as long as executors take to register.
     """
     context = spark.sparkContext._jsc.sc()
-    deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else seconds)
+    limit = _REGISTRATION_SECONDS if seconds is None else seconds
+    deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else limit)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
         if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:

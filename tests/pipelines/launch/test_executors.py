@@ -67,6 +67,7 @@ def run_and_lose_executors() -> tuple[Any, ...]:
             accept_unencrypted=True,
             retries=1,
             retry_wait=0.1,
+            start_timeout=30,  # as long it waits for executors in place of the lost ones, of which none comes here
             allowed_sizes=allowed_sizes,
             on_report=take_back,
             on_attempt=lambda attempt: errors.append(attempt.after),
