@@ -47,9 +47,10 @@ from pipelines.dataset.reader import ReaderSettings
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.scoring.convert import Acceptance, Reference, open_reference
 from pipelines.scoring.frames import flat_columns
-from pipelines.scoring.job import ScoreSettings, score
+from pipelines.scoring.job import ScoreSettings, check_score, score
 from pipelines.scoring.kept import converted_model
 from pipelines.scoring.model import ModelDescription, describe
+from pipelines.scoring.output import begin
 from pipelines.scoring.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source, archive_source, dataset_source
 from pipelines.storage import Folder
@@ -200,8 +201,10 @@ class Ours:
     def _score(self, source: Source, settings: ScoreSettings) -> float:
         self._number += 1
         output = self._folder / f"out-{self._number}"
-        if settings.runtime != "keras":
-            shutil.copytree(self._kept(settings.runtime), output)
+        if settings.runtime != "keras":  # as after a stop behind the conversion
+            identity, _ = check_score(self._model, source, Folder.at(output), settings)
+            begin(Folder.at(output), identity)
+            shutil.copytree(self._kept(settings.runtime), output, dirs_exist_ok=True)
         started = time.perf_counter()
         scored = score(self._spark, self._model, self._file, source, Folder.at(output), settings, say=print)
         seconds = time.perf_counter() - started
