@@ -19,6 +19,7 @@ from pipelines.archives.image_table import ImageTable
 from pipelines.archives.table import open_archive
 from pipelines.dataset.files import check_apart
 from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.survey import find_finished
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.locations import absolute_location
 from pipelines.storage import Folder
@@ -71,7 +72,10 @@ def _write_table(table: "DataFrame", config: RunConfig, archive: Archive, datase
     assert isinstance(config.archive, TableConfig)
     assert isinstance(archive, ImageTable)
     root = archive.root
-    check_apart(root, Folder.at(dataset))
+    target = Folder.at(dataset)
+    target.check()
+    check_apart(root, target)
+    find_finished(target)  # refuses a folder of something else before hours of writing
     columns = [config.archive.image, config.archive.label, *([config.archive.split] if config.archive.split else [])]
     rows = write_frame(table, Folder.at(root), columns, partial(archive.check_columns, "the DataFrame"))
     say(f"{root}: {rows} rows of the DataFrame")

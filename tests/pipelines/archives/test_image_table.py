@@ -409,6 +409,12 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
         ValueError, match=r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside"
     ):
         prepare(renamed.override(f"archive.root={tmp_path}/out/in"), table=frame)
+    foreign = tmp_path / "foreign" / "thesis.tex"
+    foreign.parent.mkdir()
+    foreign.touch()
+    with pytest.raises(ValueError, match=r"/foreign exists and is not a dataset: choose another dataset\.path"):
+        prepare(renamed.override(f"archive.root={tmp_path}/new", f"dataset.path={foreign.parent}"), table=frame)
+    assert not (tmp_path / "new").exists(), "nothing is written before"
     (tmp_path / "in" / INCOMPLETE).touch()
     with pytest.raises(
         ValueError, match=r"/in: a DataFrame was not written into it to its end: remove the folder, and prepare it"
