@@ -29,9 +29,18 @@ pickle.dump(function(*args), open(sys.argv[2], "wb"))
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a change of names breaks first comes first: were time to end, it would not be among what is skipped."""
+    """What a change of names breaks first comes first: were time to end, it would not be among what is skipped.
+
+    Files of other long tests begin with another one at each commit, so that the same ones are not always skipped.
+    """
     early = ("test_benchmarks.py", "test_wheel.py")
     items.sort(key=lambda item: item.path.name not in early)
+    rotation = os.environ.get("GROUNDSWELL_TEST_ROTATION")
+    if rotation:
+        late = [item for item in items if item.get_closest_marker("long") and item.path.name not in early]
+        files = list(dict.fromkeys(item.path for item in late))
+        place = {item: (files.index(item.path) - int(rotation)) % len(files) for item in late}
+        items.sort(key=lambda item: place.get(item, -1))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
