@@ -267,7 +267,7 @@ def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.Unfinished
 def _local_run(folder: Path) -> LocalRun | None:
     try:
         return read_local_run(folder)
-    except ValueError as error:
+    except (OSError, ValueError) as error:  # another user's, or damaged
         _log.warning("passed over: %s", error)
         return None
 
