@@ -7,13 +7,14 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
-from conf.keys import choice_of, find, section_of
+from conf.keys import TAGS, choice_of, find, section_of
 from conf.notation import parse
 from conf.problems import describe, unknown_key
 from conf.schema import RunConfig
 from conf.section import Section
 
 _COMMENT = re.compile(r"\s#")
+_NULL = ("~", "null", "Null", "NULL")
 
 
 def changed(
@@ -42,6 +43,18 @@ def changed(
         _merge(found, [name], value)
         found = _with_tags(found, RunConfig)
     return found
+
+
+def given(section: Section) -> dict[str, Any]:
+    """The values of a configuration or section that are not left to their defaults, and the kind of every section."""
+    values: dict[str, Any] = {}
+    for key in type(section).model_fields:
+        value = getattr(section, key)
+        if isinstance(value, Section) and key in section.model_fields_set:
+            values[key] = given(value)
+        elif key in section.model_fields_set or key in TAGS:
+            values |= section.model_dump(include={key})
+    return values
 
 
 def validated(values: Mapping[str, Any], where: str) -> RunConfig:
@@ -146,8 +159,9 @@ def _value(text: str, field: FieldInfo, where: str) -> Any:
     if not kinds or not set(kinds) <= {str, type(None)}:
         return value
     if not isinstance(value, str):
+        is_null = value is None and text.strip() in _NULL
         is_home = text.strip() == "~" and str in (field.annotation, *get_args(field.annotation))
-        return None if value is None and text and type(None) in kinds and not is_home else text
+        return None if is_null and type(None) in kinds and not is_home else text
     return text.strip() if _COMMENT.search(text) and text.lstrip()[0] not in "'\"" else value
 
 

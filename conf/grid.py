@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from conf.keys import without_tag
 from conf.notation import parse
 
 _KEYS = ("set", "product", "cells")
@@ -28,7 +29,7 @@ class Cell:
     number: int
     """Place in the file, from 1."""
     values: dict[str, Any]
-    """Value by key, such as `optimizer.learning_rate`."""
+    """Value by key, such as `optimizer.learning_rate`; `optimizer` stands for `optimizer.name`."""
 
     @property
     def settings(self) -> list[str]:
@@ -95,16 +96,21 @@ def _cells(block: Any, where: str) -> Iterator[dict[str, Any]]:
 def _settings(values: Any, where: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ValueError(f"{where}: expected section.key: value, got {_plain(values)}")
-    for key, value in values.items():
-        if not isinstance(key, str):
-            raise ValueError(f"{where}: {key!r} is not a key such as training.seed")
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if not isinstance(name, str):
+            raise ValueError(f"{where}: {name!r} is not a key such as training.seed")
+        key = without_tag(name)
+        if key in found:
+            raise ValueError(f"{where}: {key} is given twice, of which one would have no effect")
+        found[key] = value
         if key in _OF_THE_WHOLE_GRID:
             raise ValueError(f"{where}: {key} is the same for the whole grid: give it by --config or --set")
         try:
             json.dumps(value, allow_nan=False)
         except (TypeError, ValueError):
             raise ValueError(f"{where}: {key}={value!r} is not a value of YAML's plain kinds: quote it") from None
-    return dict(values)
+    return found
 
 
 def _refuse_repetition(where: str, *parts: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
@@ -89,6 +90,14 @@ def paths() -> list[str]:
     return sorted(set(_paths(RunConfig, "")))
 
 
+def without_tag(key: str) -> str:
+    """The key of the section that a key chooses, such as `optimizer` for `optimizer.name`; else the key itself."""
+    section, _, tag = key.rpartition(".")
+    choice = choices().get(section)
+    return section if choice is not None and choice.tag == tag else key
+
+
+@cache
 def choices() -> dict[str, Choice]:
     """Every choice by its path."""
     found = {path: choice_of(field) for path in paths() if (field := find(path.split("."), {})) is not None}

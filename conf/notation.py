@@ -1,4 +1,4 @@
-"""How values are written as text: YAML 1.1, as PyYAML reads and writes it, but with the numbers of YAML 1.2."""
+"""How values are written as text: YAML 1.1 as PyYAML has it, but with the numbers of YAML 1.2, and dates are texts."""
 
 import re
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import yaml
 from yaml.composer import ComposerError
 
-_INT, _FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_INT, _FLOAT, _DATE = (f"tag:yaml.org,2002:{name}" for name in ("int", "float", "timestamp"))
 # Of YAML 1.1 these were numbers too: 010 (octal: 8), 1:30 (base 60: 90) and 1_000. And 1e-4 was none.
 _NUMBERS = {
     _INT: re.compile(r"^(?:[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+)$"),
@@ -24,10 +24,15 @@ _RESOLVERS = {
 }
 
 
+_WITHOUT_DATES = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag != _DATE] for first, resolvers in _RESOLVERS.items()
+}
+
+
 class _Loader(yaml.SafeLoader):
     """Reads; no key is there twice."""
 
-    yaml_implicit_resolvers = _RESOLVERS
+    yaml_implicit_resolvers = _WITHOUT_DATES
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         """Compose a mapping; here, because what `<<` merges may have the same keys."""

@@ -163,10 +163,10 @@ class RunConfig(Section):
             ValueError: A key is unknown, of the wrong type or out of range, or has no effect, or the whole does not fit
                 together.
         """
-        from conf.changes import changed, keys_in, validated  # which need this class
+        from conf.changes import changed, given, keys_in, validated  # which need this class
         from conf.effect import refuse_idle
 
-        config = validated(changed(self.model_dump(exclude_unset=True), settings, sections), "config.override: ")
+        config = validated(changed(given(self), settings, sections), "config.override: ")
         keys = [*(setting.partition("=")[0] for setting in settings), *keys_in(sections)]
         refuse_idle(config, None, keys, "config.override: ")
         return config

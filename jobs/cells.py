@@ -7,7 +7,7 @@ from typing import Any
 
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.grid import Cell, read_grid, section_with
-from conf.keys import choices
+from conf.keys import choices, without_tag
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
 from jobs.paths import with_absolute_paths
@@ -68,7 +68,7 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
         ValueError: A cell cannot be trained; names the cell.
     """
     cells = read_grid(arguments.grid)
-    for key in keys_of(arguments.set):
+    for key in map(without_tag, keys_of(arguments.set)):
         if all(key in cell.values for cell in cells):
             raise ValueError(f"--set {key} has no effect: every cell of {arguments.grid} sets it")
         for cell in cells:

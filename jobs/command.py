@@ -15,6 +15,7 @@ from conf.archives import ROOTED_KINDS
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
+from jobs.outputs import check_outside_datasets
 from jobs.paths import setting_of
 from jobs.result import Result, check_replaceable
 from pipelines.launch.failure import WorkerError
@@ -142,6 +143,7 @@ def interactive() -> bool:
 def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
     """Replace an older result, and find out early that the file cannot be written, or is another argument's."""
     check_replaceable(path)
+    check_outside_datasets(f"--result {path}", path)
     if sum(_names(part, path) for text in argv for part in {text, text.partition("=")[2]}) > 1:
         raise ValueError(f"--result {path} is what another argument names, and would be replaced: choose another file")
     try:

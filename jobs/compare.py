@@ -78,7 +78,7 @@ class Comparison:
     @property
     def notes(self) -> list[str]:
         """What a reader must know before the figures; each is a sentence."""
-        return [*self.left_out, *notes_of(self.parts)]
+        return [*self.left_out, *notes_of(self.parts, self.metric)]
 
     @property
     def table(self) -> "pandas.DataFrame":
@@ -201,7 +201,7 @@ def lines_of(compared: Comparison) -> list[str]:
         lines.append(f"{'':>4}{compared.metric:>17} {'time':>8} {'bytes':>8}  group")
         rows = recipe_rows(part)
         for row in rows[:_SHOWN]:
-            marks = f"  ({shorten(row['troubles'][0], _LONGEST_TROUBLE)})" if row["troubles"] else ""
+            marks = f"  ({shorten(row['mark'], _LONGEST_TROUBLE)})" if row["mark"] else ""
             lines.append(
                 f"{row['number']:>3} {row['score']:>17} {row['time']:>8} {row['bytes']:>8}  {row['label']}{marks}"
             )

@@ -113,17 +113,23 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
             say(line)
         most = max((row.workers for row in each), default=None)
         if most is not None:
-            say(_fastest_line(parameters, hosts.network, kind, batches[kind], most, codecs))
+            say(_fastest_line(parameters, hosts.network, kind, batches[kind], most, codecs, bucket))
     _write(rows, title, table, picture)
     last = min((row for row in rows if row.workers == max(row.workers for row in rows)), key=lambda row: row.seconds)
     result.metrics = {"predicted/step_seconds": last.seconds, "predicted/images_per_second": last.images_per_second}
 
 
 def _fastest_line(
-    parameters: Parameters, network: Network, scaling: str, batch: int, workers: int, codecs: Sequence[str]
+    parameters: Parameters,
+    network: Network,
+    scaling: str,
+    batch: int,
+    workers: int,
+    codecs: Sequence[str],
+    bucket: float | None,
 ) -> str:
     chosen = {name: parameters.codecs[name] for name in codecs}
-    best = fastest(parameters, network, scaling, batch, workers, chosen)
+    best = fastest(parameters, network, scaling, batch, workers, chosen, bucket)
     assert best is not None, "there is a row of as many workers"
     size = "null" if best.bucket_mib is None else f"{best.bucket_mib:g}"
     return (

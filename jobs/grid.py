@@ -16,6 +16,7 @@ from jobs import cli
 from jobs.cells import PlannedCell, named, plan_cells
 from jobs.command import JobsFailedError, exit_code, message_of, say
 from jobs.grid_records import CELL_TAG, add_unread, ended_run, line_of, parent_of
+from jobs.outputs import check_outside_datasets
 from jobs.result import Result
 from jobs.session import spark_session
 from jobs.train import train_on
@@ -235,6 +236,7 @@ def _is_alive(spark: SparkSession) -> bool:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Train the cells as the command line says."""
     path: Path = arguments.results
+    check_outside_datasets(f"--results {path}", path)
     cells, text = plan_cells(arguments), arguments.grid.read_text()  # the file may be changed while cells train
     result.dataset = cells[0].config.dataset.path
     if arguments.dry_run:

@@ -28,12 +28,7 @@ def check_outputs(argument: str, files: Mapping[Path, Sequence[bytes]]) -> None:
         ValueError: A file lies in a dataset, or would replace one that has no such mark.
     """
     for file, marks in files.items():
-        dataset = dataset_around(file)
-        if dataset is not None:
-            raise ValueError(
-                f"{argument} would write into the dataset {dataset}, whose folder holds its own files only: choose "
-                "another place"
-            )
+        check_outside_datasets(argument, file)
         if file.is_file():
             with file.open("rb") as stream:
                 beginning = stream.read(_BEGINNING_BYTES)
@@ -42,6 +37,24 @@ def check_outputs(argument: str, files: Mapping[Path, Sequence[bytes]]) -> None:
                     f"{argument} would replace {file}, which groundswell has not written: move or remove {file.name}, "
                     "or choose another place"
                 )
+
+
+def check_outside_datasets(argument: str, file: Path) -> None:
+    """Make sure that a file is not to be written into a dataset, which would not be repaired or replaced then.
+
+    Args:
+        argument: The argument that names it, with its value.
+        file: The file.
+
+    Raises:
+        ValueError: It lies in a dataset.
+    """
+    dataset = dataset_around(file)
+    if dataset is not None:
+        raise ValueError(
+            f"{argument} would write into the dataset {dataset}, whose folder holds its own files only: choose "
+            "another place"
+        )
 
 
 def save_plot(figure: "Figure", file: Path) -> None:

@@ -207,7 +207,7 @@ VERBS = {
         options.demo,
         reads=("archive", "prepare", *_TRAINED, "evaluate"),
         # --archive and --folder say where all is; what is evaluated is in MLflow
-        ignores=("archive.root", "dataset.path", "training.resume_run", "tracking.offline"),
+        ignores=("archive.root", "dataset.path", "tracking.offline"),
         needs=TRAINING,
     ),
 }

@@ -30,14 +30,21 @@ def write_frame(
         check: Raises where their types do not fit, before anything is written.
 
     Raises:
-        ValueError: The folder has content, or the DataFrame has not these columns or no rows.
+        ValueError: The folder has content, or a call that was stopped wrote into it; or the DataFrame has not these
+            columns, or no rows.
     """
     missing = [column for column in columns if column not in frame.columns]
     if missing:
         raise ValueError(f"the DataFrame has no column {missing[0]!r}; its columns are {', '.join(frame.columns)}")
     chosen = frame.select(*columns)
     check(to_arrow_schema(chosen.schema))
-    if root.names():
+    names = root.names()
+    if INCOMPLETE in names:
+        raise ValueError(
+            f"archive.root={root}: a DataFrame was not written into it to its end: remove the folder, or name another "
+            "one"
+        )
+    if names:
         raise ValueError(
             f"archive.root={root} is not empty, and a DataFrame is written into a new folder: name another one, or "
             "continue with the files that are there by `prepare` without `table`"

@@ -57,10 +57,18 @@ def comparison_page(
     )
 
 
-def notes_of(parts: Sequence[Part]) -> list[str]:
-    """What a reader must know before the figures; each is a sentence."""
+def notes_of(parts: Sequence[Part], metric: str) -> list[str]:
+    """What a reader must know before figures of this metric; each is a sentence."""
     members = [facts for part in parts for group in part.groups for facts in group.members]
     notes = []
+    for part in parts:
+        of_part = [facts for group in part.groups for facts in group.members]
+        known = [score for score in SCORES if any(score in facts.run.history for facts in of_part)]
+        if known and not any(metric in facts.run.history for facts in of_part):
+            notes.append(
+                f"No training on {_name(part)} has {metric}. To compare these, choose another metric, such as "
+                f"{known[0]}."
+            )
     if len(parts) > 1:
         notes.append(
             f"The trainings are of {len(parts)} datasets ({', '.join(_name(part) for part in parts)}), which are shown "

@@ -184,9 +184,11 @@ def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:
     count = len(history[STEP])
     if rows is None or count <= rows:
         return history
-    kept = {round((number + 1) * count / rows) - 1 for number in range(rows)}
+    # The first epoch's loss tells a training that diverged.
+    kept = {0, *(round((number + 1) * count / rows) - 1 for number in range(rows))}
     for name, column in history.items():
-        if name.partition("/")[0] in CURVE_GROUPS and (best := best_row(column, name)) is not None:
+        is_value = name == "train/loss" or name.partition("/")[0] in CURVE_GROUPS
+        if is_value and (best := best_row(column, name)) is not None:
             kept.add(best)
         if name in SCORES and not is_lower_better(name):  # when a score was first reached stays exact
             kept |= _rises(column)

@@ -45,9 +45,19 @@ def recipe_rows(part: Part) -> list[dict[str, Any]]:
             "efficiency": _efficiency(group, baseline_of(part, group)),
             "diverged": group.diverged,
             "troubles": [shorten(trouble, 300) for trouble in group.troubles],
+            "mark": _mark(group),
         }
         for group in part.groups
     ]
+
+
+def _mark(group: Group) -> str:
+    """What kept trainings of the group from a score, the first reason, and how many of them."""
+    if not group.troubles:
+        return ""
+    reason, count = group.troubles[0], len(group.members)
+    others = sum(facts.trouble == reason for facts in group.members)
+    return f"{others} of {count} trainings {reason}" if count > 1 else reason
 
 
 def differing_rows(part: Part) -> dict[str, Any]:
@@ -109,6 +119,7 @@ def table_rows(parts: Sequence[Part], metric: str, target_of: Sequence[float | N
                     "group": group.number,
                     "label": group.label,
                     "seeds": group.seeds,
+                    "seeds in the mean": 0 if score is None else score.count,
                     "diverged": group.diverged,
                     **_recipe_values(group),
                     f"{metric} best": None if score is None else score.mean,

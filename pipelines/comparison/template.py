@@ -54,7 +54,7 @@ is speed-up by how many times as many workers there are.</p>
 <tr><th>{{ key(part.colors[row.number]) }}{{ row.number }}</th><td class="label">{{ row.label }}
 {%- if row.diverged %}<span class="mark">
 {{- row.diverged ~ " of " ~ row.trainings ~ " trainings " if row.trainings > 1 }}diverged</span>
-{%- elif row.troubles %}<span class="mark">{{ row.troubles[0] }}</span>{% endif %}</td>
+{%- elif row.mark %}<span class="mark">{{ row.mark }}</span>{% endif %}</td>
 <td class="n{{ ' best' if part.best and row.number == part.best.number }}">{{ row.score }}</td>
 <td class="n">{{ row.seeds }}</td><td class="n">{{ row.time }}</td><td class="n">{{ row.bytes }}</td>
 <td class="n">{{ row.speedup }}</td><td class="n">{{ row.efficiency }}</td>

@@ -143,9 +143,15 @@ def predict(
 
 
 def fastest(
-    parameters: Parameters, network: Network, scaling: str, batch: int, workers: int, codecs: Mapping[str, CodecCosts]
+    parameters: Parameters,
+    network: Network,
+    scaling: str,
+    batch: int,
+    workers: int,
+    codecs: Mapping[str, CodecCosts],
+    bucket_mib: float | None,
 ) -> Best | None:
-    """Return the fastest codec and size of buckets; of equals the first codec and the smallest bucket."""
+    """Return the fastest codec and size of buckets, of `BUCKETS_MIB` and the one given; of equals the first one."""
     batches = batches_of(scaling, batch, workers)
     if batches is None:
         return None
@@ -153,7 +159,7 @@ def fastest(
     choices = [
         Best(workers, name, bucket, step_seconds(parameters.worker, codec, topology, workers, batches[0], bucket))
         for name, codec in codecs.items()
-        for bucket in BUCKETS_MIB
+        for bucket in dict.fromkeys((*BUCKETS_MIB, bucket_mib))
     ]
     return min(choices, key=lambda choice: choice.seconds)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from conf.archives import ROOTED_KINDS
+from conf.codecs import TopKConfig
 from conf.exchange import ExchangeConfig
 from conf.keys import choices
 from conf.load import load, shipped_names
@@ -37,6 +38,15 @@ def test_another_kind_replaces_its_section_and_the_same_kind_does_not() -> None:
     same = config.override(optimizer={"name": "lars", "weight_decay": 0.1}).optimizer
     assert isinstance(same, LARSConfig)
     assert (same.momentum, same.weight_decay) == (0.5, 0.1)
+
+
+def test_sections_that_were_made_alone_stay_of_their_kind() -> None:
+    made = RunConfig(
+        optimizer=SGDConfig(momentum=0.5), exchange=ExchangeConfig(codec=TopKConfig(density=0.1), bucket_mib=2.0)
+    )
+    changed = made.override("training.epochs=3")
+    assert (changed.optimizer, changed.exchange) == (made.optimizer, made.exchange)
+    assert changed.training == TrainingConfig(epochs=3)
 
 
 def test_a_whole_section_is_taken() -> None:

@@ -73,7 +73,13 @@ def test_values_of_every_kind_reach_the_configuration(tmp_path: Path) -> None:
             "product: {exchange.codec.density: [0.1], exchange: [{codec: {name: topk, density: 0.2}}]}",
             "exchange.codec.density is given twice, also within exchange",
         ),
-        ("set: {training.seed: 2020-01-01}", "is not a value of YAML's plain kinds: quote it"),
+        ("set: {training.seed: .inf}", "is not a value of YAML's plain kinds: quote it"),
+        ("cells: [{optimizer: sgd, optimizer.name: lars}]", "cell 1: optimizer is given twice, of which one would"),
+        ("{set: {optimizer: sgd}, product: {optimizer.name: [lars]}}", "optimizer is given twice, of which one would"),
+        (
+            "{set: {exchange.codec.name: topk}, cells: [{exchange: {codec: none}}]}",
+            "exchange.codec is given twice, also",
+        ),
         ("product: {training.seed: [0, 1}", "grid.yaml: no valid YAML at line 1, column 31"),
     ],
 )

@@ -65,7 +65,7 @@ def test_scientific_notation_without_a_point_is_a_number() -> None:
     assert load("smoke", ["optimizer.weight_decay=1e-5"]).optimizer.weight_decay == 1e-5
 
 
-@pytest.mark.parametrize("text", ["001", "2024-01-31", "1e5", "yes", "0x10", "a: b"])
+@pytest.mark.parametrize("text", ["001", "2024-01-31", "2024-31-12", "1e5", "yes", "0x10", "a: b"])
 def test_a_key_of_texts_takes_what_yaml_would_make_something_else_of(text: str) -> None:
     assert load("smoke", [f"tracking.run_name={text}"]).tracking.run_name == text
 
@@ -77,6 +77,7 @@ def test_a_key_of_texts_takes_what_yaml_would_make_something_else_of(text: str) 
         ("'/data/my set #2'", "/data/my set #2"),
         ("/data/set#2", "/data/set#2"),
         ('"a # b" # c', "a # b"),
+        ("#1", "#1"),
     ],
 )
 def test_a_key_of_texts_takes_what_yaml_would_take_for_a_comment(text: str, expected: str) -> None:

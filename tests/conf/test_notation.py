@@ -48,6 +48,12 @@ def test_settings_and_grids_have_the_same_numbers(tmp_path: Path) -> None:
     assert [cell.values["training.seed"] for cell in read_grid(file)] == [8, 10]
 
 
+@pytest.mark.parametrize("text", ["2024-01-31", "2024-31-12", "2001-12-14 21:59:43"])
+def test_a_date_is_a_text(text: str) -> None:
+    assert parse(f"{{name: {text}}}", "here") == {"name": text}
+    assert parse(text_of({"name": text}), "here") == {"name": text}
+
+
 @pytest.mark.parametrize("text", ["0o10", "010", "08", "1e5", "1_000", "1:30", ".5", "~", "yes"])
 def test_a_text_that_looks_like_a_number_is_a_text_when_it_is_read_again(text: str, tmp_path: Path) -> None:
     assert parse(text_of({"name": text}), "here") == {"name": text}

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from conf.load import load
-from jobs import demo
+from conf.schema import RunConfig
+from jobs import cli, demo
 from jobs.demo import demo_folder
 from jobs.result import Result
 
@@ -54,6 +55,19 @@ def test_a_path_with_spaces_is_refused_before_anything_is_removed(project: Path,
         assert f"groundswell: make does not work in a path with spaces: {checkout}" in done.stderr
     assert (tmp_path / "my" / "kept").exists()
     assert (checkout / ".venv" / "kept").exists()
+
+
+def test_what_an_interrupted_demo_prints_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    continued = []
+
+    def train(config: RunConfig, *more: object) -> None:
+        continued.append(config.training.resume_run)
+        raise ValueError("that is enough")
+
+    monkeypatch.setattr(demo, "demo", train)
+    assert cli.execute(["demo", "--set", "training.resume_run=0123"]) == 2
+    assert continued == ["0123"]
 
 
 def test_an_archive_without_a_test_split_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -497,7 +497,17 @@ def test_a_dry_run_shows_cells_and_an_estimate_and_changes_nothing(
         (
             "product: {archive.kind: [eurosat_rgb]}",
             (),
-            "cell 1 (archive.kind=eurosat_rgb): ",
+            "cell 1 (archive=eurosat_rgb): ",
+        ),
+        (
+            "product: {optimizer: [lars, adamw]}",
+            ("--set", "optimizer.name=sgd"),
+            "--set optimizer has no effect: every cell of grid.yaml sets it",
+        ),
+        (
+            "product: {optimizer.name: [lars, adamw]}",
+            ("--set", "optimizer=sgd"),
+            "--set optimizer has no effect: every cell of grid.yaml sets it",
         ),
         ("cells: [{optimizer: adamm}]", (), "cell 1 (optimizer=adamm): "),
         ("set: {tracking.offline: true}", (), "cell 1 (tracking.offline=true): tracking.offline=true: a grid finds"),

@@ -61,6 +61,15 @@ def test_a_place_of_something_else_is_refused_before_the_work(
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
 
 
+def test_results_of_a_grid_are_not_written_into_a_dataset(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for more in ((), ("--dry-run",)):
+        assert (
+            cli.execute(["grid", "--config", "smoke", "--grid", "g.yaml", "--results", "dataset/r.jsonl", *more]) == 2
+        )
+        assert "--results dataset/r.jsonl would write into the dataset" in capsys.readouterr().err
+    assert not (folder / "dataset" / "r.jsonl").exists()
+
+
 def test_a_folder_within_a_dataset_need_not_be_there(folder: Path) -> None:
     with pytest.raises(ValueError, match=r"^--output x would write into the dataset"):
         check_outputs("--output x", {folder / "dataset" / "new" / "table.csv": CSV_MARKS})

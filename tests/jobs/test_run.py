@@ -86,6 +86,12 @@ def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
     assert (result["run_id"], result["metrics"]) == ("0123", {"val/f1_micro": 0.5})
 
 
+def test_a_result_is_not_written_into_a_dataset(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("train", ["--result", str(small_dataset / "result.json")], lambda result: None) == 2
+    assert f"--result {small_dataset}/result.json would write into the dataset" in capsys.readouterr().err
+    assert not (small_dataset / "result.json").exists()
+
+
 def test_nothing_on_the_terminal_holds_a_password(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

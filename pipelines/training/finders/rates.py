@@ -65,7 +65,8 @@ class SmoothedLosses:
     """Smooths the losses of a range test, and says when it must end.
 
         smoothed_i = sum over j <= i of 0.9**(i - j) * loss_j, divided by the sum of these weights
-        diverged:   the loss is not finite, or smoothed_i > 4 * the lowest smoothed value before it
+        diverged:   the loss is not finite, or smoothed_i > 4 * lowest, the lowest smoothed value before it; where
+                    that is not above 0: smoothed_i > lowest + 3 * max(-lowest, highest - lowest)
 
     Source: Smith 2017, section 3.3, for the test; smoothing and limit are those of common practice.
     """
@@ -75,6 +76,7 @@ class SmoothedLosses:
         self._sum = 0.0
         self._weight = 0.0
         self._lowest = math.inf
+        self._highest = -math.inf
         self.points: list[RatePoint] = []
 
     def add(self, rate: float, loss: float) -> bool:
@@ -83,10 +85,16 @@ class SmoothedLosses:
         self._weight = _DECAY * self._weight + 1.0
         smoothed = self._sum / self._weight
         self.points.append(RatePoint(rate, loss, smoothed))
-        if not math.isfinite(smoothed) or smoothed > _DIVERGED_FACTOR * self._lowest:
+        if not math.isfinite(smoothed) or smoothed > self._limit:
             return True
-        self._lowest = min(self._lowest, smoothed)
+        self._lowest, self._highest = min(self._lowest, smoothed), max(self._highest, smoothed)
         return False
+
+    @property
+    def _limit(self) -> float:
+        """The smoothed loss above which training has diverged."""
+        scale = self._lowest if self._lowest > 0 else max(-self._lowest, self._highest - self._lowest)
+        return self._lowest + (_DIVERGED_FACTOR - 1) * scale
 
 
 def suggest(points: Sequence[RatePoint]) -> Suggestion | None:

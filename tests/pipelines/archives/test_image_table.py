@@ -417,6 +417,11 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
     assert not (tmp_path / "new").exists(), "nothing is written before"
     (tmp_path / "in" / INCOMPLETE).touch()
     with pytest.raises(
+        ValueError,
+        match=r"/in: a DataFrame was not written into it to its end: remove the folder, or name another one$",
+    ):
+        prepare(renamed, table=frame)
+    with pytest.raises(
         ValueError, match=r"/in: a DataFrame was not written into it to its end: remove the folder, and prepare it"
     ):
         prepare(renamed)

@@ -4,6 +4,7 @@ import csv
 import io
 import statistics
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -290,3 +291,15 @@ def test_a_thinned_history_keeps_the_end_and_the_best(fabricate: Fabricate) -> N
     facts = facts_of(run, "val/top_1")
     assert (facts.best, facts.best_epoch, facts.epochs) == (0.9, 42, 100)
     assert len(run.model_dump_json()) < 6000, "small enough to be committed"
+
+
+def test_a_thinned_history_without_validation_tells_as_much_of_the_loss(fabricate: Fabricate) -> None:
+    losses = [2.3, 2.1, *[2.2 + 0.001 * (number % 7) for number in range(98)]]
+    losses[33] = 2.0
+    fabricate("bare", losses=losses)
+    (recorded,) = recorded_trainings("bare", "", children=False, groups=CURVE_GROUPS, metrics=CURVES)
+    recorded = replace(recorded, curves={"train/loss": recorded.curves["train/loss"]})
+    run = compared_run(recorded, "bare", epochs_kept=10)
+    assert run.history["epoch"] == [1, 10, 20, 30, 34, 40, 50, 60, 70, 80, 90, 100]
+    facts = facts_of(run, "train/loss")
+    assert (facts.best, facts.best_epoch, facts.trouble) == (2.0, 34, ""), "it ended below its first epoch's"

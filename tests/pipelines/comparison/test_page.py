@@ -135,7 +135,30 @@ def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
     assert page.count('<section class="table">') == 2
     shown = "\n".join(lines_of(compared))
     assert "of 2 datasets" in shown
-    assert "(diverged: FloatingPointError" in shown
+    assert "(1 of 2 trainings diverged: FloatingPointError" in shown
+
+
+def test_a_training_that_failed_does_not_mark_the_others_of_its_group() -> None:
+    runs = [training(0), training(1, seed=1), training(2, seed=2).model_copy(update={"status": "FAILED"})]
+    compared = comparison_of(runs, "cifar10")
+    assert '<span class="mark">1 of 3 trainings failed</span>' in compared.page
+    assert lines_of(compared)[-1].endswith("(1 of 3 trainings failed)")
+    row = compared.table.iloc[0]
+    assert (row["seeds"], row["seeds in the mean"]) == (3, 2)
+    alone = comparison_of(runs[2:], "cifar10")
+    assert lines_of(alone)[-1].endswith("(failed)")
+    assert alone.table.iloc[0]["seeds in the mean"] == 0
+
+
+def test_a_dataset_without_the_metric_is_named() -> None:
+    other = training(1, dataset="fedcba9876543210")
+    other.history["val/f1_micro"] = other.history.pop("val/top_1")
+    notes = comparison_of([training(0), other], "cifar10").notes
+    assert notes[0] == (
+        "No training on image_folder fedcba987654 has val/top_1. To compare these, choose another metric, such as "
+        "val/f1_micro."
+    )
+    assert not any("choose another metric" in note for note in comparison_of([training(0)], "cifar10").notes)
 
 
 def test_a_seed_counts_once_and_only_if_its_training_ended_well() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pipelines.scaling import estimate
 from pipelines.scaling.achieved import wires_on
 from pipelines.scaling.collectives import Topology
 from pipelines.scaling.estimate import STRONG, WEAK, Job, Row, batches_of, fastest, predict
@@ -77,14 +78,22 @@ def test_a_dataset_smaller_than_a_batch_has_no_time(measured: Measurements) -> N
 
 def test_the_fastest_codec_depends_on_the_link(measured: Measurements) -> None:
     parameters = fit(measured)
-    slow = fastest(parameters, _network(1e6), WEAK, 8, 8, parameters.codecs)
-    fast = fastest(parameters, _network(1e12), WEAK, 8, 8, parameters.codecs)
+    slow = fastest(parameters, _network(1e6), WEAK, 8, 8, parameters.codecs, None)
+    fast = fastest(parameters, _network(1e12), WEAK, 8, 8, parameters.codecs, None)
     assert slow is not None
     assert fast is not None
     assert (slow.codec, fast.codec) == ("small", "none")
-    assert fastest(parameters, _network(1e6), STRONG, 4, 8, parameters.codecs) is None
+    assert fastest(parameters, _network(1e6), STRONG, 4, 8, parameters.codecs, None) is None
     # Buckets of 8 MiB (the gradients are 6 MB each) travel during the backward pass, one bucket does not.
     assert fast.bucket_mib is not None
+
+
+def test_the_fastest_size_of_buckets_may_be_the_users(measured: Measurements, monkeypatch: pytest.MonkeyPatch) -> None:
+    parameters = fit(measured)
+    monkeypatch.setattr(estimate, "BUCKETS_MIB", (None,))
+    best = fastest(parameters, _network(1e12), WEAK, 8, 8, parameters.codecs, 3.0)
+    assert best is not None
+    assert best.bucket_mib == 3.0
 
 
 def test_what_is_written_says_that_it_is_predicted(measured: Measurements, tmp_path: Path) -> None:

@@ -65,6 +65,12 @@ def test_a_loss_that_diverges_ends_the_test(bad: float) -> None:
     assert len(run([1.0] * 12 + [bad] * 8).points) == 13
 
 
+def test_a_loss_below_zero_may_fall_and_rise_a_little() -> None:
+    losses = [-0.1, -0.12, -0.09, 0.05, -0.3, -0.6, -0.8, -0.85, -0.8, -0.75]
+    assert len(run(losses).points) == 10
+    assert len(run([*losses, *[40.0] * 5]).points) == 11, "but not for ever"
+
+
 def test_the_suggestion_is_the_steepest_descent_at_most_a_tenth_of_the_lowest() -> None:
     # A fall between 1e-2.5 and 1e-1.5 in the middle of four decades, then a wall.
     places = [-4 + 4 * step / 99 for step in range(100)]
