@@ -78,7 +78,7 @@ def mix_pairs(values: "tf.Tensor", coefficients: "tf.Tensor") -> "tf.Tensor":
     partners = tf.reshape(tf.reverse(pairs, [1]), tf.shape(mixed))
     weights = tf.reshape(coefficients, (-1, *(1,) * (len(values.shape) - 1)))
     mixed = weights * mixed + (1.0 - weights) * partners
-    return tf.cast(tf.round(mixed), values.dtype) if values.dtype.is_integer else mixed
+    return tf.cast(tf.round(mixed) if values.dtype.is_integer else mixed, values.dtype)
 
 
 def _uniform(stream: int, epoch: int, rows: ArrayLike) -> NDArray[np.float64]:

@@ -142,7 +142,9 @@ def plain_layers(model: keras.Model) -> keras.Model:
         if isinstance(layer, SeededDrop | TrainingResolution):
             return layer.plain()
         kind = keras.layers.BatchNormalization if isinstance(layer, FusedBatchNormalization) else type(layer)
-        config = layer.get_config()
+        config = _of_float32(layer.get_config())
+        if isinstance(layer, keras.layers.Wrapper):
+            config["layer"] = keras.saving.serialize_keras_object(plain(layer.layer))
         policy = getattr(layer, "dtype_policy", None)  # operations without variables have none
         if policy is not None and policy.name.startswith("mixed_"):
             config["dtype"] = "float32"
@@ -153,6 +155,17 @@ def plain_layers(model: keras.Model) -> keras.Model:
     copy = keras.models.clone_model(model, clone_function=plain)
     copy.set_weights(model.get_weights())
     return copy
+
+
+def _of_float32(config: Any) -> Any:
+    """A layer's configuration, in which the layers within it, such as the cell of a recurrent one, are of float32."""
+    if isinstance(config, list | tuple):
+        return type(config)(_of_float32(each) for each in config)
+    if not isinstance(config, dict):
+        return config
+    if config.get("class_name") == "DTypePolicy" and config["config"]["name"].startswith("mixed_"):
+        return "float32"
+    return {key: _of_float32(value) for key, value in config.items()}
 
 
 def _batch_norms(model: keras.Model) -> list[Any]:

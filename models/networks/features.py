@@ -9,9 +9,10 @@ import keras
 def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], Any]:
     """Return a function that gives a model's features and its outputs side by side.
 
-    The head is the last dense layer with one unit for each class that the model calls, and the features are its input:
-    in a residual network the mean of the last convolutions. The head may lie within a nested model, as that of a
-    network of `keras.applications` does. Therefore its input is taken while it is called, and not from the graph.
+    The head is the last dense layer with one unit for each class that the model calls, or such a convolution of 1 x 1,
+    and the features are its input: in a residual network the mean of the last convolutions. The head may lie within a
+    nested model, as that of a network of `keras.applications` does. Therefore its input is taken while it is called,
+    and not from the graph.
 
     Args:
         model: A model of image groups; it is not changed but for the calls of its dense layers.
@@ -21,11 +22,10 @@ def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], An
         Function from image groups to float32 `(batch, features + classes)`.
 
     Raises:
-        ValueError: It has no such layer. When called: the input of the head is not `(batch, features)`.
+        ValueError: It has no such layer. When called: the input of the head is not `(batch, features)`, or of one
+            pixel.
     """
-    heads = [
-        layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Dense) and layer.units == classes
-    ]
+    heads = [layer for layer in model._flatten_layers() if _is_head(layer, classes)]
     if not heads:
         raise ValueError(f"the model {model.name} has no dense layer with {classes} units, one for each class")
     taken: list[Any] = []
@@ -36,6 +36,8 @@ def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], An
         taken.clear()
         outputs = model(images, training=False)
         features = taken[-1]
+        if len(features.shape) == 4 and tuple(features.shape[1:3]) == (1, 1):
+            features = features[:, 0, 0]
         if len(features.shape) != 2:
             raise ValueError(
                 f"the head of the model {model.name} takes an input of shape {tuple(features.shape)}, expected "
@@ -44,6 +46,13 @@ def features_and_outputs(model: keras.Model, classes: int) -> Callable[[Any], An
         return keras.ops.concatenate([keras.ops.cast(each, "float32") for each in (features, outputs)], axis=1)
 
     return both
+
+
+def _is_head(layer: Any, classes: int) -> bool:
+    if isinstance(layer, keras.layers.Conv2D):
+        is_last = layer.data_format == "channels_last"
+        return is_last and layer.filters == classes and tuple(layer.kernel_size) == (1, 1)
+    return isinstance(layer, keras.layers.Dense) and layer.units == classes
 
 
 def _taking(call: Callable[..., Any], taken: list[Any]) -> Callable[..., Any]:

@@ -10,7 +10,7 @@ import keras
 from models.imported import described, import_function
 
 _SETTING = "model.path"
-_OF_KERAS_APPLICATIONS = {"weights": None, "classifier_activation": None}
+_OF_KERAS_APPLICATIONS = {"weights": None, "classifier_activation": None, "include_preprocessing": False}
 """What a function that returns a model is told, if it has such an argument and the settings do not say otherwise."""
 
 
@@ -24,7 +24,9 @@ def imported(
         function(input_shape=(height, width, bands), classes=classes, **settings) -> keras.Model of images
 
     Its arguments `weights` and `classifier_activation` are None, if it has them: weights are drawn, and outputs are
-    logits. Every other function continues the graph of layers:
+    logits. `include_preprocessing` is False: that of Keras's networks is for pixels from 0 to 255.
+
+    Every other function continues the graph of layers:
 
         function(images, classes=classes, dtype=dtype, **settings) -> logits
 

@@ -3,6 +3,7 @@
 So the driver imports no TensorFlow, takes no memory of a GPU, and survives whatever these parts do.
 """
 
+import logging
 import os
 import pickle
 import subprocess
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 _SECONDS = 600
 _REFUSED = 9
+_WARNING = "groundswell: "
+"""What a line for the user begins with; code by import path may print others."""
+_log = logging.getLogger(__name__)
 
 
 def has_own_parts(config: RunConfig) -> bool:
@@ -58,10 +62,13 @@ def try_parts(config: RunConfig, manifest: Manifest) -> None:
         raise RuntimeError(
             f"building the model ended with exit code {done.returncode}: {_last_line(done.stderr.decode())}"
         )
+    for line in done.stdout.decode().splitlines():
+        if line.startswith(_WARNING):
+            _log.warning("%s", line.removeprefix(_WARNING))
 
 
-def build_parts(config: RunConfig, manifest: Manifest) -> None:
-    """Build the model of the training and the one that is logged at its end.
+def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
+    """Build the model of the training and the one that is logged at its end; return what the user should know.
 
     Raises:
         ValueError: As the parts do.
@@ -102,12 +109,24 @@ def build_parts(config: RunConfig, manifest: Manifest) -> None:
             f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
+    return _notes(model) if config.model.name == "import" else []
+
+
+def _notes(model: Any) -> list[str]:
+    import keras
+
+    scaling = [layer.name for layer in model._flatten_layers() if isinstance(layer, keras.layers.Rescaling)]
+    return [
+        f"layer {name} of the network scales its images, and gets those that are normalised already: a network for "
+        "pixels from 0 to 255 learns worse so"
+        for name in scaling
+    ]
 
 
 def _check_paths(model: Any, config: RunConfig) -> None:
     """Refuse variables that share a path, as those of two nested networks may, where something is kept by it."""
     setting = _kept_by_path(config)
-    twice = [path for path, count in Counter(each.path for each in model.trainable_variables).items() if count > 1]
+    twice = [path for path, count in Counter(each.path for each in model.variables).items() if count > 1]
     if setting and twice:
         raise ValueError(
             f"model.path={config.model.arguments().get('path')}: {len(twice)} paths belong to several variables each, "
@@ -123,6 +142,8 @@ def _kept_by_path(config: RunConfig) -> str:
         return f"exchange.codec={config.exchange.codec.name}"
     if isinstance(config.training.mode, PipelineConfig):
         return f"training.mode={config.training.mode.name}"
+    if config.warm_start.source is not None:
+        return "warm_start.source"
     return "training.ema" if config.training.ema is not None else ""
 
 
@@ -187,7 +208,8 @@ def _last_line(text: str) -> str:
 def _main() -> None:
     config, manifest = pickle.loads(sys.stdin.buffer.read())
     try:
-        build_parts(config, manifest)
+        for note in build_parts(config, manifest):
+            print(f"{_WARNING}{note}")  # noqa: T201  for the driver
     except ValueError as error:
         print(" ".join(str(error).split()))  # noqa: T201  for the driver
         sys.exit(_REFUSED)

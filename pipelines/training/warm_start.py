@@ -3,6 +3,7 @@
 import json
 import re
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,8 +77,8 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
     state, arrays = read_arrays(Path(config.source))
     # Keras numbers the optimizers of a process from the second one on.
     optimizer = re.compile(rf"{state.settings.get('optimizer.name')}(_\d+)?\.")
-    named = {name.partition(":")[2]: value for name, value in arrays.items()}
-    found = {name: value for name, value in named.items() if not optimizer.match(name)}
+    named = [(name.partition(":")[2], value) for name, value in arrays.items()]
+    found = _by_name((name, value) for name, value in named if not optimizer.match(name))
     return TrainedWeights(found, *(json.loads(state.settings.get(key, "null")) for key in (_BANDS, _CLASSES)))
 
 
@@ -104,4 +105,18 @@ def begin_with(model: "keras.Model", config: RunConfig, manifest: Manifest) -> l
 def _arrays_of(model: "keras.Model") -> dict[str, Any]:
     from models.networks.warm_start import name_of
 
-    return {name_of(variable): np.asarray(variable) for variable in model.variables}
+    return _by_name((name_of(variable), np.asarray(variable)) for variable in model.variables)
+
+
+def _by_name(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The arrays by name.
+
+    Raises:
+        ValueError: Several have one name, as those of two nested networks may.
+    """
+    found: dict[str, Any] = {}
+    for name, value in arrays:
+        if name in found:
+            raise ValueError(f"several of its variables have the name {name}, and are told apart by names here")
+        found[name] = value
+    return found

@@ -243,8 +243,10 @@ class GradientExchange:
     def _clip(self, gradients: list[tf.Tensor]) -> list[tf.Tensor]:
         if self.codec.local_clip_norm is None:
             return gradients
-        clipped, _ = tf.clip_by_global_norm(gradients, self.codec.local_clip_norm / math.sqrt(self.collective.size))
-        return list(clipped)
+        # As `tf.clip_by_global_norm`, but where the norm is not finite: NaN in every tensor would hide whose it was.
+        limit, norm = self.codec.local_clip_norm / math.sqrt(self.collective.size), tf.linalg.global_norm(gradients)
+        factor = tf.where(tf.math.is_finite(norm), limit * tf.minimum(1.0 / norm, 1.0 / limit), 1.0)
+        return [gradient * factor for gradient in gradients]
 
     def _residual_scale(self, rate: tf.Tensor | None) -> tf.Tensor:
         if rate is None or not self.rescale_residual:

@@ -43,7 +43,7 @@ def test_an_alpha_out_of_range_is_refused(alpha):
         mixing_coefficients(alpha, seed=0, epoch=0, rows=[0])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "uint16", "uint8"])
+@pytest.mark.parametrize("dtype", ["float64", "float32", "uint16", "uint8"])
 def test_pairs_are_mixed_as_the_formula_says(dtype):
     random = np.random.default_rng(0)
     values = random.integers(0, 255, (6, 2, 3)).astype(dtype)
@@ -52,7 +52,7 @@ def test_pairs_are_mixed_as_the_formula_says(dtype):
     expected = c * values + (1 - c) * values[[1, 0, 3, 2, 5, 4]]
     mixed = mix_pairs(tf.constant(values), tf.constant(coefficients))
     assert mixed.dtype == dtype
-    np.testing.assert_allclose(mixed, expected, rtol=1e-6, atol=0 if dtype == "float32" else 0.501)
+    np.testing.assert_allclose(mixed, expected, rtol=1e-6, atol=0 if dtype.startswith("float") else 0.501)
 
 
 def test_the_largest_pixel_stays_the_largest():

@@ -77,6 +77,25 @@ def test_the_plain_copy_is_kerass_own_and_equal() -> None:
     assert not np.any(model.get_layer("conv").bias)
 
 
+def test_the_plain_copy_reaches_into_wrappers_and_cells() -> None:
+    with_policy = {"dtype": "mixed_bfloat16"}
+    images = keras.Input((4, 4, 3))
+    x = keras.layers.SpectralNormalization(keras.layers.Conv2D(2, 1, **with_policy), **with_policy)(images)
+    x = keras.layers.TimeDistributed(FusedBatchNormalization(**with_policy), **with_policy)(x)
+    x = keras.layers.TimeDistributed(keras.layers.Flatten(**with_policy), **with_policy)(x)
+    x = keras.layers.Bidirectional(keras.layers.GRU(3, **with_policy), **with_policy)(x)
+    x = keras.layers.RNN(keras.layers.GRUCell(3, **with_policy), **with_policy)(keras.ops.expand_dims(x, 1))
+    model = keras.Model(images, x)
+    assert "bfloat16" in model.to_json()
+    copy = plain_layers(model)
+    assert "bfloat16" not in copy.to_json()
+    assert "groundswell" not in copy.to_json()
+    for own, other in zip(copy.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(own, other)
+    batch = np.random.default_rng(0).normal(size=(2, 4, 4, 3)).astype(np.float32)
+    np.testing.assert_allclose(copy(batch), keras.ops.cast(model(batch), "float32"), atol=0.05)
+
+
 def test_the_plain_copy_reaches_into_models_of_the_model_and_keeps_shared_layers_one() -> None:
     shared = keras.layers.Dense(4, name="shared")
     inner_input = keras.Input((5, 5, 3))

@@ -38,6 +38,20 @@ def test_they_are_the_input_of_the_last_dense_layer_that_is_called(nested):
     np.testing.assert_allclose(np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True), expected, rtol=1e-5)
 
 
+def test_the_head_may_be_a_convolution_of_one_pixel():
+    keras.utils.set_random_seed(0)
+    images = keras.Input((6, 6, 2), name="bands")
+    pooled = keras.layers.GlobalAveragePooling2D(keepdims=True)(keras.layers.Conv2D(7, 3)(images))
+    logits = keras.layers.Flatten()(keras.layers.Conv2D(CLASSES, 1, name="logits")(pooled))
+    model = keras.Model({"bands": images}, logits)
+    batch = {"bands": np.random.default_rng(1).standard_normal((5, 6, 6, 2)).astype(np.float32)}
+    found = np.asarray(features_and_outputs(model, CLASSES)(batch))
+    features, outputs = found[:, :-CLASSES], found[:, -CLASSES:]
+    assert features.shape == (5, 7)
+    head = model.get_layer("logits")
+    np.testing.assert_allclose(outputs, features @ np.asarray(head.kernel)[0, 0] + np.asarray(head.bias), rtol=1e-5)
+
+
 def test_a_model_without_such_a_head_is_refused():
     with pytest.raises(ValueError, match="has no dense layer with 7 units, one for each class"):
         features_and_outputs(network(nested=False), 7)

@@ -74,6 +74,15 @@ def test_a_network_of_keras_applications_gives_logits_and_is_served():
         np.testing.assert_array_equal(own, other)
 
 
+def test_a_network_of_keras_gets_no_scaling_of_pixels_that_are_normalised():
+    def scalings(**settings):
+        model = build("MobileNetV3Small", module="keras.applications", alpha=0.75, **settings)
+        return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.Rescaling)]
+
+    assert scalings() == []
+    assert len(scalings(include_preprocessing=True)) == 1, "the settings may say otherwise"
+
+
 @pytest.mark.filterwarnings("ignore:This model usually expects 1 or 3 input channels")
 def test_a_network_of_keras_trains_on_twelve_bands_of_three_resolutions():
     sizes = {"bands_10m": (36, 4), "bands_20m": (18, 6), "bands_60m": (6, 2)}

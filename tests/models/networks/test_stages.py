@@ -105,6 +105,13 @@ def test_layers_that_draw_from_a_state_of_their_own_are_refused() -> None:
         cut(model, 2)
 
 
+def test_a_counter_is_no_random_state() -> None:
+    inputs = keras.Input((4,), name="fine")
+    normalised = keras.layers.Normalization()(inputs)
+    model = keras.Model({"fine": inputs}, keras.layers.Dense(2)(keras.layers.Dense(4)(normalised)))
+    assert len(cut(model, 2)) == 2
+
+
 def test_a_stage_has_something_to_train() -> None:
     first = chain(8, 8, 8, 2)
     for name in ("dense0", "dense1"):

@@ -38,6 +38,11 @@ def network(images, *, classes, dtype, width):
 def darker(images, seeds):
     return {name: group // 2 for name, group in images.items()}
 
+def scaling(input_shape, classes):
+    print("a line of somebody's own")
+    scaled = keras.layers.Rescaling(1 / 255, name="theirs")
+    return keras.Sequential([keras.Input(input_shape), scaled, keras.layers.Flatten(), keras.layers.Dense(classes)])
+
 def flat(input_shape, classes):
     return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
 
@@ -108,7 +113,13 @@ def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
 
 @pytest.mark.parametrize(
     "setting",
-    ["optimizer=lars", "exchange.codec=powersgd", "training.ema=0.9", "training.mode={name: pipeline, stages: 2}"],
+    [
+        "optimizer=lars",
+        "exchange.codec=powersgd",
+        "training.ema=0.9",
+        "training.mode={name: pipeline, stages: 2}",
+        "warm_start.source=earlier.keras",
+    ],
 )
 def test_variables_with_one_path_are_refused_where_something_is_kept_by_it(setting: str) -> None:
     plain = ["optimizer=sgd"] if setting != "optimizer=lars" else []
@@ -118,6 +129,12 @@ def test_variables_with_one_path_are_refused_where_something_is_kept_by_it(setti
     with pytest.raises(ValueError, match=message):
         build_parts(config_of("twins", "{}", *plain, setting), MANIFEST)
     build_parts(config_of("twins", "{}", "optimizer=sgd"), MANIFEST)
+
+
+def test_a_network_that_scales_normalised_images_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    try_parts(config_of("scaling"), MANIFEST)
+    assert "layer theirs of the network scales its images, and gets those that are normalised" in caplog.text
+    assert build_parts(config_of("network", "{width: 8}"), MANIFEST) == []
 
 
 def test_a_network_whose_batch_norm_knows_no_ranks_is_named_with_the_setting() -> None:

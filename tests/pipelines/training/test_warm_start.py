@@ -101,6 +101,19 @@ def test_a_keras_file_goes_by_shape(tmp_path: Path) -> None:
         np.testing.assert_array_equal(own, other)
 
 
+def test_a_source_with_two_variables_of_one_name_is_refused(tmp_path: Path) -> None:
+    def tower(name: str) -> keras.Model:
+        inputs = keras.Input((4,))
+        return keras.Model(inputs, keras.layers.Dense(2, name="head")(inputs), name=name)
+
+    images = keras.Input((4,))
+    earlier = keras.Model(images, tower("left")(images) + tower("right")(images))
+    earlier.save(tmp_path / "towers.keras")
+    chosen = config(f"warm_start.source={tmp_path / 'towers.keras'}")
+    with pytest.raises(ValueError, match=r"towers\.keras: several of its variables have the name head\.kernel, and"):
+        begin_with(model_of(chosen, 0), chosen, MANIFEST)
+
+
 def test_a_registered_model_is_a_source(mlflow_store: str) -> None:
     earlier = model_of(config("input.bands=[red, blue]"), 1)
     metadata = ModelMetadata(("land", "water"), "single_label", {"rgb": ("red", "blue")}, ("red", "blue"))

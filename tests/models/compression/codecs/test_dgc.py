@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 SHAPE = (40, 30)
 
@@ -64,6 +65,15 @@ def test_local_clipping_is_by_the_norm_over_all_tensors(make_ring, make_codec):
     factor = 0.5 / (12 * np.sqrt(2))
     for result, gradient in zip(ring.exchange(gradients), gradients[0], strict=True):
         np.testing.assert_allclose(result, factor * gradient, rtol=1e-5)
+
+
+def test_local_clipping_leaves_the_name_of_a_tensor_that_is_not_finite(make_ring, make_codec):
+    ring = make_ring(1, make_codec("dgc", clip_norm=1.0, momentum=0.0, nesterov=False, density=1.0))
+    gradients = [np.ones((4, 4), np.float32), np.full(4, np.nan, np.float32), np.ones(3, np.float32)]
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        ring.exchange([gradients])
+    assert "gradient_1" in str(caught.value)
+    assert "gradient_0" not in str(caught.value)
 
 
 @pytest.mark.parametrize("setting", [{"momentum": 1.0}, {"clip_norm": 0.0}, {"density": 0.0}])
