@@ -126,7 +126,9 @@ def _notes(model: Any) -> list[str]:
 def _check_paths(model: Any, config: RunConfig) -> None:
     """Refuse variables that share a path, as those of two nested networks may, where something is kept by it."""
     setting = _kept_by_path(config)
-    twice = [path for path, count in Counter(each.path for each in model.variables).items() if count > 1]
+    # A warm start takes statistics too; the others keep something of trained variables only.
+    kept = model.variables if setting == "warm_start.source" else model.trainable_variables
+    twice = [path for path, count in Counter(each.path for each in kept).items() if count > 1]
     if setting and twice:
         raise ValueError(
             f"model.path={config.model.arguments().get('path')}: {len(twice)} paths belong to several variables each, "
