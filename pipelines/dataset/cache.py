@@ -37,13 +37,13 @@ def default_cache_folder() -> Path:
 class RowGroupCache:
     """Files by key; the least recently used are removed where the next one would exceed the limit."""
 
-    def __init__(self, folder: Path, limit_bytes: int) -> None:
+    def __init__(self, folder: Path, limit_bytes: int, *, mapped: bool = False) -> None:
         """Make the folder, for this user only.
 
         Raises:
             RuntimeError: It cannot be made, or belongs to another user.
         """
-        self.folder, self.limit_bytes = folder, limit_bytes
+        self.folder, self.limit_bytes, self._mapped = folder, limit_bytes, mapped
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             (folder / "locks").mkdir(exist_ok=True)
@@ -95,7 +95,7 @@ class RowGroupCache:
             return self._opened(path, fields, rows)
 
     def _opened(self, path: Path, fields: Fields, rows: int) -> RowGroup:
-        groups = open_row_groups(path, fields, checksums=True)
+        groups = open_row_groups(path, fields, checksums=True, mapped=self._mapped)
         if [group.rows for group in groups] != [rows]:
             raise ValueError(f"{path} has {[group.rows for group in groups]} rows, not {rows}")
         with suppress(FileNotFoundError):  # another process makes room: the open file stays readable

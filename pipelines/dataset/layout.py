@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from pipelines.dataset.columns import CHECKSUM_FIELD
-from pipelines.dataset.gather import address
+from pipelines.dataset.gather import address, map_file, unmap
 from pipelines.dataset.rows import Fields, array_header
 
 PARQUET_OPTIONS: dict[str, Any] = {
@@ -40,14 +40,19 @@ class LayoutError(ValueError):
 class OpenFile:
     """A file descriptor that is closed with the last reference to it.
 
-    Rows are read by `pread`, not through a memory map. A file that shrinks under a map kills the process (SIGBUS);
-    here it is a short read. A map would be about a tenth faster.
+    With `mapped`, rows that are in the page cache are copied from a map of the file, see `pipelines.dataset.gather`.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, mapped: bool) -> None:
         self.path = path
         self.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
+        self.size = os.fstat(self.descriptor).st_size
+        self.mapping = map_file(self.descriptor, self.size) if mapped else 0
+        """Address of the map; 0: there is none."""
+        if self.mapping:
+            # Not when Python ends: a thread may still be reading.
+            weakref.finalize(self, unmap, self.mapping, self.size).atexit = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,12 +70,14 @@ class RowGroup:
     unchecked: NDArray[np.bool_] | None = field(default=None, compare=False)
     """`(rows,)`, whether a row has not been read since the file was opened; with the checksums."""
     entry: NDArray[np.int64] = field(init=False, repr=False, compare=False)
-    """`(3 + columns,)`, for `pipelines.dataset.gather`: descriptor, addresses of both arrays (0: none), starts."""
+    """`(4 + columns,)`, for `pipelines.dataset.gather`: descriptor, addresses of the map and of both arrays (0: none),
+    starts."""
 
     def __post_init__(self) -> None:
         """Make the entry."""
         arrays = [0 if array is None else address(array) for array in (self.checksums, self.unchecked)]
-        object.__setattr__(self, "entry", np.array([self.file.descriptor, *arrays, *self.starts], np.int64))
+        numbers = [self.file.descriptor, self.file.mapping, *arrays, *self.starts]
+        object.__setattr__(self, "entry", np.array(numbers, np.int64))
 
     def __str__(self) -> str:
         """Name file and row group, for messages."""
@@ -89,25 +96,25 @@ def value_bytes(shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> int:
     return len(value_prefix(shape, dtype)) + int(np.prod(shape)) * dtype.itemsize
 
 
-def open_row_groups(path: Path, fields: Fields, *, checksums: bool) -> list[RowGroup]:
+def open_row_groups(path: Path, fields: Fields, *, checksums: bool, mapped: bool = False) -> list[RowGroup]:
     """Open a Parquet file and find its rows.
 
     Args:
         path: The file.
         fields: Columns of fixed width.
         checksums: Whether to read the column of checksums, which the file must have then.
+        mapped: Whether to map the file, for rows that are in memory already.
 
     Raises:
         OSError: It cannot be opened.
         LayoutError: Its rows have no fixed places; any other reader can still read it.
         ValueError: It is not Parquet, or lacks a column; names the file.
     """
-    file = OpenFile(path)
+    file = OpenFile(path, mapped=mapped)
     try:
         metadata = pq.read_metadata(path)
     except (OSError, ValueError) as error:  # pyarrow names no path
         raise ValueError(f"shard {path} is not Parquet: {error}") from None
-    size = os.fstat(file.descriptor).st_size
     groups = []
     for number in range(metadata.num_row_groups):
         row_group = metadata.row_group(number)
@@ -117,10 +124,10 @@ def open_row_groups(path: Path, fields: Fields, *, checksums: bool) -> list[RowG
         if missing:
             raise ValueError(f"{where}: no column {missing[0]!r}")
         starts = tuple(
-            _start(chunks[name], row_group.num_rows, value_bytes(*column), size, where)
+            _start(chunks[name], row_group.num_rows, value_bytes(*column), file.size, where)
             for name, column in fields.items()
         )
-        stored = _stored_checksums(file, chunks[CHECKSUM_FIELD], row_group.num_rows, size, where) if checksums else None
+        stored = _stored_checksums(file, chunks[CHECKSUM_FIELD], row_group.num_rows, where) if checksums else None
         unchecked = np.ones(row_group.num_rows, bool) if checksums else None
         groups.append(RowGroup(file, number, row_group.num_rows, starts, stored, unchecked))
         _check_first_row(groups[-1], fields)
@@ -141,12 +148,10 @@ def _start(chunk: pq.ColumnChunkMetaData, rows: int, stride: int, size: int, whe
     return start
 
 
-def _stored_checksums(
-    file: OpenFile, chunk: pq.ColumnChunkMetaData, rows: int, size: int, where: str
-) -> NDArray[np.uint32]:
+def _stored_checksums(file: OpenFile, chunk: pq.ColumnChunkMetaData, rows: int, where: str) -> NDArray[np.uint32]:
     if chunk.physical_type != "INT32":
         raise LayoutError(f"{where}: column {CHECKSUM_FIELD!r} is {chunk.physical_type}, not INT32")
-    start = _start(chunk, rows, _CHECKSUM_BYTES, size, where)
+    start = _start(chunk, rows, _CHECKSUM_BYTES, file.size, where)
     stored = os.pread(file.descriptor, rows * _CHECKSUM_BYTES, start)
     if len(stored) != rows * _CHECKSUM_BYTES:
         raise LayoutError(f"{where}: column {CHECKSUM_FIELD!r} ends early: the file was cut short")

@@ -106,7 +106,7 @@ class SplitReader:
         folder = Folder.at(dataset)
         self.manifest: Manifest = read_manifest(folder) if manifest is None else manifest
         _allow_open_files()
-        self._files = SplitFiles(folder, self.manifest, split, checksums=self.settings.verify != "never")
+        self._files = SplitFiles(folder, self.manifest, split, checksums=self.settings.verify != "never", mapped=True)
         self.row_bytes, self.group_rows = self._files.row_bytes, self._files.group_rows
         self._fields = self._files.fields
         self._prefixes = {name: np.frombuffer(value_prefix(*column), np.uint8) for name, column in self._fields.items()}

@@ -13,6 +13,7 @@ from pipelines.dataset.cache import RowGroupCache
 from pipelines.dataset.columns import CHECKSUM_FIELD, ID_FIELD
 from pipelines.dataset.layout import LayoutError, RowGroup, open_row_groups, value_bytes
 from pipelines.dataset.manifest import Manifest, Shard
+from pipelines.dataset.mapping import is_wise
 from pipelines.dataset.rows import Fields, fixed_fields
 from pipelines.storage import Folder
 
@@ -29,7 +30,9 @@ _CACHE_FORMAT = 2
 class SplitFiles:
     """The row groups of one split, by their place in reading order."""
 
-    def __init__(self, folder: Folder, manifest: Manifest, split: str, *, checksums: bool) -> None:
+    def __init__(
+        self, folder: Folder, manifest: Manifest, split: str, *, checksums: bool, mapped: bool = False
+    ) -> None:
         """Look at every shard of the split, and open those whose rows have fixed places.
 
         Args:
@@ -37,6 +40,7 @@ class SplitFiles:
             manifest: Its manifest.
             split: Name of the split.
             checksums: Whether the caller compares the rows' checksums, where the dataset has them.
+            mapped: Whether rows that are in memory are copied from maps of the files, where `mapping.is_wise` says so.
 
         Raises:
             FileNotFoundError: A shard is missing.
@@ -55,6 +59,8 @@ class SplitFiles:
         self._fingerprint = manifest.fingerprint
         self._has_checksums = manifest.has_checksums
         self._checksums = checksums and manifest.has_checksums
+        row_bytes = self.row_bytes * sum(sum(shard.row_groups) for shard in self.shards)
+        self._mapped = mapped and is_wise(row_bytes, len(self.shards))
         self._places = [(shard, group) for shard in self.shards for group in range(len(shard.row_groups))]
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
         """Rows of every row group, in reading order."""
@@ -75,7 +81,9 @@ class SplitFiles:
         if not self.folder.is_local:
             return [None] * len(shard.row_groups)
         try:
-            groups = open_row_groups(self.folder.path / shard.file, self.fields, checksums=self._checksums)
+            groups = open_row_groups(
+                self.folder.path / shard.file, self.fields, checksums=self._checksums, mapped=self._mapped
+            )
         except LayoutError:
             return [None] * len(shard.row_groups)
         except ValueError as error:
@@ -115,7 +123,7 @@ class SplitFiles:
             RuntimeError: Its folder cannot be made.
         """
         if any(group is None for group in self._opened):
-            self._cache = RowGroupCache(folder, limit_bytes)
+            self._cache = RowGroupCache(folder, limit_bytes, mapped=self._mapped)
 
     def where(self, place: int) -> str:
         """Name shard and row group, for messages."""

@@ -1,4 +1,10 @@
-"""Reading the rows of a batch in C++, built when the project is installed; the reader works without it, more slowly."""
+"""Reading the rows of a batch in C++, built when the project is installed; the reader works without it, more slowly.
+
+A long value whose start is in the page cache is copied from a map of its file, which costs half the processor time of
+reading it. A file that shrinks under its map would end the process by SIGBUS. The library catches this signal for its
+own copies: the batch is then read again by `pread`, which says what is wrong. If something else handles the signal
+later, as after `faulthandler.enable()`, all rows are read by `pread`.
+"""
 
 import ctypes
 from collections.abc import Sequence
@@ -10,6 +16,8 @@ from numpy.typing import NDArray
 
 from models import compiled
 
+LEAST_MAPPED_BYTES = 1 << 14
+"""A value of as many bytes is copied from a map; shorter ones are read, which is one call of the kernel less."""
 LIBRARY = compiled.Library(Path(__file__).parent).path
 Integers = NDArray[np.int64]
 
@@ -39,7 +47,7 @@ class Gather:
         """Read rows and check them.
 
         Args:
-            groups: `(groups, 3 + columns)`, the `RowGroup.entry` of each.
+            groups: `(groups, 4 + columns)`, the `RowGroup.entry` of each.
             group_of: `(rows,)`, the group of each row.
             positions: `(rows,)`, the number of each row in its group.
             values: `(columns,)`, address of the memory for each column's values.
@@ -51,8 +59,8 @@ class Gather:
         tables = [np.ascontiguousarray(each, np.int64) for each in (groups, group_of, positions, values)]
         rows, columns = len(group_of), len(self._columns)
         given = [address(each) for each in (*tables[:3], self._table, tables[3])]
-        wrong: int = self._read(rows, columns, *given, always)
-        return wrong < 0
+        well: int = self._read(rows, columns, *given, always, LEAST_MAPPED_BYTES)
+        return bool(well)
 
 
 def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | None:
@@ -61,16 +69,41 @@ def make_gather(columns: Sequence[tuple[int, NDArray[np.uint8]]]) -> Gather | No
     return None if library is None else Gather(library, columns)
 
 
+def map_file(descriptor: int, size: int) -> int:
+    """Map a file for `Gather`.
+
+    Args:
+        descriptor: The open file.
+        size: Bytes to map, from its start.
+
+    Returns:
+        Address of the map. 0 if there is none: the library is missing, the filesystem has no maps, or something else
+        handles SIGBUS.
+    """
+    library = load()
+    return 0 if library is None else int(library.groundswell_map(descriptor, size))
+
+
+def unmap(mapping: int, size: int) -> None:
+    """Remove what `map_file` made."""
+    library = load()
+    assert library is not None
+    library.groundswell_unmap(mapping, size)
+
+
 @cache
 def load() -> ctypes.CDLL | None:
     """Return the library; None, with a line in the log, if it is missing, or does not load on this processor."""
     library = compiled.load(LIBRARY, _open, "rows are read in Python, which takes longer")
     if library is None:
         return None
-    library.groundswell_gather.argtypes = [*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5, ctypes.c_int64]
+    library.groundswell_gather.argtypes = [*[ctypes.c_int64] * 2, *[ctypes.c_void_p] * 5, *[ctypes.c_int64] * 2]
     library.groundswell_gather.restype = ctypes.c_int64
-    library.groundswell_crc32c.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int64]
-    library.groundswell_crc32c.restype = ctypes.c_uint32
+    checksum = library.groundswell_crc32c
+    checksum.argtypes = [ctypes.c_char_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int64, ctypes.c_void_p]
+    checksum.restype = ctypes.c_uint32
+    library.groundswell_map.argtypes = library.groundswell_unmap.argtypes = [ctypes.c_int64] * 2
+    library.groundswell_map.restype, library.groundswell_unmap.restype = ctypes.c_int64, None
     return library
 
 

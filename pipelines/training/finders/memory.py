@@ -3,13 +3,12 @@
 import os
 import subprocess
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelines.host_memory import host_memory
+
 _MIB = 1 << 20
-_UNLIMITED = 1 << 60
-"""Control groups write a number near 2**63 where there is no limit."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,7 @@ def memory_limit(ranks_on_host: int, environment: Mapping[str, str] = os.environ
     if gpu != "-1":
         size = _gpu_memory(gpu)
         return MemoryLimit(size, f"GPU {gpu}, {size / _MIB:,.0f} MiB")
-    total, source = _total_of_host(), "the host's memory"
-    group = _limit_of_control_group()
-    if group < total:
-        total, source = group, "the control group's limit"
+    total, source = host_memory()
     share = f", shared by {ranks_on_host} workers" if ranks_on_host > 1 else ""
     return MemoryLimit(total // ranks_on_host, f"{source}, {total / _MIB:,.0f} MiB{share}")
 
@@ -77,26 +73,6 @@ def resident_peak() -> int:
     """Largest resident set of this process so far, in bytes."""
     status = Path("/proc/self/status").read_text()
     return int(status.split("VmHWM:")[1].split()[0]) * 1024
-
-
-def _total_of_host() -> int:
-    return int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
-
-
-def _limit_of_control_group() -> int:
-    """Smallest memory limit of this process's control group and of those around it, of both versions."""
-    limits = [_UNLIMITED]
-    with suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if controllers and "memory" not in controllers.split(","):
-                continue
-            root, name = ("memory/", "memory.limit_in_bytes") if controllers else ("", "memory.max")
-            folder = Path(f"/sys/fs/cgroup/{root}{path.strip('/')}")
-            for place in (folder, *folder.parents):
-                with suppress(OSError, ValueError):  # a limit that is "max" is none
-                    limits.append(int((place / name).read_text()))
-    return min(limits)
 
 
 def _gpu_memory(gpu: str) -> int:

@@ -1,8 +1,13 @@
 """Reading rows in C++: the bytes, the checksums and the refusals of reading them in Python."""
 
+import gc
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -35,7 +40,7 @@ def test_checksums_are_those_of_the_format(library, level):
         pytest.skip("this processor has no wide registers for it")
 
     def crc(value: bytes, before: int = 0) -> int:
-        return int(library.groundswell_crc32c(value, len(value), before, level))
+        return int(library.groundswell_crc32c(value, len(value), before, level, None))
 
     assert crc(b"123456789") == 0xE3069283
     draw = random.Random(0)
@@ -44,6 +49,21 @@ def test_checksums_are_those_of_the_format(library, level):
         assert crc(value, before) == crc32c(value, before), length
     whole = draw.randbytes(3000)
     assert crc(whole[777:], crc(whole[:777])) == crc(whole)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_a_copy_is_whole_wherever_it_begins_and_ends(library, level):
+    if library.groundswell_gather_level() < level:
+        pytest.skip("this processor has no wide registers for it")
+    draw = random.Random(1)
+    for length in [*range(70), *range(250, 262), 319, 320, 321, *range(508, 516), 4097, 115_200]:
+        value, before, place = draw.randbytes(length), draw.getrandbits(32), draw.randrange(64)
+        around = np.full(length + 192, 7, np.uint8)
+        found = library.groundswell_crc32c(value, length, before, level, gather.address(around) + 64 + place)
+        assert found == crc32c(value, before), length
+        assert around[64 + place :][:length].tobytes() == value, length
+        assert (around[: 64 + place] == 7).all()
+        assert (around[64 + place + length :] == 7).all()
 
 
 def plain(dataset: Path, verify: str = "first_epoch") -> SplitReader:
@@ -100,6 +120,129 @@ def test_any_flipped_bit_is_found(small_dataset, tmp_path, column, part):
     for again in (reader, plain(dataset)):
         with pytest.raises(ValueError, match=r"row group 0, row 5 \(sample .*\) is damaged"):
             again.gather(np.array([0, row, 1]))
+
+
+def other_file_at_descriptor(reader: SplitReader, tmp_path: Path) -> None:
+    """Give the descriptor of the first shard to a copy of it that has another last byte in every image of row 0."""
+    group = reader._files.row_group(0)
+    content = bytearray(group.file.path.read_bytes())
+    for start, stride in zip(group.starts, reader._strides, strict=True):
+        content[start + stride - 1] ^= 255
+    (tmp_path / "other").write_bytes(content)
+    other = os.open(tmp_path / "other", os.O_RDONLY)
+    os.dup2(other, group.file.descriptor)
+    os.close(other)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_long_values_in_memory_are_copied_from_the_map(small_dataset, tmp_path, monkeypatch, mapped):
+    monkeypatch.setattr("pipelines.dataset.split_files.is_wise", lambda *split: mapped)
+    reader = SplitReader(shutil.copytree(small_dataset, tmp_path / "dataset"), "train", ReaderSettings(verify="never"))
+    assert (reader._files.row_group(0).file.mapping != 0) == mapped
+    before = reader.gather(np.array([0]))
+    other_file_at_descriptor(reader, tmp_path)
+    after = reader.gather(np.array([0]))
+    assert before.images.keys() == after.images.keys()
+    for name, images in before.images.items():
+        same = images.tobytes() == after.images[name].tobytes()
+        assert same == (mapped and images.nbytes >= gather.LEAST_MAPPED_BYTES), name
+
+
+def test_a_map_goes_with_its_reader(small_dataset):
+    def maps() -> list[str]:
+        return [line for line in Path("/proc/self/maps").read_text().splitlines() if str(small_dataset) in line]
+
+    reader = SplitReader(small_dataset, "train")
+    batch = reader.gather(np.array([0, 1]))
+    files = {group.file.path for group in map(reader._files.row_group, range(len(reader.group_rows)))}
+    assert len(maps()) == len(files)
+    expected = {name: images.copy() for name, images in batch.images.items()}
+    del reader
+    gc.collect()
+    assert not maps()
+    for name, images in batch.images.items():
+        np.testing.assert_array_equal(images, expected[name])
+
+
+OUTSIDE = """
+import faulthandler, os, signal, sys
+import numpy as np
+from pipelines.dataset.reader import ReaderSettings, SplitReader
+if "earlier" in sys.argv:
+    faulthandler.enable(open(os.devnull, "w"))
+reader = SplitReader(sys.argv[1], "train", ReaderSettings(verify="never"))
+reader.gather(np.array([0, 1]))
+file = reader._files.row_group(0).file
+assert file.mapping
+if "later" in sys.argv:
+    faulthandler.enable(open(os.devnull, "w"))
+if "foreign" in sys.argv:  # a fault that is none of the reader's
+    import mmap
+    own = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
+os.truncate(file.path, 4096)
+try:
+    reader.gather(np.array([0, 1]))
+except ValueError as error:
+    print(error)
+if "sent" in sys.argv:
+    os.kill(os.getpid(), signal.SIGBUS)
+if "foreign" in sys.argv:
+    own[-1]
+print("alive")
+"""
+
+
+@pytest.mark.parametrize(
+    ("others", "survives"),
+    [([], True), (["earlier"], True), (["later"], True), (["sent"], False), (["foreign"], False),
+     (["earlier", "foreign"], False)],
+)  # fmt: skip
+def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
+    small_dataset, tmp_path, others, survives
+):
+    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
+    ended = subprocess.run(
+        [sys.executable, "-c", OUTSIDE, str(dataset), *others], capture_output=True, text=True, timeout=120
+    )
+    assert "part-00000.parquet, row group 0, row 0" in ended.stdout, ended.stderr
+    assert "was truncated" in ended.stdout
+    assert (ended.returncode, "alive" in ended.stdout) == ((0, True) if survives else (-signal.SIGBUS, False))
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
+def test_zeros_behind_a_files_end_are_not_taken_for_a_row(small_dataset, tmp_path, kept):
+    """The last page of a file that was cut off within a row still has the row's first bytes, and zeros behind them."""
+    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
+    reader = SplitReader(dataset, "train", ReaderSettings(verify="never"))
+    group, column = reader._files.row_group(0), 1
+    assert reader._strides[column] > gather.LEAST_MAPPED_BYTES
+    page = (group.starts[column] + reader._strides[column]) // 4096 * 4096
+    end = group.starts[column] + reader._strides[column]
+    assert end > page
+    reader.gather(np.array([0]))
+    os.truncate(group.file.path, page + int(kept * (end - page)))
+    with pytest.raises(ValueError, match=r"row 0 .* was truncated"):
+        reader.gather(np.array([0]))
+
+
+def test_threads_go_on_after_a_fault_of_one(small_dataset, tmp_path):
+    """Each thread has its own place to go on at, and a fault is caught every time."""
+    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
+    broken, whole = (SplitReader(each, "train", ReaderSettings(verify="never")) for each in (dataset, small_dataset))
+    rows = np.arange(len(whole))
+    expected = whole.gather(rows)
+    for group in map(broken._files.row_group, range(len(broken.group_rows))):
+        os.truncate(group.file.path, 4096)
+
+    def read(number: int) -> None:
+        if number % 2:
+            assert_equal(whole.gather(rows), expected)
+        else:
+            with pytest.raises(ValueError, match="was truncated"):
+                broken.gather(rows)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert len(list(threads.map(read, range(40)))) == 40
 
 
 def test_what_was_wrong_for_a_moment_is_read_again(small_dataset, monkeypatch):

@@ -12,9 +12,9 @@ import tensorflow as tf
 
 from conf.load import load
 from models.compression.exchange.exchange import GradientExchange
+from pipelines import host_memory
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.events import MemoryNeeded
-from pipelines.training.finders import memory
 from pipelines.training.finders.batches import (
     FRACTION,
     MAXIMUM_TRIALS,
@@ -131,9 +131,9 @@ def test_the_search_has_bounds() -> None:
 
 def test_the_limit_is_the_smaller_of_host_and_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    monkeypatch.setattr(memory, "_limit_of_control_group", lambda: 1 << 60)
+    monkeypatch.setattr(host_memory, "_limit_of_control_group", lambda: 1 << 60)
     assert memory_limit(2, {}).bytes == total // 2
-    monkeypatch.setattr(memory, "_limit_of_control_group", lambda: 3000 * MIB)
+    monkeypatch.setattr(host_memory, "_limit_of_control_group", lambda: 3000 * MIB)
     assert memory_limit(3, {}) == MemoryLimit(1000 * MIB, "the control group's limit, 3,000 MiB, shared by 3 workers")
     assert 50 * MIB < resident_peak() < total
 
