@@ -51,7 +51,7 @@ class OpenFile:
         self.mapping = map_file(self.descriptor, self.size) if mapped else 0
         """Address of the map; 0: there is none."""
         if self.mapping:
-            # Not when Python ends: a thread may still be reading.
+            # Not when Python ends: a daemon thread may still be reading, and the process's end removes the map.
             weakref.finalize(self, unmap, self.mapping, self.size).atexit = False
 
 

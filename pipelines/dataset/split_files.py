@@ -59,11 +59,11 @@ class SplitFiles:
         self._fingerprint = manifest.fingerprint
         self._has_checksums = manifest.has_checksums
         self._checksums = checksums and manifest.has_checksums
-        row_bytes = self.row_bytes * sum(sum(shard.row_groups) for shard in self.shards)
-        self._mapped = mapped and is_wise(row_bytes, len(self.shards))
         self._places = [(shard, group) for shard in self.shards for group in range(len(shard.row_groups))]
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
         """Rows of every row group, in reading order."""
+        # In the cache each row group is a file.
+        self._mapped = mapped and is_wise(self.row_bytes * sum(self.group_rows), len(self._places))
         with ThreadPoolExecutor(_OPENING_THREADS) as pool:
             opened = list(pool.map(self._open, self.shards))
         self._opened: list[RowGroup | None] = [group for groups in opened for group in groups]

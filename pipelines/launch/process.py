@@ -220,7 +220,9 @@ class _Memory:
             status = Path(f"/proc/{pid}/status").read_text()
             if "VmHWM:" not in status:  # it is about to end
                 return
-            self._peak_kib = int(status.split("VmHWM:")[1].split()[0])
+            peak, files = (int(status.split(name)[1].split()[0]) for name in ("VmHWM:", "RssFile:"))
+            # Mapped pages of files, such as the dataset's, are not memory that the kernel was short of.
+            self._peak_kib = max(self._peak_kib, peak - files)
             group = _memory_group(pid)
             if group != self._group:
                 self._group, self._kills = group, _oom_kills(group)

@@ -2,8 +2,8 @@
 
 A long value whose start is in the page cache is copied from a map of its file, which costs half the processor time of
 reading it. A file that shrinks under its map would end the process by SIGBUS. The library catches this signal for its
-own copies: the batch is then read again by `pread`, which says what is wrong. If something else handles the signal
-later, as after `faulthandler.enable()`, all rows are read by `pread`.
+own copies: the batch is then read again by `pread`, which says what is wrong. As long as something else handles the
+signal, as after `faulthandler.enable()`, all rows are read by `pread`.
 """
 
 import ctypes
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from models import compiled
 
 LEAST_MAPPED_BYTES = 1 << 14
-"""A value of as many bytes is copied from a map; shorter ones are read, which is one call of the kernel less."""
+"""A value of this many bytes or more is copied from a map; a shorter one is read with fewer calls of the kernel."""
 LIBRARY = compiled.Library(Path(__file__).parent).path
 Integers = NDArray[np.int64]
 
@@ -77,8 +77,8 @@ def map_file(descriptor: int, size: int) -> int:
         size: Bytes to map, from its start.
 
     Returns:
-        Address of the map. 0 if there is none: the library is missing, the filesystem has no maps, or something else
-        handles SIGBUS.
+        Address of the map. 0 if there is none: the library is missing, the filesystem has no maps or does not say what
+        is in memory, or something else has taken SIGBUS since the first map.
     """
     library = load()
     return 0 if library is None else int(library.groundswell_map(descriptor, size))

@@ -1,11 +1,15 @@
 // Reads the rows of a batch from their places in Parquet files and checks each of them, while the calling thread lets
 // other threads of Python run. It only says whether all is well: what is wrong, and why, is found by reading the batch
 // again in Python.
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <mutex>
 
 #if defined(__linux__) && defined(__x86_64__) && defined(__GNUC__)
+#include <cerrno>
+#include <fcntl.h>
 #include <immintrin.h>
 #include <setjmp.h>
 #include <signal.h>
@@ -19,6 +23,7 @@
 namespace {
 
 constexpr int64_t longest_prefix = 1024;
+constexpr int64_t page_bytes = 4096;
 
 // CRC-32C (`row_checksum` in rows.py), of a state without the inversions at both ends.
 GROUNDSWELL_SSE uint32_t by_words(const uint8_t* bytes, size_t count, uint32_t state) {
@@ -54,7 +59,7 @@ GROUNDSWELL_SSE inline __m128i moved(__m128i block, __m128i distance, __m128i on
 }
 
 // The bytes are copied as they are read if there is a `copy`, which is aligned to a block then. The copy goes to memory
-// past the caches: what is written there is not read first, and batches are read long after.
+// past the caches: the processor does not read the old content of that memory first, and batches are read long after.
 GROUNDSWELL_SSE inline __m128i block_at(const uint8_t* bytes, uint8_t* copy) {
     const __m128i block = _mm_loadu_si128(reinterpret_cast<const __m128i*>(bytes));
     if (copy != nullptr) _mm_stream_si128(reinterpret_cast<__m128i*>(copy), block);
@@ -62,8 +67,9 @@ GROUNDSWELL_SSE inline __m128i block_at(const uint8_t* bytes, uint8_t* copy) {
 }
 
 GROUNDSWELL_SSE uint32_t last_words(const uint8_t* bytes, size_t count, uint32_t state, uint8_t* copy) {
-    if (copy != nullptr) std::memcpy(copy, bytes, count);
-    return by_words(bytes, count, state);
+    if (copy == nullptr) return by_words(bytes, count, state);
+    std::memcpy(copy, bytes, count);
+    return by_words(copy, count, state);  // `bytes` may have changed since
 }
 
 // `copies` is known when this is compiled, so that nothing is decided in the loops.
@@ -127,7 +133,7 @@ GROUNDSWELL_AVX512 uint32_t by_wide_blocks(const uint8_t* bytes, size_t count, u
     return last_words(bytes + done, count - done, state, target(done));
 }
 
-// 0: this processor has not what it takes; 1: it has; 2: with wide registers too.
+// 0: this processor lacks the instructions; 1: it has them; 2: for wide registers too.
 int64_t level_of_processor() {
     __builtin_cpu_init();
     if (!__builtin_cpu_supports("sse4.2") || !__builtin_cpu_supports("pclmul")) return 0;
@@ -164,22 +170,36 @@ void on_bus_error(int signal, siginfo_t* info, void*) {
     if (info->si_code <= 0) raise(signal);
 }
 
-// Whether faults of copies are caught: not after somebody else has taken the signal.
-bool is_guarded() {
-    struct sigaction current;
-    return sigaction(SIGBUS, nullptr, &current) == 0 && (current.sa_flags & SA_SIGINFO) != 0 &&
-           current.sa_sigaction == on_bus_error;
+bool is_ours(const struct sigaction& action) {
+    return (action.sa_flags & SA_SIGINFO) != 0 && action.sa_sigaction == on_bus_error;
 }
 
+// Whether faults of copies are caught: not where something else has taken the signal since, or this thread blocks it.
+bool is_guarded() {
+    struct sigaction current;
+    sigset_t blocked;
+    return sigaction(SIGBUS, nullptr, &current) == 0 && is_ours(current) &&
+           pthread_sigmask(SIG_BLOCK, nullptr, &blocked) == 0 && !sigismember(&blocked, SIGBUS);
+}
+
+// Takes the signal the first time, and again where it was given back, as by `faulthandler.disable()`.
 bool guard() {
-    static const bool taken = [] {
+    static std::mutex one_at_a_time;
+    static bool taken = false;
+    const std::lock_guard<std::mutex> lock(one_at_a_time);
+    struct sigaction current;
+    if (sigaction(SIGBUS, nullptr, &current) != 0) return false;
+    const bool is_default = (current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL;
+    const bool given_back = taken && current.sa_handler == others_action.sa_handler;
+    if (!is_ours(current) && (!taken || is_default || given_back)) {
         struct sigaction action {};
         action.sa_sigaction = on_bus_error;
         action.sa_flags = SA_SIGINFO | SA_ONSTACK;
         sigemptyset(&action.sa_mask);
-        return sigaction(SIGBUS, &action, &others_action) == 0;
-    }();
-    return taken && is_guarded();
+        others_action = current;
+        taken = sigaction(SIGBUS, &action, nullptr) == 0;
+    }
+    return is_guarded();
 }
 
 struct Value {
@@ -189,14 +209,27 @@ struct Value {
     bool is_mapped, is_checked;
 };
 
+// Reads the start of a value if that is in memory. Where it is not, the whole value is read with one call: it would come
+// from disk in small parts as the map's pages are touched. The page of the prefix has the end of the row before too, so
+// that it says nothing about this row; the page after it does.
+bool starts_in_memory(const Value& given) {
+    const auto descriptor = static_cast<int>(given.group[0]);
+    const int64_t start = std::min(given.value_bytes, page_bytes);
+    const iovec parts[2] = {
+        {given.prefix, static_cast<size_t>(given.prefix_bytes)}, {given.value, static_cast<size_t>(start)}};
+    if (preadv2(descriptor, parts, 2, given.place, RWF_NOWAIT) == given.prefix_bytes + start) return true;
+    // The kernel has begun to read the start alone.
+    posix_fadvise(descriptor, given.place, given.prefix_bytes + given.value_bytes, POSIX_FADV_WILLNEED);
+    return false;
+}
+
 // Reads one value with its prefix; false if the file is too short or cannot be read.
 bool read_value(const Value& given, uint32_t& state) {
     const auto descriptor = static_cast<int>(given.group[0]);
     const int64_t end = given.place + given.prefix_bytes + given.value_bytes;
     const iovec parts[2] = {
         {given.prefix, static_cast<size_t>(given.prefix_bytes)}, {given.value, static_cast<size_t>(given.value_bytes)}};
-    // Not waiting: only a value whose start is in memory is copied. Another one would be read from disk in small parts.
-    if (given.is_mapped && preadv2(descriptor, parts, 1, given.place, RWF_NOWAIT) == given.prefix_bytes) {
+    if (given.is_mapped && starts_in_memory(given)) {
         const auto* map = reinterpret_cast<const uint8_t*>(given.group[1]);
         state = copied(
             given.value, map + given.place + given.prefix_bytes, static_cast<size_t>(given.value_bytes), state,
@@ -229,11 +262,14 @@ GROUNDSWELL_EXPORT uint32_t groundswell_crc32c(
     return ~(copy == nullptr ? checksum(bytes, size, ~before, level) : copied(copy, bytes, size, ~before, level));
 }
 
-// Maps a file; returns its address, or 0 where it cannot be mapped, or where a file that shrinks would end the process.
+// Maps a file; returns its address, or 0 where it cannot be mapped, where its filesystem does not say what is in memory, or
+// where a file that shrinks would end the process.
 GROUNDSWELL_EXPORT int64_t groundswell_map(int64_t descriptor, int64_t bytes) {
-    if (bytes <= 0 || !guard()) return 0;
-    void* map =
-        mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, static_cast<int>(descriptor), 0);
+    const auto file = static_cast<int>(descriptor);
+    uint8_t first;
+    const iovec part = {&first, 1};
+    if (bytes <= 0 || (preadv2(file, &part, 1, 0, RWF_NOWAIT) < 0 && errno != EAGAIN) || !guard()) return 0;
+    void* map = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ, MAP_SHARED, file, 0);
     return map == MAP_FAILED ? 0 : reinterpret_cast<int64_t>(map);
 }
 

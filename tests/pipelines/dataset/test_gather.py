@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -174,12 +175,19 @@ reader = SplitReader(sys.argv[1], "train", ReaderSettings(verify="never"))
 reader.gather(np.array([0, 1]))
 file = reader._files.row_group(0).file
 assert file.mapping
+if "blocked" in sys.argv:
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGBUS})
+if "again" in sys.argv:
+    faulthandler.enable(open(os.devnull, "w"))
+    faulthandler.disable()
+    assert SplitReader(sys.argv[1], "train")._files.row_group(0).file.mapping
 if "later" in sys.argv:
     faulthandler.enable(open(os.devnull, "w"))
 if "foreign" in sys.argv:  # a fault that is none of the reader's
     import mmap
     own = mmap.mmap(file.descriptor, 0, access=mmap.ACCESS_READ)
-os.truncate(file.path, 4096)
+start = reader._files.row_group(0).starts[1]
+os.truncate(file.path, (start + 3 * 4096) // 4096 * 4096)
 try:
     reader.gather(np.array([0, 1]))
 except ValueError as error:
@@ -194,9 +202,17 @@ print("alive")
 
 @pytest.mark.parametrize(
     ("others", "survives"),
-    [([], True), (["earlier"], True), (["later"], True), (["sent"], False), (["foreign"], False),
-     (["earlier", "foreign"], False)],
-)  # fmt: skip
+    [
+        ([], True),
+        (["earlier"], True),
+        (["later"], True),
+        (["again"], True),
+        (["blocked"], True),
+        (["sent"], False),
+        (["foreign"], False),
+        (["earlier", "foreign"], False),
+    ],
+)
 def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
     small_dataset, tmp_path, others, survives
 ):
@@ -209,20 +225,63 @@ def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
     assert (ended.returncode, "alive" in ended.stdout) == ((0, True) if survives else (-signal.SIGBUS, False))
 
 
-@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
-def test_zeros_behind_a_files_end_are_not_taken_for_a_row(small_dataset, tmp_path, kept):
-    """The last page of a file that was cut off within a row still has the row's first bytes, and zeros behind them."""
+@pytest.fixture
+def mapped_column(small_dataset, tmp_path):
+    """A column of long values of a file that is mapped: what reads it, its row groups' table, and where row 0 lies."""
     dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
     reader = SplitReader(dataset, "train", ReaderSettings(verify="never"))
-    group, column = reader._files.row_group(0), 1
-    assert reader._strides[column] > gather.LEAST_MAPPED_BYTES
-    page = (group.starts[column] + reader._strides[column]) // 4096 * 4096
-    end = group.starts[column] + reader._strides[column]
+    group = reader._files.row_group(0)
+    if not group.file.mapping:
+        pytest.skip("this filesystem does not say what is in memory")
+    column = next(at for at, stride in enumerate(reader._strides) if stride > 2 * gather.LEAST_MAPPED_BYTES)
+    prefix = list(reader._prefixes.values())[column]
+    read = gather.make_gather([(reader._strides[column], prefix)])
+    memory = np.zeros(reader._strides[column] - len(prefix), np.uint8)
+    table = np.array([[*group.entry[:4], group.starts[column]]])
+    zero = np.zeros(1, np.int64)
+
+    def gathered() -> bool:
+        return read(table, zero, zero, np.array([gather.address(memory)]), always=False)
+
+    assert gathered()
+    return gathered, group.file, group.starts[column] + len(prefix), group.starts[column] + reader._strides[column]
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.9])
+def test_zeros_behind_a_files_end_are_not_taken_for_a_row(mapped_column, kept):
+    """The last page of a file that was cut off within a row still has the row's first bytes, and zeros behind them."""
+    gathered, file, _, end = mapped_column
+    page = end // 4096 * 4096
     assert end > page
-    reader.gather(np.array([0]))
-    os.truncate(group.file.path, page + int(kept * (end - page)))
-    with pytest.raises(ValueError, match=r"row 0 .* was truncated"):
-        reader.gather(np.array([0]))
+    os.truncate(file.path, page + int(kept * (end - page)))
+    assert not gathered()
+
+
+def test_a_fault_within_a_value_is_caught_every_time(mapped_column):
+    """The start of the value is still in the file, so that it is copied from the map up to the first missing page."""
+    gathered, file, start, end = mapped_column
+    border = (start + 2 * 4096) // 4096 * 4096
+    assert start + 4096 <= border < end
+    os.truncate(file.path, border)
+    for _ in range(3):
+        assert not gathered()
+
+
+@pytest.mark.parametrize("file_system", ["/dev/shm"])
+def test_files_whose_place_is_not_known_are_read(small_dataset, file_system):
+    """A filesystem that does not know calls which do not wait: its files are read, as are all of a reader elsewhere."""
+    with tempfile.TemporaryDirectory(dir=file_system) as folder:
+        dataset = shutil.copytree(small_dataset, Path(folder) / "dataset")
+        reader, rows = SplitReader(dataset, "train"), np.arange(5)
+        with Path(folder, "file").open("wb") as file:
+            file.write(b"content")
+        with Path(folder, "file").open("rb") as file:
+            try:
+                knows = os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
+            except OSError:
+                knows = False
+        assert (reader._files.row_group(0).file.mapping != 0) == knows
+        assert_equal(reader.gather(rows), plain(small_dataset).gather(rows))
 
 
 def test_threads_go_on_after_a_fault_of_one(small_dataset, tmp_path):
