@@ -60,7 +60,8 @@ lock: $(READY) ## Resolve the dependencies again and write both locks
 	@bash docker/horovod/lock.sh
 
 wheel: ## Build Groundswell's own wheel into dist/
-	@source docker/horovod/uv.sh; bring_uv $(VENV)-uv; "$$uv" build --quiet --wheel; ls dist/groundswell-*.whl
+	@source docker/horovod/uv.sh; if lacks_compiler; then missing "a C++ compiler ($${CXX:-g++})" g++; fi; bring_uv $(VENV)-uv; \
+	rm -f dist/groundswell-*.whl; "$$uv" build --quiet --wheel; ls dist/groundswell-*.whl
 
 bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its own. Without NAME: list them
 	@if [ -z "$(NAME)" ]; then \

@@ -6,6 +6,7 @@ them.
 """
 
 import runpy
+import sys
 import sysconfig
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ class LibrariesHook(BuildHookInterface):  # type: ignore[type-arg]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Leave each library beside its sources, and the wheel tagged for this platform and any Python."""
-        if self.target_name != "wheel":
+        # Elsewhere the sources are empty, or the library is of no use: clusters are Linux.
+        if self.target_name != "wheel" or sys.platform != "linux":
             return
         # By path: the packages that the project itself imports are not there.
         make = runpy.run_path(str(Path(self.root) / "models" / "compiled.py"))["Library"]

@@ -12,6 +12,7 @@ from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
 from jobs.paths import with_absolute_paths
 from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.packages import MissingPackageError
 from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.served import find_model
 from pipelines.training.checks import check_dataset, check_output
@@ -101,6 +102,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def named(error: Exception, cell: Cell) -> Exception:
     """The error with the cell's number and settings before it, of a kind that has the same exit code."""
     text = f"cell {cell.number} ({cell.text}): {error}"
+    if isinstance(error, MissingPackageError):
+        return MissingPackageError(text)
     return RuntimeError(text) if isinstance(error, RuntimeError) else ValueError(text)
 
 

@@ -53,7 +53,13 @@ def require(what: str, packages: Sequence[str]) -> None:
     remedies = []
     extras = [_EXTRAS[name] for name in missing if name in _EXTRAS]
     if extras:
-        remedies.append(f"pip install {shlex.join(_requirements(list(dict.fromkeys(extras))))}")
+        # What is there stays as it is: an extra may ask for another build of it, as of TensorFlow.
+        present = [name for name in _EXTRAS if name not in missing]
+        wanted = _requirements(list(dict.fromkeys(extras)))
+        found = [line for line in wanted if not any(_is_for(line, name) for name in present)]
+        remedies.append(f"pip install {shlex.join(found)}")
+        if "tensorflow" in missing:
+            remedies[-1] += " (with GPUs: tensorflow[and-cuda] in place of tensorflow-cpu)"
     if "horovod" in missing:
         remedies.append(_HOROVOD)
     verb = "is" if len(missing) == 1 else "are"
@@ -103,6 +109,10 @@ def _requirements(extras: Sequence[str]) -> list[str]:
         line.partition(";")[0].strip() for line in lines if any(_is_of(line.partition(";")[2], name) for name in extras)
     ]
     return found or [f"<the wheel of groundswell>[{','.join(extras)}]"]
+
+
+def _is_for(requirement: str, name: str) -> bool:
+    return re.match(rf"{name}(-cpu)?\b(?!-)", requirement) is not None
 
 
 def _is_of(marker: str, extra: str) -> bool:

@@ -19,6 +19,7 @@ from pipelines.scoring.source import Source
 from pipelines.storage import Folder
 from pipelines.tasks import run_until_done, watched
 
+_SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
 _ROWS_PER_GROUP = 1024
 
 
@@ -51,6 +52,8 @@ class _Extractor:
         Raises:
             OSError, RuntimeError: The dataset or the folder cannot be used.
         """
+        if self.folder.is_local and not self.folder.path.is_dir():  # the driver has made it
+            return _Extracted(None, f"an executor does not see {self.folder}, which the driver has made: {_SHARE}")
         predict = self._load()
         try:
             with self.folder.new_file(part.file) as path:
@@ -193,7 +196,4 @@ def _check_seen(folder: Folder, files: list[FeatureFile]) -> None:
     sizes = {name: size for name, _, size in folder.entries()}
     missing = [file.file for file in files if sizes.get(file.file) != file.size]
     if missing:
-        raise RuntimeError(
-            f"an executor has written {missing[0]}, which the driver does not see in {folder}: set probe.output to a "
-            "folder on storage that all hosts mount, or a URL"
-        )
+        raise RuntimeError(f"an executor has written {missing[0]}, which the driver does not see in {folder}: {_SHARE}")

@@ -10,7 +10,7 @@ _CONFIG = "config.json"
 
 
 def check_head(file: bytes, classes: int, uri: str) -> None:
-    """Make sure that a model has a dense layer with one unit for each of its classes.
+    """Make sure that a model has a dense layer, or a convolution of one pixel, with one unit for each of its classes.
 
     Args:
         file: Content of the `.keras` file.
@@ -27,16 +27,19 @@ def check_head(file: bytes, classes: int, uri: str) -> None:
         raise ValueError(f"{uri}: its .keras file is damaged ({error})") from None
     if classes not in _units(described):
         raise ValueError(
-            f"{uri} has no dense layer with {classes} units, one for each of its classes: the features of a probe are "
-            "the input of such a layer"
+            f"{uri} has no dense layer with {classes} units, one for each of its classes, and no such convolution of "
+            "one pixel: the features of a probe are the input of such a layer"
         )
 
 
 def _units(value: Any) -> Iterator[int]:
-    """The units of all dense layers, those in nested models included."""
+    """The units of all layers that `models.networks.features` takes for a head, those in nested models included."""
     if isinstance(value, dict):
-        if value.get("class_name") == "Dense":
-            yield int(value["config"]["units"])
+        kind, config = value.get("class_name"), value.get("config") or {}
+        if kind == "Dense":
+            yield int(config["units"])
+        elif kind == "Conv2D" and config["data_format"] == "channels_last" and list(config["kernel_size"]) == [1, 1]:
+            yield int(config["filters"])
         value = list(value.values())
     if isinstance(value, list):
         for each in value:

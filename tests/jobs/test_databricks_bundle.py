@@ -79,7 +79,7 @@ def test_a_target_in_production_says_where_its_only_copy_lies(bundle: Document) 
     assert all(each["workspace"]["root_path"].startswith("/Workspace/Users/") for each in targets)
 
 
-CLUSTER = "resources/jobs/train/job_clusters/0/new_cluster"
+CLUSTER = "resources/jobs/train/job_clusters/1/new_cluster"
 TASK = "resources/jobs/train/tasks/1"
 
 
@@ -115,12 +115,21 @@ def test_mistakes_are_found(
 VOLUME = "/Volumes/${var.catalog}/${var.schema}/${var.volume}/"
 
 
+def clusters(bundle: Document) -> dict[str, Document]:
+    """The clusters of the job, by their key."""
+    found = bundle["resources"]["jobs"]["train"]["job_clusters"]
+    return {cluster["job_cluster_key"]: cluster["new_cluster"] for cluster in found}
+
+
 def own_mistakes(bundle: Document) -> list[str]:
     """What the schema cannot know: variables that nobody declares, other settings of Spark, files elsewhere."""
-    (cluster,) = bundle["resources"]["jobs"]["train"]["job_clusters"]
-    new = cluster["new_cluster"]
+    new = clusters(bundle)["gpus"]
     found = sorted(set(re.findall(r"\$\{var\.([^}]*)\}", json.dumps(bundle))) - set(bundle["variables"]))
-    if new["spark_conf"] != {"spark.dynamicAllocation.enabled": "false", "spark.task.resource.gpu.amount": "1"}:
+    if new["spark_conf"] != {
+        "spark.dynamicAllocation.enabled": "false",
+        "spark.task.resource.gpu.amount": "1",
+        "spark.task.cpus": "${var.node_cores}",
+    }:
         found.append("spark_conf")
     if new["spark_env_vars"] != {"GROUNDSWELL_HOROVOD_WHEEL": f"{VOLUME}${{var.horovod_wheel}}"}:
         found.append("spark_env_vars")
@@ -192,16 +201,30 @@ def test_tasks_are_commands_of_ours_in_their_order(bundle: Document) -> None:
 
 def test_the_cluster_has_a_gpu_for_every_rank(bundle: Document) -> None:
     train = configured(bundle)["train"]
-    (cluster,) = bundle["resources"]["jobs"]["train"]["job_clusters"]
-    new = cluster["new_cluster"]
+    new = clusters(bundle)["gpus"]
     assert resolved(new["num_workers"], bundle) == str(train.launch.num_workers)
     assert new["spark_conf"]["spark.task.resource.gpu.amount"] == str(train.launch.gpus_per_worker)
     assert new["data_security_mode"] == "DATA_SECURITY_MODE_DEDICATED"
     for task in bundle["resources"]["jobs"]["train"]["tasks"]:
-        assert task["job_cluster_key"] == cluster["job_cluster_key"]
+        assert task["job_cluster_key"] == ("cores" if task["task_key"] == "prepare" else "gpus")
     assert train.tracking.experiment.startswith("/Users/")
     assert train.tracking.registered_model is not None
     assert train.tracking.registered_model.count(".") == 2
+
+
+def test_all_cores_of_a_node_prepare(bundle: Document) -> None:
+    """A task that takes a GPU, or all cores, would leave the others of its node idle."""
+    new = clusters(bundle)["cores"]
+    assert not set(new.get("spark_conf", {})) & {"spark.task.resource.gpu.amount", "spark.task.cpus"}
+    assert "-gpu-" not in resolved(new["spark_version"], bundle)
+    assert new["data_security_mode"] == "DATA_SECURITY_MODE_DEDICATED"
+
+
+def test_a_training_is_continued_by_a_variable(bundle: Document) -> None:
+    assert configured(bundle)["train"].training.resume_run is None
+    bundle = json.loads(json.dumps(bundle))
+    bundle["variables"]["resume_run"]["default"] = "latest"
+    assert configured(bundle)["train"].training.resume_run == "latest"
 
 
 def test_the_init_script_installs_the_horovod_wheel_only(bundle: Document) -> None:
@@ -209,9 +232,8 @@ def test_the_init_script_installs_the_horovod_wheel_only(bundle: Document) -> No
     commands = [line for line in script.splitlines() if line and not line.startswith(("#", "set "))]
     assert len(commands) == 1
     assert "--no-index --no-deps" in commands[0]
-    (cluster,) = bundle["resources"]["jobs"]["train"]["job_clusters"]
     assert "GROUNDSWELL_HOROVOD_WHEEL" in commands[0]
-    assert cluster["new_cluster"]["spark_env_vars"]["GROUNDSWELL_HOROVOD_WHEEL"].startswith("/Volumes/")
+    assert clusters(bundle)["gpus"]["spark_env_vars"]["GROUNDSWELL_HOROVOD_WHEEL"].startswith("/Volumes/")
 
 
 def test_the_result_of_a_training_names_its_model(tmp_path: Path) -> None:

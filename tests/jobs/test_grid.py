@@ -20,10 +20,12 @@ from conf.grid import Cell
 from conf.load import load
 from conf.schema import RunConfig
 from jobs import cells, cli, grid, grid_records
+from jobs.command import USER_ERROR, exit_code
 from jobs.result import Result
 from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 from pipelines.dataset.manifest import Manifest
 from pipelines.launch.failure import Outcome, WorkerError
+from pipelines.packages import MissingPackageError
 from pipelines.sample import ImageGroup
 from pipelines.tracking.recorded import PARENT_TAG, RecordedRun, recorded_training
 from pipelines.tracking.store import TrackingError
@@ -627,3 +629,10 @@ def test_a_store_that_does_not_answer_is_told_before_spark_starts(
     assert run(SEEDS) == 4
     (line,) = capsys.readouterr().err.splitlines()
     assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line
+
+
+def test_a_package_that_a_cell_lacks_is_a_users_mistake() -> None:
+    """A scheduler that tries again what may mend itself does not try this again."""
+    error = cells.named(MissingPackageError("reader.name=petastorm needs petastorm"), Cell(2, {"training.seed": 1}))
+    assert exit_code(error) == USER_ERROR
+    assert str(error) == "cell 2 (training.seed=1): reader.name=petastorm needs petastorm"

@@ -45,9 +45,18 @@ def test_the_line_names_the_packages_and_what_installs_them(lacks, monkeypatch: 
     text = str(caught.value)
     assert "\n" not in text
     assert text.startswith("train needs pyspark, tensorflow, keras, horovod, which are not installed: pip install ")
-    assert "pip install 'pyspark<4.2,>=3.5' 'tensorflow-cpu<2.22,>=2.16.1' 'keras<4,>=3.2.1'; and Horovod" in text
+    assert "pip install 'pyspark<4.2,>=3.5' 'tensorflow-cpu<2.22,>=2.16.1' 'keras<4,>=3.2.1' (with GPUs: tens" in text
+    assert "(with GPUs: tensorflow[and-cuda] in place of tensorflow-cpu); and Horovod" in text
     assert "groundswell[" not in text, "that name could be somebody else's on an index"
     assert text.endswith("and Horovod 0.28.1 built for this TensorFlow (docker/horovod/build_wheel.sh makes its wheel)")
+
+
+def test_what_is_installed_is_not_installed_over(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster's own TensorFlow stays where Keras alone is missing."""
+    lacks("keras")
+    monkeypatch.setattr(packages, "requires", lambda name: REQUIRES)
+    with pytest.raises(MissingPackageError, match=r"pip install 'keras<4,>=3\.2\.1'$"):
+        require("train", TRAINING)
 
 
 def test_without_metadata_the_wheels_extras_are_named(lacks, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -56,7 +65,7 @@ def test_without_metadata_the_wheels_extras_are_named(lacks, monkeypatch: pytest
 
     lacks("tensorflow")
     monkeypatch.setattr(packages, "requires", not_installed)
-    with pytest.raises(MissingPackageError, match=r"pip install '<the wheel of groundswell>\[cpu\]'$"):
+    with pytest.raises(MissingPackageError, match=r"pip install '<the wheel of groundswell>\[cpu\]' \(with GPUs"):
         require("train", TRAINING)
 
 

@@ -26,7 +26,8 @@ def refuse_jit(keras: ModuleType) -> None:
         from pipelines.launch.keras_door.optimizer import average_scaled_gradients, distribution
 
         optimizer = args[0] if args else kwargs.get("optimizer")
-        if distribution(optimizer) is None:
+        inner = getattr(optimizer, "inner_optimizer", None)  # of a loss scaler
+        if distribution(optimizer) is None and distribution(inner) is None:
             return compile_model(self, *args, **kwargs)
         kwargs.pop("experimental_run_tf_function", None)  # Horovod's documents ask for it; without effect since TF 2.4
         bound = signature.bind(self, *args, **kwargs)

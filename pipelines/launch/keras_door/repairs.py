@@ -35,6 +35,8 @@ def accept_keras_sources(horovod: ModuleType) -> None:
 
     @wraps(distributed_tape)
     def tape_of(*args: Any, **kwargs: Any) -> Any:
+        if isinstance(groups := kwargs.get("groups"), list):
+            kwargs["groups"] = [[native(variable) for variable in group] for group in groups]
         tape = distributed_tape(*args, **kwargs)
         gradient, register = tape.gradient, tape.register_local_source
 

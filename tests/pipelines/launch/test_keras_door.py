@@ -152,7 +152,8 @@ def own_loops(rank: int) -> dict[str, Any]:
 
     @tf.function
     def step() -> None:
-        with hvd.DistributedGradientTape(tf.GradientTape()) as tape:
+        groups = [model.trainable_variables[:1], model.trainable_variables[1:]]
+        with hvd.DistributedGradientTape(tf.GradientTape(), groups=groups) as tape:
             value = loss()(classes, model(images, training=True))
         variables = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(value, variables), variables, strict=True))
@@ -187,8 +188,11 @@ def own_loops(rank: int) -> dict[str, Any]:
     }
 
 
-def scaled_loss(hvd: Any, rank: int) -> dict[str, Any]:
-    """One step of mixed precision in which only rank 1's gradients overflow, and then one of neither."""
+def scaled_loss(hvd: Any, rank: int, *, own_scaler: bool) -> dict[str, Any]:
+    """One step of mixed precision in which only rank 1's gradients overflow, and then one of neither.
+
+    With `own_scaler` the user has put the scaler around the optimizer; otherwise Keras does it.
+    """
     import tensorflow as tf
     from tensorflow import keras
 
@@ -197,7 +201,8 @@ def scaled_loss(hvd: Any, rank: int) -> dict[str, Any]:
         model = network(seed=1)
     finally:
         keras.mixed_precision.set_global_policy("float32")
-    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), loss())
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(keras.optimizers.LossScaleOptimizer(optimizer) if own_scaler else optimizer, loss())
     before = model.get_weights()
     images, classes = (share(array, rank)[:BATCH] for array in samples())
     model.train_on_batch(images * (np.inf if rank == 1 else 1), classes)
@@ -242,7 +247,8 @@ def train(folder: str) -> dict[str, Any]:
         "callbacks": {door.__name__: callbacks(door, rank) for door in (hvd, hvd_keras)},
         "saving": {door.__name__: saving(door, rank, folder) for door in (hvd, hvd_keras)},
         "own loops": own_loops(rank),
-        "scaled loss": scaled_loss(hvd, rank),
+        "scaled loss": scaled_loss(hvd, rank, own_scaler=False),
+        "own scaler": scaled_loss(hvd, rank, own_scaler=True),
         "mistakes": mistakes(hvd),
     }
 
@@ -342,8 +348,9 @@ def test_own_loops(trained: list[dict[str, Any]]) -> None:
     assert [part.tolist() for part in first["local"]] == [[[0.5], [0.5]], [-0.5]]
 
 
-def test_an_overflow_on_one_rank_is_skipped_by_all(trained: list[dict[str, Any]]) -> None:
-    first, second = (rank["scaled loss"] for rank in trained)
+@pytest.mark.parametrize("scaler", ["scaled loss", "own scaler"])
+def test_an_overflow_on_one_rank_is_skipped_by_all(trained: list[dict[str, Any]], scaler: str) -> None:
+    first, second = (rank[scaler] for rank in trained)
     assert first["type"] == "LossScaleOptimizer"
     assert first["skipped"]
     assert first["moved"]
