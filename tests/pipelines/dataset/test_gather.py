@@ -218,7 +218,7 @@ def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
 ):
     dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
     ended = subprocess.run(
-        [sys.executable, "-c", OUTSIDE, str(dataset), *others], capture_output=True, text=True, timeout=120
+        [sys.executable, "-u", "-c", OUTSIDE, str(dataset), *others], capture_output=True, text=True, timeout=120
     )
     assert "part-00000.parquet, row group 0, row 0" in ended.stdout, ended.stderr
     assert "was truncated" in ended.stdout
