@@ -61,7 +61,7 @@ lock: $(READY) ## Resolve the dependencies again and write both locks
 
 wheel: ## Build Groundswell's own wheel into dist/
 	@source docker/horovod/uv.sh; if lacks_compiler; then missing "a C++ compiler ($${CXX:-g++})" g++; fi; bring_uv $(VENV)-uv; \
-	rm -f dist/groundswell-*.whl; "$$uv" build --quiet --wheel; ls dist/groundswell-*.whl
+	"$$uv" build --quiet --wheel; ls dist/groundswell-*.whl
 
 bench: $(READY) ## Run one benchmark: make bench NAME=train; ARGS=... are its own. Without NAME: list them
 	@if [ -z "$(NAME)" ]; then \

@@ -220,8 +220,9 @@ class _Memory:
             status = Path(f"/proc/{pid}/status").read_text()
             if "VmHWM:" not in status:  # it is about to end
                 return
-            peak, files = (int(status.split(name)[1].split()[0]) for name in ("VmHWM:", "RssFile:"))
+            fields = dict(line.split(":", 1) for line in status.splitlines())
             # Mapped pages of files, such as the dataset's, are not memory that the kernel was short of.
+            peak, files = (int(fields.get(name, "0").split()[0]) for name in ("VmHWM", "RssFile"))
             self._peak_kib = max(self._peak_kib, peak - files)
             group = _memory_group(pid)
             if group != self._group:
