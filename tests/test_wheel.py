@@ -103,7 +103,8 @@ def test_it_installs_and_says_what_else_it_needs(uv: str, wheel: Path, version: 
     assert (missing.returncode, missing.stdout) == (2, "")
     (line,) = missing.stderr.splitlines()
     assert line.startswith("groundswell train: error: train needs pyspark, tensorflow, keras, horovod, which are not ")
-    command_line = line.partition("pip install ")[2].partition("; and Horovod 0.28.1 ")[0]
+    command_line, _, hint = line.partition("pip install ")[2].partition("; and Horovod 0.28.1 ")[0].partition(" (")
+    assert hint == "with GPUs: tensorflow[and-cuda] in place of tensorflow-cpu)"
     assert {each.strip("'").partition("<")[0] for each in command_line.split()} == {
         "pyspark",
         "tensorflow-cpu",
