@@ -10,9 +10,9 @@ from conf.grid import Cell, read_grid, section_with
 from conf.keys import choices, without_tag
 from conf.load import base_of, keys_of, resolve
 from conf.schema import RunConfig
+from jobs.command import USER_ERROR, exit_code
 from jobs.paths import with_absolute_paths
 from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.packages import MissingPackageError
 from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.served import find_model
 from pipelines.training.checks import check_dataset, check_output
@@ -65,8 +65,9 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
         arguments: Those of the verb: the configuration and its settings, and the grid file.
 
     Raises:
-        FileNotFoundError: There is no such file or dataset.
+        FileNotFoundError: There is no such grid file.
         ValueError: A cell cannot be trained; names the cell.
+        RuntimeError: As before, where the same cell may be trained later.
     """
     cells = read_grid(arguments.grid)
     for key in map(without_tag, keys_of(arguments.set)):
@@ -80,7 +81,7 @@ def plan_cells(arguments: argparse.Namespace) -> list[PlannedCell]:
     for cell in cells:
         try:
             found = _planned(cell, arguments)
-        except (ValueError, FileNotFoundError, RuntimeError) as error:
+        except (ValueError, OSError, RuntimeError) as error:
             raise named(error, cell) from None
         first = planned.setdefault(found.digest, found)
         if first.config != found.config:
@@ -102,9 +103,7 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def named(error: Exception, cell: Cell) -> Exception:
     """The error with the cell's number and settings before it, of a kind that has the same exit code."""
     text = f"cell {cell.number} ({cell.text}): {error}"
-    if isinstance(error, MissingPackageError):
-        return MissingPackageError(text)
-    return RuntimeError(text) if isinstance(error, RuntimeError) else ValueError(text)
+    return ValueError(text) if exit_code(error) == USER_ERROR else RuntimeError(text)
 
 
 def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:

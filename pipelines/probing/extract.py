@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from pipelines.connect import SentFile, send
+from pipelines.dataset.lock import hold
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, as_lists, find_features, finish
 from pipelines.scoring.model import ModelDescription
 from pipelines.scoring.parts import DatasetPart, SampleBatch
@@ -137,43 +138,46 @@ def extract_features(
 
     Raises:
         ValueError: A row is damaged, or the model gives numbers that are not finite; names a sample.
-        RuntimeError: Spark gave up, or the driver does not see what the executors have written.
+        RuntimeError: Another job extracts the same features, Spark gave up, or the driver does not see what the
+            executors have written.
     """
     parts = {part.file: part for part in source.parts if isinstance(part, DatasetPart)}
     if (features := find_features(folder, identity, parts)) is not None:
         say(f"the features in {folder} are used again")
         return features
-    folder.make()
-    found = _finished(folder, parts, list(parts))
-    total = sum(part.rows for part in parts.values())
-    left = total - sum(each.file.rows for each in found.values() if each.file is not None)
-    say(f"extracting the features of {left:,} of {total:,} samples into {folder}")
+    with hold(folder) as still_held:
+        folder.make()
+        found = _finished(folder, parts, list(parts))
+        total = sum(part.rows for part in parts.values())
+        left = total - sum(each.file.rows for each in found.values() if each.file is not None)
+        say(f"extracting the features of {left:,} of {total:,} samples into {folder}")
 
-    def look() -> None:
-        names = set(folder.names())
-        progress(sum(part.rows for name, part in parts.items() if name in names), total)
+        def look() -> None:
+            names = set(folder.names())
+            progress(sum(part.rows for name, part in parts.items() if name in names), total)
 
-    sent = send(spark, file)
-    try:
-        with watched(look, name="groundswell-probe-progress"):
-            found |= run_until_done(
-                spark,
-                {name: part for name, part in parts.items() if name not in found},
-                _Extractor(model, sent, folder, batch_size, threads).extract,
-                finished=partial(_finished, folder, parts),
-                say=say,
-                job="probe",
-                folder=folder,
-                less_memory="a smaller training.batch_size_per_worker",
-            )
-    finally:
-        with suppress(Exception):  # the JVM may have died, which is told by whoever needed it
-            sent.destroy()
-    if problems := [each.problem for each in found.values() if each.problem]:
-        raise ValueError(problems[0])
-    files = [each.file for name in parts if (each := found[name]).file is not None]
-    _check_seen(folder, files)
-    return finish(folder, identity, files)
+        sent = send(spark, file)
+        try:
+            with watched(look, name="groundswell-probe-progress"):
+                found |= run_until_done(
+                    spark,
+                    {name: part for name, part in parts.items() if name not in found},
+                    _Extractor(model, sent, folder, batch_size, threads).extract,
+                    finished=partial(_finished, folder, parts),
+                    say=say,
+                    job="probe",
+                    folder=folder,
+                    less_memory="a smaller training.batch_size_per_worker",
+                )
+        finally:
+            with suppress(Exception):  # the JVM may have died, which is told by whoever needed it
+                sent.destroy()
+        if problems := [each.problem for each in found.values() if each.problem]:
+            raise ValueError(problems[0])
+        files = [each.file for name in parts if (each := found[name]).file is not None]
+        _check_seen(folder, files)
+        still_held()
+        return finish(folder, identity, files)
 
 
 def _finished(folder: Folder, parts: dict[str, DatasetPart], files: list[str]) -> dict[str, _Extracted]:

@@ -20,7 +20,7 @@ from conf.grid import Cell
 from conf.load import load
 from conf.schema import RunConfig
 from jobs import cells, cli, grid, grid_records
-from jobs.command import USER_ERROR, exit_code
+from jobs.command import INFRASTRUCTURE, USER_ERROR, exit_code
 from jobs.result import Result
 from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
 from pipelines.dataset.manifest import Manifest
@@ -631,8 +631,30 @@ def test_a_store_that_does_not_answer_is_told_before_spark_starts(
     assert "no answer from MLflow, see MLFLOW_TRACKING_URI: API request to" in line
 
 
-def test_a_package_that_a_cell_lacks_is_a_users_mistake() -> None:
-    """A scheduler that tries again what may mend itself does not try this again."""
-    error = cells.named(MissingPackageError("reader.name=petastorm needs petastorm"), Cell(2, {"training.seed": 1}))
-    assert exit_code(error) == USER_ERROR
-    assert str(error) == "cell 2 (training.seed=1): reader.name=petastorm needs petastorm"
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (MissingPackageError("reader.name=petastorm needs petastorm"), USER_ERROR),
+        (PermissionError(13, "Permission denied", "/data/bigearthnet"), USER_ERROR),
+        (OSError(5, "Input/output error", "/data/bigearthnet"), INFRASTRUCTURE),
+        (RuntimeError("no answer from MLflow"), INFRASTRUCTURE),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_error_of_a_cell_names_it_and_keeps_its_exit_code(error: Exception, code: int) -> None:
+    """A scheduler that tries again what may mend itself does not try a user's mistake again."""
+    named = cells.named(error, Cell(2, {"training.seed": 1}))
+    assert exit_code(named) == code
+    assert str(named) == f"cell 2 (training.seed=1): {error}"
+
+
+def test_a_dataset_that_may_not_be_read_is_told_with_its_cell(
+    run: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def denied(config: RunConfig) -> Manifest:  # the administrator, who may run this, can read everything
+        raise PermissionError(13, "Permission denied", config.dataset.path)
+
+    monkeypatch.setattr(cells, "check_dataset", denied)
+    assert run("product: {training.seed: [0, 1]}", "--set", "dataset.path=/data/bigearthnet") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cell 1 (training.seed=0): [Errno 13] Permission denied: '/data/bigearthnet'" in line

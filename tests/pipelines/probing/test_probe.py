@@ -16,6 +16,7 @@ from sklearn.metrics import f1_score
 
 from jobs import cli
 from models.probes.head import LinearHead
+from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import ReaderSettings, SplitReader
 from pipelines.probing.extract import extract_features
@@ -95,6 +96,17 @@ def test_they_are_extracted_once_for_a_model_and_a_dataset(
     changed = extract(features.folder.path.parent, said, file=logged.file.read_bytes() + b"\n")
     assert changed.folder != features.folder
     assert said[1].startswith("extracting the features of 56 of 56 samples")
+
+
+def test_two_do_not_extract_the_same_features_at_once(
+    extract: Callable[..., Features], features: Features, tmp_path: Path
+) -> None:
+    taken = Folder.at(tmp_path / features.folder.path.name)
+    with hold(taken), pytest.raises(RuntimeError, match=f"another job is writing {taken}: wait for it, or stop it"):
+        extract(tmp_path, [])
+    assert not list(tmp_path.iterdir())
+    with hold(features.folder):
+        assert extract(features.folder.path.parent, []) == features, "finished ones are read by everybody"
 
 
 @pytest.mark.parametrize("loss", ["unfinished", "truncated", "lost"])
