@@ -86,6 +86,19 @@ def _check_warmup_ends(config: "RunConfig", steps_per_epoch: int) -> None:
             f"{unit}, so that exchange.codec={exchange.codec.name} never begins: lower it, train longer, or set "
             "exchange.codec=none"
         )
+    for name in ("density", "rank"):
+        key = f"exchange.codec.{name}_schedule"
+        bounds = [entry.before_step for entry in getattr(exchange.codec, f"{name}_schedule", [])]
+        if bounds and bounds[-1] >= number:
+            raise ValueError(
+                f"{key} ends with before_step={bounds[-1]}, which is not before the end of the run of {number} {unit}, "
+                f"so that exchange.codec.{name}={getattr(exchange.codec, name)} never holds: lower it, or train longer"
+            )
+        if bounds and bounds[0] <= exchange.warmup_steps:
+            raise ValueError(
+                f"{key} begins with before_step={bounds[0]}, and until exchange.warmup_steps={exchange.warmup_steps} "
+                "gradients travel in float32: raise the one or lower the other"
+            )
 
 
 def check_recovery(config: "RunConfig") -> None:
@@ -178,6 +191,12 @@ def _check_pipeline(config: "RunConfig", mode: PipelineConfig) -> None:
         raise ValueError(
             f"exchange.codec={config.exchange.codec.name} keeps what is left to send by worker, and with "
             "training.mode=pipeline workers hold different stages: set exchange.codec=none"
+        )
+    if config.reader.name == "petastorm":
+        raise ValueError(
+            "reader.name=petastorm gives samples in an order that depends on its threads, and with "
+            "training.mode=pipeline one worker reads the images and another one their labels: set "
+            "reader.name=groundswell"
         )
     if training.precision == "float16":
         raise ValueError(

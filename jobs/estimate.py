@@ -132,10 +132,11 @@ def _fastest_line(
     best = fastest(parameters, network, scaling, batch, workers, chosen, bucket)
     assert best is not None, "there is a row of as many workers"
     size = "null" if best.bucket_mib is None else f"{best.bucket_mib:g}"
-    return (
-        f"fastest at {workers:,} workers, predicted: exchange.codec={best.codec} exchange.bucket_mib={size}, "
-        f"{best.seconds:.4g} s a step"
-    )
+    # A recorded training does not tell when each of its gradients was ready: all of them are one bucket.
+    knows_buckets = len(parameters.worker.gradients) > 1
+    settings = f"exchange.codec={best.codec}" + f" exchange.bucket_mib={size}" * knows_buckets
+    unknown = "" if knows_buckets else "; --measurements tells which size of buckets too"
+    return f"fastest at {workers:,} workers, predicted: {settings}, {best.seconds:.4g} s a step{unknown}"
 
 
 def _write(rows: Sequence[Row], title: str, table: Path, picture: Path) -> None:

@@ -5,6 +5,7 @@ import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from pipelines.comparison.defaults import with_defaults
 from pipelines.comparison.facts import Facts, facts_of, is_better, number, peak_rate
@@ -158,6 +159,15 @@ class Part:
     common: int
     """Number of those that are."""
 
+    @cached_property
+    def baselines(self) -> dict[tuple[tuple[str, str], ...], Group]:
+        """By network the group that speed-up is from; one without times has none."""
+        timed = [group for group in self.groups if group.spread(lambda facts: facts.images_per_second)]
+        timed.sort(
+            key=lambda group: (group.first.workers or math.inf, group.first.global_batch_size or math.inf, group.number)
+        )
+        return {_network(group): group for group in reversed(timed)}
+
 
 def parts_of(runs: Sequence[ComparedRun], metric: str) -> list[Part]:
     """Sort trainings into groups, by dataset; within one, by optimizer, batch size, workers and the rest."""
@@ -244,18 +254,11 @@ def default_target(groups: Sequence[Group], metric: str) -> float | None:
 
 def baseline_of(part: Part, group: Group) -> Group | None:
     """The group of the same network that speed-up is from: the fewest workers, then the smallest global batch."""
-    network = _network(group)
-    alike = [other for other in part.groups if _network(other) == network]
-    timed = [other for other in alike if other.spread(lambda facts: facts.images_per_second)]
-    return min(
-        timed,
-        key=lambda other: (other.first.workers or math.inf, other.first.global_batch_size or math.inf, other.number),
-        default=None,
-    )
+    return part.baselines.get(_network(group))
 
 
-def _network(group: Group) -> dict[str, str]:
-    return {key: value for key, value in group.settings.items() if key.startswith(("model.", "input."))}
+def _network(group: Group) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(each for each in group.settings.items() if each[0].startswith(("model.", "input."))))
 
 
 def _first_row(run: ComparedRun, metric: str, target: float) -> dict[str, float | None] | None:

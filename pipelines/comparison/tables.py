@@ -202,6 +202,8 @@ def size_text(size: float | None) -> str:
 
 def _recipe_values(group: Group) -> dict[str, Any]:
     first = group.first
+    # A training that failed early says nothing of those whose scores and times stand beside these.
+    longest = max(group.members, key=lambda facts: (facts.counts, facts.epochs))
     return {
         "batch": first.global_batch_size,
         "workers": first.workers,
@@ -210,8 +212,8 @@ def _recipe_values(group: Group) -> dict[str, Any]:
         "optimizer": group.settings.get("optimizer.name"),
         "codec": group.settings.get("exchange.codec.name"),
         "precision": group.settings.get("training.precision"),
-        "epochs": first.epochs,
-        "steps": first.steps,
+        "epochs": longest.epochs,
+        "steps": longest.steps,
     }
 
 

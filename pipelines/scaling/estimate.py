@@ -151,7 +151,7 @@ def fastest(
     codecs: Mapping[str, CodecCosts],
     bucket_mib: float | None,
 ) -> Best | None:
-    """Return the fastest codec and size of buckets, of `BUCKETS_MIB` and the one given; of equals the first one."""
+    """Return the fastest codec and size of buckets, of the one given and `BUCKETS_MIB`; of equals the first one."""
     batches = batches_of(scaling, batch, workers)
     if batches is None:
         return None
@@ -159,7 +159,7 @@ def fastest(
     choices = [
         Best(workers, name, bucket, step_seconds(parameters.worker, codec, topology, workers, batches[0], bucket))
         for name, codec in codecs.items()
-        for bucket in dict.fromkeys((*BUCKETS_MIB, bucket_mib))
+        for bucket in dict.fromkeys((bucket_mib, *BUCKETS_MIB))
     ]
     return min(choices, key=lambda choice: choice.seconds)
 

@@ -20,6 +20,7 @@ from pipelines.scaling.measurements import (
 
 if TYPE_CHECKING:
     from pipelines.tracking.recorded import RecordedRun
+    from pipelines.tracking.writer import Point
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
 SPEED = "speed/images_per_second"
@@ -34,6 +35,9 @@ _MODE = "training.mode.name"
 _PREDICTED_MODE = SynchronousConfig().name
 """The mode in which a step waits for one exchange of all ranks; runs of versions that had no other do not name it."""
 _RESOLUTION = "input.resolution_schedule"
+_BUCKETS = "exchange.bucket_mib"
+_WARMUP_STEPS = "exchange.warmup_steps"
+"""Steps at the start of a training whose gradients travel in float32."""
 _TOLD_BY_ALL = ("launch.num_workers", "global_batch_size", "exchange.codec.name")
 _OF_COMPUTING = (
     "training.mode",
@@ -48,14 +52,14 @@ _OF_COMPUTING = (
     "launch.threads_per_worker",
     "launch.gpus_per_worker",
 )
-_OF_A_CODEC = ("exchange.codec", "exchange.dense_below", "exchange.warmup_steps")
+_OF_A_CODEC = ("exchange.codec", "exchange.dense_below", _WARMUP_STEPS)
 _SAME_THROUGHOUT = (
     *_TOLD_BY_ALL,
     _MODE,
     _RESOLUTION,
     "training.batch_size_per_worker",
     "micro_batches_per_step",
-    "exchange.bucket_mib",
+    _BUCKETS,
     *_OF_COMPUTING,
     *_OF_A_CODEC,
 )
@@ -83,6 +87,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
         raise ValueError(f"--run: the trainings are of different models, with {sorted(map(int, sizes))} parameters")
     gradient_bytes = int(_FLOAT32_BYTES * sizes.pop())
     _check_alike(runs, _OF_COMPUTING)
+    _check_alike([run for run in runs if int(run.parameters["launch.num_workers"]) > 1], (_BUCKETS,))
     compute: dict[int, list[float]] = defaultdict(list)
     of_codecs: dict[str, list[RecordedRun]] = defaultdict(list)
     points, deviations = [], []
@@ -92,7 +97,7 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
         compute[int(run.parameters["global_batch_size"]) // workers] += computing
         of_codecs[run.parameters["exchange.codec.name"]].append(run)
         payload = _payload(run)
-        wire = tuple(seconds for seconds in _curve(run, "wire") if seconds > 0)
+        wire = tuple(seconds for seconds in _curve_of_codec(run, "wire") if seconds > 0)
         if workers > 1 and wire:
             points.append(
                 CollectivePoint(link=RECORDED_LINK, collective="allreduce", ranks=workers, bytes=payload, seconds=wire)
@@ -117,7 +122,8 @@ def measurements_of(runs: Sequence["RecordedRun"]) -> Measurements:
 def combined(measured: Measurements, recorded: Measurements) -> Measurements:
     """Return the model of the trainings on the links of the other measurements.
 
-    Computing, stragglers and the codecs of the trainings are taken from them. Codecs that they did not use, and the
+    Computing, stragglers and the codecs of the trainings are taken from them; trainings of one worker know of no
+    stragglers, which are then those measured. Codecs that they did not use, and the
     order in which gradients become ready, are those measured, in proportion to the bytes of the gradients. Of a codec
     that they used, the collectives are those measured, and carry the payload of the trainings: its settings, or the
     shapes of the gradients, may be others.
@@ -136,7 +142,7 @@ def combined(measured: Measurements, recorded: Measurements) -> Measurements:
             "machine": f"{measured.machine}; {recorded.machine}",
             "model": recorded.model,
             "compute": recorded.compute,
-            "straggler_deviation": recorded.straggler_deviation,
+            "straggler_deviation": (recorded if recorded.collectives else measured).straggler_deviation,
             "gradients": gradients,
             "codecs": (*codecs, *(codec for name, codec in scaled.items() if name not in known)),
         }
@@ -175,6 +181,8 @@ def _check(run: "RecordedRun") -> None:
 
 def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
     """Check that trainings have the same values of settings, and of all settings in sections."""
+    if not runs:
+        return
     first = runs[0]
     for key in _within({key for run in runs for key in run.parameters}, names):
         for run in runs[1:]:
@@ -207,9 +215,28 @@ def _payload(run: "RecordedRun") -> int:
 
 def _curve(run: "RecordedRun", phase: str) -> list[float]:
     """Seconds by epoch; earlier versions have recorded some for epochs that were resumed after their last step."""
+    return [point.value for point in _points(run, phase)]
+
+
+def _points(run: "RecordedRun", phase: str) -> list["Point"]:
     without_steps = {point.step for point in run.curves.get(SPEED, []) if point.value == 0}
     curve = run.curves[f"time/step_{phase}_seconds"]
-    return [point.value for point in curve if point.step not in without_steps]
+    return [point for point in curve if point.step not in without_steps]
+
+
+def _curve_of_codec(run: "RecordedRun", phase: str) -> list[float]:
+    """Seconds by epoch, of the epochs of which no step was in float32 for the start of the training."""
+    points, warmup = _points(run, phase), int(_value(run, _WARMUP_STEPS))
+    if run.parameters["exchange.codec.name"] == _NO_CODEC:
+        return [point.value for point in points]
+    begins = [0, *(point.step for point in points)]
+    found = [point.value for begin, point in zip(begins, points, strict=False) if begin >= warmup]
+    if not found:
+        raise ValueError(
+            f"--run {run.run_id} has no epoch without steps in float32, of which {_WARMUP_STEPS} asks for {warmup}: "
+            "take a longer training"
+        )
+    return found
 
 
 def _codec(name: str, runs: Sequence["RecordedRun"]) -> CodecMeasurement:
@@ -221,8 +248,8 @@ def _codec(name: str, runs: Sequence["RecordedRun"]) -> CodecMeasurement:
         name=name,
         messages=sparse,
         dense_bytes=0 if sparse else payload,
-        encode_seconds=tuple(seconds for run in runs for seconds in _curve(run, "encode")),
-        decode_seconds=tuple(seconds for run in runs for seconds in _curve(run, "decode")),
+        encode_seconds=tuple(seconds for run in runs for seconds in _curve_of_codec(run, "encode")),
+        decode_seconds=tuple(seconds for run in runs for seconds in _curve_of_codec(run, "decode")),
     )
 
 

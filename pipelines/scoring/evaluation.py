@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 from pyspark.sql import SparkSession
+from scipy.sparse import csr_matrix
 
 from models.calibration import Reliability, best_thresholds, multi_label_reliability, single_label_reliability
 from models.metrics import (
@@ -261,12 +262,14 @@ def _pairs(
     else:
         likeliest = np.argmax(scores.probabilities, axis=1)[:, np.newaxis]
         predicted = likeliest == np.arange(len(class_names))
-    missed, invented = (present & ~predicted).astype(np.int64), (predicted & ~present).astype(np.int64)
-    counts = missed.T @ invented
-    order = np.argsort(-counts, axis=None, kind="stable")[:_PAIRS]
-    places = zip(*np.unravel_index(order, counts.shape), strict=True)
+    # A sample misses and invents few of the classes, so that almost all of the products are zero.
+    missed, invented = (
+        csr_matrix(present & ~predicted, dtype=np.int64),
+        csr_matrix(predicted & ~present, dtype=np.int64),
+    )
+    counts = (missed.T @ invented).tocoo()
+    order = np.lexsort((counts.col, counts.row, -counts.data))[:_PAIRS]
     return [
-        {"missed": class_names[one], "predicted": class_names[other], "samples": int(counts[one, other])}
-        for one, other in places
-        if counts[one, other]
+        {"missed": class_names[one], "predicted": class_names[other], "samples": int(samples)}
+        for one, other, samples in zip(counts.row[order], counts.col[order], counts.data[order], strict=True)
     ]

@@ -38,6 +38,8 @@ _REFUSALS = {
     "RESOURCE_ALREADY_EXISTS",
     "RESOURCE_DOES_NOT_EXIST",
 }
+_REFUSED_FILES = {400, 413, 414, 422}
+"""Answers of HTTP to an upload that the same upload gets again: a proxy's limit to the size of a request, mostly."""
 _WORDS: dict[News, str] = {"away": "does not answer", "back": "answers again", "refused": "refuses a write for good"}
 _log = logging.getLogger(__name__)
 
@@ -64,7 +66,7 @@ class Delivery:
         self._on_news = on_news
         self._reason = ""
         self._answer_seconds = _SECONDS_FOR_AN_ANSWER
-        self._refused = False
+        self._refused: set[str] = set()
         self._progress = threading.Condition()
         self._last_progress = time.monotonic()
         self._ending = False
@@ -162,10 +164,10 @@ class Delivery:
             if not self._journal.is_replaced(entry):
                 self._send(entry)
         except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
-            if not _is_refusal(error) or not self._has_run():
+            if not _is_refusal(error, entry) or not self._has_run():
                 self._store_is_away(error)
                 return False
-            self._tell_refused(reason_of(error))
+            self._tell_refused(reason_of(error), entry.path)
         if self._reason:
             self._reason = ""
             _log.info("MLflow answers again")
@@ -181,10 +183,11 @@ class Delivery:
         except Exception:  # as in `_deliver`
             return False
 
-    def _tell_refused(self, reason: str) -> None:
+    def _tell_refused(self, reason: str, path: str) -> None:
+        reason = f"{path}: {reason}" if path else reason
         _log.info("MLflow refused a write: %s", reason)
-        if not self._refused:
-            self._refused = True
+        if path not in self._refused:
+            self._refused.add(path)
             self._on_news("refused", reason)
 
     def _store_is_away(self, error: Exception) -> None:
@@ -221,7 +224,7 @@ class Delivery:
             case "folder":
                 folder = self._journal.folder_of(content)
                 if not folder.is_dir():  # MLflow would upload nothing, and say nothing
-                    self._tell_refused(f"{folder} is not there any more: its files are not among the artifacts")
+                    self._tell_refused(f"{folder} is not there any more: its files are not among the artifacts", "")
                     return
                 with self._waits():
                     client.get_run(run_id)  # a store that is away fails here, and soon
@@ -253,8 +256,14 @@ class Delivery:
         return short_waits(timeout)
 
 
-def _is_refusal(error: Exception) -> bool:
-    """Whether the store itself says that it never takes this write; a gateway's error page is none of its answers."""
+def _is_refusal(error: Exception, entry: Entry) -> bool:
+    """Whether the store itself says that it never takes this write; a gateway's error page is none of its answers.
+
+    Of an upload a gateway's answer is one where it tells the same to each repetition.
+    """
+    status = getattr(getattr(error, "response", None), "status_code", None)  # of `requests`, with which MLflow uploads
+    if entry.kind in ("file", "folder") and status in _REFUSED_FILES:
+        return True
     if not isinstance(error, MlflowException) or error.error_code not in _REFUSALS:
         return False
     return isinstance(error, RestException) or not str(error).startswith("API request to")

@@ -80,6 +80,7 @@ class Journal:
         self._places: dict[int, tuple[int, int]] = {}  # of the lines of these entries: offset and bytes
         self._next_number = 0
         self._held_step = 0
+        self._unsynced: list[Path] = []  # files of entries since the last `sync`
         (self.folder / _FILES).mkdir(parents=True, exist_ok=True)
         lines = self._read_lines()
         if restart_step is not None:
@@ -108,6 +109,7 @@ class Journal:
             try:
                 file.parent.mkdir()
                 file.write_bytes(data)
+                self._unsynced.append(file)
                 self._append("file", {"file": name}, after_step, path)
             except OSError as error:
                 shutil.rmtree(file.parent, ignore_errors=True)  # the next entry gets the same number
@@ -119,6 +121,11 @@ class Journal:
         Raises:
             OSError: The disk cannot be written.
         """
+        with self._lock:
+            files, self._unsynced = self._unsynced, []
+        for path in [path for file in files for path in (file, file.parent)] + [self.folder / _FILES] * bool(files):
+            with suppress(FileNotFoundError):  # it was delivered meanwhile
+                _sync_to_disk(path)
         os.fsync(self._file.fileno())
         with self._lock:
             if self._copy is not None:
@@ -293,3 +300,12 @@ class Journal:
         temporary.replace(self.folder / _LINES)
         self._places = places
         return (self.folder / _LINES).open("r+b", buffering=0)
+
+
+def _sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

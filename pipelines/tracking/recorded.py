@@ -11,7 +11,7 @@ from mlflow.entities import Experiment, Run
 
 from pipelines.locations import redacted
 from pipelines.tracking.experiments import name_in_store
-from pipelines.tracking.runs import newest_runs
+from pipelines.tracking.runs import newest_runs, search_runs
 from pipelines.tracking.store import TrackingError, readable_errors, reason_of, short_waits, sqlite_file, tracking_uri
 from pipelines.tracking.writer import Point
 
@@ -94,7 +94,7 @@ def recorded_trainings(
         client = MlflowClient(uri)
         found = _experiment(client, name_in_store(uri, experiment), uri)
         with readable_errors(f"--filter {filter_text!r}" if filter_text else uri):
-            runs = _search(client, found, filter_text)
+            runs = search_runs(client, found.experiment_id, filter_text, order="ASC")
         trainings = [run for run in runs if run.data.tags.get("mlflow.source.name") == TRAINING_SOURCE]
         chosen = [run for run in trainings if children or PARENT_TAG not in run.data.tags]
         if not chosen:
@@ -168,23 +168,6 @@ def _experiment(client: MlflowClient, name: str, uri: str) -> Experiment:
     more = ", ..." if len(known) > _NAMED_EXPERIMENTS else ""
     there = f"is deleted in {redacted(uri)}" if found is not None else f"is not in {redacted(uri)}"
     raise ValueError(f"experiment {name!r} {there}, which has: {', '.join(known[:_NAMED_EXPERIMENTS])}{more}")
-
-
-def _search(client: MlflowClient, experiment: Experiment, filter_text: str) -> list[Run]:
-    runs: list[Run] = []
-    token: str | None = None
-    while True:
-        page = client.search_runs(
-            [experiment.experiment_id],
-            filter_text,
-            order_by=["attributes.start_time ASC"],
-            max_results=1000,
-            page_token=token,
-        )
-        runs += page
-        token = page.token
-        if not token:
-            return runs
 
 
 def _why_none(experiment: str, filter_text: str, runs: int, trainings: int) -> str:

@@ -32,6 +32,7 @@ from pipelines.tracking.store import (
 )
 
 _PARAMS_PER_BATCH = 100
+_RUNS_OF_A_PAGE = 100
 _MADE_OFFLINE_AS = "groundswell.offline_run"
 """Tag of a run that was made without the store: the identifier that it had then."""
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -286,7 +287,30 @@ def newest_runs(experiment: str, filter_text: str) -> list[Run]:
         found = client.get_experiment_by_name(name_in_store(uri, experiment))
         if found is None:
             return []
-        return list(client.search_runs([found.experiment_id], filter_text, order_by=["attributes.start_time DESC"]))
+        return search_runs(client, found.experiment_id, filter_text, order="DESC")
+
+
+def search_runs(
+    client: MlflowClient, experiment_id: str, filter_text: str, *, order: Literal["ASC", "DESC"]
+) -> list[Run]:
+    """Return all runs of an experiment that MLflow's filter chooses, by the time of their start.
+
+    A server answers for a page of them at a time: one of a thousand runs takes it longer than we wait.
+    """
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(
+            [experiment_id],
+            filter_text,
+            order_by=[f"attributes.start_time {order}"],
+            max_results=_RUNS_OF_A_PAGE,
+            page_token=token,
+        )
+        runs += page
+        token = page.token
+        if not token:
+            return runs
 
 
 def page_of(run: TrackedRun) -> str | None:

@@ -1,6 +1,7 @@
 """Logged models as scoring takes them: what they are, and their Keras file; imports no TensorFlow."""
 
 import json
+import logging
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import mlflow
 from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model
+from mlflow.utils.validation import MAX_TAG_VAL_LENGTH
 
 from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import known_uri, using_store
@@ -21,6 +23,7 @@ _TAG = "groundswell.thresholds"
 _HAS_TAGS_OF_MODELS = hasattr(MlflowClient, "set_logged_model_tags")
 """False for MLflow 2, where the run has them."""
 _MODEL_FILE = "MLmodel"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ def find_model(uri: str) -> ServedModel:
     if not metadata.class_names or info.signature is None:
         raise ValueError(f"{uri} was not logged by groundswell: its metadata has no class_names")
     kept = (tags or {}).get(_tag(model_id))
-    thresholds = metadata.thresholds if kept is None else tuple(json.loads(kept))
+    thresholds = metadata.thresholds if kept is None else _thresholds_of(kept, metadata, fixed)
     inputs = {
         spec.name: (tuple(int(size) for size in spec.shape[1:]), str(spec.type)) for spec in info.signature.inputs
     }
@@ -87,8 +90,18 @@ def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
             return
         if _HAS_TAGS_OF_MODELS:
             client.set_logged_model_tags(model.model_id, {tag: text})
+        elif len(text) > MAX_TAG_VAL_LENGTH:
+            _log.warning("the thresholds of %s are too long for a tag of MLflow 2, and are not kept", model.uri)
         else:
             client.set_tag(str(model.metadata.run_id), tag, text)
+
+
+def _thresholds_of(text: str, metadata: ModelMetadata, uri: str) -> tuple[float, ...] | None:
+    try:
+        return tuple(json.loads(text))
+    except ValueError:
+        _log.warning("the thresholds that %s has in MLflow are cut off: those that it was logged with are used", uri)
+        return metadata.thresholds
 
 
 def _tag(model_id: str) -> str:

@@ -53,11 +53,13 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
 
     Raises:
         RunHeldError: The run is being trained.
-        ValueError: The store has no such run any more.
+        ValueError: The store has no such run any more, or the folder is a copy of another one beside it.
         TrackingError: The store does not answer, or does not take what there is.
     """
     with hold(folder):
         local = read_local_run(folder)
+        if (original := _original_of(folder, local)) is not None:
+            raise ValueError(f"{folder} is a copy of {original}, which has the newer records: give that one")
         run = _stored(folder, local)
         if not runs.is_known(run.run_id):  # to its writes the store would answer that they can never be taken
             raise ValueError(
@@ -96,6 +98,15 @@ def _stored(folder: Path, local: LocalRun | None) -> TrackedRun:
     run = runs.store_run(local)
     replace(local, run_id=run.run_id, is_stored=True).write(folder)
     return run
+
+
+def _original_of(folder: Path, local: LocalRun | None) -> Path | None:
+    """The folder beside this one that has the name of the run, where this one is a copy of it."""
+    if local is None or folder.name == local.run_id:
+        return None
+    named = folder.with_name(local.run_id)
+    is_run = (named / FILE_NAME).is_file() and named.resolve() != folder.resolve()
+    return named if is_run else None
 
 
 def _named_after(run: TrackedRun, folder: Path) -> Path:
@@ -153,12 +164,14 @@ def _folders(output: Path) -> Iterator[Path]:
 
 
 def lacks_something(folder: Path) -> bool:
-    """Whether something of a run is not in the store, by what its folder has."""
+    """Whether something of a run is not in the store, by what its folder has; a copy of a run lacks nothing."""
     try:
         local = read_local_run(folder)
     except (ValueError, OSError):  # which `sync` says
         return True
     if local is None:
         return True
+    if _original_of(folder, local) is not None:
+        return False
     done = local.is_stored and local.is_told and local.run_id == folder.name
     return not done or journals(folder).is_dir()

@@ -174,7 +174,7 @@ class Epochs:
             if self._is_over(history):
                 break
             if self._may_stop_before(epoch, start) and self.rank.stop.is_requested_now():
-                raise StoppedOnRequest(f"stopped after step {max(start.step, epoch * steps)}")
+                raise StoppedOnRequest(f"stopped after step {max(self._step_of_all(start), epoch * steps)}")
             has_trained, began = True, self._train_one(Place(epoch, epochs, steps, start), history, began)
         # What is within an epoch has no evaluation: training has ended there for an earlier epoch's sake.
         if not has_trained and start.step == start.epochs_done * steps:
@@ -191,7 +191,11 @@ class Epochs:
         What ranks have kept in memory within an epoch is not: they take a step more, after which all stop together and
         write a checkpoint.
         """
-        return self.rank.recovery is None or start.step <= epoch * self.rank.steps
+        return self.rank.recovery is None or self._step_of_all(start) <= epoch * self.rank.steps
+
+    def _step_of_all(self, start: TrainingState) -> int:
+        """Steps after which the ranks were together last: in place, each may continue from a later step of its own."""
+        return start.step if self.rank.recovery is None else self.rank.mode.block(start.step)
 
     def _is_over(self, history: list[dict[str, float]]) -> bool:
         selection = self.rank.config.training.selection

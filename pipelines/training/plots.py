@@ -137,7 +137,9 @@ def range_test_curve(points: Sequence[RatePoint], suggestion: Suggestion | None)
     # A loss that explodes at the end would press all the rest together.
     finite = [point.smoothed for point in points if math.isfinite(point.smoothed)]
     if finite:
-        axis.set_ylim(top=min(max(finite), 2.0 * finite[0]) * 1.1)
+        first, least = finite[0], min(finite)
+        top = min(max(finite), first + max(abs(first), first - least))
+        axis.set_ylim(top=top + 0.1 * max(abs(top), top - least))
     axis.set_xlabel("learning rate")
     axis.set_title("range test")
     axis.grid(alpha=0.3)

@@ -23,7 +23,13 @@ _BEFORE_THEY_WERE_RECORDED = {
     "training.mode.name": SynchronousConfig().name,
     "warm_start.frozen_layers": "[]",
 }
-_FIXED = ("optimizer.name", "optimizer.variant", "training.mode.name", "warm_start.frozen_layers")
+_FIXED = (
+    "optimizer.name",
+    "optimizer.variant",
+    "optimizer.warmup_steps",  # the number of updates of a second moment, by which its bias is corrected
+    "training.mode.name",
+    "warm_start.frozen_layers",
+)
 _FIXED_WITH_EXCHANGE_STATE = (
     "exchange.dense_below",
     *(

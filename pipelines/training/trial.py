@@ -12,7 +12,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from conf.codecs import NoneConfig
-from conf.modes import PipelineConfig
+from conf.modes import ParameterServerConfig, PipelineConfig
 from conf.optimizers import LayerwiseConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
@@ -88,8 +88,11 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
+        if isinstance(config.training.mode, PipelineConfig):
+            _check_repeats(model.augmentation, _two_samples(model), config)
     if config.model.name == "import":
         _try_sizes(model, config, manifest)
+        _check_gradients(model, config)
     if config.model.batch_norm_ranks != 1:
         try:
             batch_norms_over_ranks(model)
@@ -110,6 +113,45 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
     return _notes(model) if config.model.name == "import" else []
+
+
+def _check_repeats(augmentation: Any, samples: tuple[dict[str, Any], Any], config: RunConfig) -> None:
+    """Refuse an augmentation that draws from a state where the first stage of a pipeline calls it twice a batch."""
+    import numpy as np
+    import tensorflow as tf
+
+    zeros, seeds = samples
+    noise = {
+        name: tf.constant(np.random.default_rng(0).integers(0, 100, each.shape), each.dtype)
+        for name, each in zeros.items()
+    }
+    once, again = (augmentation.call(noise, seeds, training=True) for _ in range(2))
+    if any(not np.array_equal(once[name], again[name]) for name in noise):
+        raise ValueError(
+            f"input.augmentation.path={config.input.augmentation.arguments()['path']} gives other images for the same "
+            "images and seeds, and with training.mode=pipeline the first stage computes each batch twice: draw from "
+            "the seeds, or set training.mode=synchronous"
+        )
+
+
+def _check_gradients(model: Any, config: RunConfig) -> None:
+    """Refuse a network that stops the gradients of variables which would be trained."""
+    import tensorflow as tf
+
+    from models.layers.augmentation import AugmentedModel
+
+    network = model.network if isinstance(model, AugmentedModel) else model
+    with tf.GradientTape() as tape:
+        logits = network(_two_samples(network)[0], training=True)
+    gradients = tape.gradient(logits, [each.value for each in network.trainable_variables])
+    without = [
+        each.path for each, gradient in zip(network.trainable_variables, gradients, strict=True) if gradient is None
+    ]
+    if without:
+        raise ValueError(
+            f"model.path={config.model.arguments()['path']}: {len(without)} trainable variables have no gradient, such "
+            f"as {without[0]}: set trainable=False in their layers, or let the gradients pass"
+        )
 
 
 def _notes(model: Any) -> list[str]:
@@ -142,7 +184,7 @@ def _kept_by_path(config: RunConfig) -> str:
         return f"optimizer={config.optimizer.name}"
     if not isinstance(config.exchange.codec, NoneConfig):
         return f"exchange.codec={config.exchange.codec.name}"
-    if isinstance(config.training.mode, PipelineConfig):
+    if isinstance(config.training.mode, PipelineConfig | ParameterServerConfig):
         return f"training.mode={config.training.mode.name}"
     if config.warm_start.source is not None:
         return "warm_start.source"

@@ -126,6 +126,7 @@ PIPELINE = "training.mode={name: pipeline, stages: 2}"
         ),
         (["training.trace_steps=[2, 3]"], "each tick is one: set training.trace_steps=null"),
         (["launch.recover=in_place"], "launch.recover=in_place replaces one worker by a spare"),
+        (["reader.name=petastorm"], "reader.name=petastorm gives samples in an order that depends on its threads"),
     ],
 )
 def test_what_does_not_go_with_a_pipeline_is_refused(settings: list[str], message: str) -> None:
@@ -252,6 +253,31 @@ def test_a_codec_begins_before_the_end() -> None:
     assert check_length(load("smoke", local), 22) is None
     with pytest.raises(ValueError, match="which has 20 exchanges"):
         check_length(load("smoke", local), 20)
+
+
+@pytest.mark.parametrize(
+    ("codec", "settings", "message"),
+    [
+        (
+            "{name: topk, density: 0.001, density_schedule: [{before_step: 4, density: 0.25}, "
+            "{before_step: 20, density: 0.01}]}",
+            [],
+            r"density_schedule ends with before_step=20, which is not before the end of the run of 20 steps, so that "
+            r"exchange\.codec\.density=0\.001 never holds",
+        ),
+        (
+            "{name: powersgd, rank_schedule: [{before_step: 5, rank: 8}]}",
+            ["exchange.warmup_steps=5"],
+            r"rank_schedule begins with before_step=5, and until exchange\.warmup_steps=5 gradients travel in float32",
+        ),
+    ],
+)
+def test_every_part_of_a_codecs_schedule_holds_for_a_while(codec: str, settings: list[str], message: str) -> None:
+    config = load("smoke", [f"exchange.codec={codec}", "training.epochs=2", *settings])
+    with pytest.raises(ValueError, match=message):
+        check_length(config, 10)
+    if not settings:
+        assert check_length(config, 11) is None
 
 
 NEEDS = {

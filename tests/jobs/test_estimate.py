@@ -37,7 +37,8 @@ def test_a_file_becomes_a_table_a_picture_and_a_result(folder: Path, capsys: pyt
     assert heads == [
         f"{kind} scaling, predicted: a network, 1 Gbit/s, buckets of 8.0 MiB" for kind in ("strong", "weak")
     ]
-    assert any(line.startswith("fastest at 1,024 workers, predicted: exchange.codec=") for line in output)
+    (line,) = [line for line in output if line.startswith("fastest at 1,024 workers, predicted: exchange.codec=")]
+    assert " exchange.bucket_mib=" in line
     rows = list(csv.DictReader((folder / "estimate" / "estimate.csv").open()))
     # Strong scaling of 512 images ends before 1,024 workers.
     assert [row["workers"] for row in rows if row["codec"] == "none"] == ["1", "2", "8", "1", "2", "8", "1024"]
@@ -77,6 +78,8 @@ def test_a_recorded_training_needs_no_file(
     output = capsys.readouterr().out
     assert "link of the recorded trainings" in output
     assert "one batch was measured" in output
+    assert "predicted: exchange.codec=none, " in output, "it knows no buckets"
+    assert "; --measurements tells which size of buckets too" in output
     assert cli.execute(["estimate", "--run", run, *FILE[1:], "--link", "100Mbit/s", *WEAK]) == 0
     assert cli.execute(["estimate", "--run", run, "--link", "1Gbit/s", *WEAK]) == 2
     assert "the link's latency is not known, as no link was measured" in capsys.readouterr().err

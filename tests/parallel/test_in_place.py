@@ -174,6 +174,23 @@ def test_ranks_continue_in_place_in_every_mode(
 
 
 @pytest.mark.long
+def test_ranks_of_one_block_agree_whether_an_epoch_begins(
+    spark: SparkSession,
+    small_dataset: Path,
+    tmp_path: Path,
+    mlflow_store: str,
+    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
+) -> None:
+    """One dies in the first step behind a border, while the other one trains on alone until the next border."""
+    settings = ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}"]
+    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    deaths = [(1, 0, 0.0), (1, 5, 0.0)]
+    disturbed = trained(small_dataset, tmp_path / "disturbed", deaths, *settings, waits=True)
+    assert len(list(disturbed.folder.glob("death-*"))) == 2
+    check_equal(disturbed, expected, mlflow_store, weights)
+
+
+@pytest.mark.long
 def test_everything_that_a_rank_holds_is_kept(
     spark: SparkSession,
     small_dataset: Path,

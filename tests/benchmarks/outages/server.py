@@ -75,7 +75,7 @@ class Request:
 
 
 class Door:
-    """Passes requests on to a server: at once, late, or with error 500 in place of an answer."""
+    """Passes requests on to a server: at once, late, or with an error in place of an answer."""
 
     def __init__(self, server: Server) -> None:
         self.answered: list[Request] = []
@@ -84,6 +84,8 @@ class Door:
         self.seconds_of_a_file = 0.0
         """How much later a file is taken, as by a server that hands it on to another storage."""
         self.fails = False
+        self.largest_file: int | None = None
+        """Bytes of the largest file that a proxy passes on; it answers 413 to a larger one."""
         door = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -92,6 +94,9 @@ class Door:
                 time.sleep(door.seconds_late + (door.seconds_of_a_file if self.command == "PUT" else 0))
                 if door.fails:
                     self.send_error(500)
+                    return
+                if self.command == "PUT" and door.largest_file is not None and len(body) > door.largest_file:
+                    self.send_error(413)
                     return
                 try:
                     status, headers, answer = _ask(server.port, self.command, self.path, self.headers, body)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -17,6 +18,7 @@ from pipelines.comparison.groups import baseline_of, best_group, default_target,
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, SEED, ComparedRun, compared_run, kept_settings
 from pipelines.comparison.saved import read_runs, save_runs
 from pipelines.comparison.tables import efficiency, runs_csv, speedup, table_csv, target_rows
+from pipelines.tracking import runs as store_runs
 from pipelines.tracking.recorded import recorded_trainings
 
 Fabricate = Callable[..., str]
@@ -236,6 +238,22 @@ def test_the_metric_is_the_first_that_is_recorded(fabricate: Fabricate) -> None:
     assert part.groups[0].score.mean == pytest.approx(0.55)
 
 
+def test_a_server_is_asked_for_few_runs_at_a_time(fabricate: Fabricate, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = [fabricate("pages", f"training.seed={seed}", status=None) for seed in range(5)]
+    monkeypatch.setattr(store_runs, "_RUNS_OF_A_PAGE", 2)
+    asked: list[int] = []
+    search = MlflowClient.search_runs
+
+    def counted(*arguments: Any, max_results: int, **more: Any) -> Any:
+        asked.append(max_results)
+        return search(*arguments, max_results=max_results, **more)
+
+    monkeypatch.setattr(MlflowClient, "search_runs", counted)
+    assert sorted(run.run_id for run in read("pages")) == sorted(made)
+    assert sorted(run.run_id for run in store_runs.unfinished_runs("pages")) == sorted(made)
+    assert asked == [2] * 6
+
+
 def test_tables_as_csv(fabricate: Fabricate) -> None:
     for seed in (0, 1):
         fabricate("csv", f"training.seed={seed}", name="=HYPERLINK()", images_per_second=16.0)
@@ -248,6 +266,14 @@ def test_tables_as_csv(fabricate: Fabricate) -> None:
     assert [each["seed"] for each in rows] == ["0", "1"]
     assert rows[0]["name"] == "'=HYPERLINK()", "no spreadsheet computes it"
     assert rows[0]["setting optimizer.name"] == "lars"
+
+
+def test_a_training_that_failed_early_does_not_say_how_long_the_others_took(fabricate: Fabricate) -> None:
+    fabricate("early", "training.seed=0", "training.epochs=3", losses=(2.0,), scores=(0.2,), status="FAILED")
+    fabricate("early", "training.seed=1")
+    parts = parts_of(read("early"), "val/top_1")
+    (row,) = csv.DictReader(io.StringIO(table_csv(parts, "val/top_1", [0.5])))
+    assert (row["seeds in the mean"], row["epochs"], row["steps"]) == ("1", "3", "12")
 
 
 def test_saved_runs_are_the_same_elsewhere(fabricate: Fabricate, tmp_path: Path) -> None:

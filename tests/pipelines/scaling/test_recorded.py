@@ -233,3 +233,36 @@ def test_a_codec_carries_what_the_trainings_sent_by_the_collectives_that_were_me
     assert [each.bytes for each in codec.messages] == pytest.approx([1_200_000, 400_000], rel=1e-4)
     assert codec.dense_bytes == pytest.approx(200_000, rel=1e-4)
     assert codec.encode_seconds == (0.01, 0.01)
+
+
+def test_trainings_of_one_worker_leave_the_measured_stragglers(
+    scaling_measurements: Callable[..., dict[str, Any]],
+) -> None:
+    measured = Measurements.model_validate(scaling_measurements(), strict=False)
+    measured = measured.model_copy(update={"straggler_deviation": 0.07})
+    assert combined(measured, measurements_of([recorded(workers=1)])).straggler_deviation == 0.07
+    several = measurements_of([recorded()])
+    assert combined(measured, several).straggler_deviation == several.straggler_deviation != 0.07
+
+
+def test_epochs_with_steps_in_float32_say_nothing_of_a_codec() -> None:
+    run = with_settings(recorded(codec="onebit"), exchange__warmup_steps="1")
+    curves = {
+        f"time/step_{name}_seconds": [Point(1, before, 0), Point(2, after, 0)]
+        for name, before, after in (("wire", 4.0, 0.4), ("encode", 0.0, 0.06), ("decode", 0.0, 0.02))
+    }
+    found = measurements_of([replace(run, curves=run.curves | curves)])
+    assert found.collectives[0].seconds == (0.4,)
+    assert (found.codecs[0].encode_seconds, found.codecs[0].decode_seconds) == ((0.06,), (0.02,))
+    assert len(found.compute[0].seconds) == 2, "computing is the same in all of them"
+    short = with_settings(recorded(codec="onebit"), exchange__warmup_steps="2")
+    with pytest.raises(ValueError, match=r"onebit2 has no epoch without steps in float32, of which exchange\.warmup_s"):
+        measurements_of([short])
+
+
+def test_waits_behind_buckets_of_other_sizes_do_not_belong_together() -> None:
+    small, large = (with_settings(recorded(), exchange__bucket_mib=size) for size in ("1.0", "25.0"))
+    with pytest.raises(ValueError, match=r"have different exchange\.bucket_mib, 1\.0 and 25\.0"):
+        measurements_of([small, large])
+    alone = with_settings(recorded(workers=1), exchange__bucket_mib="25.0")
+    assert measurements_of([small, alone]), "one worker waits for nobody"

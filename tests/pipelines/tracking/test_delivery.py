@@ -34,11 +34,13 @@ class Told:
 
     def __init__(self) -> None:
         self.news: list[str] = []
+        self.reasons: list[str] = []
         self._changed = threading.Condition()
 
     def __call__(self, news: News, reason: str) -> None:
         with self._changed:
             self.news.append(news)
+            self.reasons.append(reason)
             self._changed.notify_all()
 
     def wait_for(self, news: News) -> None:
@@ -121,6 +123,35 @@ def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others
     assert writer.drain() == ""
     assert told.news == ["refused"]
     assert curve(MlflowClient(server.uri), run, "train/loss") == [(1, 1.0)]
+
+
+def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others(
+    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from outages.server import Door
+
+    door = Door(server)
+    door.largest_file = 1000
+    try:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", door.uri)
+        run, told = start_run("tests", None, {}, {}), Told()
+        writer = RunWriter(run, tmp_path / "journal", on_news=told)
+        (tmp_path / "traces").mkdir()
+        (tmp_path / "traces" / "trace.pb").write_bytes(bytes(2000))
+        writer.data(bytes(2000), "report.html")
+        writer.folder(tmp_path / "traces", "traces")
+        writer.data(bytes(10), "small.bin")
+        writer.metrics({"train/loss": 1.0}, step=1)
+        assert writer.drain() == ""
+        assert told.news == ["refused", "refused"]
+        assert [reason.partition(": ")[0] for reason in told.reasons] == ["report.html", "traces"]
+        assert "413" in told.reasons[0]
+        writer.close()
+    finally:
+        door.close()
+    client = MlflowClient(server.uri)
+    assert [item.path for item in client.list_artifacts(run.run_id)] == ["small.bin"]
+    assert curve(client, run, "train/loss") == [(1, 1.0)]
 
 
 def test_a_file_has_more_time_than_a_small_write(

@@ -1,3 +1,4 @@
+import os
 import resource
 import shutil
 import threading
@@ -144,6 +145,30 @@ def test_files_are_kept_until_they_are_delivered(tmp_path: Path) -> None:
     assert (file.name, file.read_bytes()) == ("a.png", b"new")
     again.delivered(second)
     assert not file.exists()
+
+
+def test_what_was_synced_outlives_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fsync
+
+    def fsync(descriptor: int) -> None:
+        synced.append(str(Path(f"/proc/self/fd/{descriptor}").readlink()))
+        real(descriptor)
+
+    journal = Journal(tmp_path / "j")
+    monkeypatch.setattr(os, "fsync", fsync)
+    for name in ("a.png", "b.png", "c.png"):
+        journal.append_file(b"x", f"plots/{name}", after_step=0)
+    first = journal.next()
+    assert first is not None
+    journal.delivered(first)
+    journal.sync()
+    folder = tmp_path / "j" / "files"
+    expected = [folder / "1" / "b.png", folder / "1", folder / "2" / "c.png", folder / "2", folder]
+    assert synced == [*map(str, expected), str(tmp_path / "j" / "entries.jsonl")], "the lines after what they name"
+    synced.clear()
+    journal.sync()
+    assert synced == [str(tmp_path / "j" / "entries.jsonl")]
 
 
 def test_an_empty_journal_is_removed_and_a_strangers_file_is_not(tmp_path: Path) -> None:

@@ -195,6 +195,22 @@ def test_thresholds_are_those_that_were_kept_last_or_logged(
     assert served.find_model(folder).thresholds == (0.1, 0.2, 0.3), "that store does not"
 
 
+def test_thresholds_that_a_tag_cannot_hold_do_not_hide_the_model(
+    run: TrackedRun, model: keras.Model, mlflow_store: str, monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(served, "_HAS_TAGS_OF_MODELS", False)
+    uri = log_model(run, model, ModelMetadata(("x",), thresholds=(0.1,)), None, step=8)
+    found = served.find_model(uri)
+    served.keep_thresholds(found, [1 / 3] * 500)
+    assert served.find_model(uri).thresholds == (0.1,)
+    assert "too long for a tag of MLflow 2" in caplog.text
+    # As earlier versions wrote them: MLflow has cut the text.
+    MlflowClient(mlflow_store).set_tag(run.run_id, f"groundswell.thresholds.{found.model_id}", "[0.3333333, 0.33")
+    assert served.find_model(uri).thresholds == (0.1,)
+    assert "are cut off: those that it was logged with are used" in caplog.text
+
+
 @pytest.mark.timeout(60)
 def test_files_of_a_store_that_is_away_are_not_waited_for(
     run: TrackedRun, model: keras.Model, monkeypatch: pytest.MonkeyPatch

@@ -1,6 +1,7 @@
 """Runs that trained without MLflow, or that it has only a part of, in a real store."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -119,6 +120,31 @@ def test_a_model_that_cannot_be_made_leaves_a_failed_run_that_can_be_synced_agai
     assert local is not None
     assert MlflowClient(mlflow_store).get_run(local.run_id).info.status == "FAILED"
     assert sync(left, log_model).status == "FINISHED"
+
+
+@pytest.mark.parametrize("status", ["RUNNING", "TRAINED"])
+def test_a_copy_of_a_run_changes_nothing_of_the_run(mlflow_store: str, tmp_path: Path, status: str) -> None:
+    folder = sync(trained_offline(tmp_path), log_model).folder
+    local = read_local_run(folder)
+    assert local is not None
+    shutil.copytree(folder, tmp_path / "backup")
+    replace(local, status=status, is_told=False).write(tmp_path / "backup")
+    assert unsynced(tmp_path) == [folder], "its record of a step that no checkpoint holds"
+    with pytest.raises(ValueError, match=f"backup is a copy of {folder}, which has the newer records: give that one"):
+        sync(tmp_path / "backup", log_model)
+    run = MlflowClient(mlflow_store).get_run(local.run_id)
+    assert (run.info.status, run.data.tags.get("driver")) == ("FINISHED", None)
+    # Where the run's own folder is gone, this one is the run.
+    shutil.rmtree(folder)
+    assert unsynced(tmp_path) == [tmp_path / "backup"]
+
+
+def test_a_copy_of_a_run_that_was_never_written_makes_no_second_run(mlflow_store: str, tmp_path: Path) -> None:
+    folder = trained_offline(tmp_path)
+    shutil.copytree(folder, tmp_path / "offline-7.bak")
+    assert unsynced(tmp_path) == [folder]
+    synced = sync(folder, log_model)
+    assert unsynced(tmp_path) == [synced.folder], "the old name leads to the run still"
 
 
 def test_a_run_whose_driver_died_does_not_stay_running(mlflow_store: str, tmp_path: Path) -> None:

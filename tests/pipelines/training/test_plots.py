@@ -5,8 +5,15 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
+from pipelines.training.finders.rates import RatePoint
 from pipelines.training.phases import StepPhases, divide
-from pipelines.training.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
+from pipelines.training.plots import (
+    learning_curves,
+    learning_rate_curve,
+    per_class_bars,
+    range_test_curve,
+    where_the_step_goes,
+)
 
 ROWS = [
     {"class": "Arable land", "support": 50, "precision": 0.5, "recall": 0.5, "f1": 0.5, "average_precision": 0.6},
@@ -49,3 +56,12 @@ def test_the_phases_of_a_step_are_stacked_by_epoch_and_by_rank() -> None:
     assert tops == {500.0}, "all phases of a rank make up its step, in milliseconds"
     assert len(by_epoch.patches) == 3 * 7
     assert by_rank.get_title() == "last epoch (slowest: rank 0)"
+
+
+@pytest.mark.parametrize("smoothed", [(2.3, 1.5, 0.9, 8.0), (-0.5, -0.55, -0.588, -0.2), (0.0, -0.2, -0.3), (1.0, 1.0)])
+def test_a_range_test_shows_its_losses_below_zero_too(smoothed: tuple[float, ...]) -> None:
+    points = [RatePoint(10.0 ** (step - 4), loss, loss) for step, loss in enumerate(smoothed)]
+    (axis,) = range_test_curve(points, None).axes
+    low, high = axis.get_ylim()
+    assert low < min(smoothed)
+    assert smoothed[0] < high, "the axis is the right way up"

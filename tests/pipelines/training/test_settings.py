@@ -108,6 +108,17 @@ def test_a_pipeline_and_synchronous_training_continue_each_other() -> None:
         check_same_training(PATH, replace(STATE, settings=recorded_settings(pipeline)), delayed, MANIFEST)
 
 
+def test_the_number_of_updates_of_a_frozen_moment_stays() -> None:
+    def chosen(steps: int) -> RunConfig:
+        optimizer = f"optimizer={{name: onebit_adam, warmup_steps: {steps}}}"
+        return load("smoke", [optimizer, f"exchange.warmup_steps={steps}", "exchange.codec=onebit_adam"])
+
+    state = replace(STATE, settings=recorded_settings(chosen(100)))
+    check_same_training(PATH, state, chosen(100), MANIFEST)
+    with pytest.raises(ValueError, match=r"another training: optimizer\.warmup_steps was 100, is 20\. Set"):
+        check_same_training(PATH, state, chosen(20), MANIFEST)
+
+
 def test_another_dataset_is_refused() -> None:
     with pytest.raises(ValueError, match="the dataset's fingerprint was 0123, is "):
         check_same_training(PATH, replace(STATE, dataset_fingerprint="0123"), load("smoke"), MANIFEST)

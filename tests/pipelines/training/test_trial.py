@@ -49,6 +49,15 @@ def flat(input_shape, classes):
 def folded(images, *, classes, dtype):
     return keras.layers.Dense(classes)(keras.ops.reshape(images, (-1, 8 * 8 * 3)))
 
+def frozen(images, *, classes, dtype):
+    x = keras.layers.Conv2D(4, 3, name="backbone")(images)
+    x = keras.layers.Lambda(keras.ops.stop_gradient, output_shape=lambda shape: shape)(x)
+    return keras.layers.Dense(classes)(keras.layers.GlobalAveragePooling2D()(x))
+
+def noisy(images, seeds):
+    import tensorflow as tf
+    return {name: tf.cast(tf.random.uniform(tf.shape(group), 0, 255), group.dtype) for name, group in images.items()}
+
 def forgotten(images, seeds):
     return {}
 
@@ -118,6 +127,7 @@ def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
         "exchange.codec=powersgd",
         "training.ema=0.9",
         "training.mode={name: pipeline, stages: 2}",
+        "training.mode=parameter_server",
         "warm_start.source=earlier.keras",
     ],
 )
@@ -156,6 +166,26 @@ def test_a_network_that_needs_images_of_one_size_has_no_resolution_schedule() ->
             r"end with a mean over all pixels$",
         ):
             build_parts(config_of(function, "{}", sizes), MANIFEST)
+
+
+def test_a_network_that_stops_gradients_is_refused_by_the_variable() -> None:
+    message = (
+        r"^model\.path=somebodys_trial:frozen: 2 trainable variables have no gradient, such as backbone/kernel: set "
+    )
+    with pytest.raises(ValueError, match=message):
+        build_parts(config_of("frozen"), MANIFEST)
+
+
+def test_the_stages_of_a_pipeline_see_the_same_images() -> None:
+    def chosen(name: str, *more: str) -> Any:
+        path = f"{{name: import, path: 'somebodys_trial:{name}'}}"
+        return load("smoke", [f"input.augmentation={path}", "model.width_factor=0.125", *more])
+
+    pipeline = "training.mode={name: pipeline, stages: 2}"
+    build_parts(chosen("darker", pipeline), MANIFEST)
+    build_parts(chosen("noisy"), MANIFEST)
+    with pytest.raises(ValueError, match=r"^input\.augmentation\.path=somebodys_trial:noisy gives other images for"):
+        build_parts(chosen("noisy", pipeline), MANIFEST)
 
 
 def test_an_augmentation_is_tried_on_two_samples() -> None:
