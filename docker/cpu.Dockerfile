@@ -48,7 +48,8 @@ RUN apt-get update \
     && ln --symbolic /opt/groundswell/lib/python3.11/site-packages/jobs /opt/jobs
 # The same path as in the builder: the scripts of an environment name it in their first line.
 COPY --from=builder /opt/groundswell /opt/groundswell
-COPY docker/spark/entrypoint.sh /opt/spark/entrypoint.sh
+COPY docker/spark/entrypoint.sh docker/spark/pass-sigterm.sh /opt/spark/
+COPY docker/spark/decom.sh /opt/decom.sh
 
 ENV PATH=/opt/groundswell/bin:$PATH \
     JAVA_HOME=/usr/lib/jvm/java-17-openjdk-amd64 \

@@ -54,7 +54,8 @@ RUN apt-get update \
     && ln --symbolic /opt/groundswell/lib/python3.11/site-packages/jobs /opt/jobs
 # The same path as in the builder: the scripts of an environment name it in their first line.
 COPY --from=builder /opt/groundswell /opt/groundswell
-COPY docker/spark/discover-gpus.sh docker/spark/entrypoint.sh /opt/spark/
+COPY docker/spark/discover-gpus.sh docker/spark/entrypoint.sh docker/spark/pass-sigterm.sh /opt/spark/
+COPY docker/spark/decom.sh /opt/decom.sh
 # Horovod is linked to libnccl.so.2. The loader's own list finds the wheel's whatever environment a worker is started with.
 RUN echo /opt/groundswell/lib/python3.11/site-packages/nvidia/nccl/lib > /etc/ld.so.conf.d/groundswell.conf \
     && ldconfig

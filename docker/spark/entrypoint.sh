@@ -7,7 +7,7 @@ classpath="${SPARK_CONF_DIR:+$SPARK_CONF_DIR:}$SPARK_HOME/jars/*${SPARK_EXTRA_CL
 case ${1:-} in
   driver)
     shift
-    exec tini -s -- "$SPARK_HOME/bin/spark-submit" \
+    exec tini -s -- "$(dirname "$0")/pass-sigterm.sh" "$SPARK_HOME/bin/spark-submit" \
       --conf "spark.driver.bindAddress=$SPARK_DRIVER_BIND_ADDRESS" \
       --conf "spark.executorEnv.SPARK_DRIVER_POD_IP=$SPARK_DRIVER_BIND_ADDRESS" \
       --deploy-mode client "$@"

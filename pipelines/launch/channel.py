@@ -71,6 +71,8 @@ class _Peer:
     result_error: str = ""
     orders: list[bytes] = field(default_factory=list)
     """All orders to the task, which a new connection may have to bring again."""
+    is_told: bool = False
+    """Whether the driver has its first message."""
     seen: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
     taking: threading.Lock = field(default_factory=threading.Lock)
@@ -218,14 +220,15 @@ class DriverChannel:
             raise ValueError(f"a {type(opening).__name__} came before the opening")
         task = opening.hello.task
         with self._lock:
-            is_new = task not in self._tasks
             peer = self._tasks.setdefault(task, _Peer(opening.link, connection))
         if peer.link != opening.link:
             connection.sendall(encode(Welcome(0, 0, 0)) + encode(Stop(), 1))
             self._tell((task, Replaced()))
             return
         peer.talk_over(connection, opening.orders)
-        self._tell((task, opening.hello if is_new else Back()))
+        with peer.taking:
+            event, peer.is_told = Back() if peer.is_told else opening.hello, True
+            self._tell((task, event))
         try:
             while line := lines.readline(MAXIMUM_LINE_BYTES):
                 with peer.taking:

@@ -26,7 +26,7 @@ class Joining:
         self._fallen: dict[int, Outcome] = {}
         self._progress = -1
         self._without_progress = 0
-        self._have_joined = False
+        self._rounds = 0
 
     @property
     def fallen(self) -> list[Outcome]:
@@ -43,13 +43,23 @@ class Joining:
         self._without_progress += not self._fallen or task in self._fallen
         self._fallen[task] = outcome
         self._ready.pop(task, None)
-        if not self._have_joined or self._without_progress > _MOST_WITHOUT_PROGRESS:
+        if not self._rounds or self._without_progress > _MOST_WITHOUT_PROGRESS:
             return False
         _log.warning("rank %d on %s: %s; a spare process takes its place", outcome.rank, outcome.host, outcome.summary)
         return True
 
-    def take(self, task: int, progress: int) -> dict[str, str] | None:
-        """Take note of a rank that is ready; the variables for all ranks once the last one is."""
+    def take(self, task: int, progress: int, joins: int) -> dict[str, str] | None:
+        """Take note of a rank that is ready; the variables for all ranks once the last one is.
+
+        Args:
+            task: The rank's task.
+            progress: How far its function is.
+            joins: How often its processes were told to join before.
+        """
+        if joins < self._rounds:
+            # Its process died while the order to join was on the way to it: the spare takes that order.
+            self._fallen.pop(task, None)
+            return None
         self._waits_since = self._waits_since or time.monotonic()
         self._ready[task] = progress
         if len(self._ready) < self._size:
@@ -59,7 +69,8 @@ class Joining:
             self._progress, self._without_progress = furthest, 0
         self._ready.clear()
         self._fallen.clear()
-        self._waits_since, self._have_joined = None, True
+        self._waits_since = None
+        self._rounds += 1
         return self._open_rendezvous()
 
     def missing(self, seconds: float) -> set[int] | None:

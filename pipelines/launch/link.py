@@ -116,17 +116,27 @@ class Link:
             time.sleep(_LOOK_SECONDS)
         return True
 
-    def flush(self, seconds: float) -> None:
+    def flush(self, seconds: float, *, reconnect: float = 0.0) -> None:
         """Wait until the driver has received messages and log, as long as there is a connection.
+
+        Args:
+            seconds: How long with a connection.
+            reconnect: How long to wait for a connection where there is none.
 
         What has only been sent is lost when the connection is closed: the kernel discards it as soon as the driver
         answers to a connection that is no more.
         """
-        deadline = time.monotonic() + seconds
+        began = time.monotonic()
+        deadline = began + seconds
         self._asks_receipt = True
         self._wake.set()
-        while self.connected and time.monotonic() < deadline:
-            if not self._held and self._log_received >= self._log.size():
+        while time.monotonic() < deadline:
+            if not self.connected:
+                # The driver hangs up at the end of an attempt, and then nobody takes a new connection.
+                if self._dismissed or time.monotonic() > began + reconnect:
+                    return
+                deadline = time.monotonic() + seconds
+            elif not self._held and self._log_received >= self._log.size():
                 return
             time.sleep(_LOOK_SECONDS)
 

@@ -47,6 +47,8 @@ class Member:
     rank: int = -1
     outcome: Outcome | None = None
     gone_since: float | None = None
+    first_probe: Future[bool] | None = None
+    """Whether the driver reaches the task's own port at all."""
     probe: Future[bool] | None = None
     last_probe: float = 0.0
     begun: bool = False

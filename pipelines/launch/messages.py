@@ -42,6 +42,8 @@ class Ready:
 
     progress: int
     """Rises as the function gets on: how far it is, in units of its own."""
+    joins: int = 0
+    """How often the processes of this rank were told to join before; its task counts."""
 
 
 @dataclass(frozen=True)

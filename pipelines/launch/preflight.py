@@ -4,7 +4,7 @@ import logging
 import socket
 import time
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from pyspark import SparkConf
 from pyspark.sql import SparkSession
@@ -52,7 +52,7 @@ def check_cluster(spark: SparkSession, num_workers: int, gpus_per_worker: int) -
         RuntimeError: Too few slots, dynamic allocation, or no GPUs; the text says which setting to change.
     """
     conf = spark.sparkContext.getConf()
-    if conf.get("spark.dynamicAllocation.enabled", "false") == "true":
+    if _is_true(conf, "spark.dynamicAllocation.enabled"):
         raise RuntimeError(
             "barrier stages cannot run with dynamic allocation: set spark.dynamicAllocation.enabled=false"
         )
@@ -150,8 +150,13 @@ def settled_slots(spark: SparkSession) -> int:
     return slots
 
 
-def drop_lost_executors(spark: SparkSession) -> None:
-    """Make Spark replace executors that do not answer: it offers their slots for minutes otherwise."""
+def drop_lost_executors(spark: SparkSession, unreachable_hosts: Collection[str] = ()) -> None:
+    """Make Spark replace executors that do not answer: it offers their slots for minutes otherwise.
+
+    Args:
+        spark: Session of the executors.
+        unreachable_hosts: Hosts that the driver cannot connect to, so that no answer says nothing about them.
+    """
     if is_local(spark):
         return
     context = spark.sparkContext._jsc.sc()
@@ -160,7 +165,8 @@ def drop_lost_executors(spark: SparkSession) -> None:
         executor = executors.apply(number)
         host, _, port = executor.hostPort().rpartition(":")
         # An executor that Spark has just started has no port yet.
-        if executor.id() != "driver" and host and not answers(host, port):
+        is_asked = executor.id() != "driver" and host and host not in unreachable_hosts
+        if is_asked and not answers(host, port):
             _log.warning("executor %s at %s does not answer: it is dropped", executor.id(), executor.hostPort())
             # After `killExecutor` Spark would want fewer executors, for the rest of the session.
             context.killAndReplaceExecutor(executor.id())
@@ -186,13 +192,18 @@ def check_encryption(spark: SparkSession, accepted: bool) -> None:
         RuntimeError: The text says what Spark encrypts, what it does not, and which setting accepts that.
     """
     conf = spark.sparkContext.getConf()
-    asked = [f"{name}=true covers {what}" for name, what in _PROTECTION.items() if conf.get(name, "false") == "true"]
+    asked = [f"{name}=true covers {what}" for name, what in _PROTECTION.items() if _is_true(conf, name)]
     if asked and not accepted:
         raise RuntimeError(
             f"{'; '.join(asked)}; the ranks' own traffic is not covered: gradients and Horovod's rendezvous go in the "
             "clear between the hosts of this job; logs, reports and large return values go in the clear to the driver, "
             "which proves a secret of the run. Accept that with accept_unencrypted=True, or run on an encrypted network"
         )
+
+
+def _is_true(conf: SparkConf, name: str) -> bool:
+    """Whether a setting is true, as Spark reads it."""
+    return str(conf.get(name, "false")).strip().lower() == "true"
 
 
 def check_tasks(hellos: Sequence[Hello], own_version: str) -> None:

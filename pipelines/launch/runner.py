@@ -42,10 +42,12 @@ from pipelines.launch.task import Launch, RankResult
 from pipelines.launch.termination import Termination, delayed_sigterm
 from pipelines.locations import local_path
 from pipelines.notebook import quieten_spark
+from pipelines.open_files import allow_open_files
 from pipelines.versions import imported_version
 
 __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "StartError", "WorkerError"]
 
+_OWN_OPEN_FILES = 200
 _GLOO_TIMEOUT = "HOROVOD_GLOO_TIMEOUT_SECONDS"
 _OWN_VERSION = imported_version()  # now: ranks are new processes, and import what the files are then
 _log = logging.getLogger(__name__)
@@ -152,6 +154,7 @@ class BarrierRunner:
         self._on_attempt = on_attempt or (lambda attempt: None)
         self._on_ready = on_ready or (lambda attempt: None)
         self._attempt_now: Attempt | None = None
+        self._unreachable_hosts: set[str] = set()
         self._supervisor: Supervisor | None = None
         self._grows = False
 
@@ -197,6 +200,7 @@ class BarrierRunner:
             payload = cloudpickle.dumps((function, args, kwargs))
         except Exception as error:  # whatever a __reduce__ raises
             raise ValueError(f"the function or an argument cannot be sent to the workers: {error}") from error
+        _check_open_files(self._num_workers)
         with naming_a_dead_jvm(self._spark.sparkContext if self._spark is not None else None):
             attempt = Attempt(1, self._num_workers)
             if self._spark is not None:
@@ -226,7 +230,7 @@ class BarrierRunner:
         time.sleep(seconds)
         size: int | None = self._num_workers
         if self._spark is not None:
-            drop_lost_executors(self._spark)
+            drop_lost_executors(self._spark, self._unreachable_hosts)
             slots = count_slots(self._spark, self._num_workers)
             if self._policy.size(self._num_workers, slots) is None:
                 slots = self._slots_of_new_executors(self._spark, slots)
@@ -262,8 +266,9 @@ class BarrierRunner:
             joining = Joining(attempt.num_workers, lambda: rendezvous.open() | self._gloo_timeout())
             supervisor = Supervisor(channel, tasks, attempt.num_workers, listener, self._limits, joining)
             stack.callback(supervisor.close)
+            stack.callback(lambda: self._unreachable_hosts.update(supervisor.unreachable_hosts))
             self._supervisor = supervisor
-            termination.request = supervisor.request_stop
+            termination.tell(supervisor.request_stop)
             try:
                 hellos = supervisor.gather()
                 check_tasks(hellos, _OWN_VERSION)
@@ -323,6 +328,21 @@ class _Rendezvous:
     def close(self) -> None:
         if self._server is not None:
             self._server.close()
+
+
+def _check_open_files(num_workers: int) -> None:
+    """Refuse more workers than this process may have connections and log files for.
+
+    Raises:
+        ValueError: Says how many are needed and allowed.
+    """
+    # Of each rank a connection, a log file, and a request to the rendezvous; besides the libraries' own files.
+    needed, allowed = 3 * num_workers + _OWN_OPEN_FILES, allow_open_files()
+    if needed > allowed:
+        raise ValueError(
+            f"{num_workers} workers need {needed} open files and connections of the driver, which may have {allowed}: "
+            "raise its limit (ulimit -Hn)"
+        )
 
 
 def _values(

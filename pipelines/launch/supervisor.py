@@ -3,9 +3,11 @@
 import logging
 import math
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 
 from pipelines.launch.channel import DriverChannel
 from pipelines.launch.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
@@ -71,6 +73,8 @@ class Supervisor:
         self._stop_reason: str | None = None
         self._stop_deadline: float | None = None
         self._awake_since = self._last_look = time.monotonic()
+        self._unreachable: set[str] = set()
+        self._closed = threading.Event()
         self._probes = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="groundswell-probe")
 
     def request_stop(self, reason: str) -> None:
@@ -97,7 +101,14 @@ class Supervisor:
                     f"{missing} at {address.host}:{address.port} after start_timeout={self._limits.start:g} s: do "
                     "executors reach that address (spark.driver.host)? Do their tasks start?"
                 )
+        for task, member in self._members.items():
+            member.first_probe = self._probes.submit(self._can_be_asked, task, member.hello)
         return [self._members[task].hello for task in range(self._size)]
+
+    @property
+    def unreachable_hosts(self) -> set[str]:
+        """Hosts of executors that reach this driver, and that this driver does not reach."""
+        return set(self._unreachable)
 
     def go(self, orders: Sequence[Go]) -> None:
         """Send each task its order to run its rank."""
@@ -112,6 +123,7 @@ class Supervisor:
 
     def close(self) -> None:
         """Let the threads that probe hosts end."""
+        self._closed.set()
         self._probes.shutdown(wait=False, cancel_futures=True)
 
     def watch(self) -> None:
@@ -123,8 +135,7 @@ class Supervisor:
         """
         while self._open():
             finished = self._tasks.finished()
-            # Events may come faster than callbacks take them: ranks are asked to stop all the same.
-            self._take(_LOOK_SECONDS, meanwhile=self._pass_stop_on)
+            self._take(_LOOK_SECONDS)
             self._look_at_tasks()
             self._look_for_lost()
             self._look_for_hang()
@@ -137,9 +148,7 @@ class Supervisor:
                 self._settle()
                 raise failure_of(self._outcomes)
             if finished:
-                # A rank whose channel broke has not said so itself: its result came by way of Spark. The reports of the
-                # others may still be on their way.
-                self._take_until(_LAST_REPORTS_SECONDS, lambda: all(each.gone_since for each in self._open()))
+                self._take_last_reports()
                 return
         if any(outcome.kind == "requested" for outcome in self._outcomes):
             raise failure_of(self._outcomes)
@@ -148,20 +157,34 @@ class Supervisor:
         """Members whose end is not known."""
         return [member for member in self._members.values() if member.outcome is None]
 
-    def _take(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Handle all events that have come, or wait a while for one; `meanwhile` is called where that takes long."""
+    def _take(self, seconds: float) -> bool:
+        """Handle events that have come, or wait a while for one; whether there was one.
+
+        Where callbacks take events more slowly than they come, this returns all the same: a rank may have failed.
+        """
         self._forgive_own_pause()
         try:
             task, event = self._channel.events.get(timeout=seconds)
-            due = time.monotonic() + _LOOK_SECONDS
-            while True:
-                self._handle(task, event)
-                if time.monotonic() > due:
-                    meanwhile()
-                    due = time.monotonic() + _LOOK_SECONDS
-                task, event = self._channel.events.get_nowait()
         except queue.Empty:
-            return
+            return False
+        until = time.monotonic() + _LOOK_SECONDS
+        self._handle(task, event)
+        with suppress(queue.Empty):
+            while time.monotonic() < until:
+                self._handle(*self._channel.events.get_nowait())
+        return True
+
+    def _take_last_reports(self) -> None:
+        """Handle what is on its way when all tasks have ended.
+
+        A rank whose channel broke has not said that it has finished: its result came by way of Spark.
+        """
+        heard = time.monotonic()
+        while any(each.gone_since is None for each in self._open()):
+            if self._take(_LOOK_SECONDS):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > _LAST_REPORTS_SECONDS:
+                return
 
     def _take_until(self, seconds: float, enough: Callable[[], bool]) -> None:
         deadline = time.monotonic() + seconds
@@ -200,9 +223,9 @@ class Supervisor:
                 self._end(member, outcome)
             case Fallen():
                 self._replace(task, member, event)
-            case Ready(progress=progress):
+            case Ready(progress=progress, joins=joins):
                 member.begun, member.last_sign = True, time.monotonic()
-                if (environment := self._joining.take(task, progress)) is not None:
+                if (environment := self._joining.take(task, progress, joins)) is not None:
                     for each in self._members:
                         self._channel.send(each, Join(environment))
             case Begun() | StepDone() | Report() | ShownLine():
@@ -257,6 +280,8 @@ class Supervisor:
         reason = self._failure()
         if reason is None:
             return
+        for _ in range(self._channel.events.qsize()):  # what has come may say who failed first, and how
+            self._take(0)
         self._take_until(_CONSEQUENCES_SECONDS, lambda: not self._open())
         open_members = self._open()
         if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
@@ -286,10 +311,31 @@ class Supervisor:
         gone = member.gone_since is not None and now - member.gone_since > _GONE_SECONDS
         return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= _SILENT_SECONDS
 
+    def _can_be_asked(self, task: int, hello: Hello) -> bool:
+        """Whether the driver reaches the port of a task that has just connected: a firewall may be between them."""
+        if hello.probe_port is None:
+            return False
+        began = time.monotonic()
+        if answers(hello.host, hello.probe_port):
+            return True
+        # Only the silence of a task that is heard afterwards says something about the way to its host.
+        while (silent := self._channel.seconds_silent(task)) > time.monotonic() - began:
+            if silent > _SILENT_SECONDS or self._closed.wait(_LOOK_SECONDS):
+                return True
+        if not self._unreachable:
+            _log.warning(
+                "the driver cannot connect to %s, whose task has connected to the driver: where such a host is lost, "
+                "Spark alone says so, after minutes",
+                hello.host,
+            )
+        self._unreachable.add(hello.host)
+        return False
+
     def _ask(self, member: Member) -> Future[bool]:
         """Whether a task's own port answers: it does as long as its process lives and its host has a network."""
-        port = member.hello.probe_port
-        return self._probes.submit(lambda: port is None or answers(member.host, port))
+        first, host, port = member.first_probe, member.host, member.hello.probe_port
+        # The first probes were begun before all others, so that none waits here for one that waits behind it.
+        return self._probes.submit(lambda: first is None or port is None or not first.result() or answers(host, port))
 
     def _hanging(self, members: Iterable[Member]) -> bool:
         """Whether one of these members has given no sign of life for too long."""

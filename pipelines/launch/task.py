@@ -46,6 +46,8 @@ _FAILED_SECONDS = 10.0
 """How long a process may take to end after its function has raised."""
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
+_RECONNECTION_SECONDS = 10.0
+"""How long the end of a rank that has finished waits for a channel that is broken."""
 _LAST_WORD_SECONDS = 20.0
 _RESULT_SECONDS = 60.0
 _MAXIMUM_TEXT = 1 << 16
@@ -209,7 +211,9 @@ class _RunningRank:
         self._failed_at: float | None = None
         self._stop_deadline: float | None = None
         self._spare_due: float | None = None
-        self._has_joined = False
+        self._joins = 0
+        self._is_ready = False
+        self._join: Join | None = None
         self._terminated = threading.Event()
 
     def run(self, header: Header, payload: bytes) -> RankResult | None:
@@ -225,8 +229,10 @@ class _RunningRank:
                 ready = wait([self._process.reader], _LOOK_SECONDS)
                 # A child that the rank left behind may hold the pipe open: the end of the process itself counts too.
                 running = self._process.running()
+                until = time.monotonic() + _LOOK_SECONDS
                 try:
-                    while self._process.reader.poll():
+                    # A rank may report faster than this takes it; the driver's orders are followed all the same.
+                    while (not running or time.monotonic() < until) and self._process.reader.poll():
                         self._take(self._process.reader.recv_bytes())
                 except (EOFError, OSError):
                     if running and ready:
@@ -243,7 +249,7 @@ class _RunningRank:
         raised, asked = self._failure is not None, self._stop_deadline is not None
         if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
             return False
-        dead, self._spare_due = self._processes.replace(), None
+        dead, self._spare_due, self._is_ready = self._processes.replace(), None, False
         code, lines = dead.process.returncode, self._processes.log.last_lines()
         self._link.send(Fallen(dead.death(), code, dead.faults(), lines))
         self._process = self._processes.current
@@ -258,10 +264,24 @@ class _RunningRank:
             )
         elif isinstance(message, Returned):
             self._returned = True
-        elif isinstance(message, Sign | Ready):
+        elif isinstance(message, Ready):
+            self._link.send(replace(message, joins=self._joins))
+            self._is_ready = True
+            self._hand_over_join()
+        elif isinstance(message, Sign):
             self._link.send(message)
             if self._spare_due is not None and isinstance(message, Report | StepDone):
                 self._prepare_spare()
+
+    def _hand_over_join(self) -> None:
+        """Let the process join that waits for it; a spare that has just taken over may not have said so yet."""
+        if self._join is None or not self._is_ready:
+            return
+        self._process.order(self._join)
+        # After a death, the next spare would take the cores of the next step, for which all wait.
+        self._spare_due = time.monotonic() + (_SPARE_SECONDS if self._joins else 0)
+        self._joins += 1
+        self._join, self._is_ready = None, False
 
     def _prepare_spare(self) -> None:
         self._spare_due = None
@@ -281,10 +301,8 @@ class _RunningRank:
                 case SendStacks():
                     self._link.send(Stacks(self._process.stacks()))
                 case Join() as join:
-                    self._process.order(join)
-                    # After a death, the next spare would take the cores of the next step, for which all wait.
-                    self._spare_due = time.monotonic() + (_SPARE_SECONDS if self._has_joined else 0)
-                    self._has_joined = True
+                    self._join = join
+                    self._hand_over_join()
         if self._spare_due is not None and time.monotonic() > self._spare_due and self._stop_deadline is None:
             self._prepare_spare()
         if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
@@ -306,7 +324,8 @@ class _RunningRank:
         result = self._send_result() if good else None
         link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
         link.send(Exit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
-        link.flush(_FAILURE_FLUSH_SECONDS)
+        # A driver that does not hear of the end takes the rank for lost while the others still work.
+        link.flush(_FAILURE_FLUSH_SECONDS, reconnect=_RECONNECTION_SECONDS if good else 0)
         # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first. A task
         # whose failure the driver has told its user frees its slot at once, and Spark prints no trace of it.
         # Where all were asked to stop, others may need the whole grace, and end without this one.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+_REASON = "the driver received SIGTERM"
+
 
 class Termination:
     """Whether the driver has received SIGTERM during an attempt."""
@@ -13,15 +15,20 @@ class Termination:
     def __init__(self) -> None:
         """Nothing has been received."""
         self.received = False
-        self.request: Callable[[str], None] = lambda reason: None
-        """Called with the reason when the signal arrives."""
+        self._request: Callable[[str], None] = lambda reason: None
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """Take the signal; a second one takes effect at once."""
         if self.received:
             raise KeyboardInterrupt("SIGTERM came twice")
         self.received = True
-        self.request("the driver received SIGTERM")
+        self._request(_REASON)
+
+    def tell(self, request: Callable[[str], None]) -> None:
+        """Call this with the reason when the signal arrives, or now where it has."""
+        self._request = request
+        if self.received:
+            request(_REASON)
 
 
 @contextmanager

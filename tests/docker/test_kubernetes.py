@@ -1,7 +1,10 @@
 """The manifests of docker/kubernetes against the schemas of Kubernetes and of the Spark operator: without a cluster."""
 
 import re
+import shutil
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -9,6 +12,8 @@ from typing import Any
 
 import pytest
 import yaml
+
+from conf.launch import LaunchConfig
 
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -216,6 +221,8 @@ def test_a_template_makes_the_pod_that_the_application_makes(application: Docume
         assert pod.get(name) == asked.get(name)
     assert pod.get("serviceAccountName") == asked.get("serviceAccount")
     assert pod["restartPolicy"] == spec["restartPolicy"]["type"]
+    assert pod["terminationGracePeriodSeconds"] == asked["terminationGracePeriodSeconds"]
+    assert pod["terminationGracePeriodSeconds"] > LaunchConfig.default("stop_grace_seconds")
 
 
 def run_entrypoint(folder: Path, *arguments: str, **environment: str) -> list[str]:
@@ -237,9 +244,65 @@ def run_entrypoint(folder: Path, *arguments: str, **environment: str) -> list[st
 
 def test_the_entrypoint_starts_a_driver(tmp_path: Path) -> None:
     words = run_entrypoint(tmp_path, "driver", "--class", "x", "a b", SPARK_DRIVER_BIND_ADDRESS="10.0.0.7")
-    assert words[:3] == ["-s", "--", f"{tmp_path}/bin/spark-submit"]
+    passes_on = str(FOLDER.parent / "spark" / "pass-sigterm.sh")
+    assert words[:4] == ["-s", "--", passes_on, f"{tmp_path}/bin/spark-submit"]
     assert "spark.driver.bindAddress=10.0.0.7" in words
     assert words[-5:] == ["--deploy-mode", "client", "--class", "x", "a b"]
+
+
+def wait_for(path: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not path.exists():
+        assert time.monotonic() < deadline, f"{path} never came"
+        time.sleep(0.05)
+
+
+def test_sigterm_reaches_the_program_and_not_the_jvm(tmp_path: Path) -> None:
+    """The JVM is a shell script that starts a program and ends as that does; a second child stands for a daemon."""
+    (tmp_path / "program.py").write_text(
+        "import pathlib, signal, sys, time\n"
+        "def end(*_):\n"
+        "    time.sleep(0.5)\n"
+        "    pathlib.Path('saved').touch()\n"
+        "    sys.exit(130)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "pathlib.Path('started').touch()\n"
+        "time.sleep(60)\n"
+    )
+    (tmp_path / "submit").write_text(
+        "#!/bin/bash\n"
+        "trap 'touch stopped; exit 143' TERM\n"
+        "bash -c 'trap \"touch daemon-stopped\" TERM; while true; do sleep 0.1; done' pyspark.daemon & daemon=$!\n"
+        f"{sys.executable} program.py & wait $!; code=$?; kill -KILL $daemon; exit $code\n"
+    )
+    (tmp_path / "submit").chmod(0o755)
+    script = FOLDER.parent / "spark" / "pass-sigterm.sh"
+    process = subprocess.Popen(["bash", str(script), "./submit"], cwd=tmp_path)
+    wait_for(tmp_path / "started")
+    process.terminate()
+    assert process.wait(60) == 130
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "saved", "started", "submit"]
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_the_code_of_the_program_is_that_of_the_pod(tmp_path: Path, code: int) -> None:
+    script = FOLDER.parent / "spark" / "pass-sigterm.sh"
+    assert subprocess.run(["bash", str(script), "bash", "-c", f"exit {code}"]).returncode == code
+
+
+def test_decommissioning_waits_for_the_executor(tmp_path: Path) -> None:
+    """In a pod the executor is the only Java; here a namespace of processes stands for the pod."""
+    unshare = ["unshare", "--user", "--map-root-user", "--pid", "--mount-proc", "--fork"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("this system has no namespaces of processes for its users")
+    java = tmp_path / "java"
+    shutil.copy(shutil.which("bash") or "", java)
+    (tmp_path / "executor.sh").write_text(
+        "trap 'sleep 1; touch decommissioned; exit 0' PWR\ntouch started\nwhile true; do sleep 0.1; done\n"
+    )
+    pod = f"{java} executor.sh & until [ -e started ]; do sleep 0.1; done; bash {FOLDER.parent}/spark/decom.sh"
+    done = subprocess.run([*unshare, "bash", "-c", f"{pod}; ls"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["decommissioned", "executor.sh", "java", "started"], done.stderr
 
 
 def test_the_entrypoint_starts_an_executor(tmp_path: Path) -> None:

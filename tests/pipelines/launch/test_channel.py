@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.launch.channel import ChannelAddress, DriverChannel, ResultLostError
+from pipelines.launch.channel import ChannelAddress, DriverChannel, ResultLostError, _Peer
 from pipelines.launch.handshake import accept_task, prove_task
 from pipelines.launch.link import Link
 from pipelines.launch.messages import (
@@ -428,6 +428,41 @@ def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_u
                 again, _ = driver.accept()
                 again.close()
             sender.join(50)
+
+
+def test_a_first_connection_that_breaks_before_the_welcome_loses_no_first_message(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk_over, tries = _Peer.talk_over, []
+
+    def breaking(self: _Peer, connection: socket.socket, orders_received: int) -> None:
+        tries.append(connection)
+        if len(tries) == 1:
+            raise ConnectionResetError
+        talk_over(self, connection, orders_received)
+
+    monkeypatch.setattr(_Peer, "talk_over", breaking)
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 0.01)
+    with link_to(channel.address) as (link, _):
+        assert first_message(channel, link) == HELLO
+        channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
+        assert [type(event) for event in collect(channel, lambda received: len(received) == 2)] in (
+            [Gone, Back],
+            [Back, Gone],
+        )
+
+
+def test_the_end_of_a_rank_that_has_finished_waits_for_a_channel_that_comes_back(
+    channel: DriverChannel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.launch.link._RECONNECT_SECONDS", 1.0)
+    with link_to(channel.address) as (link, _):
+        first_message(channel, link)
+        channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
+        wait_until(lambda: not link.connected)
+        link.send(EXIT)
+        link.flush(5, reconnect=50)
+    assert EXIT in collect(channel, lambda received: EXIT in received)
 
 
 def test_nothing_is_taken_from_a_connection_that_was_replaced(channel: DriverChannel) -> None:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.launch import runner as module
 from pipelines.launch.horovod_runner import HorovodRunner
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.runner import Attempt, BarrierRunner
@@ -138,19 +139,26 @@ def test_gpus_that_spark_does_not_offer_are_named_with_the_setting(spark: SparkS
         BarrierRunner(spark, 1, gpus_per_worker=1).run(print)
 
 
+def test_more_workers_than_the_driver_may_have_files_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "allow_open_files", lambda: 1024)
+    with pytest.raises(ValueError, match=r"^300 workers need 1100 open files .*, which may have 1024: raise"):
+        BarrierRunner(None, 300).run(len, "")
+
+
 def test_what_cannot_be_pickled_is_refused(spark: SparkSession) -> None:
     with pytest.raises(ValueError, match="cannot be sent to the workers"):
         BarrierRunner(spark, 1).run(print, threading.Lock())
 
 
+@pytest.mark.parametrize("value", ["true", " True"])  # as Spark reads it
 @pytest.mark.parametrize(
     "setting", ["spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.authenticate", "spark.network.crypto.enabled"]
 )
 def test_encryption_that_does_not_reach_the_ranks_is_refused(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, setting: str
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, setting: str, value: str
 ) -> None:
     """By the settings alone: `test_executors` has a session that authenticates."""
-    asked = spark.sparkContext.getConf().set(setting, "true")
+    asked = spark.sparkContext.getConf().set(setting, value)
     monkeypatch.setattr(spark.sparkContext, "getConf", lambda: asked)
     with pytest.raises(
         RuntimeError, match=rf"{setting}=true covers .* not covered: gradients .*accept_unencrypted=True"
@@ -159,7 +167,7 @@ def test_encryption_that_does_not_reach_the_ranks_is_refused(
 
 
 def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = spark.sparkContext.getConf().set("spark.dynamicAllocation.enabled", "true")
+    asked = spark.sparkContext.getConf().set("spark.dynamicAllocation.enabled", "TRUE")
     monkeypatch.setattr(spark.sparkContext, "getConf", lambda: asked)
     with pytest.raises(RuntimeError, match=r"spark\.dynamicAllocation\.enabled=false"):
         BarrierRunner(spark, 1).run(len, "")

@@ -91,11 +91,19 @@ def test_outside_a_rank_nobody_asks() -> None:
 def test_a_second_sigterm_takes_effect_at_once() -> None:
     reasons: list[str] = []
     termination = Termination()
-    termination.request = reasons.append
+    termination.tell(reasons.append)
     termination.handle(signal.SIGTERM, None)
     assert (termination.received, reasons) == (True, ["the driver received SIGTERM"])
     with pytest.raises(KeyboardInterrupt, match="SIGTERM came twice"):
         termination.handle(signal.SIGTERM, None)
+
+
+def test_a_sigterm_that_came_while_an_attempt_was_started_is_told_to_it() -> None:
+    reasons: list[str] = []
+    termination = Termination()
+    termination.handle(signal.SIGTERM, None)
+    termination.tell(reasons.append)
+    assert reasons == ["the driver received SIGTERM"]
 
 
 @pytest.mark.long

@@ -1,5 +1,6 @@
 """What the driver concludes from what it hears, with tasks that only the test has."""
 
+import itertools
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ from pipelines.launch.messages import (
     Go,
     Gone,
     Hello,
+    Join,
     JsonObject,
     Order,
     Ready,
@@ -125,11 +127,36 @@ def test_a_spare_does_not_wait_for_a_rank_that_has_finished() -> None:
     ended = (1, Exit(False, True, 137, "stopped", "", None, []))
     channel.answer = lambda task, order: channel.events.put(ended) if (task, order) == (1, Stop()) else None
     fallen = Fallen("killed by SIGKILL", -9, "", [])
-    heard = [(0, Ready(0)), (1, Ready(0)), (1, fallen), (1, Begun()), (1, Ready(4)), (0, FINISHED)]
+    heard = [(0, Ready(0)), (1, Ready(0)), (1, fallen), (1, Begun()), (1, Ready(4, joins=1)), (0, FINISHED)]
     for event in heard:
         channel.events.put(event)
     with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
         supervisor.watch()
+
+
+def test_a_spare_that_takes_the_order_to_join_of_its_dead_rank_lets_nobody_wait() -> None:
+    """The rank has died while the order was on its way: its spare takes that order, and all train on."""
+    channel = FakeChannel(2)
+    supervisor = supervise(channel, 2, Limits(start=1, hang=None, stop_grace=60))
+    fallen = Fallen("killed by SIGKILL", -9, "", [])
+    heard: list[tuple[int, Event]] = [
+        *((task, Ready(0)) for task in range(2)),
+        *((0, fallen), (1, Ready(4, joins=1)), (0, Ready(4, joins=1))),  # all join again
+        *((1, fallen), (1, Ready(4, joins=1))),  # before that order has come
+    ]
+    for event in heard:
+        channel.events.put(event)
+
+    def finish() -> None:
+        time.sleep(2)  # longer than a rank may let the others wait
+        for task in range(2):
+            channel.events.put((task, FINISHED))
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    supervisor.watch()
+    thread.join()
+    assert [order for _, order in channel.sent if isinstance(order, Join)] == [Join({"RENDEZVOUS": "new"})] * 4
 
 
 def test_a_death_before_an_exception_is_the_cause_of_both() -> None:
@@ -194,12 +221,72 @@ def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled
     assert [report["number"] for report in heard] == list(range(sent)), "none is lost"
 
 
+def test_a_rank_that_dies_ends_the_run_while_another_reports_faster_than_it_is_heard() -> None:
+    channel = FakeChannel(2)
+    ended = threading.Event()
+
+    def answer(task: int, order: Order) -> None:
+        if (task, order) == (0, Stop()):
+            ended.set()
+            channel.events.put((0, Exit(True, False, -9, "stopped", "", None, [])))
+
+    supervisor = supervise(channel, 2, on_report=lambda report: time.sleep(0.02))
+    channel.answer = answer
+
+    def flood() -> None:
+        number, until = 0, time.monotonic() + 60
+        while not ended.wait(0.002) and time.monotonic() < until:
+            channel.events.put((0, Report({"number": number})))
+            number += 1
+            if number == 50:
+                channel.events.put((1, Exit(False, False, -9, "killed by SIGKILL", "", None, [])))
+
+    thread = threading.Thread(target=flood)
+    thread.start()
+    with pytest.raises(RankLostError, match="rank 1 on h1 failed: killed by SIGKILL"):
+        supervisor.watch()
+    assert ended.is_set(), "it would go on for a minute"
+    thread.join()
+
+
+@pytest.mark.parametrize("port", [None, 1])
+def test_a_task_that_the_driver_never_reached_is_not_lost_when_it_falls_silent(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, port: int | None
+) -> None:
+    """A firewall may let tasks reach the driver and not the driver reach them."""
+    asked: list[str] = []
+
+    def answers(host: str, port: int) -> bool:
+        asked.append(host)
+        return False
+
+    monkeypatch.setattr(module, "answers", answers)
+    channel = FakeChannel(1)
+    if port is None:
+        channel.events.get()
+        channel.events.put((0, Hello(0, "h0", None, "-1", "", "node", "h0", 0, {})))
+    supervisor = supervise(channel, 1)
+    while supervisor._members[0].first_probe.running():  # type: ignore[union-attr]
+        time.sleep(0.01)
+    monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
+    channel._silent = 99.0
+    threading.Timer(1, lambda: channel.events.put((0, FINISHED))).start()
+    supervisor.watch()
+    assert asked == (["h0"] if port else [])
+    assert supervisor.unreachable_hosts == ({"h0"} if port else set())
+    assert ("the driver cannot connect to h0, whose task has connected" in caplog.text) == bool(port)
+
+
 def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: pytest.MonkeyPatch) -> None:
     size = 16
     reported = threading.Event()
     all_asked = threading.Barrier(size, action=lambda: channel.events.put((0, Report({"still": "heard"}))))
 
+    calls = itertools.count()
+
     def answers(host: str, port: int) -> bool:
+        if next(calls) < size:  # when all have just connected
+            return True
         all_asked.wait(50)  # breaks where one is asked after the other
         assert reported.wait(50), "no message was handled while the hosts were asked"
         return False
@@ -325,7 +412,7 @@ def joined(size: int) -> Joining:
     """All ranks have joined once."""
     joining = Joining(size, dict)
     for task in range(size):
-        joining.take(task, 0)
+        joining.take(task, 0, 0)
     return joining
 
 
@@ -333,7 +420,7 @@ def test_a_rank_that_dies_before_all_have_joined_once_ends_the_attempt() -> None
     """The others begin their training, and would wait for ever for one that goes on in it."""
     died = Outcome(1, "h1", "died", "killed by SIGKILL")
     joining = Joining(2, dict)
-    joining.take(0, 0)
+    joining.take(0, 0, 0)
     assert not joining.is_replaced(1, died)
     assert joined(2).is_replaced(1, died)
 

@@ -1,0 +1,26 @@
+#!/usr/bin/env bash
+# Runs spark-submit, and passes SIGTERM on to the Python program that its JVM has started. The JVM alone would stop Spark at
+# once and end: the program, which gives the ranks time for a checkpoint, would never hear of the signal.
+set -uo pipefail
+
+"$@" &
+submit=$!
+
+pass_on() {
+  local told=
+  for child in $(pgrep --parent "$submit"); do
+    # The workers of a local master are children of the JVM too, and the program still needs them.
+    if ! tr '\0' ' ' < "/proc/$child/cmdline" 2> /dev/null | grep --quiet pyspark.daemon; then
+      kill -TERM "$child" && told=yes
+    fi
+  done
+  [ -n "$told" ] || kill -TERM "$submit"
+}
+trap pass_on TERM
+
+code=0
+while kill -0 "$submit" 2> /dev/null; do
+  wait "$submit"
+  code=$?
+done
+exit "$code"

@@ -1,0 +1,14 @@
+"""How many files and connections this process may have open."""
+
+import resource
+import sys
+from contextlib import suppress
+
+
+def allow_open_files() -> int:
+    """Raise this process's own limit, which is usually 1024, as far as it may; return the limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if allowed == resource.RLIM_INFINITY else allowed
