@@ -46,8 +46,8 @@ _FAILED_SECONDS = 10.0
 """How long a process may take to end after its function has raised."""
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
-_RECONNECTION_SECONDS = 10.0
-"""How long the end of a rank that has finished waits for a channel that is broken."""
+_RECONNECTION_SECONDS = 2.5
+"""How long the end of a rank that has finished waits for a channel that broke; less than until the driver asks."""
 _LAST_WORD_SECONDS = 20.0
 _RESULT_SECONDS = 60.0
 _MAXIMUM_TEXT = 1 << 16

@@ -261,7 +261,7 @@ def test_the_next_attempt_waits_for_new_executors_as_long_as_ranks_may_take_to_s
         asked.append((wanted, seconds))
         return slots[len(asked) - 1]
 
-    monkeypatch.setattr(runner, "drop_lost_executors", lambda spark: None)
+    monkeypatch.setattr(runner, "drop_lost_executors", lambda spark, unreachable_hosts: None)
     monkeypatch.setattr(runner, "count_slots", count)
     job = BarrierRunner(None, 4, retries=5, retry_wait=0, start_timeout=77, allowed_sizes=allowed)
     job._spark = object()  # type: ignore[assignment]
