@@ -161,7 +161,7 @@ class Part:
 
     @cached_property
     def baselines(self) -> dict[tuple[tuple[str, str], ...], Group]:
-        """By network the group that speed-up is from; one without times has none."""
+        """The group that speed-up is from, by network; a network without times has none."""
         timed = [group for group in self.groups if group.spread(lambda facts: facts.images_per_second)]
         timed.sort(
             key=lambda group: (group.first.workers or math.inf, group.first.global_batch_size or math.inf, group.number)

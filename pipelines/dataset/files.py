@@ -25,7 +25,8 @@ LEASE_PREFIX = "lease-"
 _OLD_REJECTED_FILE = "rejected.parquet"  # of format version 1
 _TOP = (FILE_NAME, REPORT_FILE, REJECTED_FILE, _OLD_REJECTED_FILE, INDEX_FILE, NOTES_FILE)
 _SHARD = r"part-[0-9]{5,}\.parquet"
-_NOTE = rf"[^/]+-{_SHARD}\.json"
+_EARLIER = ".earlier"
+_NOTE = rf"[^/]+-{_SHARD}({re.escape(_EARLIER)})?\.json"
 _PROGRESS = rf"{PROGRESS_FOLDER}/(plan\.json|{_NOTE}|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
 # What `Folder.new_file` writes before the file gets its name; an attempt that is killed leaves it behind.
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")
@@ -37,9 +38,14 @@ def shard_name(split: str, number: int) -> str:
     return f"{split}/part-{number:05d}.parquet"
 
 
-def note_name(shard: str) -> str:
-    """Give the path of the note that says that a shard is finished, relative to the dataset."""
-    return f"{PROGRESS_FOLDER}/{shard.replace('/', '-')}.json"
+def note_name(shard: str, *, earlier: bool = False) -> str:
+    """Give the path of the note that says that a shard is finished, relative to the dataset.
+
+    Args:
+        shard: Path of the shard.
+        earlier: Whether the note is that of a shard which is being written again.
+    """
+    return f"{PROGRESS_FOLDER}/{shard.replace('/', '-')}{_EARLIER * earlier}.json"
 
 
 def notes_in(folder: Folder) -> list[str]:
@@ -122,6 +128,11 @@ def remove_empty(folder: Folder) -> None:
         for parent, _, _ in os.walk(folder.path, topdown=False):
             with suppress(OSError):  # a file is in it
                 Path(parent).rmdir()
+
+
+def followed(folder: Folder) -> Folder:
+    """Give the folder that a symbolic link leads to: its neighbours are on the same disk."""
+    return Folder(str(folder.path.resolve())) if folder.is_local and folder.path.is_symlink() else folder
 
 
 def check_apart(archive_root: str, dataset: Folder) -> None:

@@ -131,14 +131,22 @@ def keep_known(before: pa.Table, index: ArchiveIndex) -> ArchiveIndex:
         before: The earlier index.
         index: The index now; its ids and splits stay.
     """
-    samples = index.samples
-    earlier = pc.index_in(samples["id"].combine_chunks(), before["id"].combine_chunks()).to_numpy(zero_copy_only=False)
-    lost = pc.is_in(samples["id"].combine_chunks(), index.unusable["id"].combine_chunks())
-    lost = lost.to_numpy(zero_copy_only=False) & ~np.isnan(earlier.astype(np.float64))
-    if not lost.any():
-        return index
-    places = np.arange(len(samples))
-    places[lost] = len(samples) + earlier[lost].astype(np.int64)
-    taken = pa.concat_tables([samples, before]).take(pa.array(places)).combine_chunks()
+    lost = before.filter(pc.is_in(before["id"], index.unusable["id"].combine_chunks()))
+    return replace(index, samples=with_rows(index.samples, lost))
+
+
+def with_rows(samples: pa.Table, others: pa.Table) -> pa.Table:
+    """Take the rows of some samples from another index; ids, splits and order stay.
+
+    Args:
+        samples: `INDEX_SCHEMA`.
+        others: `INDEX_SCHEMA`: rows that are taken; those of samples that are not in `samples` are left out.
+    """
+    taken = pc.index_in(samples["id"].combine_chunks(), others["id"].combine_chunks())
+    if taken.null_count == len(samples):
+        return samples
+    is_taken = taken.is_valid().to_numpy(zero_copy_only=False)
+    places = np.where(is_taken, len(samples) + taken.fill_null(0).to_numpy(), np.arange(len(samples)))
+    mixed = pa.concat_tables([samples, others]).take(pa.array(places)).combine_chunks()
     split = samples.schema.get_field_index("split")
-    return replace(index, samples=taken.set_column(split, samples.schema.field(split), samples["split"]))
+    return mixed.set_column(split, samples.schema.field(split), samples["split"])

@@ -70,14 +70,18 @@ def check_held(folder: Folder, inside: str) -> None:
         RuntimeError: One did.
     """
     own = {"pid": os.getpid(), "machine": _machine()}
-    leases = {
-        name: _owner(folder, f"{inside}/{name}") for name in folder.names(inside) if name.startswith(LEASE_PREFIX)
-    }
-    replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
-    if not any(own.items() <= owner.items() for name, owner in leases.items() if name not in replaced):
+    if not any(own.items() <= owner.items() for owner in _valid(folder, inside).values()):
         raise RuntimeError(
             f"{folder}: the storage was out of reach for more than {DEAD_SECONDS:.0f} s and another job took over"
         )
+
+
+def _valid(folder: Folder, inside: str) -> dict[str, dict[str, Any]]:
+    """Owners by lease, of the leases that no other one replaces."""
+    names = [name for name in folder.names(inside) if name.startswith(LEASE_PREFIX)]
+    leases = {name: _owner(folder, f"{inside}/{name}") for name in names}
+    replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
+    return {name: owner for name, owner in leases.items() if name not in replaced}
 
 
 def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
@@ -122,10 +126,12 @@ def _machine() -> str:
 
 
 def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> None:
+    inside, _, own = name.rpartition("/")
     refreshed = time.monotonic()
     while not ended.wait(REFRESH_SECONDS):
         try:
-            if not folder.exists(name):  # taken for dead by another job, which goes on
+            # By the list of leases: where a disk does not answer, this is an error, and a file seems not to exist.
+            if own not in _valid(folder, inside):  # taken for dead by another job, which goes on
                 return
             folder.write(name, owner)
             refreshed = time.monotonic()

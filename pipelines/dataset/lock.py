@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
-from pipelines.dataset.files import PROGRESS_FOLDER
+from pipelines.dataset.files import PROGRESS_FOLDER, followed
 from pipelines.dataset.lease import check_held, lease
 from pipelines.storage import Folder
 from pipelines.whole_files import NO_LOCKS
@@ -19,7 +19,7 @@ def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
     """Hold a dataset for writing; yields a function that raises RuntimeError where another job has taken it over.
 
     On local disks this is a locked file beside the dataset. Behind a URL, and where files cannot be locked, it is a
-    lease that its owner keeps fresh.
+    lease that its owner keeps fresh. A folder is the same one by every link that leads to it.
 
     Raises:
         RuntimeError: Another job is writing the dataset.
@@ -28,6 +28,7 @@ def hold(dataset: Folder) -> Iterator[Callable[[], None]]:
         with lease(dataset, PROGRESS_FOLDER):
             yield lambda: check_held(dataset, PROGRESS_FOLDER)
         return
+    dataset = followed(dataset)
     path = dataset.path.with_name(f".{dataset.name}.incomplete.lock")
     with _parents(path):
         yield from _hold_local(path, dataset)

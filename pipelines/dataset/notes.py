@@ -1,11 +1,13 @@
 """Notes: what became of each shard. They say what is finished, and hold what the report and a repair need."""
 
+import base64
 import gzip
 import json
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -37,6 +39,12 @@ def write_note(written: WrittenShard, dataset: Folder) -> None:
     dataset.write(note_name(written.shard.file), json.dumps(_values(written)).encode(), flush=False)
 
 
+def write_earlier_note(written: WrittenShard, samples: bytes, dataset: Folder) -> None:
+    """Note what is in a shard that is about to be written again, and its samples (`ShardPlan.samples`)."""
+    values = {**_values(written), "samples": base64.b64encode(samples).decode()}
+    dataset.write(note_name(written.shard.file, earlier=True), json.dumps(values).encode(), flush=False)
+
+
 def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
     """Read the note of one shard; None where there is none, or a damaged one."""
     try:
@@ -47,11 +55,27 @@ def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
 
 def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard]:
     """Read the notes of those of the shards that have one."""
-    noted = set(dataset.names(PROGRESS_FOLDER))
-    candidates = [shard for shard in shards if note_name(shard).removeprefix(f"{PROGRESS_FOLDER}/") in noted]
+    noted = _noted(dataset)
+    candidates = [shard for shard in shards if note_name(shard) in noted]
     with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
         notes = pool.map(partial(read_note, dataset=dataset), candidates)
         return {shard: note for shard, note in zip(candidates, notes, strict=True) if note is not None}
+
+
+def read_earlier_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, tuple[WrittenShard, bytes]]:
+    """Read what `write_earlier_note` wrote: what is in each shard, and its samples."""
+    noted, found = _noted(dataset), {}
+    for shard in shards:
+        name = note_name(shard, earlier=True)
+        if name in noted:
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged one
+                values = json.loads(dataset.read(name))
+                found[shard] = _written(values), base64.b64decode(values["samples"])
+    return found
+
+
+def _noted(dataset: Folder) -> set[str]:
+    return {f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)}
 
 
 def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Folder) -> None:

@@ -41,11 +41,22 @@ class ShardPlan:
     """Hex digest of the samples, the format and the layout: of all that decides the file's bytes but the pixels."""
     unusable: tuple[dict[str, str], ...] = ()
     """Rows of `REJECTED_SCHEMA`: samples that are known not to be readable, and are not read."""
+    held: frozenset[str] = frozenset()
+    """Ids of the samples whose rows are in a finished shard of this name: without one of them, it is not replaced."""
 
     @property
     def table(self) -> pa.Table:
         """The rows of `samples`."""
         return pa.ipc.open_stream(self.samples).read_all()
+
+
+class LostRowsError(Exception):
+    """A shard is not written again, because rows of the finished one cannot be made any more."""
+
+    def __init__(self, rows: list[dict[str, str]]) -> None:
+        super().__init__(f"{len(rows)} samples cannot be read any more")
+        self.rows = rows
+        """Rows of `REJECTED_SCHEMA`: the samples."""
 
 
 def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str) -> WrittenShard:
@@ -60,6 +71,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
         dataset: Folder of the dataset, which has the split's folder.
 
     Raises:
+        LostRowsError: A sample of `plan.held` cannot be read any more; nothing is written.
         RuntimeError: A remote storage cannot be used.
     """
     folder = Folder.at(dataset)
@@ -74,6 +86,7 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
             while samples:
                 batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
                 rows.add(batch, read)
+        rows.check_lost(plan.held)  # before the file gets its name
         size = path.stat().st_size
     written = rows.written(size)
     write_note(written, folder)
@@ -184,6 +197,16 @@ class _RowGroups:
         self._ids.clear()
         self._index_rows.clear()
         self._georeferences.clear()
+
+    def check_lost(self, held: frozenset[str]) -> None:
+        """Make sure that none of these samples is among the bad ones.
+
+        Raises:
+            LostRowsError: Some are.
+        """
+        lost = [row for row in self._rejected if row["id"] in held]
+        if lost:
+            raise LostRowsError(lost)
 
     def written(self, size: int) -> WrittenShard:
         """What became of the rows, in a file of this many bytes."""

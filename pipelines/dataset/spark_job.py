@@ -8,16 +8,18 @@ from pathlib import PurePosixPath
 from pyspark.sql import SparkSession
 
 from pipelines.archives.archive import Archive
-from pipelines.dataset.files import PROGRESS_FOLDER, note_name
+from pipelines.dataset.files import PROGRESS_FOLDER, note_name, remove_files
 from pipelines.dataset.manifest import Shard
 from pipelines.dataset.notes import WrittenShard, read_note, read_notes
 from pipelines.dataset.rows import Fields
-from pipelines.dataset.shard import ShardPlan, write_shard
+from pipelines.dataset.shard import LostRowsError, ShardPlan, write_shard
 from pipelines.dataset.verify import ShardCheck, check_shard
 from pipelines.storage import Folder
 from pipelines.tasks import run_tasks, run_until_done, watched
 
 _LESS_MEMORY = "a smaller prepare.row_group_mib"
+_Outcome = WrittenShard | list[dict[str, str]]
+"""What is in a shard; or the samples for whose sake an earlier one keeps its place."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ def write_shards(
     found: dict[str, WrittenShard],
     say: Callable[[str], None],
     progress: Callable[[PrepareProgress], None],
-) -> dict[str, WrittenShard]:
+) -> tuple[dict[str, WrittenShard], dict[str, list[dict[str, str]]]]:
     """Write the shards that are not found, as one Spark job.
 
     Spark in local mode does not try a task again. So where a worker died there, the shards that are not finished are
@@ -56,19 +58,20 @@ def write_shards(
         progress: Called when shards are finished.
 
     Returns:
-        What became of every shard, by file.
+        What is in every shard that was found or written, by file; and of those that are not written again, because
+        samples in them cannot be read any more, these samples as rows of `REJECTED_SCHEMA`.
 
     Raises:
         RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
     """
     waiting = {plan.file: plan for plan in plans if plan.file not in found}
 
-    def finished(files: list[str]) -> dict[str, WrittenShard]:
+    def finished(files: list[str]) -> dict[str, _Outcome]:
         notes = read_notes(staging, files)
         return {file: note for file, note in notes.items() if note.digest == waiting[file].digest}
 
     with watched(_Progress(plans, staging, found, progress).look, name="groundswell-prepare-progress"):
-        written = run_until_done(
+        outcomes = run_until_done(
             spark,
             waiting,
             partial(_write, archive, staging),
@@ -78,7 +81,28 @@ def write_shards(
             folder=staging,
             less_memory=_LESS_MEMORY,
         )
-    return {**found, **written}
+    written = {file: outcome for file, outcome in outcomes.items() if isinstance(outcome, WrittenShard)}
+    lost = {file: outcome for file, outcome in outcomes.items() if isinstance(outcome, list)}
+    return {**found, **written}, lost
+
+
+def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
+    """Make sure that shards and notes are those that the tasks have told of.
+
+    An executor of a job whose lease another one took may still write: its shards have the same names. And of two
+    attempts of a task, between which the archive changed, one may have written the shard and the other its note.
+
+    Raises:
+        RuntimeError: Some are not; their notes are removed, so that the same command writes them again.
+    """
+    notes, sizes = read_notes(staging, written), staging.files()
+    others = [file for file, one in written.items() if (notes.get(file), sizes.get(file)) != (one, one.shard.size)]
+    if others:
+        remove_files(staging, [note_name(file) for file in others])
+        raise RuntimeError(
+            f"{staging}: another job or task has written {len(others)} shards meanwhile, the first is {others[0]}: the "
+            "same command continues, and writes them again"
+        )
 
 
 def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
@@ -93,12 +117,16 @@ def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fiel
 
 
 def _check(dataset: Folder, fields: Fields, shard: Shard) -> ShardCheck:
-    # The ids of all rows are not needed, and would be the largest part of the answer.
-    return replace(check_shard(dataset, shard, fields), ids=())
+    check = check_shard(dataset, shard, fields)
+    # The ids of a whole shard are known, and would be the largest part of the answer.
+    return replace(check, ids=()) if check.damage is None else check
 
 
-def _write(archive: Archive, staging: Folder, plan: ShardPlan) -> WrittenShard:
-    return write_shard(plan, archive, staging)
+def _write(archive: Archive, staging: Folder, plan: ShardPlan) -> _Outcome:
+    try:
+        return write_shard(plan, archive, staging)
+    except LostRowsError as error:
+        return error.rows
 
 
 class _Progress:

@@ -1,10 +1,8 @@
 """What earlier runs left: whether it is ours and of the same samples and settings, and what of it is still good."""
 
-import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -21,14 +19,13 @@ from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
 from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.index import compare, has_digest, keep_known, read_index
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest
-from pipelines.dataset.notes import WrittenShard, read_all_notes, read_notes
+from pipelines.dataset.notes import WrittenShard, read_all_notes, read_earlier_notes, read_notes
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.staging import read_mark, staging_of
 from pipelines.storage import Folder
 
 Plans = dict[str, list[ShardPlan]]
 _THREADS, _REMOTE_THREADS = 8, 32
-_log = logging.getLogger(__name__)
 OVERWRITE, RESTART = "--set prepare.overwrite=true", "--set prepare.restart=true"
 
 
@@ -44,6 +41,8 @@ class Existing:
     """Bytes of every file in the folder."""
     manifest: Manifest | None
     """None: the dataset is unfinished."""
+    earlier_notes: dict[str, tuple[WrittenShard, bytes]] = field(default_factory=dict)
+    """What is in shards that a job was about to write again, and their samples."""
 
     @property
     def is_old(self) -> bool:
@@ -59,13 +58,33 @@ class Existing:
 
 
 @dataclass(frozen=True)
-class Usable:
-    """The shards that need not be written again."""
+class Found:
+    """A shard that an earlier run wrote."""
 
-    shards: dict[str, tuple[WrittenShard, Folder]]
-    """Shards by file: what is in each, and in which folder it is."""
-    problems: dict[str, int]
-    """How many are to be written again, by reason."""
+    plan: ShardPlan
+    """Its samples as they were when it was written."""
+    written: WrittenShard
+    folder: Folder
+    whole: frozenset[str] | None = None
+    """Ids of the rows that are not damaged; None: it is not known to be damaged."""
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The samples whose rows are in it, and not known to be damaged."""
+        ids = frozenset(self.plan.table["id"].to_pylist()) - {row["id"] for row in self.written.rejected}
+        return ids if self.whole is None else ids & self.whole
+
+
+@dataclass(frozen=True)
+class Usable:
+    """What earlier runs have written that is of use."""
+
+    shards: dict[str, Found]
+    """The shards that need not be written again, by file."""
+    problems: dict[str, str]
+    """Why others are to be written again, by file."""
+    held: dict[str, Found]
+    """Those of the others that have good rows, which must not be lost."""
 
 
 def find_finished(dataset: Folder) -> Existing | None:
@@ -112,7 +131,8 @@ def find_unfinished(dataset: Folder) -> Existing | None:
         return None
     sizes = staging.files()
     shards = [name for name in sizes if name.endswith(".parquet") and name.split("/")[0] in mark.splits]
-    return Existing(staging, mark.identity, read_notes(staging, shards), sizes, None)
+    notes, earlier_notes = read_notes(staging, shards), read_earlier_notes(staging, shards)
+    return Existing(staging, mark.identity, notes, sizes, None, earlier_notes)
 
 
 def refuse_another(existing: Existing, identity: Identity) -> None:
@@ -147,34 +167,38 @@ def check_old(existing: Existing, identity: Identity, index: ArchiveIndex) -> No
         raise ValueError(f"the archive has {now} samples, {existing.folder} was made of {before}: {existing.advice}")
 
 
-def reconcile(existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]) -> ArchiveIndex:
-    """Make sure that finished shards and the archive agree; returns the index to continue with.
+def reconcile(
+    existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]
+) -> tuple[ArchiveIndex, Plans]:
+    """Make sure that finished shards and the archive agree.
 
     Samples that were rejected or not written yet may have other labels and files now, and files of samples that are
     in a finished shard may be gone: what is known of them is kept.
+
+    Returns:
+        The index to continue with, and the shards as they were planned where another index was known then.
 
     Raises:
         ValueError: The archive's samples changed; says how many.
     """
     if has_digest(index.samples, existing.identity.index):
-        return index
+        return index, {}
     before = read_index(existing.folder)
     is_finished = existing.manifest is not None
     if is_finished and before is not None and not has_digest(before, existing.identity.index):
         before = None  # it is that of other shards
     if before is None:
         if not existing.notes and not is_finished:
-            return index
+            return index, {}
         raise ValueError(f"the archive changed since {existing.folder} was written: {existing.advice}")
     index = keep_known(before, index)
-    if is_finished and not existing.notes:  # they are lost: any sample may be in a shard
-        settled = set(before["id"].to_pylist())
-    else:
-        settled = _settled(existing, plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table())))
+    earlier = plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table()))
+    notes_are_lost = is_finished and not existing.notes  # so any sample may be in a shard
+    settled = set(before["id"].to_pylist()) if notes_are_lost else _settled(existing, earlier)
     changes = compare(before, index.samples).of(settled)
     if settled and changes:
         raise ValueError(f"the archive changed since {existing.folder} was written ({changes}): {existing.advice}")
-    return index
+    return index, earlier
 
 
 def _settled(existing: Existing, plans: Plans) -> set[str]:
@@ -182,55 +206,65 @@ def _settled(existing: Existing, plans: Plans) -> set[str]:
     settled: set[str] = set()
     for plan in all_of(plans):
         note = existing.notes.get(plan.file)
-        if note is not None and note.digest == plan.digest:
-            settled |= set(plan.table["id"].to_pylist()) - {row["id"] for row in note.rejected}
+        is_same = note is not None and note.digest == plan.digest
+        found = Found(plan, note, existing.folder) if note is not None and is_same else _find_earlier(existing, plan)
+        settled |= found.ids if found is not None else set()
     return settled
 
 
-def find_usable(existing: Existing, plans: Plans, archive: Archive) -> Usable:
-    """Find the shards that are there, of the planned samples, and whose rejected records are still bad."""
-    usable: dict[str, tuple[WrittenShard, Folder]] = {}
-    problems: Counter[str] = Counter()
-    for plan in all_of(plans):
-        note, size = existing.notes.get(plan.file), existing.sizes.get(plan.file)
-        if size is None:
-            problems["missing"] += 1
-        elif note is None or note.digest != plan.digest:
-            problems["of other samples"] += 1
-        elif note.shard.size != size:
-            problems["of another size"] += 1
-        else:
-            usable[plan.file] = note, existing.folder
-    changed = _with_mended_records([plan for plan in all_of(plans) if plan.file in usable], existing, archive)
-    return without(Usable(usable, dict(problems)), changed, "with rejected records that can be read now")
+def find_usable(existing: Existing, plans: Plans, earlier: Plans, archive: Archive) -> Usable:
+    """Find the shards that are there, of the planned samples, and whose rejected records are still bad.
 
-
-def _with_mended_records(plans: list[ShardPlan], existing: Existing, archive: Archive) -> set[str]:
-    """The shards of which a rejected record can be read now.
-
-    A shard keeps its rows where files of some of them are gone: it would be written again without these.
+    Args:
+        existing: What an earlier run wrote.
+        plans: All shards.
+        earlier: The shards as they were planned then, where that is known to differ.
+        archive: Where the rejected records are looked at.
     """
+    shards: dict[str, Found] = {}
+    problems: dict[str, str] = {}
+    held: dict[str, Found] = {}
+    before = {plan.file: plan for plan in all_of(earlier)}
+    for plan in all_of(plans):
+        file, size = plan.file, existing.sizes.get(plan.file)
+        note = existing.notes.get(file)
+        if note is not None and (note.digest, note.shard.size) == (plan.digest, size):
+            shards[file] = Found(plan, note, existing.folder)
+            continue
+        is_same = note is not None and note.digest == plan.digest
+        problems[file] = "missing" if size is None else "of another size" if is_same else "of other samples"
+        other = before.get(file, plan)
+        if note is not None and (note.digest, note.shard.size) == (other.digest, size):
+            held[file] = Found(other, note, existing.folder)
+        elif (found := _find_earlier(existing, plan)) is not None:
+            held[file] = found
+    for file in _with_mended_records(shards.values(), archive):
+        problems[file] = "with rejected records that can be read now"
+        held[file] = shards.pop(file)
+    return Usable(shards, problems, held)
+
+
+def _find_earlier(existing: Existing, plan: ShardPlan) -> Found | None:
+    """The shard that has the place of a planned one, where a job was stopped before it wrote that one."""
+    written, samples = existing.earlier_notes.get(plan.file, (None, b""))
+    if written is None or written.shard.size != existing.sizes.get(plan.file):
+        return None
+    earlier = replace(plan, samples=samples, digest=written.digest)
+    has_same_ids = earlier.table["id"].to_pylist() == plan.table["id"].to_pylist()
+    return Found(earlier, written, existing.folder) if has_same_ids else None
+
+
+def _with_mended_records(shards: Iterable[Found], archive: Archive) -> list[str]:
+    """The shards of which a rejected record can be read now."""
     tries: list[tuple[str, dict[str, Any]]] = []
-    for plan in plans:
-        before = {row["id"]: row for row in existing.notes[plan.file].rejected}
-        unusable = {row["id"]: row for row in plan.unusable}
-        if not before:
-            continue
-        gone = sorted(unusable.keys() - before.keys())
-        if gone:
-            _log.warning(
-                "%s is not written again, as samples of it would be lost: %d cannot be read any more, such as %s (%s)",
-                *(plan.file, len(gone), gone[0], unusable[gone[0]]["reason"]),
-            )
-            continue
-        tries += [
-            (plan.file, sample)
-            for sample in plan.table.to_pylist()
-            if sample["id"] in before and sample["id"] not in unusable
-        ]
+    for found in shards:
+        plan = found.plan
+        before = {row["id"] for row in found.written.rejected} - {row["id"] for row in plan.unusable}
+        if before:
+            tries += [(plan.file, sample) for sample in plan.table.to_pylist() if sample["id"] in before]
     with ThreadPoolExecutor(_THREADS if is_local(archive.root) else _REMOTE_THREADS) as pool:
         outcomes = pool.map(partial(_is_readable, archive), [sample for _, sample in tries])
-        return {file for (file, _), is_readable in zip(tries, outcomes, strict=True) if is_readable}
+        return sorted({file for (file, _), is_readable in zip(tries, outcomes, strict=True) if is_readable})
 
 
 def _is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
@@ -241,15 +275,30 @@ def _is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
     return True
 
 
-def without(usable: Usable, files: Collection[str], reason: str) -> Usable:
-    """Leave out some shards."""
-    problems = {**usable.problems, reason: len(files)} if files else usable.problems
-    return Usable({file: found for file, found in usable.shards.items() if file not in files}, problems)
+def with_damage(usable: Usable, damaged: Mapping[str, Collection[str]]) -> Usable:
+    """Have damaged shards written again.
+
+    Args:
+        usable: What was found.
+        damaged: Ids of the rows that are not damaged, by file of each damaged shard.
+    """
+    found = {**usable.held, **usable.shards}
+    held = {file: replace(found[file], whole=frozenset(whole)) for file, whole in damaged.items()}
+    shards = {file: one for file, one in usable.shards.items() if file not in damaged}
+    return Usable(shards, {**usable.problems, **dict.fromkeys(damaged, "with damaged rows")}, {**usable.held, **held})
 
 
 def merge(first: Usable, second: Usable) -> Usable:
-    """Take the shards of both, of a shard that both have the first's."""
-    return Usable({**second.shards, **first.shards}, first.problems or second.problems)
+    """Take the shards of both; of a shard that both have, the one with more samples, or else the first's."""
+    shards = _merged(first.shards, second.shards)
+    held = {file: found for file, found in _merged(first.held, second.held).items() if file not in shards}
+    return Usable(shards, first.problems or second.problems, held)
+
+
+def _merged(first: dict[str, Found], second: dict[str, Found]) -> dict[str, Found]:
+    found = [*second.items(), *first.items()]
+    # The sort is stable: of two with as many rejected records, the first's is the later one, and stays.
+    return dict(sorted(found, key=lambda item: -len(item[1].written.rejected)))
 
 
 def all_of(plans: Plans) -> list[ShardPlan]:

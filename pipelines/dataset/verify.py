@@ -35,6 +35,12 @@ class ShardCheck:
     """Identifiers of all rows, in file order; empty where the shard could not be read."""
     class_counts: tuple[int, ...] = ()
 
+    @property
+    def whole_ids(self) -> frozenset[str]:
+        """The rows that are as they were written; of a shard that could not be read, none."""
+        damaged = {*self.damaged_rows}
+        return frozenset(name for row, name in enumerate(self.ids) if row not in damaged)
+
     def __str__(self) -> str:
         """The shard and its damage in one line."""
         return f"{self.file} {self.damage or 'is whole'}"

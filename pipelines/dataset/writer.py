@@ -1,7 +1,7 @@
 """From an archive to a dataset, as one Spark job that may be stopped, started again, and asked to repair its result."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,20 +20,21 @@ from pipelines.dataset.files import (
     check_apart,
     files_of_finished,
     files_of_unfinished,
+    followed,
     note_name,
     notes_in,
     remove_files,
 )
 from pipelines.dataset.identity import Identity, describe
-from pipelines.dataset.index import has_digest, index_digest, read_index, write_index
+from pipelines.dataset.index import has_digest, read_index, write_index
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
-from pipelines.dataset.notes import WrittenShard, check_rejected, write_all_notes, write_note
+from pipelines.dataset.notes import WrittenShard, check_rejected, write_all_notes, write_earlier_note, write_note
 from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
 from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.report.page import write_report
 from pipelines.dataset.rows import Fields, fixed_fields
-from pipelines.dataset.spark_job import PrepareProgress, check_shards, write_shards
+from pipelines.dataset.spark_job import PrepareProgress, check_on_storage, check_shards, write_shards
 from pipelines.dataset.staging import (
     Mark,
     check_replaceable,
@@ -49,9 +50,11 @@ from pipelines.dataset.staging import (
     write_mark,
 )
 from pipelines.dataset.statistics import BandSums
+from pipelines.dataset.stock import Rejected, Stock, problems
 from pipelines.dataset.summary import merge_sums, summarise, write_rejected
 from pipelines.dataset.survey import (
     Existing,
+    Found,
     Plans,
     Usable,
     all_of,
@@ -62,8 +65,7 @@ from pipelines.dataset.survey import (
     merge,
     reconcile,
     refuse_another,
-    rejected_of,
-    without,
+    with_damage,
 )
 from pipelines.dataset.verify import ShardCheck
 from pipelines.locations import redacted_traceback
@@ -104,6 +106,9 @@ def prepare_dataset(
     and the old files stay readable for who has them open. Behind a URL `dataset.json` is removed first and written
     again last.
 
+    A shard stays as it is, with a warning, where files of samples in it are gone: it would lose their rows. A damaged
+    one stays too, and the call then ends with an error, after everything else is finished.
+
     Nothing is removed but files that a `dataset.json` or the mark of our own unfinished work shows to be ours, one by
     one, after the archive was read. A folder that holds any other file is refused.
 
@@ -128,10 +133,10 @@ def prepare_dataset(
         FileNotFoundError: The archive is missing.
         ValueError: It is empty or malformed, has no training split or too many bad records, or changed; or `dataset`
             exists and is something else, or holds files that are not ours, or cannot be written.
-        RuntimeError: Another job is writing this dataset, the storage cannot be used, a disk is full, or Spark gave
-            up; the finished shards are kept.
+        RuntimeError: Another job is writing this dataset or has written in it, the storage cannot be used, a disk is
+            full, Spark gave up, or a damaged shard would lose good rows; the finished shards are kept.
     """
-    dataset = _followed(Folder.at(dataset))
+    dataset = followed(Folder.at(dataset))
     dataset.check()
     if archive.root:
         Folder.at(archive.root).check()
@@ -158,26 +163,6 @@ def prepare_dataset(
 
 
 @dataclass(frozen=True)
-class _Stock:
-    """What is to be written, and what of it is there."""
-
-    index: ArchiveIndex
-    identity: Identity
-    plans: Plans
-    usable: Usable
-
-    @property
-    def written(self) -> dict[str, WrittenShard]:
-        """The shards that need not be written again."""
-        return {file: written for file, (written, _) in self.usable.shards.items()}
-
-    @property
-    def total(self) -> int:
-        """Everything that the archive names."""
-        return len(self.index.samples) + len(self.index.rejected)
-
-
-@dataclass(frozen=True)
 class _Job:
     """One call of `prepare_dataset`."""
 
@@ -192,7 +177,7 @@ class _Job:
     checked: dict[str, ShardCheck] = field(default_factory=dict)
     """Shards, by path, that were read and compared with their checksums."""
 
-    def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> _Stock:
+    def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> Stock:
         """Plan the dataset, and find the shards that earlier runs wrote.
 
         Raises:
@@ -204,32 +189,34 @@ class _Job:
 
         settings = {**self.settings, **describe(self.archive.description, self.archive.read_settings)}
         identity = Identity({"format": FORMAT_VERSION, **settings})
+        earlier: list[Plans] = []
         for existing in sources:
+            before: Plans = {}
             if existing.is_old:
                 check_old(existing, Identity(settings), index)
-                continue
-            refuse_another(existing, identity)
-            index = reconcile(existing, index, plan)
+            else:
+                refuse_another(existing, identity)
+                index, before = reconcile(existing, index, plan)
+            earlier.append(before)
         plans = plan(index)
-        usable = Usable({}, {})
-        for existing in sources:
-            found = find_usable(existing, plans, self.archive)
+        usable = Usable({}, {}, {})
+        for existing, before in zip(sources, earlier, strict=True):
+            found = find_usable(existing, plans, before, self.archive)
             usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
-        digests = (existing.identity.index for existing in sources)
-        known = next((digest for digest in digests if has_digest(index.samples, digest)), None)
-        return _Stock(index, replace(identity, index=known or index_digest(index.samples)), plans, usable)
+        digests = tuple(existing.identity.index for existing in sources)
+        return Stock(index, identity, digests, plans, usable).without_losses()
 
     def verified(self, folder: Folder, usable: Usable) -> Usable:
-        """Leave out the shards whose rows differ from their checksums."""
+        """Find the rows that differ from their checksums; a shard that has some is not usable."""
         description = self.archive.description
         fields = fixed_fields(description.groups, len(description.class_names))
-        shards = [written.shard for written, _ in usable.shards.values()]
+        shards = [found.written.shard for found in (*usable.shards.values(), *usable.held.values())]
         new = [shard for shard in shards if f"{folder}/{shard.file}" not in self.checked]
         if new:
             self.say(f"{len(new)} shards are read and compared with their checksums")
             self.checked.update({f"{folder}/{check.file}": check for check in self.check(folder, new, fields)})
-        damaged = [check for shard in shards if (check := self.checked[f"{folder}/{shard.file}"]).damage is not None]
-        return without(usable, [check.file for check in damaged], "with damaged rows") if damaged else usable
+        checks = [self.checked[f"{folder}/{shard.file}"] for shard in shards]
+        return with_damage(usable, {check.file: check.whole_ids for check in checks if check.damage is not None})
 
     def check(self, folder: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
         """Compare shards with their checksums."""
@@ -239,7 +226,7 @@ class _Job:
                 self.say(f"{folder}/{check}")
         return checks
 
-    def is_whole(self, finished: Existing, stock: _Stock) -> bool:
+    def is_whole(self, finished: Existing, stock: Stock) -> bool:
         """Whether a finished dataset is what this call would make."""
         assert finished.manifest is not None
         if finished.is_old:
@@ -251,12 +238,13 @@ class _Job:
             and self.manifest(stock, stock.written).is_like(finished.manifest)
         )
 
-    def leave(self, finished: Existing, stock: _Stock) -> Manifest:
+    def leave(self, finished: Existing, stock: Stock) -> Manifest:
         """Leave a whole dataset as it is; a report that is lost is made again."""
         assert finished.manifest is not None
         if not finished.is_old and REPORT_FILE not in finished.sizes:
             self.report(stock, stock.written, finished.manifest)
         self.say(f"{self.dataset} is finished already; left as it is")
+        stock.check_repaired(self.dataset)
         return finished.manifest
 
     def write(self, index: ArchiveIndex, *, overwrite: bool, restart: bool, still_held: Callable[[], None]) -> Manifest:
@@ -271,13 +259,13 @@ class _Job:
                 stock = self.take_stock(index, [finished])
                 if self.is_whole(finished, stock):
                     return self.leave(finished, stock)
-                self.say(f"{self.dataset} is repaired: {_problems(stock.usable)}")
+                self.say(f"{self.dataset} is repaired: {problems(stock.usable)}")
             sources = [
                 existing for existing in (finished, unfinished) if existing is not None and existing is not stale
             ]
         check_replaceable(self.dataset)
         stock = self.take_stock(index, sources)
-        self.check_rejected(self.rejected(stock, stock.written), stock.total, None)
+        self.check_rejected(stock.rejected(stock.written), stock.total, None)
         if finished is not None and finished.manifest is not None:
             files_of_finished(self.dataset, finished.manifest)
         staging = self.open(stock, finished, unfinished, stale, overwrite)
@@ -296,7 +284,7 @@ class _Job:
 
     def open(
         self,
-        stock: _Stock,
+        stock: Stock,
         finished: Existing | None,
         unfinished: Existing | None,
         stale: Existing | None,
@@ -324,15 +312,8 @@ class _Job:
         write_mark(staging, Mark(stock.identity, all_splits, replaced=replaced, is_new=is_new))
         for split in splits:
             staging.make(split)
-        known = unfinished.notes if unfinished is not None else {}
-        notes_of_written = {note_name(file) for file in stock.written}
-        # By any other note a job that loses a worker would take its shard for one that it has written.
-        remove_files(staging, [name for name in notes_in(staging) if name not in notes_of_written])
-        for file, (written, folder) in stock.usable.shards.items():
-            if folder != staging:
-                link_shard(folder, staging, file)
-            if known.get(file) != written:
-                write_note(written, staging)
+        self.take_notes(stock, staging)
+        _place(stock.usable.shards, staging, unfinished.notes if unfinished is not None else {})
         if finished is not None and not self.dataset.is_local:
             staging.remove(FILE_NAME)
         kept = read_index(staging) if unfinished is not None else None
@@ -340,15 +321,31 @@ class _Job:
             write_index(stock.index.samples, staging)
         return staging
 
-    def complete(self, stock: _Stock, staging: Folder, still_held: Callable[[], None]) -> Manifest:
+    def take_notes(self, stock: Stock, staging: Folder) -> None:
+        """Leave no note of a shard that is to be written, by which it would pass for written when a worker is lost.
+
+        What is in the shard whose place it takes is still noted, for the job that continues if this one is stopped.
+        """
+        held = {file: found for file, found in stock.usable.held.items() if found.folder == staging and found.ids}
+        for found in held.values():
+            write_earlier_note(found.written, found.plan.samples, staging)
+        names = {*map(note_name, stock.written), *(note_name(file, earlier=True) for file in held)}
+        remove_files(staging, [name for name in notes_in(staging) if name not in names])
+
+    def complete(self, stock: Stock, staging: Folder, still_held: Callable[[], None]) -> Manifest:
         """Write the shards that are not usable, and make a dataset of them all."""
         plans, found = all_of(stock.plans), stock.written
         self.say(f"{sum(plan.rows for plan in plans)} samples of {len(stock.plans)} splits in {len(plans)} shards")
         if found:
             self.say(f"{len(found)} shards are finished already")
-        written = write_shards(self.spark, self.archive, staging, plans, found, self.say, self.progress)
-        rejected = self.rejected(stock, written)
+        written, lost = write_shards(
+            self.spark, self.archive, staging, stock.to_write(), found, self.say, self.progress
+        )
         still_held()  # the files that follow have the same names in every job
+        stock = self.keep(stock, staging, lost)
+        written |= stock.written
+        check_on_storage(staging, written)
+        rejected = stock.rejected(written)
         write_rejected(rejected, staging)
         self.check_rejected(rejected, stock.total, f"{staging}/{REJECTED_FILE}")
         manifest = self.manifest(stock, written)
@@ -360,47 +357,51 @@ class _Job:
         self.say(f"look at it: {self.dataset}/{REPORT_FILE}")
         for reason, count in manifest.skipped.items():
             self.say(f"left out {count} of {stock.total} samples: {reason} (see {self.dataset}/{REJECTED_FILE})")
+        stock.check_repaired(self.dataset)
         return manifest
 
-    def rejected(self, stock: _Stock, written: dict[str, WrittenShard]) -> list[dict[str, str]]:
-        """Every bad record that is known: of finished shards what was found, of others what the index says."""
-        rows = list(stock.index.rejected.to_pylist())
-        for plan in all_of(stock.plans):
-            rows += rejected_of([written[plan.file]]) if plan.file in written else plan.unusable
-        return rows
+    def keep(self, stock: Stock, staging: Folder, lost: Mapping[str, Rejected]) -> Stock:
+        """Put shards back in their places that could only be written again with fewer samples."""
+        kept = stock.keeping(lost)
+        _place({file: kept.usable.shards[file] for file in lost}, staging, {})
+        mark = read_mark(staging)
+        assert mark is not None, staging
+        if kept.identity != stock.identity:
+            write_index(kept.index.samples, staging)
+            write_mark(staging, replace(mark, identity=kept.identity))
+        return kept
 
     def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
         """Make sure that no more records are bad than allowed."""
         check_rejected(rejected, total, "prepare.max_rejected_fraction", self.max_rejected_fraction, report)
 
-    def manifest(self, stock: _Stock, written: dict[str, WrittenShard]) -> Manifest:
+    def manifest(self, stock: Stock, written: dict[str, WrittenShard]) -> Manifest:
         """Describe the dataset that these shards make."""
         splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
-        source, rejected = stock.identity.index, self.rejected(stock, written)
+        source, rejected = stock.identity.index, stock.rejected(written)
         assert source is not None
         archive = self.archive
         return summarise(archive.description, splits, self.settings, archive.read_settings, source, rejected)
 
-    def report(self, stock: _Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
+    def report(self, stock: Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
         """Make the page about the dataset."""
         sums = merge_sums([written[plan.file] for plan in stock.plans[TRAINING_SPLIT]])
-        _report(self.dataset, manifest, sums, self.rejected(stock, written))
+        _report(self.dataset, manifest, sums, stock.rejected(written))
 
 
-def _followed(dataset: Folder) -> Folder:
-    """The folder that a symbolic link leads to: its neighbours are on the same disk."""
-    return Folder(str(dataset.path.resolve())) if dataset.is_local and dataset.path.is_symlink() else dataset
+def _place(shards: Mapping[str, Found], staging: Folder, noted: Mapping[str, WrittenShard]) -> None:
+    """Have finished shards in the staging folder, each with its note; `noted` are those that are there."""
+    for file, found in shards.items():
+        if found.folder != staging:
+            link_shard(found.folder, staging, file)
+        if noted.get(file) != found.written:
+            write_note(found.written, staging)
 
 
 def _file_names(plans: Plans) -> list[str]:
     """Everything that makes a dataset; the report, which is about it, can be made again."""
     petastorm = [f"{split}/{PETASTORM_FILE}" for split in plans]
     return [FILE_NAME, REJECTED_FILE, INDEX_FILE, NOTES_FILE, *petastorm, *(plan.file for plan in all_of(plans))]
-
-
-def _problems(usable: Usable) -> str:
-    counts = [f"{count} shards {reason}" for reason, count in usable.problems.items()]
-    return ", ".join(counts) or "what describes the shards is lost or out of date"
 
 
 def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:

@@ -1,6 +1,6 @@
 """From samples to predictions, as one Spark job that may be killed at any time and started again."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +18,7 @@ from pipelines.dataset.notes import check_rejected, count_reasons
 from pipelines.locations import redacted
 from pipelines.scoring.convert import Reference
 from pipelines.scoring.delta import write_delta_log
+from pipelines.scoring.finished import outdated_parts, read_back, was_replaced
 from pipelines.scoring.kept import ConvertedModel, converted_model
 from pipelines.scoring.model import ModelDescription, check_fits
 from pipelines.scoring.output import (
@@ -29,6 +30,7 @@ from pipelines.scoring.output import (
     begin,
     check_ours,
     clean_up,
+    find_earlier,
     find_written,
     finish,
     is_complete,
@@ -148,7 +150,7 @@ def check_score(
         refuse_another(existing, identity, output)
     files = [part.file for part in source.parts]
     found = find_written(output, files)
-    outdated = _outdated(source, found)
+    outdated = outdated_parts(source, found)
     complete = is_complete(output, files) and not outdated
     if not complete:  # more samples may be bad, and not fewer; finished predictions stay finished
         kept = [row for file, part in found.items() if file not in outdated for row in part.rejected]
@@ -171,7 +173,8 @@ def score(
 
     Every file appears whole, at once. The same call again continues with the parts that are not finished, and those of
     which rejected samples can be read now or files were replaced by others of another size; on other finished
-    predictions it does nothing. The input may be in another place by then. Each sample is in exactly one file, or in
+    predictions it does nothing. A part stays as it is where samples of it cannot be read any more, as their predictions
+    would be lost. The input may be in another place by then. Each sample is in exactly one file, or in
     `_rejected.parquet` with its reason.
 
     Args:
@@ -195,17 +198,20 @@ def score(
         return scored_before(source, output)
     with disk_errors(output, "--output"), hold(output) as still_held:
         found = find_written(output, files)
-        outdated = _outdated(source, found)
+        outdated = outdated_parts(source, found)
         if outdated:
             say(
                 f"{len(outdated)} parts are scored again, as samples that were rejected can be read now, or files were "
                 "replaced"
             )
-            found = {file: part for file, part in found.items() if file not in outdated}
+        earlier = {file: part for file, part in find_earlier(output, files).items() if file not in found}
+        earlier |= {file: found.pop(file) for file in outdated}
         converted = converted_model(model, file, settings.runtime, settings.reference, output, say)
         begin(output, identity)
         if converted is not None:
             converted.keep(output)
+        for part in earlier.values():  # for the job that continues if this one is stopped
+            write_note(part, output, earlier=True)
         if output.exists(FILE_NAME):  # a file of finished predictions is lost: only what is found counts from now on
             for part in found.values():
                 write_note(part, output)
@@ -215,9 +221,12 @@ def score(
         remove_notes(output, set(files) - found.keys())  # a retry would take these parts for finished by old notes
         if found:
             say(f"{len(found)} of {len(files)} parts are finished already")
-        written = _write(spark, model, file, converted, source, output, settings, found, say, progress)
+        _write(spark, model, file, converted, source, output, settings, found, earlier, say, progress)
         still_held()
-        parts = [written[file] for file in files]
+        parts = read_back(output, files)
+        kept = {part.file for part in parts if earlier.get(part.file) == part}
+        if kept:
+            say(f"{len(kept)} parts stay as they are, as samples of them cannot be read any more, such as {min(kept)}")
         rejected = write_rejected(output, parts, source.rejected)
         _check_rejected(rejected, source, output, settings)
         described = {
@@ -233,7 +242,8 @@ def score(
         clean_up(output, files)
     for used in sorted({part.computed_by for part in parts}):
         say(f"{sum(part.rows for part in parts if part.computed_by == used)} predictions by {used}")
-    return _scored(parts, source, output, new=sum(part.samples for part in parts if part.file not in found))
+    new = sum(part.samples for part in parts if part.file not in found.keys() | kept)
+    return _scored(parts, source, output, new=new)
 
 
 def _check_rejected(
@@ -243,24 +253,6 @@ def _check_rejected(
     total = len(source.rejected) + sum(part.rows for part in source.parts)
     report = f"{redacted(str(output))}/{REJECTED_FILE}" if output.exists(REJECTED_FILE) else None
     check_rejected(rejected, total, "score.max_rejected_fraction", settings.max_rejected_fraction, report)
-
-
-def _outdated(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
-    """The finished parts of which a rejected sample can be read now, or the file of another sample was replaced."""
-    outdated = set()
-    for part in source.parts:
-        written = found.get(part.file)
-        if written is None:
-            continue
-        if _was_replaced(part, written) or (written.unread and part.can_read_any(written.unread)):
-            outdated.add(part.file)
-    return outdated
-
-
-def _was_replaced(part: Part, written: WrittenPart) -> bool:
-    """Whether the file of a sample that was scored has another size now."""
-    before = written.sizes_digest
-    return before is not None and part.digest_of_sizes(written.unread) != before
 
 
 def _may_have_moved(source: Source, output: Folder) -> bool:
@@ -273,7 +265,7 @@ def _may_have_moved(source: Source, output: Folder) -> bool:
         return True
     files = [part.file for part in source.parts]
     found = find_written(output, files)
-    replaced = (_was_replaced(part, found[part.file]) for part in source.parts if part.file in found)
+    replaced = (was_replaced(part, found[part.file]) for part in source.parts if part.file in found)
     return not is_complete(output, files) and not any(replaced)
 
 
@@ -333,10 +325,11 @@ def _write(
     output: Folder,
     settings: ScoreSettings,
     found: dict[str, WrittenPart],
+    earlier: dict[str, WrittenPart],
     say: Callable[[str], None],
     progress: Callable[[ScoreProgress], None],
-) -> dict[str, WrittenPart]:
-    """Score the parts that are not found."""
+) -> None:
+    """Score the parts that are not found, some of them again (`earlier`)."""
     # In local mode the executor is this machine: where it can run the converted model, nothing needs Keras's.
     takes_keras = converted is None or not is_local_mode(spark) or why_unusable(settings.runtime) is not None
     with (
@@ -355,17 +348,20 @@ def _write(
             settings.thresholds,
             settings.threads,
         )
-        written = run_until_done(
+        run_until_done(
             spark,
-            {part.file: part for part in source.parts if part.file not in found},
-            scorer.write,
+            {part.file: (part, earlier.get(part.file)) for part in source.parts if part.file not in found},
+            partial(_score_part, scorer),
             finished=partial(find_written, output),
             say=say,
             job="score",
             folder=output,
             less_memory=_LESS_MEMORY,
         )
-    return {**found, **written}
+
+
+def _score_part(scorer: Scorer, item: tuple[Part, WrittenPart | None]) -> WrittenPart:
+    return scorer.write(*item)
 
 
 @contextmanager

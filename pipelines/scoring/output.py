@@ -38,6 +38,7 @@ _NAMES = re.compile(
 )
 _TOP = (FILE_NAME, REJECTED_FILE, CONVERTED_FILE, ACCEPTANCE_FILE, DELTA_LOG_FILE)
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Folder.new_file`; an attempt that is killed leaves it
+_EARLIER = "earlier-"
 _AT_ONCE = 16
 
 Identity = dict[str, Any]
@@ -71,14 +72,14 @@ class WrittenPart:
         return self.rows + len(self.rejected)
 
 
-def note_name(file: str) -> str:
-    """Give the path of the note that says that a part is finished."""
-    return f"{PROGRESS_FOLDER}/{file}.json"
+def note_name(file: str, *, earlier: bool = False) -> str:
+    """Give the path of the note that says that a part is finished; `earlier`: that of one that is scored again."""
+    return f"{PROGRESS_FOLDER}/{_EARLIER * earlier}{file}.json"
 
 
-def write_note(part: WrittenPart, output: Folder) -> None:
-    """Note that a part is finished."""
-    output.write(note_name(part.file), json.dumps(asdict(part)).encode())
+def write_note(part: WrittenPart, output: Folder, *, earlier: bool = False) -> None:
+    """Note that a part is finished, or what is in one that is scored again (`earlier`)."""
+    output.write(note_name(part.file, earlier=earlier), json.dumps(asdict(part)).encode())
 
 
 def remove_notes(output: Folder, files: Collection[str]) -> None:
@@ -162,19 +163,33 @@ def is_complete(output: Folder, files: Collection[str]) -> bool:
 
 def find_written(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
     """Find the finished parts, by file: those that have a note, and the size that it says."""
-    sizes = {name: size for name, is_folder, size in output.entries() if not is_folder}
-    noted = set(output.names(PROGRESS_FOLDER))
-    candidates = [file for file in files if file in sizes and PurePosixPath(note_name(file)).name in noted]
+    return _whole([*_of_manifest(output), *_notes(output, files)], output, files)
+
+
+def find_earlier(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+    """Find the parts that a job began to score again, and has not replaced."""
+    return _whole(_notes(output, files, earlier=True), output, files)
+
+
+def _notes(output: Folder, files: Collection[str], *, earlier: bool = False) -> list[WrittenPart]:
+    noted = {f"{PROGRESS_FOLDER}/{name}" for name in output.names(PROGRESS_FOLDER)}
+    candidates = [file for file in files if note_name(file, earlier=earlier) in noted]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        notes = [note for note in pool.map(partial(read_note, output), candidates) if note is not None]
-    found = {note.file: note for note in [*_of_manifest(output), *notes]}
+        notes = pool.map(partial(read_note, output, earlier=earlier), candidates)
+        return [note for note in notes if note is not None]
+
+
+def _whole(parts: Iterable[WrittenPart], output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+    """Those of some parts whose file has the size that is noted; of two with one file, the later."""
+    sizes = {name: size for name, is_folder, size in output.entries() if not is_folder}
+    found = {part.file: part for part in parts}
     return {file: part for file, part in found.items() if file in files and sizes.get(file) == part.size}
 
 
-def read_note(output: Folder, file: str) -> WrittenPart | None:
+def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPart | None:
     """Read the note of one part; None where there is none, or a damaged one."""
     try:
-        return WrittenPart(**json.loads(output.read(note_name(file))))
+        return WrittenPart(**json.loads(output.read(note_name(file, earlier=earlier))))
     except (FileNotFoundError, ValueError, TypeError):
         return None
 

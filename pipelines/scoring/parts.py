@@ -63,6 +63,10 @@ class Part(Protocol):
     def rows(self) -> int:
         """Number of samples, those included that cannot be read."""
 
+    @property
+    def unusable(self) -> tuple[dict[str, str], ...]:
+        """Rows of `REJECTED_SCHEMA`: those of the samples that are known not to be readable, and are not read."""
+
     def batches(self, batch_size: int) -> Iterator[SampleBatch]:
         """Read the samples in order, one batch ahead; every sample is in one batch, or among the rejected of one."""
 
@@ -84,6 +88,11 @@ class DatasetPart:
     manifest: Manifest
     """Names this shard alone."""
     settings: ReaderSettings
+
+    @property
+    def unusable(self) -> tuple[dict[str, str], ...]:
+        """See `Part.unusable`; damaged rows are found when they are read."""
+        return ()
 
     def batches(self, batch_size: int) -> Iterator[SampleBatch]:
         """See `Part.batches`; a damaged row is rejected.
@@ -157,7 +166,7 @@ class ArchivePart:
     samples: bytes
     """Rows of the archive's index, as an Arrow stream."""
     unusable: tuple[dict[str, str], ...]
-    """Rows of `REJECTED_SCHEMA`: those of the samples that are known not to be readable, and are not read."""
+    """See `Part.unusable`."""
 
     def batches(self, batch_size: int) -> Iterator[SampleBatch]:
         """See `Part.batches`; a sample whose files are damaged or missing is rejected.

@@ -33,6 +33,10 @@ PREDICTION_SCHEMA = pa.schema(
 `predictions.json`), `labels` are the names of the predicted ones."""
 
 
+class _LostRowsError(Exception):
+    """Samples that were scored before cannot be read any more."""
+
+
 @dataclass(frozen=True)
 class Scorer:
     """All that a task needs beside its part; sent to the executors."""
@@ -51,23 +55,44 @@ class Scorer:
     threads: int | None
     """None: the cores of the Spark task."""
 
-    def write(self, part: Part) -> WrittenPart:
+    def write(self, part: Part, before: WrittenPart | None = None) -> WrittenPart:
         """Score a part, write its file and note it as finished.
 
         Attempts of the same task may overtake each other: each writes a file of its own, which takes the name at once.
 
+        Args:
+            part: The samples.
+            before: The finished part that is scored again. It stays where samples of it cannot be read any more.
+
+        Returns:
+            What is in the file: the new part, or the one before.
+
         Raises:
             OSError, RuntimeError: Input or output cannot be used.
         """
+        try:
+            written = self._write(part, before)
+        except _LostRowsError:
+            assert before is not None
+            written = before
+        write_note(written, self.output)
+        return written
+
+    def _write(self, part: Part, before: WrittenPart | None) -> WrittenPart:
         predict, used = self._load()
         with self.output.new_file(part.file) as path:
             with pq.ParquetWriter(path, PREDICTION_SCHEMA, compression="zstd") as writer:
                 rows, rejected = self._write_batches(part, predict, writer)
-            size = path.stat().st_size
-        written = WrittenPart(part.file, rows, size, rejected, used)
-        written = replace(written, sizes_digest=part.digest_of_sizes(written.unread))
-        write_note(written, self.output)
-        return written
+            written = WrittenPart(part.file, rows, path.stat().st_size, rejected, used)
+            self._check_lost(written, before)  # before the file gets its name
+        return replace(written, sizes_digest=part.digest_of_sizes(written.unread))
+
+    def _check_lost(self, written: WrittenPart, before: WrittenPart | None) -> None:
+        """Make sure that no sample of the part before is lost, as long as its file is whole."""
+        if before is None or not {*written.unread} - {*before.unread}:
+            return
+        if self.output.size(before.file) == before.size:
+            raise _LostRowsError
 
     def _load(self) -> tuple[Predict, str]:
         """The model in this process, and what computes it here; Keras where the processor lacks what is needed."""

@@ -1,5 +1,9 @@
 import errno
 import fcntl
+import json
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -83,3 +87,39 @@ def test_a_lease_that_cannot_be_removed_hides_no_error(
     with pytest.raises(ValueError, match="the training failed"):
         train()
     assert "cannot be removed (the storage is away): the folder is free again in" in caplog.text
+
+
+def test_a_folder_is_the_same_one_by_every_link(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "dataset")
+    link, dataset = Folder.at(tmp_path / "elsewhere" / "link"), Folder.at(tmp_path / "dataset")
+    for first, second in ((dataset, link), (link, dataset)):
+        with hold(first), pytest.raises(RuntimeError, match="another job is writing"), hold(second):
+            pass
+    assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["link"]
+
+
+def wait_until(is_true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_lease_is_kept_where_files_seem_not_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`os.path.exists` is false where a disk has an error or does not answer."""
+    monkeypatch.setattr(Folder, "exists", lambda folder, name="": False)
+    monkeypatch.setattr("pipelines.dataset.lease.REFRESH_SECONDS", 0.01)
+    (tmp_path / "leases").mkdir()
+    with lease(Folder.at(tmp_path), "leases") as name:
+        written = (tmp_path / name).stat().st_ino
+        wait_until(lambda: (tmp_path / name).stat().st_ino != written)
+
+
+def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("pipelines.dataset.lease.REFRESH_SECONDS", 0.01)
+    (tmp_path / "leases").mkdir()
+    with lease(Folder.at(tmp_path), "leases") as name:
+        taker = {"host": "far", "pid": 1, "machine": "other", "replaces": [Path(name).name]}
+        (tmp_path / "leases" / "lease-x.json").write_text(json.dumps(taker))
+        wait_until(lambda: not any(thread.name == "groundswell-lease" for thread in threading.enumerate()))

@@ -27,7 +27,7 @@ from pipelines.archives.archive import (
     ArchiveIndex,
     BadRecordError,
 )
-from pipelines.dataset import lease, spark_job, staging, writer
+from pipelines.dataset import lease, spark_job, staging, stock, writer
 from pipelines.dataset.files import check_apart
 from pipelines.dataset.index import _digest_of_bytes, index_digest, read_index
 from pipelines.dataset.manifest import Manifest, write_manifest
@@ -84,11 +84,23 @@ class Numbers:
             raise BadRecordError(file, "damaged") from None
 
 
+@dataclass(frozen=True)
+class Labelled(Numbers):
+    """An archive whose labels are in the folders of the samples, as those of BigEarthNet v1.0."""
+
+    def index(self) -> ArchiveIndex:
+        found = super().index()
+        gone = set(found.unusable["id"].to_pylist())
+        rows = [{**row, "labels": [] if row["id"] in gone else row["labels"]} for row in found.samples.to_pylist()]
+        return replace(found, samples=pa.Table.from_pylist(rows, INDEX_SCHEMA))
+
+
 class World:
     """An archive of 60 samples in six shards, and where it is prepared to."""
 
     def __init__(self, root: Path, dataset: str | Path) -> None:
         self.archive, self.dataset, self.lines = root, dataset, list[str]()
+        self.kind = Numbers
         names = {f"s{number:03d}": number for number in range(60)}
         splits = {name: "train" if number < 40 else "test" for name, number in names.items()}
         for name, number in names.items():
@@ -106,7 +118,7 @@ class World:
     def prepare(self, column: str | None = None, **settings: Any) -> Manifest:
         self.lines.clear()
         values = {"row_group_mib": 1, "row_groups_per_shard": 1, "seed": 3, "max_rejected_fraction": 0.2, **settings}
-        archive = Numbers(str(self.archive), column)
+        archive = self.kind(str(self.archive), column)
         return prepare_dataset(None, archive, self.dataset, say=self.lines.append, **values)  # type: ignore[arg-type]
 
     def said(self, text: str) -> bool:
@@ -414,6 +426,173 @@ def test_a_shard_keeps_rows_whose_folders_are_gone_whatever_becomes_of_its_bad_r
     assert len(ids(world.dataset)) == 60
 
 
+NOT_WRITTEN = "is not written again, as samples of it would be lost: 1 cannot be read any more"
+
+
+def neighbour(world: World, bad: str) -> str:
+    """A sample whose row is in the shard in which the row of a bad one is missing."""
+    tables = [pq.read_table(path) for path in Path(f"{world.dataset}").parent.glob("dataset*/*/part-*.parquet")]
+    (shard,) = [table["id"].to_pylist() for table in tables if len(table) == 10 - 1]
+    assert bad not in shard
+    return str(shard[0])
+
+
+def killed_at_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All shards are written, and are not in their place."""
+    with monkeypatch.context() as patch:
+        patch.setattr(writer, "write_rejected", lambda *_: (_ for _ in ()).throw(Killed))
+        with pytest.raises(Killed):
+            world.prepare()
+
+
+@pytest.mark.parametrize("state", ["finished", "unfinished"])
+def test_labels_of_a_mended_folder_do_not_cost_the_rows_whose_folders_are_gone(
+    world: World,
+    undisturbed: dict[str, str],
+    tasks: Tasks,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+) -> None:
+    """With the labels the shard is one of other samples."""
+    world.kind = Labelled
+    hide(world, "s001")
+    if state == "finished":
+        world.prepare()
+    else:
+        killed_at_the_end(world, monkeypatch)
+    names = ids(world.dataset if state == "finished" else f"{world.dataset}.incomplete")
+    other = neighbour(world, "s001")
+    hide(world, other)
+    bring_back(world, "s001")
+    tasks.shards.clear()
+    for _ in range(2):
+        world.prepare()
+        assert tasks.shards == []
+        assert ids(world.dataset) == names
+    assert world.said("finished already")
+    assert NOT_WRITTEN in caplog.text
+    bring_back(world, other)
+    world.prepare()
+    assert len(tasks.shards) == 1
+    assert content(world.dataset) == undisturbed
+
+
+@pytest.mark.parametrize("storage", ["disk", "s3"])
+@pytest.mark.parametrize("state", ["finished", "stopped"])
+@pytest.mark.parametrize("kind", [Numbers, Labelled])
+def test_files_that_vanish_within_their_folders_do_not_cost_rows(
+    world: World,
+    undisturbed: dict[str, str],
+    tasks: Tasks,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    tmp_path: Path,
+    kind: type[Numbers],
+    state: str,
+    storage: str,
+) -> None:
+    """Only the task that writes the shard again finds out; also where a repair was stopped before."""
+    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the stopped process is this one
+    world.kind = kind
+    (hide if kind is Labelled else damage)(world, "s001")
+    world.prepare()
+    other = neighbour(world, "s001")
+    if storage == "s3":
+        shutil.rmtree(world.dataset)
+        world.dataset = request.getfixturevalue("s3_folder")
+        world.prepare()
+    names = ids(world.dataset)
+    (bring_back if kind is Labelled else mend)(world, "s001")
+    if state == "stopped":
+        interrupted(world, tasks, 0)
+    damage(world, other)
+    for _ in range(2):
+        world.prepare()
+        assert ids(world.dataset) == names
+        assert NOT_WRITTEN in caplog.text
+        caplog.clear()
+    mend(world, other)
+    world.prepare()
+    assert content(world.dataset) == undisturbed
+    assert not Path(f"{world.dataset}.incomplete").exists()
+
+
+@pytest.mark.parametrize("storage", ["disk", "s3"])
+@pytest.mark.parametrize("kind", [Numbers, Labelled])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+def test_a_repair_that_is_killed_after_any_step_loses_no_row_of_samples_that_are_gone_then(
+    world: World,
+    undisturbed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    kind: type[Numbers],
+    storage: str,
+    every: int,
+) -> None:
+    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the killed process is this one
+    world.kind = kind
+    lose, find = (hide, bring_back) if kind is Labelled else (damage, mend)
+    lose(world, "s001")
+    world.prepare()
+    other = neighbour(world, "s001")
+    shutil.rmtree(world.dataset)
+    folder = Folder.at(request.getfixturevalue("s3_folder") if storage == "s3" else world.dataset)
+    world.dataset = folder.url
+    kill = Kill(monkeypatch)
+    number, killed = every, True
+    while killed:
+        killed = False
+        for after in (False, True):
+            world.prepare()
+            find(world, "s001")
+            killed = kill.run(world, number, after) or killed
+            damage(world, other)
+            world.prepare()
+            assert other in ids(folder), (number, after)
+            mend(world, other)
+            world.prepare()
+            assert content(folder) == undisturbed, (number, after)
+            lose(world, "s001")
+            folder.remove()
+        number += every
+
+
+@pytest.mark.parametrize("kind", [Numbers, Labelled])
+def test_a_first_preparation_that_was_stopped_twice_loses_no_row(
+    world: World, undisturbed: dict[str, str], tasks: Tasks, monkeypatch: pytest.MonkeyPatch, kind: type[Numbers]
+) -> None:
+    """The shard that is to be written again lies where the new one is written."""
+    world.kind = kind
+    (hide if kind is Labelled else damage)(world, "s001")
+    killed_at_the_end(world, monkeypatch)
+    other = neighbour(world, "s001")
+    (bring_back if kind is Labelled else mend)(world, "s001")
+    interrupted(world, tasks, 0)
+    damage(world, other)
+    world.prepare()
+    assert other in ids(world.dataset)
+    mend(world, other)
+    world.prepare()
+    assert content(world.dataset) == undisturbed
+
+
+def test_a_repaired_shard_that_is_not_in_its_place_yet_is_not_replaced_by_the_old_one(
+    world: World, undisturbed: dict[str, str], tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    damage(world, "s001")
+    world.prepare()
+    mend(world, "s001")
+    killed_at_the_end(world, monkeypatch)
+    damage(world, "s001")
+    Path(world.dataset, "test/part-00000.parquet").unlink()  # else the old dataset is left as it is
+    tasks.shards.clear()
+    world.prepare()
+    assert tasks.shards == []
+    assert content(world.dataset) == undisturbed
+
+
 @pytest.mark.parametrize("state", ["unfinished", "finished", "without notes"])
 @pytest.mark.parametrize(
     ("change", "counts"),
@@ -571,7 +750,7 @@ def test_a_dataset_with_a_digest_of_earlier_versions_keeps_it(
 ) -> None:
     """Runs know the dataset by its fingerprint, which covers the digest."""
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "index_digest", _digest_of_bytes)
+        patch.setattr(stock, "index_digest", _digest_of_bytes)
         interrupted(world, tasks, 4)
         before = read_mark(Folder.at(f"{world.dataset}.incomplete"))
     manifest = world.prepare()
@@ -861,6 +1040,81 @@ def test_damaged_rows_are_found_when_asked_for(world: World, undisturbed: dict[s
     assert content(world.dataset) == undisturbed
     world.prepare(verify=True)
     assert world.said("finished already")
+
+
+@pytest.mark.parametrize("lose", [hide, damage])
+@pytest.mark.parametrize("storage", ["disk", "s3"])
+def test_a_damaged_shard_is_not_replaced_at_the_cost_of_good_rows(
+    world: World,
+    undisturbed: dict[str, str],
+    tasks: Tasks,
+    request: pytest.FixtureRequest,
+    storage: str,
+    lose: Callable[[World, str], None],
+) -> None:
+    if storage == "s3":
+        world.dataset = request.getfixturevalue("s3_folder")
+    world.prepare()
+    folder, name = Folder.at(world.dataset), "train/part-00001.parquet"
+    data = bytearray(folder.read(name))
+    data[len(data) // 2] ^= 1
+    folder.write(name, bytes(data))
+    before = content(folder)
+    found = pq.read_table(pa.BufferReader(bytes(data)))["id"].to_pylist()
+    damaged = found[len(found) // 2]
+    good = next(name for name in found if name != damaged)
+    lose(world, good)
+    message = rf"1 damaged shards are not replaced, the first is {name}: 1 good rows would be lost, .* such as {good}"
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=message + r" .*put their files back, and the same command"):
+            world.prepare(verify=True)
+        assert world.said(f"{name} has 1 damaged rows of 10: 5 (sample {damaged})")
+        assert content(folder) == before
+    bring_back(world, good) if lose is hide else mend(world, good)
+    world.prepare(verify=True)
+    assert content(folder) == undisturbed
+
+
+def test_a_damaged_row_whose_sample_is_gone_does_not_keep_its_shard_damaged(world: World, tasks: Tasks) -> None:
+    world.prepare()
+    name = "train/part-00001.parquet"
+    flip_a_bit(Path(world.dataset, name))
+    found = pq.read_table(Path(world.dataset, name))["id"].to_pylist()
+    damage(world, found[len(found) // 2])
+    tasks.shards.clear()
+    world.prepare(verify=True)
+    assert tasks.shards == [name]
+    assert len(ids(world.dataset)) == 59
+    world.prepare(verify=True)
+    assert world.said("finished already")
+
+
+def write_another_note(folder: Path, shard: str) -> None:
+    note = folder / "_progress" / f"{shard.replace('/', '-')}.json"
+    note.write_text(json.dumps({**json.loads(note.read_text()), "digest": "that of another job"}))
+
+
+@pytest.mark.parametrize("interfere", [write_another_note, lambda folder, shard: truncate(folder / shard)])
+def test_what_another_job_has_written_meanwhile_is_told_and_written_again(
+    world: World, undisturbed: dict[str, str], tasks: Tasks, interfere: Callable[[Path, str], None]
+) -> None:
+    """An executor of a job that has lost its lease may still write."""
+
+    def before(file: str) -> None:
+        if len(tasks.shards) == 5:
+            interfere(Path(f"{world.dataset}.incomplete"), tasks.shards[2])
+
+    tasks.shards.clear()
+    tasks.before = before
+    message = r"another job or task has written 1 shards meanwhile, the first is t.*: the same command continues"
+    with pytest.raises(RuntimeError, match=message):
+        world.prepare()
+    harmed = tasks.shards[2]
+    tasks.before = lambda file: None
+    tasks.shards.clear()
+    world.prepare()
+    assert tasks.shards == [harmed]
+    assert content(world.dataset) == undisturbed
 
 
 def test_who_has_an_old_file_open_goes_on_reading_it(world: World, undisturbed: dict[str, str]) -> None:

@@ -16,11 +16,12 @@ import pytest
 from PIL import Image
 
 from pipelines import tasks
-from pipelines.archives.archive import INDEX_SCHEMA, ArchiveIndex
+from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
 from pipelines.archives.image_folder import ImageFolder
 from pipelines.archives.image_table import ImageTable
 from pipelines.dataset.identity import describe
 from pipelines.dataset.index import index_digest
+from pipelines.dataset.lock import hold
 from pipelines.scoring.job import Scored, ScoreSettings, score
 from pipelines.scoring.model import ModelDescription, ModelInput
 from pipelines.scoring.source import archive_source
@@ -208,7 +209,7 @@ def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
     run, seen = tasks.run_tasks, []
 
     def dying(*arguments: Any, **settings: Any) -> list[Any]:
-        seen.append(sorted(path.name for path in (output / "_progress").glob("*.parquet.json")))
+        seen.append(sorted(path.name for path in (output / "_progress").glob("train-*.parquet.json")))
         if len(seen) == 1:
             raise LostWorkerError("a Python worker died")
         return run(*arguments, **settings)
@@ -220,6 +221,118 @@ def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
     assert seen == [[f"train-part-{number:05d}.parquet.json" for number in (1, 2, 3)]] * 2
     assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
     assert pq.read_table(output / "_rejected.parquet").num_rows == 0
+
+
+class Listed(ImageFolder):
+    """An archive whose metadata name its samples, whether or not their files are there."""
+
+    tells_missing = False
+    """Whether the index says which files are missing, as that of BigEarthNet does of folders."""
+
+    def index(self) -> ArchiveIndex:
+        names = [f"train/{MODEL.class_names[number // 6]}/{number:02d}.png" for number in range(12)]
+        columns = {"id": names, "split": ["train"] * 12, "labels": [[0]] * 12, "paths": [[name] for name in names]}
+        missing = [name for name in names if self.tells_missing and not Path(self.root, name).exists()]
+        unusable = [{"id": name, "file": name, "reason": "missing file", "detail": ""} for name in missing]
+        empty = REJECTED_SCHEMA.empty_table()
+        return ArchiveIndex(index_table(columns), empty, pa.Table.from_pylist(unusable, REJECTED_SCHEMA))
+
+
+def score_listed(images: Path, output: Path, say: Callable[[str], None] = print) -> Scored:
+    source = archive_source(Listed(str(images), validation_fraction=0.0), samples_per_file=3)
+    settings = replace(SETTINGS, max_rejected_fraction=0.1)
+    return score(None, MODEL, b"", source, Folder.at(output), settings, say=say)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("tells_missing", [True, False])
+@pytest.mark.parametrize("is_stopped", [False, True])
+def test_a_part_keeps_predictions_whose_samples_are_gone(
+    images: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    tells_missing: bool,
+    is_stopped: bool,
+) -> None:
+    """A rejected sample of it was mended, also where a job was stopped that began to score it again."""
+    monkeypatch.setattr(Listed, "tells_missing", tells_missing)
+    output, files = tmp_path / "output", sorted(images.glob("train/*/*.png"))
+    good, gone = files[4].read_bytes(), files[3].read_bytes()
+    files[4].write_bytes(good[:50])
+    assert score_listed(images, output).predictions == 11
+    parts, lines = written_parts(output), list[str]()
+    files[4].write_bytes(good)
+    if is_stopped:
+        with monkeypatch.context() as patch:
+            patch.setattr(tasks, "run_tasks", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(KeyboardInterrupt):
+                score_listed(images, output)
+    files[3].unlink()
+    for _ in range(2):
+        scored = score_listed(images, output, lines.append)
+        assert (scored.predictions, scored.rejected, scored.new) == (11, 1, 0)
+        assert changed_parts(output, parts) == []
+        assert sorted(path.name for path in output.iterdir() if "part" not in path.name) == [
+            "_rejected.parquet",
+            "predictions.json",
+        ]
+    if not tells_missing:
+        assert "1 parts stay as they are, as samples of them cannot be read any more, such as train-part-00001" in str(
+            lines
+        )
+    elif not is_stopped:
+        assert "train-part-00001.parquet is not scored again, as samples of it would be lost: 1 cannot" in caplog.text
+    files[3].write_bytes(gone)
+    scored = score_listed(images, output)
+    assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
+    assert changed_parts(output, parts) == [1]
+
+
+def test_sizes_are_those_of_the_files_and_not_of_another_attempt(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, run = tmp_path / "output", tasks.run_tasks
+
+    def told_by_others(*arguments: Any, **settings: Any) -> list[Any]:
+        return [replace(part, size=part.size + 1) for part in run(*arguments, **settings)]
+
+    monkeypatch.setattr(tasks, "run_tasks", told_by_others)
+    source = archive_source(ImageFolder(str(images), validation_fraction=0.0), samples_per_file=3)
+    settings = replace(SETTINGS, as_delta=True)
+    score(None, MODEL, b"", source, Folder.at(output), settings)  # type: ignore[arg-type]
+    sizes = {path.name: path.stat().st_size for path in output.glob("*-part-*.parquet")}
+    described = json.loads((output / "predictions.json").read_text())["parts"]
+    assert {part["file"]: part["size"] for part in described} == sizes
+    actions = map(json.loads, (output / "_delta_log/00000000000000000000.json").read_text().splitlines())
+    assert {action["add"]["path"]: action["add"]["size"] for action in actions if "add" in action} == sizes
+
+
+def test_a_file_of_another_attempt_than_its_note_is_told_and_written_again(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, run = tmp_path / "output", tasks.run_tasks
+
+    def overtaken(*arguments: Any, **settings: Any) -> list[Any]:
+        parts = run(*arguments, **settings)
+        with (output / "train-part-00002.parquet").open("ab") as file:
+            file.write(b"x")
+        return parts
+
+    with monkeypatch.context() as patch:
+        patch.setattr(tasks, "run_tasks", overtaken)
+        message = r"written 1 parts meanwhile, the first is train-part-00002\.parquet: the same command continues"
+        with pytest.raises(RuntimeError, match=message):
+            score_images(images, output)
+    scored = score_images(images, output)
+    assert (scored.predictions, scored.new) == (12, 3)
+
+
+def test_an_output_is_held_by_every_link(images: Path, tmp_path: Path) -> None:
+    for name in ("output", "elsewhere"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "elsewhere" / "link").symlink_to(tmp_path / "output")
+    with hold(Folder.at(tmp_path / "output")), pytest.raises(RuntimeError, match="another job is writing"):
+        score_images(images, tmp_path / "elsewhere" / "link")
 
 
 @pytest.mark.parametrize(
