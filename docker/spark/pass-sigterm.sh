@@ -6,6 +6,7 @@ set -uo pipefail
 "$@" &
 submit=$!
 
+# shellcheck disable=SC2329 # the trap calls it
 pass_on() {
   local told=
   for child in $(pgrep --parent "$submit"); do
