@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs spark-submit, and passes SIGTERM on to the Python program that its JVM has started. The JVM alone would stop Spark at
 # once and end: the program, which gives the ranks time for a checkpoint, would never hear of the signal.
-set -uo pipefail
+set -euo pipefail
 
 "$@" &
 submit=$!
@@ -15,13 +15,14 @@ pass_on() {
       kill -TERM "$child" && told=yes
     fi
   done
-  [ -n "$told" ] || kill -TERM "$submit"
+  [ -n "$told" ] || kill -TERM "$submit" || true
 }
 trap pass_on TERM
 
-code=0
-while kill -0 "$submit" 2> /dev/null; do
-  wait "$submit"
-  code=$?
+# A signal ends the wait, but not what is waited for.
+while true; do
+  code=0
+  wait "$submit" || code=$?
+  kill -0 "$submit" 2> /dev/null || break
 done
 exit "$code"

@@ -1,5 +1,6 @@
 """Which epochs a rank trains, and where it may stop."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,12 +27,19 @@ def epochs_of(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(Epochs, "_train_one", begin)
 
-    def make(*, recovery: object = None, record: object = None, validate: object = None) -> Epochs:
+    def make(
+        *,
+        recovery: object = None,
+        record: object = None,
+        validate: object = None,
+        block: Callable[[int], int] = lambda step: step,
+    ) -> Epochs:
         rank: Any = SimpleNamespace(
             config=load("smoke", ["training.epochs=2"]),
             steps=STEPS,
             stop=SimpleNamespace(is_requested_now=lambda: True),
             recovery=recovery,
+            mode=SimpleNamespace(block=block),
             validate=validate,
         )
         made: Any = record
@@ -53,6 +61,12 @@ def test_where_a_checkpoint_has_all_steps_training_stops_at_once(epochs_of: Any,
 def test_what_ranks_keep_in_memory_only_gets_a_step_after_which_a_checkpoint_is_written(epochs_of: Any) -> None:
     with pytest.raises(BeganError, match="1"):
         epochs_of(recovery="kept").train(state(1, 5))
+
+
+def test_ranks_that_are_together_at_an_epochs_end_only_decide_alike_whatever_step_each_has_kept(epochs_of: Any) -> None:
+    for step in (4, 5, 7):
+        with pytest.raises(StoppedOnRequest, match=r"^stopped after step 4$"):
+            epochs_of(recovery="kept", block=lambda step: step // STEPS * STEPS).train(state(1, step))
 
 
 @pytest.mark.parametrize(("step", "drawn"), [(8, [8]), (9, [])])
