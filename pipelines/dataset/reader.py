@@ -2,11 +2,9 @@
 
 import logging
 import os
-import resource
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -24,6 +22,7 @@ from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.rows import row_checksum
 from pipelines.dataset.split_files import SplitFiles
+from pipelines.open_files import allow_open_files
 from pipelines.storage import Folder
 
 Verify = Literal["first_epoch", "always", "never"]
@@ -105,7 +104,7 @@ class SplitReader:
         self.settings = settings or ReaderSettings()
         folder = Folder.at(dataset)
         self.manifest: Manifest = read_manifest(folder) if manifest is None else manifest
-        _allow_open_files()
+        allow_open_files()
         self._files = SplitFiles(folder, self.manifest, split, checksums=self.settings.verify != "never", mapped=True)
         self.row_bytes, self.group_rows = self._files.row_bytes, self._files.group_rows
         self._fields = self._files.fields
@@ -273,7 +272,7 @@ def check_readable(
         FileNotFoundError: A shard is missing.
         ValueError: No such split, a shard is not what the manifest says, or the cache is smaller than three row groups.
     """
-    _allow_open_files()
+    allow_open_files()
     opened = [SplitFiles(Folder.at(dataset), manifest, split, checksums=False) for split in splits]
     for files in opened:
         files.window_rows(settings.cache_limit_bytes)
@@ -366,10 +365,3 @@ def _is_in_memory(descriptor: int, offset: int) -> bool:
         return os.preadv(descriptor, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:  # not in memory, or a filesystem that cannot tell
         return False
-
-
-def _allow_open_files() -> None:
-    """Raise this process's own limit as far as allowed: a large dataset has more files than the usual 1024."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError, OSError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
