@@ -21,6 +21,7 @@ import fsspec
 from fsspec.spec import AbstractFileSystem
 
 from pipelines.locations import absolute_location, is_url
+from pipelines.whole_files import sync_to_disk
 
 # An object appears whole when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
@@ -277,7 +278,7 @@ class Folder:
             try:
                 yield temporary
                 if flush:
-                    _flush(temporary)
+                    sync_to_disk(temporary)
                 temporary.replace(target)
             finally:
                 temporary.unlink(missing_ok=True)
@@ -362,11 +363,3 @@ class Folder:
 
 def _md5(file: BufferedReader) -> str:
     return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
-
-
-def _flush(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -65,6 +65,19 @@ def write_whole(path: Path, content: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def sync_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk.
+
+    Raises:
+        OSError: It is not there, or the disk has an error.
+    """
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def copy_whole(file: BinaryIO, target: Path) -> None:
     """Write the bytes of an open local file to `target` from its first to its last, read them back and compare.
 

@@ -87,9 +87,10 @@ def write_shard(plan: ShardPlan, archive: Archive, dataset: Folder | Path | str)
                 batch, samples = samples[: rows.room(window)], samples[rows.room(window) :]
                 rows.add(batch, read)
         rows.check_lost(plan.held)  # before the file gets its name
-        size = path.stat().st_size
-    written = rows.written(size)
-    write_note(written, folder)
+        written = rows.written(path.stat().st_size)
+        # Before too; its size makes it true only once the file is there. Killed in between, nobody would know what is
+        # in a file that has taken the place of another one.
+        write_note(written, folder)
     return written
 
 

@@ -67,8 +67,12 @@ def write_shards(
     waiting = {plan.file: plan for plan in plans if plan.file not in found}
 
     def finished(files: list[str]) -> dict[str, _Outcome]:
-        notes = read_notes(staging, files)
-        return {file: note for file, note in notes.items() if note.digest == waiting[file].digest}
+        notes, sizes = read_notes(staging, files), staging.files()
+        return {
+            file: note
+            for file, note in notes.items()
+            if (note.digest, note.shard.size) == (waiting[file].digest, sizes.get(file))
+        }
 
     with watched(_Progress(plans, staging, found, progress).look, name="groundswell-prepare-progress"):
         outcomes = run_until_done(

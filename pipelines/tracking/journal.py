@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, Literal
 
-from pipelines.whole_files import copy_folder, fetch_folder, takes_whole_files_only
+from pipelines.whole_files import copy_folder, fetch_folder, sync_to_disk, takes_whole_files_only
 
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
@@ -125,7 +125,7 @@ class Journal:
             files, self._unsynced = self._unsynced, []
         for path in [path for file in files for path in (file, file.parent)] + [self.folder / _FILES] * bool(files):
             with suppress(FileNotFoundError):  # it was delivered meanwhile
-                _sync_to_disk(path)
+                sync_to_disk(path)
         os.fsync(self._file.fileno())
         with self._lock:
             if self._copy is not None:
@@ -300,12 +300,3 @@ class Journal:
         temporary.replace(self.folder / _LINES)
         self._places = places
         return (self.folder / _LINES).open("r+b", buffering=0)
-
-
-def _sync_to_disk(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

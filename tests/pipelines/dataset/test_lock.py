@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.dataset.lease import lease
+from pipelines.dataset.lease import check_held, lease
 from pipelines.dataset.lock import hold
 from pipelines.storage import Folder, StorageError
 
@@ -114,6 +114,8 @@ def test_a_lease_is_kept_where_files_seem_not_to_exist(tmp_path: Path, monkeypat
     with lease(Folder.at(tmp_path), "leases") as name:
         written = (tmp_path / name).stat().st_ino
         wait_until(lambda: (tmp_path / name).stat().st_ino != written)
+        check_held(Folder.at(tmp_path), "leases")
+    assert not list((tmp_path / "leases").iterdir()), "it was removed at the end"
 
 
 def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,3 +125,5 @@ def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, monkeypat
         taker = {"host": "far", "pid": 1, "machine": "other", "replaces": [Path(name).name]}
         (tmp_path / "leases" / "lease-x.json").write_text(json.dumps(taker))
         wait_until(lambda: not any(thread.name == "groundswell-lease" for thread in threading.enumerate()))
+        with pytest.raises(RuntimeError, match="another job took over"):
+            check_held(Folder.at(tmp_path), "leases")

@@ -520,15 +520,8 @@ def test_files_that_vanish_within_their_folders_do_not_cost_rows(
 
 
 @pytest.mark.parametrize("kind", [Numbers, Labelled])
-@pytest.mark.parametrize(
-    ("storage", "every"),
-    [
-        ("disk", 13),
-        ("s3", 13),
-        # Not behind a URL: killed after one of the steps there, a repair may still lose such a row.
-        pytest.param("disk", 1, marks=[pytest.mark.long, pytest.mark.timeout(1200)]),
-    ],
-)
+@pytest.mark.parametrize("storage", ["disk", "s3"])
+@pytest.mark.parametrize("every", [13, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
 def test_a_repair_that_is_killed_after_any_step_loses_no_row_of_samples_that_are_gone_then(
     world: World,
     undisturbed: dict[str, str],
@@ -560,7 +553,9 @@ def test_a_repair_that_is_killed_after_any_step_loses_no_row_of_samples_that_are
             assert other in ids(folder), (number, after)
             mend(world, other)
             world.prepare()
-            assert content(folder) == undisturbed, (number, after)
+            # The thread of the killed job lives on in this process, and may keep its lease.
+            found = {name: digest for name, digest in content(folder).items() if "/lease-" not in name}
+            assert found == undisturbed, (number, after)
             lose(world, "s001")
             folder.remove()
         number += every
