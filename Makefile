@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-long test-cluster test-runtimes check lock wheel bench ui clean stale
+.PHONY: help setup demo test test-long test-cluster test-release test-runtimes check lock wheel bench ui clean stale
 
 # Make splits names at spaces: a command would work on other folders than this one.
 ifneq ($(words $(CURDIR)),1)
@@ -15,9 +15,11 @@ BIN := $(VENV)/bin
 LIBRARIES := models/compression/kernels pipelines/dataset/gather
 COMPILED := hatch_build.py models/compiled.py $(wildcard $(LIBRARIES:%=%/*.cc) $(LIBRARIES:%=%/*.h))
 PORT ?= 5000
-# Two processes of tests, each with a Spark session of its own: much of a test's time is waiting. The long ones train on
-# several ranks, which keep two cores busy by themselves.
+# Two processes of tests, each with a Spark session of its own: much of a test's time is waiting.
 TEST_PROCESSES ?= -n 2 --dist loadfile --no-loadscope-reorder
+# Only these files are imported: an import of all of them takes half a minute.
+LONG_FILES = $(shell grep -rl 'mark\.long' tests --include='test_*.py')
+CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/groundswell
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
 
@@ -36,13 +38,16 @@ demo: $(READY) ## Generate an archive, prepare, train, evaluate: minutes. ARCHIV
 	@$(BIN)/groundswell demo $(if $(ARCHIVE),--archive '$(subst ','\'',$(ARCHIVE))')
 
 test: $(READY) ## Run all tests but the long ones and those over several hosts
-	@$(BIN)/pytest -m "not cluster and not long" $(TEST_PROCESSES) $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "not cluster and not long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the long tests
-	@$(BIN)/pytest -m "long and not cluster" $(PYTEST_ARGS)
+	@$(BIN)/pytest -m "long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS) $(LONG_FILES)
 
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
-	@$(BIN)/pytest -m cluster $(PYTEST_ARGS)
+	@$(BIN)/pytest -m cluster $(PYTEST_ARGS) tests/cluster
+
+test-release: $(READY) ## Run what `make check` asks for when its inputs have changed: rivals' benchmarks, the wheel's extras
+	@$(BIN)/python tests/release.py --run
 
 test-runtimes: $(READY) ## Try the wheel with the versions of Databricks' runtimes: RUNTIME=17.3, or all; GiB, not in CI
 	@$(BIN)/python tests/runtimes/run.py $(RUNTIME) $(if $(FOLDER),--folder $(FOLDER))
@@ -50,11 +55,12 @@ test-runtimes: $(READY) ## Try the wheel with the versions of Databricks' runtim
 check: $(READY) ## Lint, types, import directions, lock up to date
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
-	@$(BIN)/mypy
-	@$(BIN)/lint-imports
+	@$(BIN)/mypy --cache-dir $(CACHE)/mypy
+	@$(BIN)/lint-imports --cache-dir $(CACHE)/import-linter
 	@PATH=$(BIN):$$PATH hadolint --config docker/.hadolint.yaml docker/*.Dockerfile
 	@PATH=$(BIN):$$PATH shellcheck .ci/run $$(find docker jobs -name '*.sh')
 	@bash docker/horovod/lock.sh --check
+	@$(BIN)/python tests/release.py
 
 lock: $(READY) ## Resolve the dependencies again and write both locks
 	@bash docker/horovod/lock.sh

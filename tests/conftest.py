@@ -18,8 +18,12 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkServer
+from pipelines.launch.process import rank_environment
+from tests.patience import patient
+
 PROJECT = Path(__file__).parent.parent
-pytest_plugins = ["tests.browser"]
+pytest_plugins = ["tests.browser", "tests.patience", "tests.failure_report"]
 _CALL = """
 import pickle, sys
 function, args = pickle.load(open(sys.argv[1], "rb"))
@@ -27,27 +31,31 @@ pickle.dump(function(*args), open(sys.argv[2], "wb"))
 """
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What a change of names breaks first comes first: were time to end, it would not be among what is skipped.
-
-    Files of other long tests begin with another one at each commit, so that the same ones are not always skipped.
-    """
-    early = ("test_benchmarks.py", "test_wheel.py")
-    items.sort(key=lambda item: item.path.name not in early)
-    rotation = os.environ.get("GROUNDSWELL_TEST_ROTATION")
-    if rotation:
-        late = [item for item in items if item.get_closest_marker("long") and item.path.name not in early]
-        files = list(dict.fromkeys(item.path for item in late))
-        place = {item: (files.index(item.path) - int(rotation)) % len(files) for item in late}
-        items.sort(key=lambda item: place.get(item, -1))
+_FORKED = (
+    *("tensorflow", "keras", "horovod.tensorflow", "horovod.tensorflow.keras", "pipelines.training.worker"),
+    *("mlflow.keras", "mlflow.store.tracking.sqlalchemy_store", "mlflow.store.model_registry.sqlalchemy_store"),
+)
+_fork_server: ForkServer | None = None
 
 
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip long tests when the time that `.ci/run` has for them is over."""
-    deadline = os.environ.get("GROUNDSWELL_TEST_DEADLINE")
-    if deadline and time.time() > float(deadline) and item.get_closest_marker("long"):
-        pytest.skip("no time is left for further long tests")
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the interpreter that ranks are forked from, one for all processes of tests; it imports when it is asked."""
+    global _fork_server
+    if not hasattr(config, "workerinput"):  # processes of xdist are told by the environment
+        environment = {**os.environ, **rank_environment(1), "CUDA_VISIBLE_DEVICES": "-1"}
+        _fork_server = ForkServer(_FORKED, environment)
+        os.environ[FORK_SERVER_VARIABLE] = _fork_server.address
+
+
+def pytest_unconfigure() -> None:
+    if _fork_server is not None:
+        _fork_server.close()
+
+
+@pytest.fixture
+def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks are new interpreters, as users have them, and no forks."""
+    monkeypatch.delenv(FORK_SERVER_VARIABLE)
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +119,7 @@ def s3(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server:
         try:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + patient(60)
             while True:
                 try:
                     socket.create_connection(("127.0.0.1", int(port))).close()
@@ -173,7 +181,9 @@ def in_fresh_process(tmp_path_factory: pytest.TempPathFactory, project: Path) ->
             "TMPDIR": str(folder / "tmp"),
         }
         command = [sys.executable, "-c", _CALL, str(folder / "call"), str(folder / "value")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=timeout, cwd=folder)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=patient(timeout), cwd=folder
+        )
         assert done.returncode == 0, f"{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
         return pickle.loads((folder / "value").read_bytes())
 

@@ -10,7 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
+
 SCRIPTS = sorted((Path(__file__).parent / "benchmarks").glob("*.py"))
+RIVALS = {"launch", "peers", "prepare", "reader", "score", "train"}
+"""Benchmarks whose subject is a rival: they run in `make test-release`, where their inputs have changed."""
 KEYS = {
     "compression": {"methods"},
     "convergence": {"methods", "failed"},
@@ -164,9 +168,16 @@ def test_the_picture_of_the_schedules_is_that_of_the_recipes(monkeypatch: pytest
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.stem)
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(each, marks=[pytest.mark.release] * (each.stem in RIVALS), id=each.stem) for each in SCRIPTS],
+)
 def test_smoke(script: Path, project: Path, tmp_path: Path) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("GROUNDSWELL_")}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name == FORK_SERVER_VARIABLE or not name.startswith("GROUNDSWELL_")
+    }
     environment |= {"PYSPARK_PYTHON": sys.executable, "PYTHONPATH": str(project), "TMPDIR": str(tmp_path)}
     before = git_status(project)
     # A minute on an idle machine: what is asserted is that it ends, not how fast.

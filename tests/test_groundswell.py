@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 
 import groundswell
+from tests.patience import patient
 
 HEAVY = ("pyspark", "pyarrow", "tensorflow", "keras", "mlflow", "horovod", "petastorm", "pydantic", "numpy", "yaml")
 
 
 def python(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=120)
+    return subprocess.run(
+        [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=patient(120)
+    )
 
 
 def test_importing_it_imports_nothing_else(tmp_path: Path) -> None:

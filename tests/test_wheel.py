@@ -69,6 +69,7 @@ OF_EXTRAS = {
 """What each extra brings at least."""
 
 
+@pytest.mark.release
 @pytest.mark.parametrize("version", ["3.11", "3.12"])
 @pytest.mark.parametrize("extra", OF_EXTRAS)
 def test_every_extra_finds_versions_that_fit_together(uv: str, project: Path, extra: str, version: str) -> None:

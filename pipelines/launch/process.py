@@ -1,6 +1,7 @@
 """The process of one rank as its task holds it; it and all that it started end with the task."""
 
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -15,6 +16,7 @@ from dataclasses import asdict
 from multiprocessing import Pipe
 from pathlib import Path
 
+from pipelines.launch.fork_server import ForkedProcess, RefusedError
 from pipelines.launch.messages import RankOrder, encode
 from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
@@ -23,6 +25,8 @@ _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
 _MAXIMUM_TEXT = 1 << 16
 _MARK = "GROUNDSWELL_WORKER"
+_RANK_MODULE = "pipelines.launch.rank_main"
+_log = logging.getLogger(__name__)
 HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
 """Names the host's temporary folder, for files that the ranks of a host share; each rank has a `TMPDIR` of its own."""
 
@@ -63,10 +67,33 @@ def inherited_settings() -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
 
 
+def rank_environment(threads: int) -> dict[str, str]:
+    """Variables that every rank starts with.
+
+    Args:
+        threads: Number of threads for TensorFlow and OpenMP.
+    """
+    return {
+        **ALLOCATOR,
+        "MPLBACKEND": _plot_backend(),
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+    }
+
+
 class RankProcess:
     """A Python process that waits for its function: starting costs time, so it starts before its rank is known."""
 
-    def __init__(self, environment: dict[str, str], threads: int, *, log: RankLog, memory: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        environment: dict[str, str],
+        threads: int,
+        *,
+        log: RankLog,
+        memory: Sequence[int] = (),
+        fork_server: str | None = None,
+    ) -> None:
         """Start the process and its guard.
 
         Args:
@@ -74,6 +101,7 @@ class RankProcess:
             threads: Number of threads for TensorFlow and OpenMP, where `environment` does not set it.
             log: File that all output is written to.
             memory: Descriptors that the process gets too, see `membership.kept_memory`.
+            fork_server: Socket of the `fork_server` that the process is a fork of, where that is possible.
         """
         self.log = log
         self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
@@ -96,27 +124,18 @@ class RankProcess:
         name, value = mark.split("=")
         variables = {
             **os.environ,
-            **ALLOCATOR,
-            "MPLBACKEND": _plot_backend(),
+            **rank_environment(threads),
             "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-            "PYTHONUNBUFFERED": "1",
-            "TF_CPP_MIN_LOG_LEVEL": "2",
             "TMPDIR": self._folder,
             HOST_TMPDIR_VARIABLE: tempfile.gettempdir(),
-            **dict.fromkeys(THREAD_VARIABLES, str(threads)),
             **environment,
             name: value,
         }
+        stdin, ours = os.pipe()
+        self._stdin = os.fdopen(ours, "wb")
         with _blocked(HANDLED_SIGNALS):
-            self.process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.launch.rank_main", *map(str, descriptors)],
-                stdin=subprocess.PIPE,
-                stdout=self.log.file,
-                stderr=subprocess.STDOUT,
-                env=variables,
-                pass_fds=descriptors,
-                start_new_session=True,
-            )
+            self.process = _start(variables, stdin, self.log.file.fileno(), descriptors, fork_server)
+        os.close(stdin)
         writer.close()
         orders.close()
         assert self._guard.stdin is not None
@@ -126,11 +145,10 @@ class RankProcess:
     def begin(self, header: Header, payload: bytes) -> None:
         """Hand over the pickled function."""
         self.running()
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # it died already: its exit code says how
             for part in (json.dumps(asdict(header)).encode(), payload):
-                self.process.stdin.write(len(part).to_bytes(LENGTH_BYTES, "little") + part)
-            self.process.stdin.close()
+                self._stdin.write(len(part).to_bytes(LENGTH_BYTES, "little") + part)
+            self._stdin.close()
 
     def order(self, order: RankOrder) -> None:
         """Tell the process something that it waits for."""
@@ -193,12 +211,33 @@ class RankProcess:
         """Close files and pipes, after `end`."""
         for end in (self.reader, self._orders, self._faults, self.result):
             end.close()
-        assert self.process.stdin is not None
         with suppress(BrokenPipeError):
-            self.process.stdin.close()
+            self._stdin.close()
 
     def _faults_size(self) -> int:
         return os.fstat(self._faults.fileno()).st_size
+
+
+def _start(
+    variables: dict[str, str], stdin: int, output: int, descriptors: Sequence[int], fork_server: str | None
+) -> "subprocess.Popen[bytes] | ForkedProcess":
+    """Start the rank's process in a session of its own: a fork of that server where there is one that fits."""
+    if fork_server is not None:
+        try:
+            return ForkedProcess(
+                fork_server, _RANK_MODULE, (), variables, stdin=stdin, output=output, descriptors=descriptors
+            )
+        except (OSError, RefusedError) as error:
+            _log.info("%s: the rank is a new interpreter", error)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _RANK_MODULE, *map(str, descriptors)],
+        stdin=stdin,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
 
 
 def _plot_backend() -> str:

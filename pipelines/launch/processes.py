@@ -14,16 +14,20 @@ _MEMORY_FILES = 3
 class RankProcesses:
     """Holds the process that is the rank now, and its spare."""
 
-    def __init__(self, environment: dict[str, str], threads: int, *, spares: bool) -> None:
+    def __init__(
+        self, environment: dict[str, str], threads: int, *, spares: bool, fork_server: str | None = None
+    ) -> None:
         """Start the first process; it waits for `begin`.
 
         Args:
             environment: The same as in `RankProcess`.
             threads: The same as in `RankProcess`.
             spares: Whether the rank has a spare.
+            fork_server: The same as in `RankProcess`.
         """
         self.log = RankLog()
         self._environment, self._threads, self._spares = environment, threads, spares
+        self._fork_server = fork_server
         # Nobody else can open them, and nothing is left of them when the task has ended.
         self._memory = [os.memfd_create(f"groundswell-{n}") for n in range(_MEMORY_FILES)] if spares else []
         self.current = self._start()
@@ -81,4 +85,6 @@ class RankProcesses:
             os.close(descriptor)
 
     def _start(self) -> RankProcess:
-        return RankProcess(self._environment, self._threads, log=self.log, memory=self._memory)
+        return RankProcess(
+            self._environment, self._threads, log=self.log, memory=self._memory, fork_server=self._fork_server
+        )

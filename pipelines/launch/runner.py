@@ -3,6 +3,7 @@
 import io
 import logging
 import math
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -16,6 +17,7 @@ from conf.launch import LaunchConfig
 from pipelines.launch.barrier_tasks import BarrierTasks
 from pipelines.launch.channel import DriverChannel, ResultLostError
 from pipelines.launch.failure import InfrastructureError, RankLostError, StartError, WorkerError
+from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
 from pipelines.launch.joining import Joining
 from pipelines.launch.jvm import naming_a_dead_jvm
 from pipelines.launch.listener import Listener, LogToDriver
@@ -289,7 +291,8 @@ class BarrierRunner:
     def _start_tasks(self, channel: DriverChannel, payload: bytes, attempt: Attempt) -> BarrierTasks | LocalTasks:
         limits = self._limits
         address, gpus = channel.address, self._gpus_per_worker
-        launch = Launch(address, gpus, limits.start, limits.stop_grace, payload, self._env, self._spares)
+        server = os.environ.get(FORK_SERVER_VARIABLE)
+        launch = Launch(address, gpus, limits.start, limits.stop_grace, payload, self._env, self._spares, server)
         if self._spark is None:
             return LocalTasks(attempt.num_workers, launch)
         description = self._description + (f" (attempt {attempt.number})" if attempt.number > 1 else "")

@@ -79,6 +79,8 @@ class Launch:
     environment: dict[str, str] = field(default_factory=dict, repr=False)
     spares: bool = False
     """Whether each task holds a spare process."""
+    fork_server: str | None = None
+    """Socket of the `fork_server` that ranks are forks of, where they use no GPU; None: each is a new interpreter."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +110,8 @@ def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lamb
     """
     devices, complaint = _devices(launch, site)
     environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
-    processes = RankProcesses(environment, site.cores, spares=launch.spares)
+    server = None if launch.gpus_per_worker else launch.fork_server
+    processes = RankProcesses(environment, site.cores, spares=launch.spares, fork_server=server)
     try:
         probe = _probe(site.host)
         link = Link(launch.channel, _hello(site, probe, devices, complaint), processes.log)

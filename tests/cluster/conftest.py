@@ -18,8 +18,10 @@ import cloudpickle
 import pyspark
 import pytest
 
+from tests.patience import patient
+
 NETWORK = "10.213.77"
-_START_SECONDS = 180.0
+_START_SECONDS = patient(180)
 _RUN = """
 import pickle, sys
 function, args = pickle.load(open(sys.argv[1], "rb"))
@@ -28,7 +30,7 @@ pickle.dump(function(*args), open(sys.argv[2], "wb"))
 
 
 def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=30)
+    return subprocess.run(command, check=check, capture_output=True, text=True, timeout=patient(30))
 
 
 def missing() -> str:
@@ -123,7 +125,7 @@ class Cluster:
         command = [sys.executable, "-c", _RUN, str(call), str(value)]
         done = subprocess.run(
             ["ip", "netns", "exec", self.namespace(host), *command],
-            env=self.environment(host), capture_output=True, text=True, timeout=timeout, cwd=self.folder,
+            env=self.environment(host), capture_output=True, text=True, timeout=patient(timeout), cwd=self.folder,
         )  # fmt: skip
         assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
         return pickle.loads(value.read_bytes())

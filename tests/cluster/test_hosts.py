@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
+
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
 
 
@@ -125,7 +127,7 @@ def train_until_lost(master: str, host: str, folder: str) -> tuple[str, str]:
 
 
 def cut_off_when_started(cluster: Any, folder: Path, host: int, done: threading.Event) -> None:
-    deadline = time.monotonic() + 150
+    deadline = time.monotonic() + patient(150)
     while len(list(folder.glob("started-1-*"))) < 2:
         if time.monotonic() > deadline:
             return
@@ -244,7 +246,7 @@ def test_strangers_of_another_host_are_refused_while_a_job_runs(pair: Any, tmp_p
     answers: list[dict[str, int]] = []
 
     def attack() -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while not (tmp_path / "ports").exists() and time.monotonic() < deadline:
             time.sleep(0.1)
         with suppress(FileNotFoundError):

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from conf.launch import LaunchConfig
+from tests.patience import patient
 
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -251,7 +252,7 @@ def test_the_entrypoint_starts_a_driver(tmp_path: Path) -> None:
 
 
 def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not path.exists():
         assert time.monotonic() < deadline, f"{path} never came"
         time.sleep(0.05)
@@ -267,7 +268,7 @@ def test_sigterm_reaches_the_program_and_not_the_jvm(tmp_path: Path) -> None:
         "    sys.exit(130)\n"
         "signal.signal(signal.SIGTERM, end)\n"
         "pathlib.Path('started').touch()\n"
-        "time.sleep(60)\n"
+        f"time.sleep({patient(60)})\n"
     )
     (tmp_path / "submit").write_text(
         "#!/bin/bash\n"
@@ -280,7 +281,7 @@ def test_sigterm_reaches_the_program_and_not_the_jvm(tmp_path: Path) -> None:
     process = subprocess.Popen(["bash", str(script), "./submit"], cwd=tmp_path)
     wait_for(tmp_path / "started")
     process.terminate()
-    assert process.wait(60) == 130
+    assert process.wait(patient(60)) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "saved", "started", "submit"]
 
 

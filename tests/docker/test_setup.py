@@ -13,6 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
+from tests.patience import patient
+
 
 @pytest.fixture
 def bare_path(tmp_path: Path) -> Path:
@@ -30,7 +32,7 @@ def run(script: Path, path: Path, *arguments: str, **environment: str) -> tuple[
         env={"PATH": str(path), **environment},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=patient(60),
     )
     return done.returncode, done.stderr.strip()
 
@@ -79,7 +81,8 @@ def test_a_java_home_that_is_none_is_named(project: Path, bare_path: Path) -> No
 
 
 def test_this_machines_java_is_accepted(project: Path) -> None:
-    assert subprocess.run([project / "docker/horovod/check_host.sh"], env=dict(os.environ), timeout=60).returncode == 0
+    command = [project / "docker/horovod/check_host.sh"]
+    assert subprocess.run(command, env=dict(os.environ), timeout=patient(60)).returncode == 0
 
 
 def test_no_compiler_is_one_sentence_with_the_package(project: Path, bare_path: Path, tmp_path: Path) -> None:
@@ -177,7 +180,9 @@ def test_make_sets_up_again_where_the_environment_is_not_this_folders(
         (tmp_path / name).touch()
     (tmp_path / ".venv" / ".ready").touch()
     command = ["make", "--dry-run", "--directory", str(tmp_path), "setup"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": os.environ["PATH"]})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=patient(60), env={"PATH": os.environ["PATH"]}
+    )
     assert done.returncode == 0, done.stderr
     assert ("install.sh" in done.stdout) == bool(fault)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 SEPARATOR = "\n# COMMAND ----------\n"
 NOTEBOOK = """
 import hashlib
@@ -82,7 +84,7 @@ def run(code: str, path: list[Path], folder: Path) -> str:
     entries = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable}
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(240)
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
@@ -96,7 +98,9 @@ def executed(cells: list[str], path: list[Path], folder: Path) -> list[str]:
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip("\n")) for text in cells])
     entries = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
-    client = NotebookClient(notebook, timeout=200, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=int(patient(200)), coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+    )
     # Where pytest is named there, a kernel leaves out of its cells what its child processes print.
     environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
     client.execute(env={**environment, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable})
@@ -146,7 +150,7 @@ def test_a_real_sparkdl_comes_first(project: Path, tmp_path: Path) -> None:
 def test_it_says_that_groundswell_is_missing(project: Path, tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(project / "docker" / "sparkdl")}
     command = [sys.executable, "-S", "-c", "import sparkdl"]  # without the packages of this environment
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(60))
     (line,) = done.stderr.splitlines()[-1:]
     assert line.startswith("ModuleNotFoundError: this sparkdl gives old names to Groundswell, which is not installed")
 

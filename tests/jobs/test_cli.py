@@ -14,13 +14,14 @@ import pytest
 from conf.load import load
 from jobs import cli
 from jobs.verbs import VERBS
+from tests.patience import patient
 
 COMMAND = Path(sys.executable).parent / "groundswell"
 HEAVY = ("pyspark", "pyarrow", "tensorflow", "keras", "mlflow", "horovod", "petastorm")
 
 
 def groundswell(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=120, cwd=cwd)
+    return subprocess.run([COMMAND, *arguments], capture_output=True, text=True, timeout=patient(120), cwd=cwd)
 
 
 def test_the_real_command_answers_and_ends_with_its_code(tmp_path: Path) -> None:
@@ -61,7 +62,7 @@ def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported(
         "trian",
     ]
     script = _IMPORTED.format(lines=lines, heavy=HEAVY)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=patient(120))
     assert done.returncode == 0, done.stderr
     for verb, known in VERBS.items():
         assert f"usage: groundswell {verb}" in done.stdout
@@ -182,7 +183,7 @@ def test_without_java_one_line_says_what_is_missing(tmp_path: Path) -> None:
         env={**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=patient(120),
         cwd=tmp_path,
     )
     assert done.returncode == 4
@@ -237,7 +238,7 @@ def test_spark_submit_ends_with_the_jobs_code(
 ) -> None:
     (tmp_path / "broken.py").write_text(BROKEN_LOSS)
     job = submitted(project, small_dataset, tmp_path, *settings)
-    output, _ = job.communicate(timeout=200)
+    output, _ = job.communicate(timeout=patient(200))
     assert job.returncode == code, output
     assert message in output
     assert "groundswell train: error: " in output
@@ -253,7 +254,7 @@ def test_spark_submit_that_is_interrupted_says_so(project: Path, small_dataset: 
         shown.append(job.stdout.readline())
         assert shown[-1], shown
     os.killpg(job.pid, signal.SIGINT)  # as a terminal does
-    output, _ = job.communicate(timeout=200)
+    output, _ = job.communicate(timeout=patient(200))
     assert job.returncode == 130, "".join(shown) + output
     assert "stopping; Ctrl-C again stops at once" in output
 
@@ -273,7 +274,7 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
             cwd=tmp_path,
             start_new_session=True,  # as a terminal does, which signals the whole group
         )
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + patient(200)
         while not list(tmp_path.glob("my data.incomplete/*")):
             assert process.poll() is None, process.communicate()
             assert time.monotonic() < deadline
@@ -288,7 +289,7 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
 def test_ctrl_c_says_how_to_continue(preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
     process = preparing()
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=patient(120))
     assert process.returncode == 130
     assert "Traceback" not in err
     assert "groundswell prepare: interrupted\n" in err
@@ -311,7 +312,7 @@ def test_ctrl_c_twice_ends_at_once_without_a_traceback(
         if line == "stopping; Ctrl-C again stops at once\n":
             break
     os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=patient(120))
     assert process.returncode == 130
     assert "Traceback" not in err
     assert json.loads((tmp_path / "result.json").read_text())["exit_code"] == 130

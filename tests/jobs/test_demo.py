@@ -12,6 +12,7 @@ from conf.schema import RunConfig
 from jobs import cli, demo
 from jobs.demo import demo_folder
 from jobs.result import Result
+from tests.patience import patient
 
 
 def test_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -38,7 +39,7 @@ def test_clean_removes_only_what_the_generated_demo_made(project: Path, tmp_path
     for name in (*kept, *removed):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
-    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=patient(60))
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {*kept, "Makefile"}
 
@@ -50,7 +51,9 @@ def test_a_path_with_spaces_is_refused_before_anything_is_removed(project: Path,
         (tmp_path / name).touch()
     shutil.copy(project / "Makefile", checkout)
     for target in ("clean", "setup"):
-        done = subprocess.run(["make", target], cwd=checkout, capture_output=True, text=True, check=False, timeout=60)
+        done = subprocess.run(
+            ["make", target], cwd=checkout, capture_output=True, text=True, check=False, timeout=patient(60)
+        )
         assert done.returncode == 2
         assert f"groundswell: make does not work in a path with spaces: {checkout}" in done.stderr
     assert (tmp_path / "my" / "kept").exists()

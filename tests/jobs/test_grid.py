@@ -31,6 +31,7 @@ from pipelines.tracking.recorded import PARENT_TAG, RecordedRun, recorded_traini
 from pipelines.tracking.store import TrackingError
 from pipelines.training.driver_record import recorded_run
 from pipelines.training.identity import training_digest
+from tests.patience import patient
 
 COMMAND = Path(sys.executable).parent / "groundswell"
 SEEDS = "product: {training.seed: [0, 1, 2]}"
@@ -591,7 +592,7 @@ def test_a_real_grid_is_killed_and_continued(
     with (tmp_path / "log").open("w") as log:
         driver = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 400
+        deadline = time.monotonic() + patient(400)
         # In its second cell, after that cell's first checkpoint.
         while not (results.exists() and lines(tmp_path) and len(list(tmp_path.glob("out/*/checkpoints/*04.npz"))) > 1):
             assert driver.poll() is None, (tmp_path / "log").read_text()
@@ -602,7 +603,7 @@ def test_a_real_grid_is_killed_and_continued(
         driver.wait()
     (first,) = lines(tmp_path)
     results.write_bytes(results.read_bytes() + b'{"format_version":1,"kind":"cell","ce')
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=patient(400))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 of 2 cells to train" in done.stdout
     assert "2 cells: 2 finished" in done.stdout
@@ -616,7 +617,7 @@ def test_a_real_grid_is_killed_and_continued(
     (parent,) = parents
     assert MlflowClient(mlflow_store).get_run(parent.parent).info.status == "FINISHED"
     compared = [COMMAND, "compare", "--results", "results.jsonl"]
-    done = subprocess.run(compared, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    done = subprocess.run(compared, cwd=tmp_path, capture_output=True, text=True, timeout=patient(100))
     assert done.returncode == 0, done.stderr
     assert "±" in (tmp_path / "comparison" / "report.html").read_text(), "two seeds have a deviation"
 

@@ -20,6 +20,7 @@ from conf.describe import to_yaml
 from conf.load import load
 from pipelines.dataset.manifest import read_manifest
 from pipelines.storage import Folder
+from tests.patience import patient
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs" / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.py"))
@@ -159,7 +160,9 @@ def executed(path: Path, values: dict[str, str], folder: Path) -> Any:
     from nbconvert import HTMLExporter
 
     notebook = as_jupyter(path)
-    client = NotebookClient(notebook, timeout=300, coalesce_streams=True, resources={"metadata": {"path": str(folder)}})
+    client = NotebookClient(
+        notebook, timeout=int(patient(300)), coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
+    )
     client.execute(env=kernel_environment(WIDGETS=json.dumps(values)))
     del notebook.cells[0]
     page, _ = HTMLExporter().from_notebook_node(notebook)
@@ -304,7 +307,11 @@ def test_a_cell_that_fails_shows_one_error_and_no_log_of_spark(tmp_path: Path) -
     texts = [f"from pyspark.sql import SparkSession\nspark = {session}", IN_THE_RANKS, IN_THE_TASKS, "print(6 * 7)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip()) for text in texts])
     client = NotebookClient(
-        notebook, timeout=200, coalesce_streams=True, allow_errors=True, resources={"metadata": {"path": str(tmp_path)}}
+        notebook,
+        timeout=int(patient(200)),
+        coalesce_streams=True,
+        allow_errors=True,
+        resources={"metadata": {"path": str(tmp_path)}},
     )
     client.execute(env=kernel_environment())
     # Spark's own start says something: what its processes print does reach a cell.

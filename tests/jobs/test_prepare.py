@@ -16,6 +16,7 @@ import pytest
 from conf.load import load
 from jobs import prepare
 from jobs.result import Result
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
@@ -58,13 +59,13 @@ def test_what_ends_it_is_said_without_a_trace(
     )
     notes = tmp_path / "dataset.incomplete" / "_progress"
     try:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         while not list(notes.glob("*-part-*.json")):
             assert time.monotonic() < deadline
             assert process.poll() is None, process.communicate()
             time.sleep(0.02)
         stop(process)
-        output, errors = process.communicate(timeout=120)
+        output, errors = process.communicate(timeout=patient(120))
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

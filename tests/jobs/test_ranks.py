@@ -13,6 +13,7 @@ from jobs import train
 from jobs.ranks import barrier_runner, check_slots
 from pipelines.launch.failure import RankLostError
 from pipelines.training.events import EpochTrained, SavingModel
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -21,7 +22,7 @@ def test_the_time_for_a_last_checkpoint_is_configured(spark: SparkSession, mlflo
     def stops_too_late() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             os.kill(os.getppid(), signal.SIGTERM)  # the process of Spark's task
-        time.sleep(300)  # longer than this test may take
+        time.sleep(patient(300))  # longer than this test may take
 
     launch = load("smoke", ["launch.stop_grace_seconds=1.5"]).launch
     runner = barrier_runner(spark, launch, description="tests", log_to_driver="none")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import cli
+from tests.patience import patient
 
 SMOKE = ["schedule", "--config", "smoke"]
 
@@ -103,7 +104,7 @@ assert not heavy, heavy
 def test_the_plot_is_drawn_without_tensorflow_or_spark(tmp_path: Path) -> None:
     plot = tmp_path / "rate.png"
     command = [sys.executable, "-c", _ALONE, *SMOKE, "--images", "100000", "--plot", str(plot)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=patient(120))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == f"plot {plot}"
     assert plot.read_bytes().startswith(b"\x89PNG")

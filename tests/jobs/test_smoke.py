@@ -26,6 +26,7 @@ from pipelines.tracking.models import model_metadata
 from pipelines.training.checkpoint import newest_state
 from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.checks import check_resume
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
 
@@ -295,7 +296,7 @@ def test_spark_submit_trains(
         "PATH": f"{bin_folder}:{os.environ['PATH']}",
         "MLFLOW_TRACKING_URI": store_of_module,
     }
-    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patient(200))
     assert done.returncode == 0, done.stderr[-3000:]
     assert "epoch 1/1: loss" in done.stdout
     assert "\nregistered  submitted version 1 is champion: there is no other champion, val/f1_macro 0." in done.stdout
@@ -304,11 +305,11 @@ def test_spark_submit_trains(
 
 def test_the_console_script_lists_its_verbs() -> None:
     command = Path(sys.executable).parent / "groundswell"
-    done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([command, "--help"], capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 0
     for verb in ("prepare", "train", "evaluate", "benchmark-reader", "demo"):
         assert verb in done.stdout
-    assert subprocess.run([command, "tarin"], capture_output=True, timeout=60).returncode == 2
+    assert subprocess.run([command, "tarin"], capture_output=True, timeout=patient(60)).returncode == 2
 
 
 @pytest.mark.long

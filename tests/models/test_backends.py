@@ -12,6 +12,8 @@ import keras
 import numpy as np
 import pytest
 
+from tests.patience import patient
+
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).parent / "backend_step.py"
@@ -33,7 +35,7 @@ def jax_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [uv, "pip", "install", "--quiet", "--python", str(python), *packages],
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(600),
     )
     if made.returncode:
         pytest.skip(f"{' and '.join(packages)} cannot be installed: {made.stderr.strip().splitlines()[-1]}")
@@ -54,7 +56,7 @@ def output_of(command: list[str], backend: str, folder: Path, project: Path) -> 
         env=environment,
         capture_output=True,
         text=True,
-        timeout=600,
+        timeout=patient(600),
         cwd=folder,
     )
     assert done.returncode == 0, done.stderr[-4000:]

@@ -1,13 +1,11 @@
 """k micro-batches on each of N ranks are one batch on each of kN ranks."""
 
-import sys
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(400)]
 
@@ -72,11 +70,7 @@ def train_each(trainings: int, *settings: int) -> list[list[Any]]:
 
 def trained_on(ranks: int, micro_batches: int, trainings: int = 1) -> list[list[np.ndarray]]:
     """The weights at the end of each training, which are the same on every rank."""
-    # This module cannot be imported in a worker process: its function travels as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, ranks, env=threads, on_log=lambda rank, line: None)
-    first, *others = runner.run_all(train_each, trainings, micro_batches, MICRO_BATCH, PARTS, STEPS)
+    first, *others = on_ring(ranks, train_each, trainings, micro_batches, MICRO_BATCH, PARTS, STEPS)
     for other in others:
         for weights, expected in zip(other, first, strict=True):
             for own, each in zip(weights, expected, strict=True):

@@ -1,14 +1,12 @@
 """Batch norm over k ranks of b samples is batch norm over one rank of k * b, on a real ring."""
 
-import sys
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
 from conf.load import load
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(500)]
 
@@ -68,11 +66,7 @@ def train(span: int, micro_batches: int, global_batch: int, steps: int) -> list[
 
 def trained_on(ranks: int, *settings: int) -> list[np.ndarray]:
     """What a training on so many ranks gives, which is the same on every rank."""
-    # This module cannot be imported in a worker process: its function travels as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, ranks, env=threads, on_log=lambda rank, line: None)
-    results: list[list[np.ndarray]] = runner.run_all(train, *settings, GLOBAL_BATCH, STEPS)
+    results: list[list[np.ndarray]] = on_ring(ranks, train, *settings, GLOBAL_BATCH, STEPS)
     for other in results[1:]:
         for own, first in zip(other, results[0], strict=True):
             np.testing.assert_array_equal(own, first)

@@ -1,17 +1,14 @@
 """N ranks with batch b are one rank with batch N * b."""
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
-pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(240)]
 
 GLOBAL_BATCH, STEPS = 8, 3
 CODECS = {"none": 1e-4, "fp16": 2e-2}
@@ -75,13 +72,9 @@ def alone() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def together(spark: SparkSession) -> list[dict[str, dict[str, Any]]]:
+def together() -> list[dict[str, dict[str, Any]]]:
     """What each of two ranks gives, by codec."""
-    # This module cannot be imported in a worker process: its functions travel as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    runner = BarrierRunner(spark, 2, on_log=lambda rank, line: None)
-    found: list[dict[str, dict[str, Any]]] = runner.run_all(with_each_codec, tuple(CODECS), GLOBAL_BATCH, STEPS)
-    return found
+    return on_ring(2, with_each_codec, tuple(CODECS), GLOBAL_BATCH, STEPS)
 
 
 @pytest.mark.parametrize(("codec", "relative"), CODECS.items())

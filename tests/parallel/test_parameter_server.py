@@ -1,11 +1,9 @@
 """A parameter server on real ranks: what it equals, what it sends, and what a killed run ends with."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
@@ -13,7 +11,7 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from jobs.train import TrainedRun
 from jobs.train import train as train_job
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -173,19 +171,15 @@ def trainings(ranks: int) -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _travels_as_code() -> None:
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-
-
 @pytest.fixture(scope="module")
 def one() -> dict[str, Any]:
-    return BarrierRunner(None, 1, log_to_driver="none").run(trainings, 1)
+    found: dict[str, Any] = on_ring(1, trainings, 1)[0]
+    return found
 
 
 @pytest.fixture(scope="module")
 def three() -> list[dict[str, Any]]:
-    return BarrierRunner(None, 3, threads_per_worker=1, log_to_driver="none").run_all(trainings, 3)
+    return on_ring(3, trainings, 3)
 
 
 def moved(found: list[Any]) -> float:

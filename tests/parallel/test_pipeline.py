@@ -1,11 +1,9 @@
 """Pipelines on a real ring: their weights are those of data-parallel ranks that take the same micro-batches."""
 
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
@@ -13,7 +11,7 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from jobs.train import TrainedRun
 from jobs.train import train as train_job
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -158,12 +156,8 @@ def train_each(stages: int, copies: int, trainings: dict[str, dict[str, Any]], *
 
 def trained_on(ranks: int, stages: int, copies: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """What every rank gives; one stage: as many ranks with the whole network."""
-    # This module cannot be imported in a worker process: its function travels as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, ranks, env=threads, on_log=lambda rank, line: None)
     chosen = {name: TRAININGS[name] for name in names}
-    results: list[dict[str, Any]] = runner.run_all(train_each, stages, copies, chosen, STEPS, MICRO_BATCH)
+    results: list[dict[str, Any]] = on_ring(ranks, train_each, stages, copies, chosen, STEPS, MICRO_BATCH)
     for other in results[1:]:
         for name, found in other.items():
             for key in ("moved", "others", "losses"):

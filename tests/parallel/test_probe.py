@@ -1,10 +1,8 @@
 """A head that is fitted on real ranks is scikit-learn's on all samples, bit for bit the same on every rank."""
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,9 +12,9 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
 from conf.probe import CoCoAConfig, LBFGSConfig, SolverConfig
-from pipelines.launch.runner import BarrierRunner
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, as_lists
 from pipelines.storage import Folder
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
 
@@ -89,12 +87,7 @@ def fit_all(jobs: dict[str, Job]) -> dict[str, Any]:
 @pytest.fixture(scope="module", params=[1, 2])
 def fitted(request: pytest.FixtureRequest, jobs: dict[str, Job]) -> list[dict[str, Any]]:
     """The heads of each rank, by name."""
-    # This module cannot be imported in a worker process: its functions travel as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, request.param, env=threads, on_log=lambda rank, line: None)
-    found: list[dict[str, Any]] = runner.run_all(fit_all, jobs)
-    return found
+    return on_ring(request.param, fit_all, jobs)
 
 
 def test_every_rank_ends_with_the_same_bits(fitted: list[dict[str, Any]]) -> None:

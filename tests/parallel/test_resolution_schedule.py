@@ -1,11 +1,9 @@
 """Trainings at growing resolution: any number of ranks, and killed between two sizes, end as the others."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from mlflow import MlflowClient
@@ -13,8 +11,8 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from jobs.train import TrainedRun, train
-from pipelines.launch.runner import BarrierRunner
 from pipelines.tracking.models import load_model
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -69,11 +67,7 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
 
 
 def test_two_ranks_of_8_are_one_of_16_at_every_size() -> None:
-    # This module cannot be imported in a worker process: its function travels as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, 2, env=threads, on_log=lambda rank, line: None)
-    first, second = runner.run_all(moved_by, GLOBAL_BATCH, SIZES)
+    first, second = on_ring(2, moved_by, GLOBAL_BATCH, SIZES)
     # This process is the one rank, which needs no launcher for it.
     for own, other, alone in zip(first, second, moved_by(GLOBAL_BATCH, SIZES), strict=True):
         np.testing.assert_array_equal(own, other)

@@ -1,15 +1,14 @@
 """A sharded optimizer on real rings: what it equals, what it holds, and what its checkpoints are."""
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -37,6 +36,10 @@ BESIDE: dict[str, dict[str, Any]] = {
     "scaled": {"optimizer": "lars", "scaled": True},
     "constrained": {"optimizer": "adamw", "constrained": True},
 }
+RUNS = {name: {"optimizer": name} for name in OPTIMIZERS} | BESIDE
+RUNS["every variable by itself"] = {"optimizer": "lars", "bucket_mib": 1e-6}
+NAMES: dict[int, Sequence[str]] = {1: ("sgd", "lamb"), 2: ("sgd", "lars", "lamb"), 3: tuple(RUNS)}
+"""What is trained on so many ranks: the parts of three ranks differ in size, and all that can differ is tried there."""
 
 
 class Ring:
@@ -174,13 +177,11 @@ class Ring:
         return ""
 
 
-def trainings() -> dict[str, Any]:
-    """Every training that the tests below compare, on one ring."""
+def trainings(names: Sequence[str]) -> dict[str, Any]:
+    """Some of the trainings that the tests below compare, on one ring."""
     ring = Ring()
-    runs: dict[str, dict[str, Any]] = {name: {"optimizer": name} for name in OPTIMIZERS} | BESIDE
-    runs["every variable by itself"] = {"optimizer": "lars", "bucket_mib": 1e-6}
     found: dict[str, Any] = {
-        name: {sharded: ring.train(sharded=sharded, **run) for sharded in (False, True)} for name, run in runs.items()
+        name: {sharded: ring.train(sharded=sharded, **RUNS[name]) for sharded in (False, True)} for name in names
     }
     found["again"] = ring.train("lamb", sharded=True)
     found["mean is not finite"] = ring.broken("mean") if ring.collective.size > 1 else ""
@@ -188,15 +189,27 @@ def trainings() -> dict[str, Any]:
     return found
 
 
-@pytest.fixture(scope="module", params=[1, 2, 3])
-def everyones(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+def on_rings(*arguments: str, cases: Sequence[tuple[Any, ...]] = ((),)) -> pytest.MarkDecorator:
+    """Run a test on each ring, with those cases whose first value is a training of that ring."""
+    chosen = [
+        pytest.param(ranks, *case, id="-".join(map(str, (ranks, *case))))
+        for ranks, names in NAMES.items()
+        for case in cases
+        if not case or case[0] in names
+    ]
+    return pytest.mark.parametrize(("everyones", *arguments), chosen, indirect=["everyones"])
+
+
+@cache
+def trained_on(ranks: int) -> list[dict[str, Any]]:
     """What `trainings` gives on each rank."""
-    # This module cannot be imported in a worker process: its function travels as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, request.param, env=threads, on_log=lambda rank, line: None)
-    results: list[dict[str, Any]] = runner.run_all(trainings)
-    return results
+    return on_ring(ranks, trainings, NAMES[ranks])
+
+
+@pytest.fixture
+def everyones(request: pytest.FixtureRequest) -> list[dict[str, Any]]:
+    """What `trainings` gives on each rank of a ring, which starts once."""
+    return trained_on(request.param)
 
 
 def joined(arrays: Sequence[np.ndarray]) -> np.ndarray:
@@ -209,7 +222,7 @@ def difference(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> float:
     return float(np.linalg.norm(first - second) / np.linalg.norm(second))
 
 
-@pytest.mark.parametrize("name", [*OPTIMIZERS, *BESIDE, "every variable by itself"])
+@on_rings("name", cases=[(name,) for name in RUNS])
 def test_a_sharded_optimizer_is_the_whole_one(everyones: list[dict[str, Any]], name: str) -> None:
     for found in everyones:
         whole, sharded = found[name][False], found[name][True]
@@ -226,6 +239,7 @@ def test_a_sharded_optimizer_is_the_whole_one(everyones: list[dict[str, Any]], n
             np.testing.assert_array_equal(ours, others)
 
 
+@pytest.mark.parametrize("everyones", [3], indirect=True)
 def test_what_the_rings_train_differs(everyones: list[dict[str, Any]]) -> None:
     """Otherwise equal weights would say nothing about clipping, factors and the rest."""
     first = everyones[0]
@@ -234,13 +248,14 @@ def test_what_the_rings_train_differs(everyones: list[dict[str, Any]]) -> None:
             assert difference(first[name][True]["weights"], first[run["optimizer"]][True]["weights"]) > 1e-4, name
 
 
+@on_rings()
 def test_a_repetition_is_the_same_bit_for_bit(everyones: list[dict[str, Any]]) -> None:
     for found in everyones:
         for ours, others in zip(found["again"]["weights"], found["lamb"][True]["weights"], strict=True):
             np.testing.assert_array_equal(ours, others)
 
 
-@pytest.mark.parametrize(("name", "moments"), [("sgd", 1), ("lars", 1), ("adagrad", 1), ("adamw", 2), ("lamb", 2)])
+@on_rings("name", "moments", cases=[("sgd", 1), ("lars", 1), ("adagrad", 1), ("adamw", 2), ("lamb", 2)])
 def test_a_rank_holds_its_part_of_the_moments(everyones: list[dict[str, Any]], name: str, moments: int) -> None:
     parameters = sum(each.size for each in everyones[0][name][True]["weights"])
     held = [found[name][True]["held"] for found in everyones]
@@ -249,12 +264,14 @@ def test_a_rank_holds_its_part_of_the_moments(everyones: list[dict[str, Any]], n
     assert max(held) - min(held) <= 4 * moments * 3
 
 
+@pytest.mark.parametrize("everyones", [2, 3], indirect=True)
 def test_the_bytes_are_those_of_one_allreduce_and_of_a_few_numbers(everyones: list[dict[str, Any]]) -> None:
     whole, sharded = everyones[0]["lars"][False], everyones[0]["lars"][True]
     variables, kernels = len(whole["weights"]), 3
     assert sharded["payload"] == whole["payload"] + 4 * variables + 2 * 4 * kernels
 
 
+@on_rings()
 def test_what_is_not_finite_stops_every_rank_with_one_message(everyones: list[dict[str, Any]]) -> None:
     for rank, found in enumerate(everyones):
         assert f"rank {rank}: these gradients are not finite" in found["gradient is not finite"]

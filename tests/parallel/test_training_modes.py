@@ -1,11 +1,9 @@
 """Training modes on a real ring: what they equal, what they send, and what a killed run ends with."""
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import pytest
 from pyspark.sql import SparkSession
@@ -13,7 +11,7 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from jobs.train import TrainedRun
 from jobs.train import train as train_job
-from pipelines.launch.runner import BarrierRunner
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -201,12 +199,7 @@ def _alone(ring: Ring, optimizer: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def everyones() -> list[dict[str, Any]]:
     """What `trainings` gives on each rank."""
-    # This module cannot be imported in a worker process: its function travels as code.
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), "1")
-    runner = BarrierRunner(None, RANKS, env=threads, on_log=lambda rank, line: None)
-    results: list[dict[str, Any]] = runner.run_all(trainings, RANKS, STEPS, RATE)
-    return results
+    return on_ring(RANKS, trainings, RANKS, STEPS, RATE)
 
 
 def difference(first: dict[str, Any], second: dict[str, Any]) -> float:

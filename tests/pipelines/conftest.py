@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import patient
+
 
 @dataclass(frozen=True)
 class Logged:
@@ -72,7 +74,9 @@ def log_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Logged]
         store = store or f"sqlite:///{folder / 'mlflow.db'}"
         command = [sys.executable, "-c", _LOG, str(dataset), str(folder / "model.keras"), str(seed), fitted]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=250)
+        done = subprocess.run(
+            command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patient(250)
+        )
         assert done.returncode == 0, done.stderr[-4000:]
         return Logged(json.loads(done.stdout.splitlines()[-1]), store, folder / "model.keras")
 

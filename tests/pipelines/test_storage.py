@@ -5,6 +5,7 @@ import pytest
 
 from pipelines import storage
 from pipelines.storage import Folder, StorageError
+from tests.patience import patient
 
 
 @pytest.fixture(params=["local", "s3"])
@@ -142,7 +143,9 @@ def test_a_store_that_cannot_be_used_is_one_error(s3: str, environment: dict[str
     code = f"from pipelines.storage import Folder\nFolder.at('{s3}/x').check()"
     values = {name: value for name, value in {**os.environ, **environment}.items() if value}
     values["AWS_EC2_METADATA_DISABLED"] = "true"
-    result = subprocess.run([sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=120)
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=patient(120)
+    )
     last = result.stderr.strip().splitlines()[-1]
     assert last.startswith(f"pipelines.storage.StorageError: {s3}/x: ")
     assert any(part in last for part in message.split("|"))

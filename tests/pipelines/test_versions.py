@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pipelines import tasks
 from pipelines.storage import Folder
 from pipelines.versions import check_code, digest_of, imported_version, own_version, versions
+from tests.patience import patient
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +85,7 @@ def test_code_that_changes_under_a_running_driver_is_refused(tmp_path: Path) -> 
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "driver.py").write_text(CHANGES_WHILE_IT_RUNS)
     found = subprocess.run(
-        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "driver.py"], cwd=tmp_path, capture_output=True, text=True, timeout=patient(120), check=False
     )
     assert found.stdout == "42\n", found.stderr
     assert found.returncode == 1

@@ -10,6 +10,7 @@ import tensorflow as tf
 from conf.exchange import ExchangeConfig
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
+from tests.patience import patient
 
 # The defaults of the configuration, but one bucket of all tensors.
 EXCHANGE = {**ExchangeConfig().arguments(), "bucket_mib": None, "seed": 0}
@@ -27,9 +28,9 @@ class LockstepRank:
 
     def _meet(self, value):
         self._slots[self.rank] = value
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=patient(60))
         values = list(self._slots)
-        self._barrier.wait(timeout=60)
+        self._barrier.wait(timeout=patient(60))
         return values
 
     def allreduce(self, tensors, name=None):

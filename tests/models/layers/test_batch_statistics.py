@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from models.layers.normalisation import FusedBatchNormalization, normalise_over, plain_layers, statistics_bytes
+from tests.patience import patient
 
 RANKS = 2
 RANDOM = np.random.default_rng(0)
@@ -25,7 +26,7 @@ class ThreadGroup:
 
     def __init__(self, size: int = RANKS) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=60)
+        self._barrier = threading.Barrier(size, timeout=patient(60))
         self._values: dict[tuple[str, int], tf.Tensor] = {}
         self._rank = threading.local()
         self.bytes: dict[str, int] = {}

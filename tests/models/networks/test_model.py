@@ -13,6 +13,7 @@ from conf.networks import AirbenchConfig, ResNet9Config, ResNetCifarConfig
 from models.layers.augmentation import Augmentation
 from models.layers.preprocessing import InputGroup
 from models.networks.model import build_model, with_probabilities
+from tests.patience import patient
 
 SENTINEL_GROUPS = [
     InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
@@ -92,7 +93,7 @@ def test_saved_model_needs_nothing_but_keras(small, tmp_path):
         "numpy.save('probabilities.npy', model(dict(numpy.load('images.npz'))).numpy())\n"
         "assert not any(name.split('.')[0] == 'models' for name in sys.modules)\n"
     )
-    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True, timeout=120)
+    subprocess.run([sys.executable, "-I", "-c", script], cwd=tmp_path, check=True, timeout=patient(120))
     np.testing.assert_allclose(np.load(tmp_path / "probabilities.npy"), served(images), atol=1e-6)
 
 

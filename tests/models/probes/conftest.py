@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.patience import patient
+
 
 @pytest.fixture(scope="session")
 def on_ranks() -> Callable[..., list[Any]]:
     """Calls `function(rank, sum_over_ranks)` on so many ranks; what each returns."""
 
     def run(ranks: int, function: Callable[..., Any]) -> list[Any]:
-        barrier, given = threading.Barrier(ranks, timeout=60), [np.zeros(0)] * ranks
+        barrier, given = threading.Barrier(ranks, timeout=patient(60)), [np.zeros(0)] * ranks
 
         def rank_of(rank: int) -> Any:
             def sum_over_ranks(values: np.ndarray) -> np.ndarray:

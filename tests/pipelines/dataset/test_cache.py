@@ -14,6 +14,7 @@ from pipelines.dataset.cache import RowGroupCache
 from pipelines.dataset.encoding import encoded
 from pipelines.dataset.layout import value_bytes
 from pipelines.dataset.rows import ColumnBuffer
+from tests.patience import patient
 
 FIELDS = {"image": ((2, 2, 1), np.dtype(np.uint16)), "labels": ((3,), np.dtype(np.uint8))}
 ROWS = 5
@@ -118,7 +119,7 @@ def test_of_ranks_that_start_at_once_one_writes(tmp_path: Path) -> None:
     for process in processes:
         process.start()
     for process in processes:
-        process.join(30)
+        process.join(patient(30))
         assert process.exitcode == 0
     assert reads.value == 1
 
@@ -126,15 +127,15 @@ def test_of_ranks_that_start_at_once_one_writes(tmp_path: Path) -> None:
 def test_where_the_writer_dies_the_next_one_writes(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     reads = context.Value("i", 0)
-    dying = context.Process(target=_get, args=(tmp_path, 60, reads))
+    dying = context.Process(target=_get, args=(tmp_path, patient(60), reads))
     dying.start()
     while reads.value == 0:
         time.sleep(0.01)
     waiting = context.Process(target=_get, args=(tmp_path, 0, reads))
     waiting.start()
     os.kill(dying.pid, signal.SIGKILL)
-    waiting.join(30)
-    dying.join(30)
+    waiting.join(patient(30))
+    dying.join(patient(30))
     assert waiting.exitcode == 0
     assert reads.value == 2
 

@@ -18,6 +18,7 @@ from crc32c import crc32c
 from models.compiled import Library
 from pipelines.dataset import gather
 from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader
+from tests.patience import patient
 
 pytestmark = [
     pytest.mark.spark,
@@ -218,7 +219,10 @@ def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
 ):
     dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
     ended = subprocess.run(
-        [sys.executable, "-u", "-c", OUTSIDE, str(dataset), *others], capture_output=True, text=True, timeout=120
+        [sys.executable, "-u", "-c", OUTSIDE, str(dataset), *others],
+        capture_output=True,
+        text=True,
+        timeout=patient(120),
     )
     assert "part-00000.parquet, row group 0, row 0" in ended.stdout, ended.stderr
     assert "was truncated" in ended.stdout

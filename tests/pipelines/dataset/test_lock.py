@@ -11,6 +11,7 @@ import pytest
 from pipelines.dataset.lease import check_held, lease
 from pipelines.dataset.lock import hold
 from pipelines.storage import Folder, StorageError
+from tests.patience import patient
 
 
 def test_only_one_holds_a_dataset_and_nothing_is_left(tmp_path: Path) -> None:
@@ -100,7 +101,7 @@ def test_a_folder_is_the_same_one_by_every_link(tmp_path: Path) -> None:
 
 
 def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patient(20)
     while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -11,6 +11,7 @@ import pytest
 
 from pipelines.dataset.petastorm_schema import ROW_GROUPS_PER_FILE_KEY, UNISCHEMA_KEY, pickled_schema
 from pipelines.sample import ImageGroup
+from tests.patience import patient
 
 GROUPS = (
     ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),
@@ -79,6 +80,6 @@ sys.stdout.buffer.write(pickled_schema([group], 19))
 
 
 def test_neither_petastorm_nor_spark_is_needed(project: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", _WITHOUT], cwd=project, capture_output=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", _WITHOUT], cwd=project, capture_output=True, timeout=patient(60))
     assert done.returncode == 0, done.stderr
     assert done.stdout == pickled_schema(GROUPS[:1], 19)

@@ -30,6 +30,7 @@ from pipelines.dataset.reader import (
 )
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
+from tests.patience import patient
 
 pytestmark = pytest.mark.spark
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
@@ -119,7 +120,7 @@ def test_evaluation_sees_every_sample_once(reader: SplitReader, size: int, batch
 
 def threads_left() -> list[str]:
     """The reader's threads that have not ended after a minute."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
         names = [thread.name for thread in threading.enumerate() if thread.name.startswith("groundswell-rea")]
         if not names or time.monotonic() > deadline:

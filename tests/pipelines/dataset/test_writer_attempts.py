@@ -15,6 +15,7 @@ from pipelines.archives.archive import ArchiveDescription
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.shard import ShardPlan, write_shard
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
@@ -88,7 +89,9 @@ def test_a_killed_process_is_tried_again(
     mark = tmp_path / "mark"
     environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, tmp_path / "job.py", small_archive, tmp_path / "dataset", mark, how, master]
-    result = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200)
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patient(200)
+    )
     assert result.returncode == 0, result.stderr[-3000:]
     assert mark.exists()
     if how == "worker":
@@ -115,7 +118,7 @@ class Together:
     def read(self, paths: object, out: object) -> object:
         if not self.waited:
             self.waited = True
-            self.barrier.wait(60)  # type: ignore[attr-defined]
+            self.barrier.wait(patient(60))  # type: ignore[attr-defined]
         return self.inner.read(paths, out)  # type: ignore[arg-type]
 
 
@@ -135,7 +138,7 @@ def test_two_attempts_at_the_same_time_leave_one_file(small_archive: Path, small
     for process in processes:
         process.start()
     for process in processes:
-        process.join(120)
+        process.join(patient(120))
     assert [process.exitcode for process in processes] == [0, 0]
     assert (tmp_path / plan.file).read_bytes() == (small_dataset / plan.file).read_bytes()
     files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())

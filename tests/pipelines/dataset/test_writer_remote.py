@@ -20,6 +20,7 @@ from pipelines.dataset import lease, writer
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -162,7 +163,7 @@ def test_a_killed_driver_loses_nothing(
         return [name for name in folder.names("_progress") if "-part-" in name]
 
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + patient(200)
         while len(notes()) < 2:
             assert time.monotonic() < deadline
             assert process.poll() is None
@@ -191,7 +192,7 @@ def test_a_second_job_is_refused_while_the_first_lives(
         before = folder.modified(held)
         with pytest.raises(RuntimeError, match=rf"another job is writing.*process {os.getpid()} on"):
             prepare(spark, small_archive, s3_folder)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + patient(20)
         while folder.modified(held) == before:
             assert time.monotonic() < deadline
             time.sleep(0.1)

@@ -23,6 +23,7 @@ from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
 
@@ -102,7 +103,7 @@ def test_a_killed_driver_loses_nothing(
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     progress = tmp_path / "dataset.incomplete" / "_progress"
     try:
-        deadline = time.monotonic() + 200
+        deadline = time.monotonic() + patient(200)
         while len(list(progress.glob("*-part-*.json"))) < after_shards or not progress.exists():
             assert time.monotonic() < deadline
             if process.poll() is not None:

@@ -40,6 +40,7 @@ from pipelines.launch.messages import (
 from pipelines.launch.preflight import answers
 from pipelines.launch.rank_log import RankLog
 from pipelines.launch.task import _probe
+from tests.patience import patient
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -67,7 +68,7 @@ def test_nobody_waits_for_a_full_queue_of_a_channel_that_was_closed() -> None:
         connection.sendall(encode(Opening("a link", HELLO)))
         for number in range(1, channel.events.maxsize + 10):
             connection.sendall(encode(Report({"number": number}), number))
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + patient(30)
         while not channel.events.full():
             assert time.monotonic() < deadline
             time.sleep(0.01)
@@ -90,22 +91,22 @@ def link_to(address: ChannelAddress, task: int = 0) -> Iterator[tuple[Link, Rank
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 50
+    deadline = time.monotonic() + patient(50)
     while not condition():
-        assert time.monotonic() < deadline, "waited for 50 s"
+        assert time.monotonic() < deadline, f"waited for {patient(50):g} s"
         time.sleep(0.01)
 
 
 def collect(channel: DriverChannel, enough: Callable[[list[Event]], bool]) -> list[Event]:
     received: list[Event] = []
     while not enough(received):
-        received.append(channel.events.get(timeout=50)[1])
+        received.append(channel.events.get(timeout=patient(50))[1])
     return received
 
 
 def first_message(channel: DriverChannel, link: Link) -> Event:
     """What the driver hears first, once both ends know of the connection."""
-    _, message = channel.events.get(timeout=50)
+    _, message = channel.events.get(timeout=patient(50))
     wait_until(lambda: link.connected)
     return message
 
@@ -128,7 +129,7 @@ def test_orders_reach_the_task(channel: DriverChannel) -> None:
     with link_to(channel.address, task=7) as (link, _):
         first_message(channel, link)
         channel.send(7, GO)
-        assert link.orders.get(timeout=50) == GO
+        assert link.orders.get(timeout=patient(50)) == GO
         channel.send(8, GO)  # nobody there
 
 
@@ -136,7 +137,7 @@ def test_the_log_arrives_before_what_was_said_after_it(channel: DriverChannel) -
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
         log.write("".join(f"line {number}\n" for number in range(50_000)))
-        link.flush(10)
+        link.flush(patient(10))
         link.send(EXIT)
         received = collect(channel, lambda received: received[-1:] == [EXIT])
         assert lines_of(received) == [f"line {number}" for number in range(50_000)]
@@ -184,7 +185,7 @@ def test_a_driver_without_the_secret_is_not_believed() -> None:
         with link_to(address) as (link, _):
             connection, _ = impostor.accept()
             with connection:
-                connection.settimeout(5)
+                connection.settimeout(patient(5))
                 connection.sendall(bytes(32))
                 heard = connection.recv(1 << 16)
                 connection.sendall(bytes(32) + encode(Welcome(0, 0, 0)) + encode(GO))
@@ -235,7 +236,7 @@ def test_a_flood_of_bad_requests_loses_and_disturbs_nothing(channel: DriverChann
             received += collect(channel, lambda received: bool(received) and isinstance(received[-1], Report))
         for thread in floods:
             thread.join()
-        link.flush(10)
+        link.flush(patient(10))
         while not channel.events.empty():
             received.append(channel.events.get()[1])
         assert [event.fields["value"] for event in received if isinstance(event, Report)] == list(range(100))
@@ -255,11 +256,11 @@ def test_a_broken_connection_is_made_again_and_nothing_is_lost(
             link.send(Report({"value": number}))
             log.write(f"line {number}\n")
             if number in (100, 200):
-                link.flush(10)
+                link.flush(patient(10))
                 channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
                 wait_until(lambda: not link.connected)
                 wait_until(lambda: link.connected)
-        link.flush(10)
+        link.flush(patient(10))
         link.send(EXIT)
         received = collect(channel, lambda received: received[-1:] == [EXIT])
     assert [event.fields["value"] for event in received if isinstance(event, Report)] == list(range(300))
@@ -274,7 +275,7 @@ def test_what_a_slow_driver_has_not_read_when_the_task_ends_arrives(monkeypatch:
 
     def read_slowly() -> None:
         while EXIT not in received:
-            received.append(channel.events.get(timeout=50)[1])
+            received.append(channel.events.get(timeout=patient(50))[1])
             time.sleep(0.0005)
 
     with link_to(channel.address) as (link, log):
@@ -284,10 +285,10 @@ def test_what_a_slow_driver_has_not_read_when_the_task_ends_arrives(monkeypatch:
             link.send(Report({"value": number}))
         log.write("last words\n")
         wait_until(lambda: link.connected)
-        link.flush(30)
+        link.flush(patient(30))
         link.send(EXIT)
-        link.flush(30)
-    reader.join(50)
+        link.flush(patient(30))
+    reader.join(patient(50))
     channel.close()
     assert [event.fields["value"] for event in received if isinstance(event, Report)] == list(range(3000))
     assert lines_of(received) == ["last words"]
@@ -297,10 +298,10 @@ def test_a_task_that_was_started_anew_is_called_off(channel: DriverChannel) -> N
     with link_to(channel.address) as (first, _):
         first_message(channel, first)
         with link_to(channel.address) as (second, _):
-            assert second.orders.get(timeout=50) == Stop()
-        assert channel.events.get(timeout=50) == (0, Replaced())
+            assert second.orders.get(timeout=patient(50)) == Stop()
+        assert channel.events.get(timeout=patient(50)) == (0, Replaced())
         channel.send(0, GO)
-        assert first.orders.get(timeout=50) == GO
+        assert first.orders.get(timeout=patient(50)) == GO
 
 
 def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
@@ -315,7 +316,7 @@ def test_a_channel_that_dies_is_said_once_and_holds_nothing_up(
     with link_to(channel.address) as (link, log):
         first_message(channel, link)
         link.send(Report({}))
-        link.flush(5)
+        link.flush(patient(5))
         channel.close()
         wait_until(lambda: not link.connected)
         for _ in range(3):
@@ -399,18 +400,18 @@ def test_a_large_return_value_survives_a_broken_connection(
         first_message(channel, link)
         file.write(value)
         file.flush()
-        sender = threading.Thread(target=link.send_result, args=(file, 50))
+        sender = threading.Thread(target=link.send_result, args=(file, patient(50)))
         sender.start()
         wait_until(lambda: channel._tasks[0].result_bytes > 0)
         channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
-        sender.join(50)
+        sender.join(patient(50))
         assert channel.result(0).read() == value
 
 
 def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_up() -> None:
     """Without that it connects again when the kernel next asks for room: up to two minutes later."""
     with socket.create_server(("127.0.0.1", 0)) as driver, tempfile.TemporaryFile() as file:
-        driver.settimeout(30)
+        driver.settimeout(patient(30))
         secret = secrets.token_bytes(32)
         file.truncate(100 << 20)  # more than a socket holds
         with link_to(ChannelAddress("127.0.0.1", driver.getsockname()[1], secret)) as (link, _):
@@ -427,7 +428,7 @@ def test_a_task_that_waits_for_room_in_its_socket_notices_that_the_driver_hung_u
                 connection.shutdown(socket.SHUT_WR)
                 again, _ = driver.accept()
                 again.close()
-            sender.join(50)
+            sender.join(patient(50))
 
 
 def test_a_first_connection_that_breaks_before_the_welcome_loses_no_first_message(
@@ -461,7 +462,7 @@ def test_the_end_of_a_rank_that_has_finished_waits_for_a_channel_that_comes_back
         channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
         wait_until(lambda: not link.connected)
         link.send(EXIT)
-        link.flush(5, reconnect=50)
+        link.flush(patient(5), reconnect=patient(50))
     assert EXIT in collect(channel, lambda received: EXIT in received)
 
 
@@ -469,7 +470,7 @@ def test_nothing_is_taken_from_a_connection_that_was_replaced(channel: DriverCha
     """Bytes of a broken connection can be read after the task has connected again and sent the same once more."""
 
     def connect() -> tuple[socket.socket, Welcome]:
-        connection = socket.create_connection((channel.address.host, channel.address.port), 50)
+        connection = socket.create_connection((channel.address.host, channel.address.port), patient(50))
         prove_task(connection, channel.address.secret)
         connection.sendall(encode(Opening("link", HELLO)))
         welcome, _ = decode(connection.makefile("rb").readline())
@@ -502,7 +503,7 @@ def test_a_return_value_that_the_driver_cannot_keep_is_named(
         file.write(bytes(100))
         file.flush()
         monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
-        assert link.send_result(file, 50)
+        assert link.send_result(file, patient(50))
         with pytest.raises(ResultLostError, match=r"the driver cannot keep it in .*missing \(TMPDIR\)"):
             channel.result(0)
 
@@ -518,14 +519,15 @@ def test_an_order_that_a_broken_connection_did_not_bring_comes_with_the_next_one
     with link_to(channel.address) as (link, _):
         first_message(channel, link)
         channel.send(0, GO)
-        assert link.orders.get(timeout=50) == GO
+        assert link.orders.get(timeout=patient(50)) == GO
         for number in range(1, 20):
             # One order before the connection breaks, which may or may not arrive, and one while there is none.
             join = Join({"NUMBER": str(number)})
             channel.send(0, join)
             channel._tasks[0].connection.shutdown(socket.SHUT_RDWR)
             channel.send(0, StopSoon())
-            assert [link.orders.get(timeout=50), link.orders.get(timeout=50)] == [join, StopSoon()], "each once"
+            orders = [link.orders.get(timeout=patient(50)) for _ in range(2)]
+            assert orders == [join, StopSoon()], "each once"
             wait_until(lambda: link.connected)
         assert link.orders.empty()
 
@@ -542,9 +544,9 @@ def test_a_process_without_a_free_descriptor_takes_connections_again(monkeypatch
     monkeypatch.setattr(socket.socket, "accept", refuse_once)
     channel = DriverChannel("127.0.0.1")
     try:
-        assert refused.wait(60)
+        assert refused.wait(patient(60))
         link = Link(channel.address, HELLO, RankLog())
-        assert channel.events.get(timeout=60) == (0, HELLO)
+        assert channel.events.get(timeout=patient(60)) == (0, HELLO)
         link.close()
     finally:
         channel.close()

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
+
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(180)]
 
 
@@ -51,7 +53,7 @@ def run_and_lose_executors() -> tuple[Any, ...]:
             pid = int(Path(f"/proc/{pid}/status").read_text().split("PPid:")[1].split()[0])
         if attempt() == 1:
             report(executor=words.split(b"\0--executor-id\0")[1].split(b"\0")[0].decode())
-            time.sleep(600)
+            time.sleep(patient(600))
         return f"{os.environ['HOROVOD_RANK']} of {os.environ['HOROVOD_SIZE']}"
 
     def lose_the_last_ranks_executor(ranks: int, allowed_sizes: list[int]) -> tuple[list[str], list[str]]:
@@ -67,7 +69,8 @@ def run_and_lose_executors() -> tuple[Any, ...]:
             accept_unencrypted=True,
             retries=1,
             retry_wait=0.1,
-            start_timeout=30,  # as long it waits for executors in place of the lost ones, of which none comes here
+            # As long it waits for executors in place of the lost ones, of which none comes here.
+            start_timeout=patient(30),
             allowed_sizes=allowed_sizes,
             on_report=take_back,
             on_attempt=lambda attempt: errors.append(attempt.after),
@@ -148,7 +151,7 @@ def drop_an_executor_that_does_not_answer() -> tuple[int, list[str]]:
         silent = ports()["0"]
         preflight.answers = lambda host, port: str(port) != silent  # type: ignore[assignment]
         preflight.drop_lost_executors(spark)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + patient(60)
         while sorted(ports()) != ["1", "2"] and time.monotonic() < deadline:
             time.sleep(0.2)
         return preflight.count_slots(spark, 2), sorted(ports())

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import patient
+
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 
 FAILURES = {
@@ -29,7 +31,7 @@ FAILURES = {
 MOMENTS = ("start", "middle", "end")
 CULPRITS = (0, 1)
 STEPS = 3
-HANG_SECONDS = 10.0  # so long that no healthy rank seems to hang while the machine is busy with other work
+HANG_SECONDS = patient(10)  # so long that no healthy rank seems to hang while the machine is busy with other work
 WAIT = """
 import time
 while not path.exists():
@@ -97,10 +99,10 @@ def fail(failure: str, folder: str) -> None:
             (group / "memory.limit_in_bytes").write_text(str(100 << 20))
             (group / "cgroup.procs").write_text(str(os.getpid()))
             # The watcher reads the group's count of kills every 0.2 s, later where the machine is busy.
-            time.sleep(3)
+            time.sleep(patient(3))
             bytearray(1 << 30)[:: 1 << 12] = b"x" * (1 << 18)
         case "hang":
-            time.sleep(300)
+            time.sleep(patient(300))
         case "lost executor":
             pid = os.getppid()
             while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
@@ -111,7 +113,7 @@ def fail(failure: str, folder: str) -> None:
             while not Path(folder, "heard").exists():
                 time.sleep(0.01)
             os.kill(pid, signal.SIGKILL)
-            time.sleep(300)
+            time.sleep(patient(300))
     raise AssertionError(subprocess.list2cmdline([failure, "did not happen"]))
 
 
@@ -149,7 +151,7 @@ def work(failure: str, moment: str, culprit: int, folder: str) -> None:
         other = Path("/proc", (place / f"pid-{1 - rank}").read_text())
         while other.exists():
             time.sleep(0.01)
-        time.sleep(0.5)  # for its task to say so, and the driver waits another second
+        time.sleep(patient(0.5))  # for its task to say so, and the driver waits another second
         perhaps("end")
     (place / f"end-{rank}").touch()
 
@@ -195,7 +197,7 @@ def left_over() -> list[str]:
     import time
 
     mine = tempfile.gettempdir().encode()
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + patient(10)
     while True:
         left = [str(path) for path in Path(tempfile.gettempdir()).glob("groundswell-*")]
         for path in Path("/proc").glob("[0-9]*"):

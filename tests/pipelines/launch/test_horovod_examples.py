@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 
 from pipelines.launch.runner import BarrierRunner
+from tests.patience import patient
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
 
@@ -89,7 +90,7 @@ def examples(tmp_path_factory: pytest.TempPathFactory) -> Path:
         return Path(os.environ["HOROVOD_EXAMPLES"])
     folder = tmp_path_factory.mktemp("horovod")
     try:
-        with urllib.request.urlopen(_ARCHIVE, timeout=60) as answer:
+        with urllib.request.urlopen(_ARCHIVE, timeout=patient(60)) as answer:
             data = io.BytesIO(answer.read())
     except OSError as error:
         pytest.skip(f"Horovod's examples cannot be fetched: {error}")

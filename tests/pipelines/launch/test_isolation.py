@@ -16,6 +16,7 @@ from pipelines.launch.process import RankProcess
 from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import Header
 from pipelines.launch.runner import BarrierRunner
+from tests.patience import patient
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -36,9 +37,9 @@ BarrierRunner(None, 2).run(work, sys.argv[1])
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while not condition():
-        assert time.monotonic() < deadline, "waited for 60 s"
+        assert time.monotonic() < deadline, f"waited for {patient(60):g} s"
         time.sleep(0.05)
 
 
@@ -109,7 +110,7 @@ def test_a_stop_that_comes_while_a_process_starts_waits_until_it_is_heard() -> N
     try:
         process.request_stop()  # Python has no handler for the signal yet
         process.begin(Header({}, wants_result=False), cloudpickle.dumps((function, (), {})))
-        assert process.process.wait(timeout=60) == 0, process.log.last_lines()
+        assert process.process.wait(timeout=patient(60)) == 0, process.log.last_lines()
     finally:
         process.end()
         process.close()

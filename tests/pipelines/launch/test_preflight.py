@@ -11,6 +11,7 @@ from pipelines.launch import preflight
 from pipelines.launch.messages import Hello
 from pipelines.launch.preflight import check_cluster, check_tasks, gpus_per_task, unused_gpus
 from pipelines.launch.runner import BarrierRunner
+from tests.patience import patient
 
 OWN_VERSION = "1.0.0 (code 5f0c21a9d3e7)"
 
@@ -160,7 +161,7 @@ def test_executors_that_have_just_been_started_are_waited_for(
 ) -> None:
     slots = iter(seen)
     monkeypatch.setattr(preflight, "count_slots", lambda spark: next(slots, seen[-1]))
-    monkeypatch.setattr(preflight, "_SETTLED_SECONDS", 0.05)
+    monkeypatch.setattr(preflight, "_SETTLED_SECONDS", patient(0.05))
     monkeypatch.setattr(preflight, "_LOOK_SECONDS", 0.03)
     spark = session()
     spark.sparkContext.master, spark.sparkContext.startTime = "spark://host:7077", int((time.time() - age) * 1000)

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.failure import RankLostError, WorkerError
 from pipelines.launch.runner import Attempt, BarrierRunner
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -167,7 +168,7 @@ def test_a_rank_that_dies_when_another_has_finished_is_not_replaced(tmp_path: Pa
             stat = Path("/proc", other.read_text(), "stat")
             while stat.exists() and ") Z " not in stat.read_text():
                 time.sleep(0.05)
-            time.sleep(0.5)  # its task has looked at how it ended
+            time.sleep(patient(0.5))  # its task has looked at how it ended
             os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RankLostError, match=r"rank 0 on .* failed: killed by SIGKILL"):
@@ -180,7 +181,7 @@ def test_a_spare_that_has_died_is_replaced_when_it_is_needed(tmp_path: Path) -> 
             import psutil
 
             mine, ranks = psutil.Process(), [int(file.read_text()) for file in tmp_path.glob("pid-*")]
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + patient(60)
             spares: list[psutil.Process] = []
             while len(spares) < 2 and time.monotonic() < deadline:
                 time.sleep(0.05)
@@ -210,7 +211,7 @@ def test_the_next_spare_starts_when_the_rank_goes_on(tmp_path: Path) -> None:
             return len([each for each in children if "pipelines.launch.rank_main" in each.cmdline()])
 
         def wait_for(count: int, moment: float) -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + patient(60)
             while started_after(moment) < count and time.monotonic() < deadline:
                 time.sleep(0.05)
 

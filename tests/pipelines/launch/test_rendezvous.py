@@ -8,6 +8,7 @@ import pytest
 
 from pipelines.launch import rendezvous
 from pipelines.launch.rendezvous import RendezvousServer
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -18,7 +19,7 @@ def server() -> Iterator[RendezvousServer]:
 
 
 def ask(server: RendezvousServer, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=patient(10))
     try:
         connection.request(method, path, body)
         answer = connection.getresponse()
@@ -90,8 +91,8 @@ def test_it_closes_when_all_have_joined(monkeypatch: pytest.MonkeyPatch) -> None
         time.sleep(0.3)
         assert ask(one, "GET", "/global/1")[0] == 200, "closed before rank 1 had joined"
         ask(one, "DELETE", "/global/1")
-    assert server._closed.wait(30)
-    deadline = time.monotonic() + 30
+    assert server._closed.wait(patient(30))
+    deadline = time.monotonic() + patient(30)
     while answers(server):  # its socket is closed a moment later
         assert time.monotonic() < deadline
         time.sleep(0.05)

@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from pipelines.launch import barrier_tasks
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.runner import BarrierRunner, InfrastructureError, WorkerError
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
 
@@ -117,7 +118,7 @@ def test_a_stage_that_spark_does_not_end_is_an_error(spark: SparkSession, monkey
 
     def never_returns(*args: Any) -> None:
         submit(*args)
-        released.wait(100)
+        released.wait(patient(100))
 
     monkeypatch.setattr(barrier_tasks, "_RESULT_SECONDS", 0.5)
     monkeypatch.setattr(barrier_tasks, "_CANCEL_SECONDS", 0.5)

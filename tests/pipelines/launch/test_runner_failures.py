@@ -17,6 +17,7 @@ from pipelines.launch.failure import InfrastructureError, RankLostError, StartEr
 from pipelines.launch.jvm import SparkGoneError
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -56,7 +57,7 @@ def test_the_rank_that_failed_first_is_named_with_its_traceback(spark: SparkSess
 
         if int(os.environ["HOROVOD_RANK"]) == culprit:
             deep_inside()
-        time.sleep(300)  # longer than this test may take
+        time.sleep(patient(300))  # longer than this test may take
 
     with pytest.raises(WorkerError, match=f"rank {culprit} on .* failed: LookupError: no such thing") as caught:
         BarrierRunner(spark, 2).run(function)
@@ -71,7 +72,7 @@ def test_a_worker_that_dies_is_named_with_its_signal_and_last_lines(spark: Spark
         print("about to go")
         if os.environ["HOROVOD_RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(60)
+        time.sleep(patient(60))
 
     with pytest.raises(RankLostError, match=r"rank 1 on .* failed: killed by SIGKILL") as caught:
         BarrierRunner(spark, 2, log_to_driver="none").run(function)
@@ -109,7 +110,8 @@ def test_a_talkative_rank_still_fails_with_its_own_error(spark: SparkSession) ->
 
 @pytest.mark.long
 def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.launch.supervisor._CONSEQUENCES_SECONDS", 60.0)  # however slow the survivor is
+    # However slow the survivor is.
+    monkeypatch.setattr("pipelines.launch.supervisor._CONSEQUENCES_SECONDS", patient(60))
     reports: list[dict[str, object]] = []
 
     def function() -> None:
@@ -145,14 +147,14 @@ def test_no_worker_outlives_a_failure(spark: SparkSession, tmp_path: Path) -> No
             time.sleep(0.05)
         if rank == "0":
             raise ValueError("enough")
-        time.sleep(300)
+        time.sleep(patient(300))
 
     with pytest.raises(WorkerError, match="enough"):
         BarrierRunner(spark, 2).run(function)
     # Rank 1's own process goes as soon as its task does; its child belongs to a process group of that process.
     pids = [int(pid) for path in tmp_path.glob("*.pids") for pid in path.read_text().split()]
     assert len(pids) == 4
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while remaining := [pid for pid in pids if alive(pid)]:
         assert time.monotonic() < deadline, f"still running: {remaining}"
         time.sleep(0.1)
@@ -165,10 +167,10 @@ def test_a_child_that_outlives_its_rank_does_not_hold_up_the_error(spark: SparkS
 
         if os.environ["HOROVOD_RANK"] == "1":
             if os.fork() == 0:  # as a data loader would
-                time.sleep(300)  # longer than this test may take
+                time.sleep(patient(300))  # longer than this test may take
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(300)
+        time.sleep(patient(300))
 
     with pytest.raises(RankLostError, match=r"rank 1 on .* failed: killed by SIGKILL"):
         BarrierRunner(spark, 2, log_to_driver="none").run(function)
@@ -179,7 +181,7 @@ def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSessi
         import time
 
         (tmp_path / os.environ["HOROVOD_RANK"]).write_text(str(os.getpid()))
-        time.sleep(120)
+        time.sleep(patient(120))
 
     def interrupt() -> None:
         while len(list(tmp_path.iterdir())) < 2:
@@ -193,7 +195,7 @@ def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSessi
             BarrierRunner(spark, 2).run(function)
     finally:
         signal.signal(signal.SIGINT, previous)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while any(alive(int(path.read_text())) for path in tmp_path.iterdir()):
         assert time.monotonic() < deadline
         time.sleep(0.1)
@@ -282,7 +284,7 @@ def test_an_exception_is_told_though_a_thread_keeps_the_process(monkeypatch: pyt
         if os.environ["HOROVOD_RANK"] == "1":
             threading.Thread(target=threading.Event().wait).start()
             raise ValueError("with a thread that waits for ever")
-        time.sleep(300)  # longer than this test may take
+        time.sleep(patient(300))  # longer than this test may take
 
     monkeypatch.setattr(task, "_FAILED_SECONDS", 1.0)
     with pytest.raises(WorkerError, match=r"rank 1 on .* failed: ValueError: with a thread that waits for ever"):
@@ -355,11 +357,11 @@ def test_long_work_with_signs_of_life_is_no_hang() -> None:
         step_done()
         with signs_of_life():
             time.sleep(seconds)
-        time.sleep(300 if seconds == 0 else 0)  # longer than this test may take
+        time.sleep(patient(300) if seconds == 0 else 0)  # longer than this test may take
         return "done"
 
-    runner = BarrierRunner(None, 1, hang_timeout=4, log_to_driver="none")
-    assert runner.run(function, 9) == "done"
+    runner = BarrierRunner(None, 1, hang_timeout=patient(4), log_to_driver="none")
+    assert runner.run(function, patient(9)) == "done"
     with pytest.raises(RankLostError, match=r"hung: no sign of life for \d+ s"):  # after such work as at any time
         runner.run(function, 0)
 
@@ -376,7 +378,7 @@ def lose_the_jvm() -> tuple[list[str], int]:
         from pipelines.launch.report import report
 
         report()
-        time.sleep(300)
+        time.sleep(patient(300))
 
     def kill(report: JsonObject) -> None:
         for process in psutil.Process().children(recursive=True):
@@ -426,7 +428,7 @@ def fail_with_sparks_log(log: str) -> str:
     def function() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             raise LookupError("no such thing")
-        time.sleep(300)
+        time.sleep(patient(300))
 
     try:
         BarrierRunner(spark, 2).run(function)

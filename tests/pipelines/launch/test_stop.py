@@ -14,6 +14,7 @@ from pipelines.launch.failure import RankLostError
 from pipelines.launch.policy import Attempt
 from pipelines.launch.runner import BarrierRunner
 from pipelines.launch.termination import Termination
+from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -43,7 +44,7 @@ def test_sigterm_takes_effect_on_the_driver_when_the_ranks_have_saved(tmp_path: 
             assert driver.poll() is None
             time.sleep(0.05)
         driver.terminate()
-        _, errors = driver.communicate(timeout=100)
+        _, errors = driver.communicate(timeout=patient(100))
     finally:
         driver.kill()
         driver.wait()
@@ -76,7 +77,7 @@ def test_a_rank_that_does_not_listen_is_killed_after_the_grace(spark: SparkSessi
     def function() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             os.kill(os.getppid(), signal.SIGTERM)
-        time.sleep(300)  # longer than this test may take
+        time.sleep(patient(300))  # longer than this test may take
 
     with pytest.raises(RankLostError, match=r"still ran 1 s after it was asked to stop \(the task of rank 1 on "):
         BarrierRunner(spark, 2, stop_grace=1, log_to_driver="none").run(function)

@@ -37,6 +37,7 @@ from pipelines.launch.messages import (
     StopSoon,
 )
 from pipelines.launch.supervisor import Supervisor
+from tests.patience import patient
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -81,7 +82,7 @@ class FakeTasks:
 def supervise(
     channel: FakeChannel,
     size: int,
-    limits: Limits = Limits(start=60, hang=None, stop_grace=60),  # noqa: B008  immutable
+    limits: Limits = Limits(start=patient(60), hang=None, stop_grace=patient(60)),  # noqa: B008  immutable
     on_report: Callable[[JsonObject], None] = lambda report: None,
     tasks: FakeTasks | None = None,
 ) -> Supervisor:
@@ -123,7 +124,7 @@ def test_reports_that_arrive_after_the_results_are_heard(end: Event) -> None:
 
 def test_a_spare_does_not_wait_for_a_rank_that_has_finished() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=1, hang=1, stop_grace=60))
+    supervisor = supervise(channel, 2, Limits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
     ended = (1, Exit(False, True, 137, "stopped", "", None, []))
     channel.answer = lambda task, order: channel.events.put(ended) if (task, order) == (1, Stop()) else None
     fallen = Fallen("killed by SIGKILL", -9, "", [])
@@ -137,7 +138,7 @@ def test_a_spare_does_not_wait_for_a_rank_that_has_finished() -> None:
 def test_a_spare_that_takes_the_order_to_join_of_its_dead_rank_lets_nobody_wait() -> None:
     """The rank has died while the order was on its way: its spare takes that order, and all train on."""
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=1, hang=None, stop_grace=60))
+    supervisor = supervise(channel, 2, Limits(start=patient(1), hang=None, stop_grace=patient(60)))
     fallen = Fallen("killed by SIGKILL", -9, "", [])
     heard: list[tuple[int, Event]] = [
         *((task, Ready(0)) for task in range(2)),
@@ -148,7 +149,7 @@ def test_a_spare_that_takes_the_order_to_join_of_its_dead_rank_lets_nobody_wait(
         channel.events.put(event)
 
     def finish() -> None:
-        time.sleep(2)  # longer than a rank may let the others wait
+        time.sleep(patient(2))  # longer than a rank may let the others wait
         for task in range(2):
             channel.events.put((task, FINISHED))
 
@@ -176,7 +177,7 @@ def test_a_death_before_an_exception_is_the_cause_of_both() -> None:
 @pytest.mark.parametrize("waits_first", [True, False])
 def test_a_rank_does_not_wait_to_join_one_that_has_finished(waits_first: bool) -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=1, hang=1, stop_grace=60))
+    supervisor = supervise(channel, 2, Limits(start=patient(1), hang=patient(1), stop_grace=patient(60)))
     heard: list[tuple[int, Event]] = [(1, Ready(0)), (0, FINISHED)]
     for event in heard if waits_first else reversed(heard):
         channel.events.put(event)
@@ -212,7 +213,7 @@ def test_ranks_are_asked_to_stop_while_reports_come_faster_than_they_are_handled
     supervisor.request_stop("the driver received SIGTERM")
     thread = threading.Thread(target=flood)
     thread.start()
-    timer = threading.Timer(20, gave_up.set)  # else it would go on for ever
+    timer = threading.Timer(patient(20), gave_up.set)  # else it would go on for ever
     timer.start()
     supervisor.watch()
     timer.cancel()
@@ -234,7 +235,7 @@ def test_a_rank_that_dies_ends_the_run_while_another_reports_faster_than_it_is_h
     channel.answer = answer
 
     def flood() -> None:
-        number, until = 0, time.monotonic() + 60
+        number, until = 0, time.monotonic() + patient(60)
         while not ended.wait(0.002) and time.monotonic() < until:
             channel.events.put((0, Report({"number": number})))
             number += 1
@@ -266,8 +267,7 @@ def test_a_task_that_the_driver_never_reached_is_not_lost_when_it_falls_silent(
         channel.events.get()
         channel.events.put((0, Hello(0, "h0", None, "-1", "", "node", "h0", 0, {})))
     supervisor = supervise(channel, 1)
-    while supervisor._members[0].first_probe.running():  # type: ignore[union-attr]
-        time.sleep(0.01)
+    supervisor._members[0].first_probe.result()  # type: ignore[union-attr]
     monkeypatch.setattr(module, "_SILENT_SECONDS", 0.0)
     channel._silent = 99.0
     threading.Timer(1, lambda: channel.events.put((0, FINISHED))).start()
@@ -287,8 +287,8 @@ def test_lost_hosts_are_asked_at_once_while_messages_are_handled(monkeypatch: py
     def answers(host: str, port: int) -> bool:
         if next(calls) < size:  # when all have just connected
             return True
-        all_asked.wait(50)  # breaks where one is asked after the other
-        assert reported.wait(50), "no message was handled while the hosts were asked"
+        all_asked.wait(patient(50))  # breaks where one is asked after the other
+        assert reported.wait(patient(50)), "no message was handled while the hosts were asked"
         return False
 
     monkeypatch.setattr(module, "answers", answers)
@@ -317,7 +317,7 @@ def test_a_silent_task_whose_host_answers_is_kept(monkeypatch: pytest.MonkeyPatc
 
 def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=60, hang=0.5, stop_grace=60))
+    supervisor = supervise(channel, 2, Limits(start=patient(60), hang=0.5, stop_grace=patient(60)))
 
     def answer(task: int, order: Order) -> None:
         if isinstance(order, SendStacks):
@@ -332,7 +332,7 @@ def test_a_sign_of_life_on_its_way_while_stacks_are_collected_acquits() -> None:
 
 def test_the_rank_that_the_others_wait_for_hangs() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=60, hang=0.5, stop_grace=60))
+    supervisor = supervise(channel, 2, Limits(start=patient(60), hang=0.5, stop_grace=patient(60)))
 
     def answer(task: int, order: Order) -> None:
         if isinstance(order, SendStacks):
@@ -348,7 +348,7 @@ def test_the_rank_that_the_others_wait_for_hangs() -> None:
 def test_time_in_which_the_driver_itself_stood_still_is_nobodys_hang(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """As after SIGSTOP and SIGCONT, at any place in the loop."""
     channel = FakeChannel(1)
-    supervisor = supervise(channel, 1, Limits(start=60, hang=30, stop_grace=60))
+    supervisor = supervise(channel, 1, Limits(start=patient(60), hang=patient(30), stop_grace=patient(60)))
     channel.answer = lambda task, order: channel.events.put((task, Stacks(IN_FUNCTION)))
     clock = time.monotonic
     looks = 0
@@ -380,12 +380,13 @@ def test_a_request_reaches_all_and_waits_for_the_last(caplog: pytest.LogCaptureF
     with pytest.raises(RankLostError, match="stopped on request: step 7 is saved") as caught:
         supervisor.watch()
     assert [outcome.kind for outcome in caught.value.outcomes] == ["requested"] * 2
-    assert "the task of rank 1 on h1 received SIGTERM: all ranks are asked to stop within 60 s" in caplog.text
+    within = f"all ranks are asked to stop within {patient(60):g} s"
+    assert f"the task of rank 1 on h1 received SIGTERM: {within}" in caplog.text
 
 
 def test_a_rank_that_outlasts_the_grace_is_named() -> None:
     channel = FakeChannel(2)
-    supervisor = supervise(channel, 2, Limits(start=60, hang=None, stop_grace=0.2))
+    supervisor = supervise(channel, 2, Limits(start=patient(60), hang=None, stop_grace=0.2))
     channel.events.put((1, FINISHED))
     supervisor.request_stop("the driver received SIGTERM")
     words = r"rank 0 on h0 failed: still ran 0\.2 s after it was asked to stop \(the driver received SIGTERM\)"

@@ -18,6 +18,7 @@ from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.scoring import job, predictor, write
 from pipelines.scoring.model import ModelDescription
+from tests.patience import patient
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def plain_predictions(tmp_path_factory: pytest.TempPathFactory) -> Callable[...,
                 images.setdefault(name, []).append(pixels[:, :, ::-1] if mirrored else pixels)
         np.savez(folder / "images.npz", **{name: np.concatenate(pixels) for name, pixels in images.items()})
         command = [sys.executable, "-c", _PREDICT, model, folder / "images.npz", folder / "found.npy"]
-        subprocess.run(command, check=True, timeout=200, capture_output=True)
+        subprocess.run(command, check=True, timeout=patient(200), capture_output=True)
         return dict(zip(ids, np.load(folder / "found.npy"), strict=True))
 
     return predict

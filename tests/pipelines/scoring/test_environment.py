@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pipelines.dataset.reader import SplitReader
+from tests.patience import patient
 
 _LOAD = """
 import importlib.util, json, sys
@@ -48,7 +49,9 @@ def test_a_model_needs_only_its_listed_requirements(
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL"))}
 
     def run(*command: str) -> str:
-        done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=800)
+        done = subprocess.run(
+            command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patient(800)
+        )
         assert done.returncode == 0, done.stderr[-3000:]
         return done.stdout
 

@@ -14,6 +14,8 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from tests.patience import patient
+
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 
 JOB = """
@@ -94,7 +96,7 @@ def test_killed_drivers_and_executors_leave_each_sample_once(
         time.sleep(0.05)
     assert wait_for_notes(process, output, notes(output) + int(random.integers(1, 3))), log.read_text()[-4000:]
     running[int(random.integers(0, 2))].kill()
-    assert process.wait(300) == 0, log.read_text()[-4000:]
+    assert process.wait(patient(300)) == 0, log.read_text()[-4000:]
 
     manifest = json.loads((output / "predictions.json").read_text())
     files = [part["file"] for part in manifest["parts"]]

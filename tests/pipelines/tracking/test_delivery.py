@@ -21,6 +21,7 @@ from pipelines.tracking.models import log_model, model_metadata
 from pipelines.tracking.runs import end_run, start_run
 from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri, worker_environment
 from pipelines.tracking.writer import Point, RunWriter, now
+from tests.patience import patient
 
 if TYPE_CHECKING:
     from outages.server import Server
@@ -45,7 +46,7 @@ class Told:
 
     def wait_for(self, news: News) -> None:
         with self._changed:
-            assert self._changed.wait_for(lambda: news in self.news, timeout=120), self.news
+            assert self._changed.wait_for(lambda: news in self.news, timeout=patient(120)), self.news
 
 
 def curve(client: MlflowClient, run: TrackedRun, name: str) -> list[tuple[int, float]]:
@@ -159,7 +160,8 @@ def test_a_file_has_more_time_than_a_small_write(
 ) -> None:
     from outages.server import Door
 
-    monkeypatch.setattr(delivery, "_TIMEOUT_OF_THREAD", 2)
+    short = int(patient(2))
+    monkeypatch.setattr(delivery, "_TIMEOUT_OF_THREAD", short)
     door = Door(server)
     try:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", door.uri)
@@ -173,12 +175,12 @@ def test_a_file_has_more_time_than_a_small_write(
         told = Told()
         rank = RunWriter(run, tmp_path / "journal", on_news=told)
         rank.start()
-        door.seconds_of_a_file = 5.0
+        door.seconds_of_a_file = patient(5.0)
         rank.folder(tmp_path / "profiles", "profiles")
         assert rank.drain() == ""
         with rank.upload_waits():
             MlflowClient(run.uri).log_artifact(run.run_id, str(tmp_path / "model.keras"))
-        assert os.environ[TIMEOUT] == "2"
+        assert os.environ[TIMEOUT] == str(short)
         rank.close()
         assert TIMEOUT not in os.environ
         assert told.news == []
@@ -253,7 +255,7 @@ def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
 
     server.start()
     told.wait_for("back")
-    assert rank.drain(patience=60) == ""
+    assert rank.drain(patience=patient(60)) == ""
     rank.close()
     assert told.news == ["away", "back"]
     assert not (tmp_path / "rank").exists()

@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 from pipelines.tracking.guard import guarded
 from pipelines.tracking.runs import end_run, ended
 from pipelines.tracking.store import TrackedRun
+from tests.patience import patient
 
 DRIVER = """
 import sys, time
@@ -34,7 +35,7 @@ def test_the_run_of_a_driver_that_is_killed_fails(run: TrackedRun, project: Path
         assert driver.stdout.readline() == "trains\n"
         assert client.get_run(run.run_id).info.status == "RUNNING"
         os.killpg(driver.pid, signal.SIGKILL)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + patient(100)
     while "driver" not in (stored := client.get_run(run.run_id)).data.tags:
         assert time.monotonic() < deadline
         time.sleep(0.2)

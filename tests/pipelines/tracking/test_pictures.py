@@ -4,6 +4,7 @@ from matplotlib.figure import Figure
 
 from pipelines.tracking import pictures
 from pipelines.tracking.pictures import Pictures
+from tests.patience import patient
 
 
 def test_the_newest_version_of_each_picture_is_drawn_at_the_end(monkeypatch) -> None:
@@ -36,5 +37,5 @@ def test_a_picture_is_drawn_beside_training_and_an_error_stops_nothing() -> None
 
     made.order("a.png", fail, after_step=0)
     made.order("b.png", Figure, after_step=0)
-    assert done.wait(60)
+    assert done.wait(patient(60))
     made.finish()

@@ -7,11 +7,12 @@ from pipelines.tracking import system
 from pipelines.tracking.metrics import is_listed
 from pipelines.tracking.system import SystemSampler, curves_of
 from pipelines.tracking.writer import Point
+from tests.patience import patient
 
 
 def test_what_mlflow_samples_is_taken_with_the_step() -> None:
     sampler = SystemSampler(0.05, lambda: 7)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     samples: list = []
     while len(samples) < 2:
         assert time.monotonic() < deadline

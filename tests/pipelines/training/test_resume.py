@@ -19,6 +19,7 @@ from pipelines.training.checkpoint import TrainingState
 from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
+from tests.patience import patient
 
 ANY_ROW = "groundswell's reader, any row"
 OTHER_ORDERS = ["groundswell's reader, windows of 64 rows", "Petastorm's reader"]
@@ -33,9 +34,9 @@ class Ranks:
 
     def _gather(self, value: Any) -> list[Any]:
         self._board[self.rank] = value
-        self._barrier.wait(60)
+        self._barrier.wait(patient(60))
         everyones = list(self._board)
-        self._barrier.wait(60)
+        self._barrier.wait(patient(60))
         return everyones
 
     def broadcast(self, variables: list[tf.Variable]) -> None:

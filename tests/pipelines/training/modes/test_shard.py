@@ -18,6 +18,7 @@ from pipelines.launch.failure import names_lost_peer
 from pipelines.launch.handshake import prove_task
 from pipelines.training.modes.shard import NO_STOP, OPENING, PUSH, REQUEST, Shard, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
+from tests.patience import patient
 
 SECRET = b"s" * 32
 pytestmark = pytest.mark.timeout(60)
@@ -85,7 +86,7 @@ def in_thread(function: Callable[..., Any], *arguments: Any) -> threading.Thread
 
 
 def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + patient(20)
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -110,7 +111,7 @@ def test_nobody_begins_a_step_before_the_one_before_it_is_done(serve: Callable[.
     time.sleep(0.05)
     assert not seen
     server.push(2, 0, 1.0)
-    waiting.join(10)
+    waiting.join(patient(10))
     np.testing.assert_allclose(seen[0], [0.5, 1.5])
 
 
@@ -177,7 +178,7 @@ def test_the_largest_gap_is_bounded_with_ssp(serve: Callable[..., Server], bound
 
     threads = [in_thread(work, worker) for worker in range(3)]
     for thread in threads:
-        thread.join(30)
+        thread.join(patient(30))
     assert server.shard.counts.pushes == 3 * steps
     assert 1 <= server.shard.counts.largest_gap <= bound + 1
 
@@ -214,7 +215,7 @@ def test_a_worker_waits_for_the_lock_step_to_end(serve: Callable[..., Server]) -
     time.sleep(0.05)
     assert not seen
     server.push(1, 0, 1.0)
-    waiting.join(10)
+    waiting.join(patient(10))
     assert len(seen) == 1
 
 
@@ -277,7 +278,7 @@ def test_only_who_knows_the_secret_is_served(serve: Callable[..., Server]) -> No
 
 def raw(server: Server, worker: int) -> socket.socket:
     connection = socket.create_connection(("127.0.0.1", server.shard.port))
-    connection.settimeout(20)
+    connection.settimeout(patient(20))
     prove_task(connection, SECRET)
     connection.sendall(OPENING.pack(worker))
     return connection
