@@ -17,8 +17,6 @@ COMPILED := hatch_build.py models/compiled.py $(wildcard $(LIBRARIES:%=%/*.cc) $
 PORT ?= 5000
 # Two processes of tests, each with a Spark session of its own: much of a test's time is waiting.
 TEST_PROCESSES ?= -n 2 --dist loadfile --no-loadscope-reorder
-# Only these files are imported: an import of all of them takes half a minute.
-LONG_FILES = $(shell grep -rl 'mark\.long' tests --include='test_*.py')
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/groundswell
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
@@ -41,7 +39,7 @@ test: $(READY) ## Run all tests but the long ones and those over several hosts
 	@$(BIN)/pytest -m "not cluster and not long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the long tests
-	@$(BIN)/pytest -m "long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS) $(LONG_FILES)
+	@$(BIN)/pytest -m "long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS) tests/cluster

@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import shutil
 import socket
 import subprocess
 import sys
@@ -50,6 +51,14 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_unconfigure() -> None:
     if _fork_server is not None:
         _fork_server.close()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where only long tests are asked for, do not import files without any: importing all takes half a minute."""
+    is_test = collection_path.name.startswith("test_") and collection_path.suffix == ".py"
+    if is_test and config.option.markexpr.startswith("long ") and "mark.long" not in collection_path.read_text():
+        return True
+    return None
 
 
 @pytest.fixture
@@ -232,18 +241,35 @@ def small_network() -> str:
     return "model={name: resnet_cifar, depth: 8, width_factor: 0.5}"
 
 
+@pytest.fixture(scope="session")
+def new_store(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Path], str]:
+    """Makes an empty store as a copy of the first one, whose tables take MLflow a second; gives its URI."""
+    template = tmp_path_factory.mktemp("stores") / "mlflow.db"
+
+    def make(file: Path) -> str:
+        if not template.exists():
+            from mlflow import MlflowClient
+
+            MlflowClient(f"sqlite:///{template}").search_experiments()
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(template, file)
+        return f"sqlite:///{file}"
+
+    return make
+
+
 @pytest.fixture
-def mlflow_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def mlflow_store(tmp_path: Path, new_store: Callable[[Path], str], monkeypatch: pytest.MonkeyPatch) -> str:
     """An empty store of its own."""
-    uri = f"sqlite:///{tmp_path / 'mlruns' / 'mlflow.db'}"
+    uri = new_store(tmp_path / "mlruns" / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return uri
 
 
 @pytest.fixture(scope="module")
-def store_of_module(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A store for all tests of a module: making one takes seconds."""
-    return f"sqlite:///{tmp_path_factory.mktemp('store') / 'mlflow.db'}"
+def store_of_module(tmp_path_factory: pytest.TempPathFactory, new_store: Callable[[Path], str]) -> str:
+    """A store for all tests of a module."""
+    return new_store(tmp_path_factory.mktemp("store") / "mlflow.db")
 
 
 @pytest.fixture

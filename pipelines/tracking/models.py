@@ -80,6 +80,8 @@ def log_model(
                 "metadata": replace(metadata, optimizer_steps=step).as_json(),
                 # Stated, not inferred: inference would load the model in another process.
                 "pip_requirements": [f"keras=={keras.__version__}", "tensorflow"],
+                # It would load the model and predict the example, only to warn.
+                "validate_serving_input": False,
             }
             parameters = MlflowClient(run.uri).get_run(run.run_id).data.params
             card = functools.partial(model_card, name, metadata, parameters)
@@ -114,6 +116,7 @@ class _Flavor:
     def save_model(path: str, **settings: Any) -> None:
         """Save a model to a new folder."""
         Path(path).mkdir(parents=True, exist_ok=True)
+        settings.pop("validate_serving_input", None)  # MLflow's `Model.log` passes it on
         mlflow.keras.save_model(path=path, **settings)
 
 

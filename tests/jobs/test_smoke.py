@@ -20,6 +20,7 @@ from jobs.evaluate import evaluate, per_class_lines
 from jobs.prepare import prepare
 from jobs.train import TrainedRun, train
 from pipelines.dataset.manifest import read_manifest
+from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
 from pipelines.launch.runner import WorkerError
 from pipelines.tracking import metrics
 from pipelines.tracking.models import model_metadata
@@ -50,6 +51,7 @@ def trained(
     chosen = config(folder / "dataset", folder / "outputs", f"archive.root={small_archive}", samples)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", store_of_module)
+        patch.delenv(FORK_SERVER_VARIABLE)  # its ranks are new interpreters, as users have them
         prepare(chosen)
         return train(chosen), chosen
 

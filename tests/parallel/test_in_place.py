@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(900)]
 KILLS = int(os.environ.get("GROUNDSWELL_KILLS", "4"))
 EPOCHS, STEPS = 3 + (KILLS - 4) // 2, 5  # of 6 samples
 PAYLOADS = ("exchange/payload_bytes", "exchange/payload_bytes_total")
+Undisturbed = Callable[[Sequence[str]], TrainedRun]
 Death = tuple[int, int, float]
 """Rank, optimizer steps done before, and seconds after the beginning of that step; negative: in the checkpoint."""
 
@@ -91,6 +92,20 @@ def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str
         patch.undo()
 
 
+@pytest.fixture(scope="module")
+def undisturbed(spark: SparkSession, small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Trains with some settings and no death, once for all tests of this module."""
+    trained_with: dict[tuple[str, ...], TrainedRun] = {}
+
+    def train_once(settings: Sequence[str]) -> TrainedRun:
+        key = tuple(settings)
+        if key not in trained_with:
+            trained_with[key] = trained(small_dataset, tmp_path_factory.mktemp("undisturbed"), (), *key)
+        return trained_with[key]
+
+    return train_once
+
+
 def check_equal(
     run: TrainedRun, expected: TrainedRun, store: str, weights: Callable[[TrainedRun], dict[str, np.ndarray]]
 ) -> None:
@@ -111,16 +126,17 @@ def check_equal(
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("new_interpreters")
 def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
-    spark: SparkSession,
+    undisturbed: Undisturbed,
     small_dataset: Path,
     tmp_path: Path,
-    mlflow_store: str,
+    module_mlflow_store: str,
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
     """Also what a codec left behind, and the curves of the steps."""
     settings = ("exchange.codec=onebit", "exchange.dense_below=0")
-    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    expected = undisturbed(settings)
     random_ = random.Random(KILLS)
     # Apart from each other, so that a process lives until its own death.
     steps = random_.sample(range(6, EPOCHS * STEPS - 1, 2), KILLS - 1)
@@ -128,10 +144,10 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
     disturbed = trained(small_dataset, tmp_path / "disturbed", [*deaths, (0, 3, -1.0)], *settings)
     marks = list((disturbed.folder).glob("death-*"))
     assert len(marks) == KILLS
-    check_equal(disturbed, expected, mlflow_store, weights)
+    check_equal(disturbed, expected, module_mlflow_store, weights)
     log = "".join((disturbed.folder / "logs" / f"rank-{rank}.log").read_text() for rank in range(2))
     assert len(re.findall(r"takes the place of one that has died", log)) == KILLS
-    tags = MlflowClient(mlflow_store).get_run(disturbed.run.run_id).data.tags
+    tags = MlflowClient(module_mlflow_store).get_run(disturbed.run.run_id).data.tags
     recovered = [value for name, value in tags.items() if name.startswith("recovered_after_step_")]
     assert sorted(recovered) == sorted(f"rank {rank}" for rank, *_ in [*deaths, (0, 3, -1.0)])
 
@@ -141,7 +157,7 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
     "settings",
     [
         ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}"],
-        ["training.mode=delayed", "model={name: resnet, depth: 18, width_factor: 0.25, dropout: 0.1}"],
+        ["training.mode=delayed", "model={name: resnet_cifar, depth: 8, width_factor: 1.5, dropout: 0.1}"],
         ["input.resolution_schedule=[{until: {steps: 5}, scale: 0.5}, {until: {steps: 10}, scale: 0.75}]"],
         ["training.mode={name: synchronous, shard_optimizer: true}"],
         [
@@ -151,10 +167,10 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
     ],
 )
 def test_ranks_continue_in_place_in_every_mode(
-    spark: SparkSession,
+    undisturbed: Undisturbed,
     small_dataset: Path,
     tmp_path: Path,
-    mlflow_store: str,
+    module_mlflow_store: str,
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
     settings: list[str],
 ) -> None:
@@ -162,7 +178,7 @@ def test_ranks_continue_in_place_in_every_mode(
 
     Each spare has taken a step of its own, of which nothing is left.
     """
-    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    expected = undisturbed(settings)
     deaths = [(1, 6, 0.0), (0, 11, 0.03), (1, 13, 0.0)]
     disturbed = trained(small_dataset, tmp_path / "disturbed", deaths, *settings, waits=True)
     assert len(list(disturbed.folder.glob("death-*"))) == 3
@@ -171,32 +187,32 @@ def test_ranks_continue_in_place_in_every_mode(
     for rank, count in enumerate((1, 2)):
         log = (disturbed.folder / "logs" / f"rank-{rank}.log").read_text()
         assert log.count(taken) >= count
-    check_equal(disturbed, expected, mlflow_store, weights)
+    check_equal(disturbed, expected, module_mlflow_store, weights)
 
 
 @pytest.mark.long
 def test_ranks_of_one_block_agree_whether_an_epoch_begins(
-    spark: SparkSession,
+    undisturbed: Undisturbed,
     small_dataset: Path,
     tmp_path: Path,
-    mlflow_store: str,
+    module_mlflow_store: str,
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
     """One dies in the first step behind a border, while the other one trains on alone until the next border."""
     settings = ["training.mode={name: local, every_steps: 4, outer: {momentum: 0.5}}"]
-    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    expected = undisturbed(settings)
     deaths = [(1, 0, 0.0), (1, 5, 0.0)]
     disturbed = trained(small_dataset, tmp_path / "disturbed", deaths, *settings, waits=True)
     assert len(list(disturbed.folder.glob("death-*"))) == 2
-    check_equal(disturbed, expected, mlflow_store, weights)
+    check_equal(disturbed, expected, module_mlflow_store, weights)
 
 
 @pytest.mark.long
 def test_everything_that_a_rank_holds_is_kept(
-    spark: SparkSession,
+    undisturbed: Undisturbed,
     small_dataset: Path,
     tmp_path: Path,
-    mlflow_store: str,
+    module_mlflow_store: str,
     weights: Callable[[TrainedRun], dict[str, np.ndarray]],
 ) -> None:
     """Sums of micro-batches are forgotten, averages of weights are kept; several steps may be taken again."""
@@ -207,6 +223,6 @@ def test_everything_that_a_rank_holds_is_kept(
         "model.batch_norm_ranks=all",
         "launch.recover_every_steps=3",
     )
-    expected = trained(small_dataset, tmp_path / "undisturbed", (), *settings)
+    expected = undisturbed(settings)
     disturbed = trained(small_dataset, tmp_path / "disturbed", [(1, 4, 0.0), (0, 5, 0.05)], *settings)
-    check_equal(disturbed, expected, mlflow_store, weights)
+    check_equal(disturbed, expected, module_mlflow_store, weights)

@@ -36,6 +36,7 @@ def config(dataset: Path, output: Path, *settings: str) -> RunConfig:
     return load("smoke", [f"dataset.path={dataset}", f"training.output={output}", *fixed, *settings])
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_killed_ranks_cost_no_bit(
     small_dataset: Path,
     tmp_path: Path,

@@ -168,6 +168,7 @@ def train_while_an_executor_is_decommissioned(dataset: str, output: str, network
         spark.stop()
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_decommissioned_executor_costs_no_step(
     in_fresh_process: Callable[..., Any], small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:

@@ -25,9 +25,9 @@ def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
 
 
 def test_two_ranks_trace_their_steps_on_one_clock(
-    spark: SparkSession, small_dataset: Path, tmp_path: Path, mlflow_store: str
+    spark: SparkSession, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", CODEC]
+    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, CODEC]
     plain = train(load("smoke", settings))
     assert not (plain.folder / "trace.json").exists()
     traced = train(

@@ -52,7 +52,6 @@ def test_a_run_belongs_to_the_active_experiment(mlflow_store: str, monkeypatch: 
         monkeypatch.delenv(name)
     monkeypatch.setattr(fluent, "_active_experiment_id", None)
     assert chosen_experiment(None) == "groundswell"
-    Path(mlflow_store.removeprefix("sqlite:///")).parent.mkdir()  # MLflow 3.0 makes no folder for its store
     mlflow.set_experiment("of the notebook")
     assert chosen_experiment(None) == "of the notebook"
     assert chosen_experiment("configured") == "configured"
