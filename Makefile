@@ -39,7 +39,8 @@ test: $(READY) ## Run all tests but the long ones and those over several hosts
 	@$(BIN)/pytest -m "not cluster and not long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)
 
 test-long: $(READY) ## Run the long tests
-	@$(BIN)/pytest -m "long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)
+	@export GROUNDSWELL_TEST_PATIENCE=$${GROUNDSWELL_TEST_PATIENCE:-3}; \
+	  $(BIN)/pytest -m "long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)  # ranks of both share the cores
 
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS) tests/cluster

@@ -1,6 +1,5 @@
-"""One rank of `test_compressed_exchange`: some codecs on a real ring, in one process start."""
+"""One rank of `test_compressed_exchange`: some codecs on a real ring."""
 
-import sys
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -93,10 +92,11 @@ def train(collective, *, plain):
     return [np.array(variable) for variable in model.trainable_variables]
 
 
-def main(output, codecs, *compiled):
+def measured(codecs, compiled):
+    """What all of this gives on one rank, as arrays by name."""
     collective = HorovodCollective()
     arrays = {}
-    for name in codecs.split(","):
+    for name in codecs:
         print(name, flush=True)  # where a rank that hangs or fails was
         arrays |= run_codec(name, collective, compiled=name in compiled)
     plain = tf.function(lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Average))
@@ -106,9 +106,5 @@ def main(output, codecs, *compiled):
     arrays |= repeat(collective)
     for name, plain_step in (("ours", False), ("theirs", True)):
         arrays |= {f"{name}/{i}": each for i, each in enumerate(train(collective, plain=plain_step))}
-    np.savez(f"{output}/rank-{collective.rank}.npz", **arrays)
     hvd.shutdown()
-
-
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+    return arrays

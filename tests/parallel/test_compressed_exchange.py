@@ -1,34 +1,25 @@
-"""Every codec between 2 and 3 real Horovod ranks; the processes of a ring are started once."""
+"""Every codec between 2 and 3 real Horovod ranks; a ring starts once."""
 
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from horovod.runner.common.util.hosts import get_host_assignments, parse_hosts
-from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from conf.exchange import ExchangeConfig
 from conf.optimizers import LARSConfig
 from models.compression.codecs.table import CODECS
-from pipelines.launch.placement import place
 from pipelines.training.recipe import make_codec
+from tests.parallel import exchange_rank
+from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]
 
-WORKER = Path(__file__).with_name("exchange_rank.py")
-SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
+SHAPES, STEPS, gradients = exchange_rank.SHAPES, exchange_rank.STEPS, exchange_rank.gradients
 COMPRESSED = (0, 2, 3)
-STEPS = 3
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -38,15 +29,14 @@ class Ring:
     size: int
     codecs: tuple[str, ...]
     compiled: tuple[str, ...]
-    """By XLA, which takes seconds for each: see `test_codecs` on which three."""
-    timeout: int
+    """By XLA, which takes seconds for each. `test_codecs` says why these, and compiles every codec on one rank."""
     marks: tuple[pytest.MarkDecorator, ...] = field(default=(), compare=False)
 
 
 COMPILED = ("qsgd", "randomk", "threshold")
 # The usual tests have a codec of each form that messages have: summed or not, of a fixed length or of any.
-USUAL = Ring(2, ("none", "fp16", "onebit", "powersgd", *COMPILED), COMPILED, timeout=270)
-EVERYTHING = Ring(3, tuple(CODECS), tuple(CODECS), timeout=570, marks=(pytest.mark.long, pytest.mark.timeout(600)))
+USUAL = Ring(2, ("none", "fp16", "onebit", "powersgd", *COMPILED), COMPILED)
+EVERYTHING = Ring(3, tuple(CODECS), COMPILED, marks=(pytest.mark.long, pytest.mark.timeout(600)))
 
 
 def on_rings(names: Iterable[str] | None = None) -> Any:
@@ -64,57 +54,16 @@ def on_rings(names: Iterable[str] | None = None) -> Any:
     return pytest.mark.parametrize(("ring", "name"), cases, indirect=["ring"])
 
 
-def start(ring: Ring, folder: Path) -> list[Any]:
-    """What every rank of a ring saved."""
-    size = ring.size
-    server = RendezvousHTTPServer((HOST, 0), RendezvousHandler, False)
-    server.init(get_host_assignments(parse_hosts(f"{HOST}:{size}"), size))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    common = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in (str(WORKER.parents[2]), *sys.path) if path),
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": HOST,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.server_address[1]),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": "120",
-        "OMP_NUM_THREADS": "1",
-        "TF_NUM_INTRAOP_THREADS": "1",
-        "TF_NUM_INTEROP_THREADS": "2",
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    command = [sys.executable, str(WORKER), str(folder), ",".join(ring.codecs), *ring.compiled]
-    logs = [(folder / f"log-{rank}").open("w+") for rank in range(size)]
-    ranks = [
-        subprocess.Popen(command, env={**common, **placement.environment()}, stdout=log, stderr=subprocess.STDOUT)
-        for placement, log in zip(place([HOST] * size), logs, strict=True)
-    ]
-    try:
-        codes = [rank.wait(timeout=ring.timeout) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-            rank.wait()
-        server.shutdown()
-        server.server_close()
-        texts = [(log.seek(0), log.read()[-3000:], log.close())[1] for log in logs]
-    assert codes == [0] * size, "\n".join(texts)
-    return [np.load(folder / f"rank-{rank}.npz") for rank in range(size)]
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory):
-    """Starts a ring once."""
-    return cache(lambda ring: start(ring, tmp_path_factory.mktemp("ring")))
+@cache
+def started(ring: Ring) -> list[dict[str, np.ndarray]]:
+    """What every rank of a ring gives, which starts once."""
+    return on_ring(ring.size, exchange_rank.measured, ring.codecs, ring.compiled)
 
 
 @pytest.fixture
-def ring(request, started):
-    """What every rank of a ring saved."""
+def ring(request):
+    """What every rank of a ring gives."""
     return started(request.param)
-
-
-def gradients(rank, step):
-    generator = np.random.default_rng((rank, step))
-    return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
 
 
 @on_rings(sorted(CODECS))
@@ -162,9 +111,8 @@ def test_training_without_a_codec_is_plain_horovod(ring):
 @on_rings(["onebit", "scaled_sign", "threshold", "adaptive", "topk", "dgc", "randomk", "powersgd"])
 def test_what_came_out_and_the_residuals_sum_to_all_gradients(ring, name):
     for index in COMPRESSED:
-        expected = np.mean(
-            [gradients(rank, step)[index] * STEPS for rank in range(len(ring)) for step in range(STEPS)], axis=0
-        )
+        sent = [gradients(rank, step)[index] for rank in range(len(ring)) for step in range(STEPS)]
+        expected = STEPS * np.mean(sent, axis=0)
         total = sum(ring[0][f"{name}/result/{step}/{index}"].astype(np.float64) for step in range(STEPS))
         residual, owner = (f"{name}/state/{state}/gradient_{index}" for state in ("residual", "owner_residual"))
         if residual in ring[0]:
