@@ -61,6 +61,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip long tests when the time that `.ci/run` has for them is over."""
+    deadline = os.environ.get("GROUNDSWELL_TEST_DEADLINE")
+    if deadline and time.time() > float(deadline) and item.get_closest_marker("long"):
+        pytest.skip("no time is left for further long tests")
+
+
 @pytest.fixture
 def new_interpreters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks are new interpreters, as users have them, and no forks."""

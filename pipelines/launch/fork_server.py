@@ -27,6 +27,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from pipelines.launch.keras_door import hook
+
 FORK_SERVER_VARIABLE = "GROUNDSWELL_FORK_SERVER"
 """Names the socket of the server that ranks of this host come from; without it each rank is a new interpreter."""
 _MAXIMUM_ANSWER = 1 << 12
@@ -262,6 +264,7 @@ class _Server:
 def _import(names: Sequence[str]) -> None:
     """Import modules, but for packages of threads, which a fork lacks: there they are imported when they are used."""
     if not all(name in sys.modules for name in names):
+        hook.install()  # Horovod is repaired while it is imported
         sys.modules |= dict.fromkeys(_WITH_THREADS)  # type: ignore[arg-type]  None: "not installed"
         for name in names:
             importlib.import_module(name)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -132,12 +133,8 @@ def test_another_value_of_what_is_read_at_the_start_is_refused(server: ForkServe
 
 def test_a_server_of_other_code_refuses(server: ForkServer, tmp_path: Path) -> None:
     """A copy of the package asks for a fork, as with `--py-files`."""
-    package = tmp_path / "pipelines" / "launch"
-    package.mkdir(parents=True)
-    source = Path(sys.modules["pipelines.launch.fork_server"].__file__ or "")
-    for each in (package, package.parent):
-        (each / "__init__.py").touch()
-    (package / "fork_server.py").write_text(source.read_text())
+    source = Path(sys.modules["pipelines"].__path__[0])
+    package = shutil.copytree(source, tmp_path / "pipelines") / "launch"
     code = (
         "from pipelines.launch.fork_server import ForkedProcess\n"
         f"ForkedProcess({server.address!r}, 'told', [], {{'KERAS_BACKEND': 'tensorflow'}}, stdin=0, output=1)"

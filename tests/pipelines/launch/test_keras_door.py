@@ -370,6 +370,7 @@ def test_mistakes(trained: list[dict[str, Any]]) -> None:
     assert mistakes["an idiom of Horovod"] == ""
 
 
+@pytest.mark.usefixtures("new_interpreters")
 def test_a_function_without_keras_does_not_pay_for_it() -> None:
     def imported() -> list[str]:
         import sys
