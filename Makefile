@@ -40,7 +40,7 @@ test: $(READY) ## Run all tests but the long ones and those over several hosts
 
 test-long: $(READY) ## Run the long tests
 	@export GROUNDSWELL_TEST_PATIENCE=$${GROUNDSWELL_TEST_PATIENCE:-3}; \
-	  $(BIN)/pytest -m "long and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)  # ranks of both share the cores
+	  $(BIN)/pytest -m "long and not cluster and not release" $(TEST_PROCESSES) $(PYTEST_ARGS)  # ranks of both share the cores
 
 test-cluster: $(READY) ## Run the tests over several hosts: network namespaces, needs root
 	@$(BIN)/pytest -m cluster $(PYTEST_ARGS) tests/cluster
