@@ -171,6 +171,7 @@ def search_below(config: Any, largest_allowed: int, *, room_mib: int) -> Any:
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("new_interpreters")  # a fork begins with the memory of what it shares
 @pytest.mark.parametrize(("mode", "room_mib"), [("synchronous", 400), ("{name: local, every_steps: 8}", 800)])
 def test_the_search_ends_below_the_limit(
     mode: str,
