@@ -265,7 +265,8 @@ def _import(names: Sequence[str]) -> None:
     """Import modules, but for packages of threads, which a fork lacks: there they are imported when they are used."""
     if not all(name in sys.modules for name in names):
         hook.install()  # Horovod is repaired while it is imported
-        sys.modules |= dict.fromkeys(_WITH_THREADS)  # type: ignore[arg-type]  None: "not installed"
+        for name in _WITH_THREADS:
+            sys.modules[name] = None  # type: ignore[assignment]  # as one that is not installed
         for name in names:
             importlib.import_module(name)
         for name in _WITH_THREADS:

@@ -182,9 +182,15 @@ class RankProcess:
         start = max(0, self._faults_size() - _MAXIMUM_TEXT)
         return os.pread(self._faults.fileno(), _MAXIMUM_TEXT, start).decode(errors="replace").strip()
 
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process, which has ended, or the negative number of the signal that ended it."""
+        assert self.process.returncode is not None
+        return self.process.returncode
+
     def death(self) -> str:
         """Say how the process ended."""
-        code = self.process.returncode
+        code = self.exit_code
         if code >= 0:
             return f"exited with code {code}"
         words = f"killed by {signal.Signals(-code).name}"

@@ -253,7 +253,7 @@ class _RunningRank:
         if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
             return False
         dead, self._spare_due, self._is_ready = self._processes.replace(), None, False
-        code, lines = dead.process.returncode, self._processes.log.last_lines()
+        code, lines = dead.exit_code, self._processes.log.last_lines()
         self._link.send(Fallen(dead.death(), code, dead.faults(), lines))
         self._process = self._processes.current
         return True
@@ -322,7 +322,7 @@ class _RunningRank:
         faults, last_lines = process.faults(), process.log.last_lines()
         if faults and not self._stopped:
             process.log.write(f"\n{faults}\n")
-        code = process.process.returncode
+        code = process.exit_code
         good = self._returned and code == 0 and not self._stopped
         result = self._send_result() if good else None
         link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)

@@ -13,7 +13,7 @@ from pipelines.launch.task import _RunningRank
 class FakeProcess:
     def __init__(self) -> None:
         self.orders: list[Any] = []
-        self.process = SimpleNamespace(returncode=-9)
+        self.exit_code = -9
 
     def order(self, order: Any) -> None:
         self.orders.append(order)
