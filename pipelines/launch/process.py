@@ -49,11 +49,11 @@ _INHERITED = (
 # in its environment, and removes the rank's temporary folder.
 _GUARD = r"""
 while read -r line; do group=$line; done
-[ -z "$group" ] || kill -9 -- "-$group"
+[ -z "$group" ] || kill -s KILL -- "-$group"
 for round in 1 2 3; do
   marked=$(grep -lsaF "$1" /proc/[0-9]*/environ | cut -d/ -f3)
   [ -n "$marked" ] || break
-  kill -9 $marked
+  kill -s KILL $marked
 done
 rm -rf -- "$2"
 """
@@ -205,7 +205,9 @@ class RankProcess:
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
         assert self._guard.stdin is not None
-        self._guard.stdin.close()
+        with suppress(BrokenPipeError):
+            self._guard.stdin.write(b"\n")  # the group is gone, and its number may be that of another one
+            self._guard.stdin.close()
         try:
             self._guard.wait(_GUARD_SECONDS)
         except subprocess.TimeoutExpired:

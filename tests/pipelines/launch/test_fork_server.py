@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkedProcess, ForkServer, RefusedError
+from pipelines.launch.process import rank_environment
 from pipelines.launch.runner import BarrierRunner
 
 MODULE = """
@@ -163,14 +164,44 @@ def test_a_server_ends_with_its_owner(folder: Path) -> None:
         time.sleep(0.01)
 
 
+DRIVER = """
+import os, sys, time
+from pathlib import Path
+from pipelines.launch.runner import BarrierRunner
+
+def work(folder):
+    Path(folder, os.environ["HOROVOD_RANK"]).write_text(str(os.getpid()))
+    time.sleep(300)
+
+BarrierRunner(None, 2).run(work, sys.argv[1])
+"""
+
+
+@pytest.mark.parallel
+def test_forked_ranks_end_with_their_driver(tmp_path: Path, project: Path) -> None:
+    """The marks in the environments that tell the guard which processes to kill are those of the server here."""
+    with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
+        environment = {**os.environ, FORK_SERVER_VARIABLE: server.address, "PYTHONPATH": str(project)}
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], env=environment)
+        try:
+            while not all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"):
+                assert driver.poll() is None
+                time.sleep(0.01)
+            pids = [int((tmp_path / rank).read_text()) for rank in "01"]
+            assert {int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in pids} == {server.pid}
+        finally:
+            driver.kill()
+            driver.wait()
+        while any(Path(f"/proc/{pid}").exists() for pid in pids):
+            time.sleep(0.01)
+
+
 def facts() -> tuple[int, bool, str]:
     return os.getppid(), "colorsys" in sys.modules, os.environ["HOROVOD_RANK"]
 
 
 @pytest.mark.parallel
 def test_ranks_are_forks_where_the_server_fits_and_new_interpreters_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelines.launch.process import rank_environment
-
     with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
         monkeypatch.setenv(FORK_SERVER_VARIABLE, server.address)
         quiet = {"on_log": lambda rank, line: None}
