@@ -126,7 +126,6 @@ def check_equal(
 
 
 @pytest.mark.long
-@pytest.mark.usefixtures("new_interpreters")
 def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
     undisturbed: Undisturbed,
     small_dataset: Path,
