@@ -61,6 +61,12 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The file whose tests take longest comes first, so that no process ends long after the other one."""
+    items.sort(key=lambda item: item.path.name != "test_benchmarks.py")
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip long tests when the time that `.ci/run` has for them is over."""
     deadline = os.environ.get("GROUNDSWELL_TEST_DEADLINE")
