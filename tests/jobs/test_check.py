@@ -38,7 +38,7 @@ def check(
 
 
 def test_everything_is_well(check: Check, small_dataset: Path, tmp_path: Path) -> None:
-    (tmp_path / "mlruns" / "mlflow.db").unlink()  # the store of the fixture
+    shutil.rmtree(tmp_path / "mlruns")  # the store of the fixture
     code, lines = check("--config", "smoke", settings=(f"dataset.path={small_dataset}",))
     assert code == 0, lines
     assert lines["configuration"].startswith("ok resnet, lars, codec none, 2 epochs, 2 workers x 4 samples")
