@@ -159,7 +159,8 @@ def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) 
 
 def test_a_server_ends_with_its_owner(folder: Path) -> None:
     code = "import os; from pipelines.launch.fork_server import ForkServer\nprint(ForkServer([]).pid)\nos._exit(0)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    environment = {**os.environ, "TMPDIR": str(folder)}  # the owner's death leaves the socket's folder behind
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     while Path(f"/proc/{int(done.stdout)}").exists():
         time.sleep(0.01)
 
