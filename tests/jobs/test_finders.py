@@ -172,10 +172,9 @@ def search_below(config: Any, largest_allowed: int, *, room_mib: int) -> Any:
 
 @pytest.mark.long
 @pytest.mark.usefixtures("new_interpreters")  # a fork begins with the memory of what it shares
-@pytest.mark.parametrize(("mode", "room_mib"), [("synchronous", 400), ("{name: local, every_steps: 8}", 800)])
+@pytest.mark.parametrize("mode", ["synchronous", "{name: local, every_steps: 8}"])
 def test_the_search_ends_below_the_limit(
     mode: str,
-    room_mib: int,
     spark: SparkSession,
     small_dataset: Path,
     small_network: str,
@@ -183,7 +182,7 @@ def test_the_search_ends_below_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(entry, "search_batch", functools.partial(search_below, room_mib=room_mib))
+    monkeypatch.setattr(entry, "search_batch", functools.partial(search_below, room_mib=800))
     modes = [f"training.mode={mode}"] if mode != "synchronous" else []
     search = find_batch(
         load("smoke", [f"dataset.path={small_dataset}", small_network, *modes]), None, Result("find-batch")

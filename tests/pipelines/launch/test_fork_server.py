@@ -150,6 +150,9 @@ def test_a_server_of_other_code_refuses(server: ForkServer, tmp_path: Path) -> N
 def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) -> None:
     with ForkServer([], {"KERAS_BACKEND": "tensorflow"}) as server:
         told = Told(server, folder, "wait")
+        while os.fstat(told.output.fileno()).st_size == 0:  # it runs its module
+            assert told.poll() is None, "it ended before it was told to"
+            time.sleep(0.01)
     assert told.wait() == -signal.SIGKILL
     while Path(f"/proc/{told.pid}").exists() and "State:\tZ" not in Path(f"/proc/{told.pid}/status").read_text():
         time.sleep(0.01)
