@@ -17,6 +17,7 @@ import random
 import runpy
 import selectors
 import signal
+import site
 import socket
 import subprocess
 import sys
@@ -312,6 +313,8 @@ def _run(request: dict[str, Any], descriptors: Sequence[int]) -> int | None:
     os.environ.update(request["environment"])
     wanted_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     sys.path[:] = [*filter(None, wanted_path), *(entry for entry in sys.path if entry not in own_path)]
+    for packages in site.getsitepackages():  # they are in the server's own path
+        site.addsitedir(packages)
     sys.argv = [request["module"], *request["arguments"], *map(str, others)]
     os.chdir(request["folder"])
     # As in a new interpreter: nobody has drawn a number, written a log or looked for a temporary folder.

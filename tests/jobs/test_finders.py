@@ -1,6 +1,5 @@
 """`groundswell find-rate` and `find-batch` as a user meets them."""
 
-import functools
 import json
 import sys
 from pathlib import Path
@@ -157,14 +156,14 @@ def test_a_batch_is_found(
     assert any(line.startswith("estimate  weights ") for line in output)
 
 
-def search_below(config: Any, largest_allowed: int, *, room_mib: int) -> Any:
-    """`entry.search_batch` for rows without end, on a worker that may grow by so much memory."""
+def search_below(config: Any, largest_allowed: int) -> Any:
+    """`entry.search_batch` for rows without end, on a worker that may grow by 800 MiB."""
     from pipelines.training.finders import batch_search
     from pipelines.training.finders.batches import FRACTION
     from pipelines.training.finders.memory import MemoryLimit, resident_peak
 
     def limit(ranks_on_host: int) -> MemoryLimit:
-        return MemoryLimit(int((resident_peak() + (room_mib << 20)) / FRACTION), "a test's limit")
+        return MemoryLimit(int((resident_peak() + (800 << 20)) / FRACTION), "a test's limit")
 
     batch_search.memory_limit = limit  # type: ignore[attr-defined]
     return batch_search.batch_search_worker(config, 4096)
@@ -182,7 +181,7 @@ def test_the_search_ends_below_the_limit(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(entry, "search_batch", functools.partial(search_below, room_mib=800))
+    monkeypatch.setattr(entry, "search_batch", search_below)
     modes = [f"training.mode={mode}"] if mode != "synchronous" else []
     search = find_batch(
         load("smoke", [f"dataset.path={small_dataset}", small_network, *modes]), None, Result("find-batch")

@@ -151,9 +151,9 @@ def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) 
     with ForkServer([], {"KERAS_BACKEND": "tensorflow"}) as server:
         told = Told(server, folder, "wait")
         while os.fstat(told.output.fileno()).st_size == 0:  # it runs its module
-            assert told.poll() is None, "it ended before it was told to"
+            assert told.poll() is None, "it ended without a word"
             time.sleep(0.01)
-    assert told.wait() == -signal.SIGKILL
+    assert told.wait() == -signal.SIGKILL, told.output.seek(0) or told.output.read()
     while Path(f"/proc/{told.pid}").exists() and "State:\tZ" not in Path(f"/proc/{told.pid}/status").read_text():
         time.sleep(0.01)
     with pytest.raises(OSError, match="No such file"):
