@@ -76,8 +76,8 @@ class ResNetCifarConfig(ResidualConfig):
     """ResNet for images of 32 x 32 pixels (He et al. 2015, section 4.2)."""
 
     name: Literal["resnet_cifar"] = "resnet_cifar"
-    depth: Literal[8, 20, 32, 44, 56, 110] = 20
-    """Number of layers with weights; 8 is not a published one, and the smallest network for a first try."""
+    depth: Literal[2, 8, 20, 32, 44, 56, 110] = 20
+    """Number of layers with weights; 2 and 8 are not published: 8 is for a first try, 2 only to try all the rest."""
     width_factor: float = Field(default=1.0, gt=0, le=16)
     """Scales every channel count; 1.0 is the published network."""
     preactivation: bool = False

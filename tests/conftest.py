@@ -251,7 +251,7 @@ def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
 @pytest.fixture(scope="session")
 def small_network() -> str:
     """The setting that chooses the smallest network, where it does not matter what is trained."""
-    return "model={name: resnet_cifar, depth: 8, width_factor: 0.5}"
+    return "model={name: resnet_cifar, depth: 2, width_factor: 0.5}"
 
 
 @pytest.fixture(scope="session")

@@ -4,7 +4,7 @@ import keras
 
 from models.networks.blocks import Layers, check_classes_and_width, head, scaled
 
-DEPTHS = (8, 20, 32, 44, 56, 110)
+DEPTHS = (2, 8, 20, 32, 44, 56, 110)
 STAGE_CHANNELS = (16, 32, 64)
 _LAYERS_PER_BLOCK = 2
 
@@ -35,7 +35,7 @@ def resnet_cifar(
     Args:
         images: Normalised images; no side may be shorter than 4 pixels times the stride of the stem.
         classes: Number of logits, at least 1.
-        depth: Number of layers with weights: 20, 32, 44, 56 or 110 as published, or 8, which has one block per stage.
+        depth: Number of layers with weights: 20, 32, 44, 56 or 110 as published; 8 has one block per stage, 2 has none.
         width_factor: Scales every channel count, which is rounded to a multiple of 8 and is at least 8.
         preactivation: Whether normalisation and activation come before a convolution.
         stem_stride: Stride of the first convolution, 1 as published, or 2: every stage then has half the side.

@@ -189,7 +189,7 @@ def test_another_name_leaves_the_keys_of_the_files_member_behind(tmp_path: Path)
         ("warm_start.frozen_layers=[stem_*]", r"would keep weights that nobody trained: set warm_start\.source$"),
         ("model=vgg", r"model\.name='vgg': should be one of resnet, resnet_cifar, resnet9, airbench, import$"),
         ("model.preactivation=true", r"model is resnet, which has no such key; resnet_cifar has: choose with model="),
-        ("model={name: resnet_cifar, depth: 18}", r"model\.depth=18: should be 8, 20, 32, 44, 56 or 110"),
+        ("model={name: resnet_cifar, depth: 18}", r"model\.depth=18: should be 2, 8, 20, 32, 44, 56 or 110"),
         ("model=import", r"model\.path is missing: What to import, `package\.module:object`"),
         ("model={name: import, path: mynet}", r"model\.path='mynet': should be package\.module:object$"),
         ("model={name: import, path: 'a b:c'}", r"model\.path='a b:c': should be package\.module:object$"),

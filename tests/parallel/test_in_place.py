@@ -74,7 +74,7 @@ def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str
 
     fixed = (
         # A small network, but where the gradients are delayed: there 2.8 MB of them travel.
-        "model={name: resnet_cifar, depth: 8, width_factor: 0.5, dropout: 0.1}",
+        "model={name: resnet_cifar, depth: 2, width_factor: 0.5, dropout: 0.1}",
         f"dataset.path={dataset}",
         f"training.output={folder}",
         f"training.epochs={EPOCHS}",

@@ -26,7 +26,9 @@ def images_of(samples=2):
     return {"rgb": np.random.default_rng(0).normal(size=(samples, 32, 32, 3)).astype(np.float32)}
 
 
-@pytest.mark.parametrize(("depth", "millions"), [(8, 0.08), (20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)])
+@pytest.mark.parametrize(
+    ("depth", "millions"), [(2, 0.0), (8, 0.08), (20, 0.27), (32, 0.46), (44, 0.66), (56, 0.85), (110, 1.7)]
+)
 def test_parameters_are_those_of_the_papers_table_6(depth, millions):
     model = network(depth)
     blocks = (depth - 2) // 6
@@ -106,7 +108,7 @@ def test_every_variable_has_a_gradient(preactivation):
 
 
 def test_other_depths_and_empty_networks_are_refused():
-    with pytest.raises(ValueError, match=r"depth must be one of \[8, 20, 32, 44, 56, 110\], got 50"):
+    with pytest.raises(ValueError, match=r"depth must be one of \[2, 8, 20, 32, 44, 56, 110\], got 50"):
         network(50)
     with pytest.raises(ValueError, match="width_factor must be positive, got 0"):
         network(20, width_factor=0)
