@@ -318,6 +318,7 @@ def test_the_console_script_lists_its_verbs() -> None:
 def test_the_demos_command_on_the_real_patches(
     spark: SparkSession,
     shared_data: Path,
+    small_network: str,
     store_of_module: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -325,7 +326,7 @@ def test_the_demos_command_on_the_real_patches(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = ["--archive", str(shared_data / "bigearthnet_v2")]
-    for setting in ("training.epochs=1", "model.depth=18", "model.width_factor=0.25"):
+    for setting in ("training.epochs=1", small_network):
         arguments += ["--set", setting]
     assert cli.execute(["demo", *arguments]) == 0
     output = capsys.readouterr().out

@@ -161,7 +161,7 @@ def test_kills_at_random_moments_cost_no_bit_and_no_attempt(
         ["training.mode={name: synchronous, shard_optimizer: true}"],
         [
             *("training.accumulation_steps=2", "training.epochs=8", "training.ema=0.9"),
-            *("training.precision=float16", "exchange.codec=powersgd"),
+            *("training.precision=float16", "exchange.codec=powersgd", "exchange.dense_below=0"),
         ],
     ],
 )

@@ -45,7 +45,7 @@ def test_killed_ranks_cost_no_bit(
     weights: Weights,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    random = ("model.dropout=0.1", "model.stochastic_depth=0.2")
+    random = ("model={name: resnet_cifar, depth: 8, width_factor: 0.5, dropout: 0.1, stochastic_depth: 0.2}",)
     expected_run = train(config(small_dataset, tmp_path / "undisturbed", *random))
     undisturbed = weights(expected_run)
     capsys.readouterr()

@@ -27,12 +27,13 @@ def groundswell(folder: Path, *arguments: str) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(800)
 def test_training_writes_there_and_is_resumed_and_exported_from_there(
-    s3_folder: str, small_dataset: Path, mlflow_store: str, tmp_path: Path
+    s3_folder: str, small_dataset: Path, small_network: str, mlflow_store: str, tmp_path: Path
 ) -> None:
     result, output = tmp_path / "result.json", f"{s3_folder}/outputs"
     train = ["train", "--config", "smoke", "--result", str(result), "--set", f"dataset.path={small_dataset}"]
     # A codec with a residual: every rank writes a part of its own.
-    train += ["--set", f"training.output={output}", "--set", "exchange.codec=powersgd"]
+    train += ["--set", f"training.output={output}", "--set", "exchange.codec=powersgd", "--set", "exchange.dense_below=0"]
+    train += ["--set", small_network]
     groundswell(tmp_path / "first", *train, "--set", "training.epochs=1")
     first = json.loads(result.read_text())
     place = RemotePath(output) / first["run_id"]
