@@ -32,8 +32,8 @@ def test_training_writes_there_and_is_resumed_and_exported_from_there(
     result, output = tmp_path / "result.json", f"{s3_folder}/outputs"
     train = ["train", "--config", "smoke", "--result", str(result), "--set", f"dataset.path={small_dataset}"]
     # A codec with a residual: every rank writes a part of its own.
-    train += ["--set", f"training.output={output}", "--set", "exchange.codec=powersgd", "--set", "exchange.dense_below=0"]
-    train += ["--set", small_network]
+    for setting in (f"training.output={output}", "exchange.codec=powersgd", "exchange.dense_below=0", small_network):
+        train += ["--set", setting]
     groundswell(tmp_path / "first", *train, "--set", "training.epochs=1")
     first = json.loads(result.read_text())
     place = RemotePath(output) / first["run_id"]
