@@ -1,5 +1,6 @@
 """The epochs of a run on one rank, and the checkpoints within each."""
 
+import functools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -164,6 +165,8 @@ class Epochs:
     measurements: StepMeasurements
     sampler: SystemSampler | None
     tracer: StepTracer | None
+    before_step: Callable[[Rank, int], None] = lambda rank, step: None
+    """Called before each optimizer step, with the number of those done."""
 
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train every epoch that is left; return the history, which is whole on rank 0 only."""
@@ -273,6 +276,7 @@ class Epochs:
             earlier=place.earlier,
             inputs_of=make_inputs(config, model, place.epoch, rank.sizes[place.epoch]),
             hooks=StepHooks(
+                before=functools.partial(self.before_step, rank),
                 observer=self.measurements,
                 saver=saver if rank.data.resumes_within_epoch else None,
                 keeper=keeper,

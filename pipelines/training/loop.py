@@ -139,8 +139,10 @@ class StepSaver(Protocol):
 
 @dataclass(frozen=True)
 class StepHooks:
-    """What is called after the steps of an epoch."""
+    """What is called before and after the steps of an epoch."""
 
+    before: Callable[[int], None] = lambda step: None
+    """Called before each optimizer step, with the number of those done."""
     observer: StepObserver | None = None
     """Receives the values of every step."""
     saver: StepSaver | None = None
@@ -175,7 +177,7 @@ def train_epoch(
         first_step: Optimizer steps done before the first of these batches.
         earlier: Losses of this epoch's earlier steps over all ranks; given on one rank only.
         inputs_of: Makes of a batch what a step takes.
-        hooks: What is called after the steps.
+        hooks: What is called before and after the steps.
 
     Raises:
         FloatingPointError: The loss, a gradient or the mean of gradients is not finite; names step and rank, or codec.
@@ -191,6 +193,7 @@ def train_epoch(
             if clock.measures and pace.is_due():
                 step_done()  # a sign of life: a step of many micro-batches may take minutes
         else:
+            hooks.before(step)
             loss = _take_step(trainer, step, inputs_of(batch), losses)
             losses.settle()  # of the step before: waiting for this one would keep an accelerator idle
             losses.begin(loss, wait=step == first_step)

@@ -1,7 +1,7 @@
 """What one rank does, from top to bottom; runs in a worker process of the launcher."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,13 +37,20 @@ from pipelines.training.validation import validation_images
 _log = logging.getLogger(__name__)
 
 
-def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath) -> TrainingSummary:
+def train_worker(
+    config: RunConfig,
+    run: TrackedRun,
+    checkpoint_folder: AnyPath,
+    *,
+    before_step: Callable[[Rank, int], None] = lambda rank, step: None,
+) -> TrainingSummary:
     """Train on this rank; the same call on every rank.
 
     Args:
         config: The whole configuration.
         run: The MLflow run, to which rank 0 writes.
         checkpoint_folder: Folder or URL of this run's checkpoints, which every rank sees.
+        before_step: Called before each optimizer step, with this rank and the number of steps done.
 
     Raises:
         FloatingPointError: Training diverged; names rank, step and the checkpoint to continue from.
@@ -51,13 +58,13 @@ def train_worker(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath)
         MemoryError: This rank ran out of memory; names what would fit.
     """
     with shortage_explained(config) as shortage:
-        return _train(config, run, checkpoint_folder, shortage)
+        rank = make_rank(config, run, checkpoint_folder, shortage)
+        return _train(rank, shortage, before_step)
 
 
-def _train(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> TrainingSummary:
-    rank = make_rank(config, run, checkpoint_folder, shortage)
+def _train(rank: Rank, shortage: Shortage, before_step: Callable[[Rank, int], None]) -> TrainingSummary:
     start, record = _take_over(rank, has_room=shortage.has_room()) if membership.is_spare() else _begin(rank)
-    epochs = _make_epochs(rank, record, start)
+    epochs = _make_epochs(rank, record, start, before_step)
     with _ends_explained(rank.checkpoints, record, epochs.sampler):
         history = _train_through(epochs, start)
     if record is None:
@@ -135,7 +142,9 @@ def _make_record(rank: Rank, step: int) -> Record | None:
     )
 
 
-def _make_epochs(rank: Rank, record: Record | None, start: TrainingState) -> Epochs:
+def _make_epochs(
+    rank: Rank, record: Record | None, start: TrainingState, before_step: Callable[[Rank, int], None]
+) -> Epochs:
     """What trains the epochs that are left."""
     config, parts = rank.config, rank.parts
     measurements = StepMeasurements(rank.clocks, record, parts.batch_norm_bytes)
@@ -145,6 +154,7 @@ def _make_epochs(rank: Rank, record: Record | None, start: TrainingState) -> Epo
         measurements,
         sampler=make_sampler(config, measurements),
         tracer=_make_tracer(rank, record, start.step),
+        before_step=before_step,
     )
 
 

@@ -122,20 +122,16 @@ def training_that_dies(config: Any, run: Any, checkpoints: Path, *, death: int) 
     """`entry.train`, but the process of rank 1 is killed at one step, once."""
     import signal
 
-    from pipelines.training import loop, worker
+    from pipelines.training.worker import train_worker
 
-    take_step = loop._take_step
     mark = checkpoints.parent / "death"
 
-    def dying(trainer: Any, step: int, *rest: Any) -> Any:
-        if step == death and not mark.exists():
+    def die_once(_: Any, step: int) -> None:
+        if step == death and os.environ["HOROVOD_RANK"] == "1" and not mark.exists():
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
-        return take_step(trainer, step, *rest)
 
-    if os.environ["HOROVOD_RANK"] == "1":
-        loop._take_step = dying
-    return worker.train_worker(config, run, checkpoints)
+    return train_worker(config, run, checkpoints, before_step=die_once)
 
 
 def seconds_after_a_death(

@@ -30,45 +30,26 @@ def training_that_dies(config: RunConfig, run: Any, checkpoints: Path, deaths: S
     import signal
 
     from pipelines.launch.report import attempt
-    from pipelines.training import checkpoint_files, parts, worker
+    from pipelines.training.worker import train_worker
 
     death = deaths[attempt() - 1] if attempt() <= len(deaths) else None
-    if death is not None and int(os.environ["HOROVOD_RANK"]) == death.rank:
-        make, count = parts.make_train_step, 0  # type: ignore[attr-defined]
+    count = 0
 
-        def kill(*_: Any, **__: Any) -> None:
+    def die_where_due(_: Any, step: int) -> None:
+        nonlocal count
+        count += 1
+        if death is None or death.rank != int(os.environ["HOROVOD_RANK"]) or count != death.at:
+            return
+        if death.while_saving:
+            np.lib.format.write_array = write_a_part
+        else:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        def count_step() -> None:
-            nonlocal count
-            count += 1
-            if count == death.at and not death.while_saving:
-                kill()
-            if count == death.at:
-                # The file is open and has a part of its content.
-                checkpoint_files._write_arrays = lambda file, arrays: (file.write(b"PK" * 1000), file.flush(), kill())
+    def write_a_part(file: Any, *_: Any, **__: Any) -> None:
+        file.write(bytes(100_000))  # more than what Python holds back: the file on the disk has a part of its content
+        os.kill(os.getpid(), signal.SIGKILL)
 
-        def make_dying(*args: Any, **kwargs: Any) -> Any:
-            step = make(*args, **kwargs)
-
-            def dying(*batch: Any) -> Any:
-                count_step()
-                return step(*batch)
-
-            return dying
-
-        def dying_class(step_class: Any) -> Any:
-            class Dying(step_class):  # type: ignore[misc]
-                def __call__(self, *batch: Any) -> Any:
-                    count_step()
-                    return super().__call__(*batch)
-
-            return Dying
-
-        parts.make_train_step = make_dying  # type: ignore[attr-defined]
-        parts.Pipeline = dying_class(parts.Pipeline)  # type: ignore[attr-defined, misc]
-        parts.ServerStep = dying_class(parts.ServerStep)  # type: ignore[attr-defined, misc]
-    return worker.train_worker(config, run, checkpoints)
+    return train_worker(config, run, checkpoints, before_step=die_where_due)
 
 
 @pytest.fixture

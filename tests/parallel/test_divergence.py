@@ -19,46 +19,36 @@ from pipelines.training.driver_record import newest_resumable
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(400)]
 
 
-def training_that_diverges(config: RunConfig, run: Any, checkpoints: Path, spoilt: str, ranks: list[int]) -> Any:
-    """`entry.train`, but some ranks have weights that are not finite, before a step or after it."""
+def training_that_diverges(config: RunConfig, run: Any, checkpoints: Path) -> Any:
+    """`entry.train`, but rank 1 has weights that are not finite before its seventh step."""
     import os
 
     import numpy as np
 
-    from pipelines.training import parts, worker
+    from pipelines.training.worker import train_worker
 
-    moment, at = spoilt.split()
-    make, count = parts.make_train_step, 0  # type: ignore[attr-defined]
+    def spoil(rank: Any, step: int) -> None:
+        if step == 6 and os.environ["HOROVOD_RANK"] == "1":
+            variable = rank.parts.model.trainable_variables[-1]  # of the head: an activation may hide a NaN
+            variable.assign(np.full(variable.shape, np.nan, np.float32))
 
-    def make_spoilt(model: Any, *args: Any, **kwargs: Any) -> Any:
-        step = make(model, *args, **kwargs)
+    return train_worker(config, run, checkpoints, before_step=spoil)
 
-        def spoil(now: str) -> None:
-            if (now, count) == (moment, int(at)):
-                variable = model.trainable_variables[-1]  # of the head: an activation may hide a NaN
-                variable.assign(np.full(variable.shape, np.nan, np.float32))
 
-        def taken(*batch: Any) -> Any:
-            nonlocal count
-            count += 1
-            spoil("before")
-            loss = step(*batch)
-            spoil("after")
-            return loss
-
-        return taken
-
-    if int(os.environ["HOROVOD_RANK"]) in ranks:
-        parts.make_train_step = make_spoilt  # type: ignore[attr-defined]
-    return worker.train_worker(config, run, checkpoints)
+LAST_STEP = "schedule.decay={name: multi_step, milestones: [{epochs: 1.75, factor: 1.0e+38}]}"
 
 
 @pytest.mark.parametrize(
-    ("spoilt", "ranks", "recover", "text", "known"),
+    ("settings", "text", "known"),
     [
-        ("before 7", [1], "restart", r"the loss is nan on rank 1 at step 6|not finite on rank 1 at step 6", 5),
-        ("before 7", [1], "in_place", r"the loss is nan on rank 1 at step 6|not finite on rank 1 at step 6", 5),
-        ("after 8", [0, 1], "restart", r"probabilities are not finite in validation after step 8: lower the", 8),
+        (["launch.recover=restart"], r"the loss is nan on rank 1 at step 6|not finite on rank 1 at step 6", 5),
+        (["launch.recover=in_place"], r"the loss is nan on rank 1 at step 6|not finite on rank 1 at step 6", 5),
+        # Its loss is finite, the weights after it are not.
+        (
+            [LAST_STEP, "training.epochs=2", "optimizer={name: sgd, learning_rate: 10.0}"],
+            r"probabilities are not finite in validation after step 8: lower the",
+            8,
+        ),
     ],
     ids=["one rank", "one rank, in place", "the last step of an epoch"],
 )
@@ -69,16 +59,15 @@ def test_a_divergence_is_told_as_one_with_the_steps_that_led_to_it(
     tmp_path: Path,
     mlflow_store: str,
     monkeypatch: pytest.MonkeyPatch,
-    spoilt: str,
-    ranks: list[int],
-    recover: str,
+    settings: list[str],
     text: str,
     known: int,
 ) -> None:
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    monkeypatch.setattr(entry, "train", lambda *args: training_that_diverges(*args, spoilt=spoilt, ranks=ranks))
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, "training.epochs=3"]
-    config = load("smoke", [*settings, "tracking.experiment=diverging", f"launch.recover={recover}"])
+    if LAST_STEP not in settings:
+        monkeypatch.setattr(entry, "train", training_that_diverges)
+    fixed = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, "training.epochs=3"]
+    config = load("smoke", [*fixed, "tracking.experiment=diverging", *settings])
     with pytest.raises(WorkerError, match=text) as raised:
         train(config)
     assert raised.value.root.summary.startswith("FloatingPointError: ")

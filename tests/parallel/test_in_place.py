@@ -36,11 +36,11 @@ def training_that_dies(config: Any, run: Any, checkpoints: Path, *, deaths: Sequ
     import time
 
     from pipelines.launch.membership import is_spare
-    from pipelines.training import checkpoint_files, loop, worker
+    from pipelines.training import worker
 
     own_rank, folder = int(os.environ["HOROVOD_RANK"]), checkpoints.parent
     mine = [death for death in deaths if death[0] == own_rank]
-    take_step, step_ahead = loop._take_step, worker.step_ahead  # type: ignore[attr-defined]
+    step_ahead = worker.step_ahead  # type: ignore[attr-defined]
 
     def ready(*args: Any, **settings: Any) -> None:
         step_ahead(*args, **settings)
@@ -49,7 +49,7 @@ def training_that_dies(config: Any, run: Any, checkpoints: Path, *, deaths: Sequ
     def kill(*_: Any) -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
-    def dying(trainer: Any, step: int, *rest: Any) -> Any:
+    def die_where_due(_: Any, step: int) -> None:
         for number, (rank, at, seconds) in enumerate(mine):
             mark = folder / f"death-{rank}-{number}"
             if at == step and not mark.exists() and not is_spare():
@@ -57,13 +57,12 @@ def training_that_dies(config: Any, run: Any, checkpoints: Path, *, deaths: Sequ
                 while waits and len(list(folder.glob(f"ahead-{rank}-*"))) <= number:
                     time.sleep(0.1)
                 if seconds < 0:
-                    checkpoint_files._write_arrays = lambda file, arrays: kill()
+                    np.lib.format.write_array = kill  # the next array of a checkpoint
                 else:
                     threading.Timer(seconds, kill).start() if seconds else kill()
-        return take_step(trainer, step, *rest)
 
-    loop._take_step, worker.step_ahead = dying, ready  # type: ignore[attr-defined]
-    return worker.train_worker(config, run, checkpoints)
+    worker.step_ahead = ready  # type: ignore[attr-defined]
+    return worker.train_worker(config, run, checkpoints, before_step=die_where_due)
 
 
 def trained(dataset: Path, folder: Path, deaths: Sequence[Death], *settings: str, waits: bool = False) -> TrainedRun:

@@ -31,36 +31,15 @@ def training_with_a_signal(config: Any, run: Any, checkpoints: Path, signal_once
     import time
 
     from pipelines.launch.report import attempt
-    from pipelines.training import parts, worker
-    from pipelines.training.step import make_train_step
+    from pipelines.training.worker import train_worker
 
-    make, asked = make_train_step, attempt() > 1 or os.environ["HOROVOD_RANK"] != "1"
-
-    def ask() -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
+    def ask_once(_: Any, step: int) -> None:
+        if step == 0 and attempt() == 1 and os.environ["HOROVOD_RANK"] == "1":
             signal_once()
+        if config.training.mode.name == "parameter_server":
+            time.sleep(0.2)  # workers that do not wait for each other could end the epoch before they hear of it
 
-    def make_asked(*args: Any, **settings: Any) -> Any:
-        step = make(*args, **settings)
-
-        def step_with_signal(*batch: Any) -> Any:
-            ask()
-            return step(*batch)
-
-        return step_with_signal
-
-    class AskedServerStep(parts.ServerStep):  # type: ignore[misc, name-defined]
-        def __call__(self, *batch: Any) -> Any:
-            ask()
-            # Workers that do not wait for each other could end the epoch before they hear of the signal.
-            time.sleep(0.2)
-            return super().__call__(*batch)
-
-    setattr(parts, "make_train_step", make_asked)  # noqa: B010
-    setattr(parts, "ServerStep", AskedServerStep)  # noqa: B010
-    return worker.train_worker(config, run, checkpoints)
+    return train_worker(config, run, checkpoints, before_step=ask_once)
 
 
 def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> Any:
