@@ -251,7 +251,7 @@ def test_a_pipeline_and_one_worker_continue_each_other(
     # A border of 4 * 120 * 120 * 8 floats for each of 2 micro-batches; 2 ranks send 2 payloads.
     assert undisturbed.summary.payload_bytes_per_step % 2 == 0
 
-    let_ranks_die((1, 6))
+    let_ranks_die((1, 5))
     killed = weights(trained("killed", *pipeline, "launch.retries=1"))
     assert killed.keys() == expected.keys()
     for name, value in expected.items():
@@ -259,7 +259,7 @@ def test_a_pipeline_and_one_worker_continue_each_other(
 
     for before, after, rank in ((pipeline, alone, 1), (alone, pipeline, 0)):
         folder = f"rank-{rank}"
-        let_ranks_die((rank, 6))
+        let_ranks_die((rank, 5))
         with pytest.raises(RuntimeError, match=f"rank {rank}"):
             trained(folder, *before)
         let_ranks_die()

@@ -1,22 +1,14 @@
-"""Trainings at growing resolution: any number of ranks, and killed between two sizes, end as the others."""
+"""Training at growing resolution on any number of ranks."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from mlflow import MlflowClient
-from pyspark.sql import SparkSession
 
-from conf.load import load
-from jobs.train import TrainedRun, train
-from pipelines.tracking.models import load_model
 from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
-SCHEDULE = "input.resolution_schedule=[{until: {steps: 4}, scale: 0.5}, {until: {steps: 8}, scale: 0.75}]"
 GLOBAL_BATCH, SIZES = 16, [16, 24, 32]
 
 
@@ -72,37 +64,3 @@ def test_two_ranks_of_8_are_one_of_16_at_every_size() -> None:
     for own, other, alone in zip(first, second, moved_by(GLOBAL_BATCH, SIZES), strict=True):
         np.testing.assert_array_equal(own, other)
         assert np.linalg.norm(own - alone) <= 1e-3 * np.linalg.norm(alone)
-
-
-@pytest.mark.spark
-def test_a_training_that_dies_within_a_part_goes_on_at_its_size(
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
-    tmp_path: Path,
-    mlflow_store: str,
-    let_ranks_die: Callable[..., None],
-    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    settings = [f"dataset.path={small_dataset}", small_network, SCHEDULE, "training.epochs=3", "launch.retries=1"]
-    settings += ["training.checkpoint_every_steps=1", "input.augmentation=dihedral", "model.dropout=0.1"]
-    expected = train(load("smoke", [*settings, f"training.output={tmp_path / 'undisturbed'}"]))
-    sizes = "60 x 60 pixels in epoch 1, 90 x 90 pixels in epoch 2, 120 x 120 pixels in epoch 3"
-    assert f"images of {sizes}; the training step is compiled for each size" in "".join(capsys.readouterr())
-    let_ranks_die((1, 6))  # the second step of the second epoch
-    trained = train(load("smoke", [*settings, f"training.output={tmp_path / 'killed'}"]))
-    client = MlflowClient(mlflow_store)
-    run = client.get_run(trained.run.run_id)
-    assert run.data.tags["attempt"] == "2"
-    assert run.data.params["input.resolution_schedule"].startswith("[{'until': {'steps': 4}, 'scale': 0.5}")
-    found = weights(trained)
-    for name, value in weights(expected).items():
-        np.testing.assert_array_equal(found[name], value, err_msg=name)
-    for one, other in zip(trained.summary.history, expected.summary.history, strict=True):
-        for name in ("train/loss", "val/loss", "train/image_height"):
-            assert one[name] == other[name], name
-    points = client.get_metric_history(trained.run.run_id, "train/image_height")
-    assert [(point.step, point.value) for point in points] == [(4, 60), (8, 90), (12, 120)]
-    served = load_model(trained.summary.model_uri)[0]
-    assert {tensor.shape[1] for tensor in served.inputs} == {120, 60, 20}

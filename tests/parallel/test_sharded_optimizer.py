@@ -289,7 +289,7 @@ def runs_of_any_number(dataset: str, output: str) -> dict[str, str]:
 
     fixed = (
         f"dataset.path={dataset}",
-        "model={name: resnet_cifar, depth: 8, width_factor: 0.5}",
+        "model={name: resnet_cifar, depth: 2, width_factor: 0.5}",
         "training.global_batch_size=6",
         "training.batch_size_per_worker=1",  # so that batch norm sees the same on every number of workers
         "training.checkpoint_every_steps=3",

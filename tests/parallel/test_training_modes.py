@@ -1,16 +1,10 @@
-"""Training modes on a real ring: what they equal, what they send, and what a killed run ends with."""
+"""Training modes on a real ring: what they equal, and what they send."""
 
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from pyspark.sql import SparkSession
 
-from conf.load import load
-from jobs.train import TrainedRun
-from jobs.train import train as train_job
 from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
@@ -270,49 +264,3 @@ def test_the_bytes_are_those_of_one_step_in_every_block(everyones: list[dict[str
         payloads, each = everyones[0][local]["payloads"], everyones[0][always]["payloads"]
         assert sum(payloads) * 4 == sum(each)
         assert [payload > 0 for payload in payloads] == [step % 4 == 0 for step in range(1, STEPS + 1)]
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("mode", ["{name: local, every_steps: 2, outer: {momentum: 0.5}}", "delayed"])
-def test_a_killed_rank_costs_no_bit(
-    mode: str,
-    spark: SparkSession,
-    small_dataset: Path,
-    small_network: str,
-    tmp_path: Path,
-    mlflow_store: str,
-    let_ranks_die: Callable[..., None],
-    weights: Callable[[TrainedRun], dict[str, np.ndarray]],
-) -> None:
-    """The moments or gradients of each rank, the codec's residual and the outer momentum all are in the checkpoint."""
-    config = load(
-        "smoke",
-        [
-            f"dataset.path={small_dataset}",
-            f"training.mode={mode}",
-            small_network,
-            "training.checkpoint_every_steps=2",
-            "training.batch_size_per_worker=3",  # 5 steps an epoch: its last block has one step
-            "optimizer={name: sgd, learning_rate: 0.05}",
-            "exchange.codec=onebit",
-            "exchange.dense_below=0",
-            "launch.retries=1",
-        ],
-    )
-
-    def trained(folder: str) -> dict[str, np.ndarray]:
-        training = config.training.model_copy(update={"output": str(tmp_path / folder)})
-        done = train_job(config.model_copy(update={"training": training}))
-        assert {path.name[:13] for path in (done.folder / "checkpoints").glob("step-*.rank-*")} == {
-            "step-00000008",
-            "step-00000010",
-        }
-        return weights(done)
-
-    expected = trained("undisturbed")
-    assert any("outer" in name or "has_pending" in name for name in expected)
-    let_ranks_die((1, 8))  # in the middle of a block of the second epoch
-    disturbed = trained("disturbed")
-    assert disturbed.keys() == expected.keys()
-    for name, value in expected.items():
-        np.testing.assert_array_equal(disturbed[name], value, err_msg=name)
