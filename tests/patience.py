@@ -5,6 +5,8 @@ environment. `conftest.py` may import it before pytest loads it: it has no asser
 """
 
 import os
+import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,6 +27,14 @@ def patience() -> float:
 def patient(seconds: float) -> float:
     """Make a limit as long as this machine needs it."""
     return seconds * patience()
+
+
+def wait_until(condition: Callable[[], object], seconds: float = 60, *, every: float = 0.02) -> None:
+    """Wait until a condition is true; after this time, made as long as this machine needs it, that is an error."""
+    deadline = time.monotonic() + patient(seconds)
+    while not condition():
+        assert time.monotonic() < deadline, f"waited for {patient(seconds):g} s"
+        time.sleep(every)
 
 
 def patience_at(load: float) -> float:

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from tests import failure_report
+from tests.patience import patient
 
 LOGS = """
 def write_logs(tmp_path):
@@ -100,7 +101,7 @@ def _pytest(folder: Path, project: Path, files: dict[str, str], *options: str) -
     environment["PYTHONPATH"] = os.pathsep.join([str(project), str(place)])
     plugins = ["-p", "tests.failure_report", "-p", "no:cacheprovider", "--basetemp", str(folder / "inner")]
     command = [sys.executable, "-m", "pytest", *plugins, "--rootdir", str(place), *options, "."]
-    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=patient(60))
     assert done.returncode == 1, done.stdout + done.stderr
     return done.stdout
 

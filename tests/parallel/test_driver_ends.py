@@ -6,13 +6,14 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+
+from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -77,23 +78,16 @@ def held(project: Path, tmp_path: Path) -> Hold:
             start_new_session=True,  # as a terminal does, which signals the whole group
         )
         try:
-            wait_until(lambda: mark.exists() or driver.poll() is not None)
+            wait_until(lambda: mark.exists() or driver.poll() is not None, 200)
             assert mark.exists(), driver.communicate()
             yield driver
-            driver.wait(60)
+            driver.wait(patient(60))
             wait_until(lambda: not Path("/proc", mark.read_text()).exists())
         finally:
             driver.kill()
             driver.wait()
 
     return hold
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
 
 
 def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
@@ -113,7 +107,7 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
 
     with held("second epoch", resuming) as driver:
         os.killpg(driver.pid, signal.SIGINT)
-        output, _ = driver.communicate(timeout=100)
+        output, _ = driver.communicate(timeout=patient(100))
     assert driver.returncode == 130
     assert f"resuming the newest unfinished run, {run_id}" in output
     assert "Traceback" not in output
@@ -134,7 +128,7 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     for picture in pictures.glob("*.png"):
         picture.unlink()
 
-    done = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=patient(200))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "compiling the training step" not in done.stdout, "all epochs were done"
     run = client.get_run(run_id)
@@ -155,7 +149,7 @@ def test_a_run_whose_driver_ends_again_and_again_is_finished_by_resuming_it(
     }
     table = json.loads((pictures / "where_the_step_goes.json").read_text())
     assert [row[:2] for row in table["data"]] == [[1, 0], [1, 1], [2, 0], [2, 1]]
-    again = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=100)
+    again = subprocess.run([COMMAND, "train", *resuming], capture_output=True, text=True, timeout=patient(100))
     assert again.returncode == 2
     assert "0 runs of experiment 'smoke' are not finished" in again.stderr
 
@@ -183,7 +177,7 @@ def test_sigterm_to_the_driver_writes_a_checkpoint(
             while shown[-1] and not shown[-1].startswith("epoch 2/"):
                 shown.append(driver.stdout.readline())
             driver.terminate()
-            output = "".join(shown) + driver.communicate(timeout=200)[0]
+            output = "".join(shown) + driver.communicate(timeout=patient(200))[0]
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(driver.pid, signal.SIGKILL)

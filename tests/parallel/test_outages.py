@@ -11,6 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.tracking.models import model_metadata
+from tests.patience import patient
 
 if TYPE_CHECKING:
     from outages.server import Door, Server
@@ -86,7 +87,9 @@ def test_a_server_that_dies_costs_no_record(
         assert code == 4, text
         assert "training is done, but MLflow" in text
         first.port = second.port
-        done = subprocess.run([COMMAND, "sync", "--output", output], capture_output=True, text=True, timeout=200)
+        done = subprocess.run(
+            [COMMAND, "sync", "--output", output], capture_output=True, text=True, timeout=patient(200)
+        )
         assert done.returncode == 0, done.stdout + done.stderr
     (folder,) = (path for path in output.iterdir() if path.is_dir())
     assert not (folder / "journal").exists(), "everything is delivered"

@@ -10,6 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.remote_path import RemotePath
+from tests.patience import patient
 
 
 def groundswell(folder: Path, *arguments: str) -> None:
@@ -17,7 +18,7 @@ def groundswell(folder: Path, *arguments: str) -> None:
     folder.mkdir()
     environment = {**os.environ, "TMPDIR": str(folder), "PYSPARK_PYTHON": sys.executable}
     command = [sys.executable, "-m", "jobs.cli", *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(280))
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     assert not list(folder.glob("groundswell-*")), "nothing is left on the disk"
 

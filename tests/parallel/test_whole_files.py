@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pipelines.whole_files import copy_folder, copy_whole, takes_whole_files_only
+from tests.patience import patient
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +27,9 @@ def volume(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 def run(volume: dict[str, str], *command: str) -> str:
     environment = {**os.environ, **volume, "PYSPARK_PYTHON": sys.executable}
-    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=280)
+    done = subprocess.run(
+        [sys.executable, *command], env=environment, capture_output=True, text=True, timeout=patient(280)
+    )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     return done.stdout
 
