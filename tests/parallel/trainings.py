@@ -34,6 +34,7 @@ _COMMON = (
 SETTINGS = {
     "codec": (
         "model={name: resnet_cifar, depth: 8, width_factor: 0.5, dropout: 0.1, stochastic_depth: 0.2}",
+        "model.batch_norm_ranks=all",
         "exchange.codec=onebit",
         "exchange.dense_below=0",
     ),
@@ -66,7 +67,6 @@ SETTINGS = {
         "training.precision=float16",
         "exchange.codec=powersgd",
         "exchange.dense_below=0",
-        "model.batch_norm_ranks=all",
     ),
 }
 """What the trainings differ in, by name."""
