@@ -32,7 +32,8 @@ from pipelines.tracking.store import (
 )
 
 _PARAMS_PER_BATCH = 100
-_RUNS_OF_A_PAGE = 100
+RUNS_OF_A_PAGE = 100
+"""Number of runs that a server is asked for at a time."""
 _MADE_OFFLINE_AS = "groundswell.offline_run"
 """Tag of a run that was made without the store: the identifier that it had then."""
 _KIND = {"mlflow.experimentKind": "custom_model_development"}
@@ -304,7 +305,7 @@ def search_runs(
             [experiment_id],
             filter_text,
             order_by=[f"attributes.start_time {order}"],
-            max_results=_RUNS_OF_A_PAGE,
+            max_results=RUNS_OF_A_PAGE,
             page_token=token,
         )
         runs += page

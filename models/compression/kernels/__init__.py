@@ -15,18 +15,19 @@ from models import compiled
 LIBRARY = compiled.Library(Path(__file__).parent).path
 CODECS = frozenset({"onebit", "topk", "dgc", "powersgd"})
 """Those that have kernels."""
-_disabled = False
+is_disabled = False
+"""Whether codecs created from now on use TensorFlow's operations; see `disable`."""
 
 
 def load() -> Any | None:
     """Return the module of operations; None if the library is missing, does not load or is disabled, or with a GPU."""
-    return None if _disabled or tf.config.get_visible_devices("GPU") else _load()
+    return None if is_disabled or tf.config.get_visible_devices("GPU") else _load()
 
 
 def disable() -> None:
     """Make all codecs created from now on use TensorFlow's operations, so that every rank gets the same digits."""
-    global _disabled
-    _disabled = True
+    global is_disabled
+    is_disabled = True
 
 
 def or_nothing(tensor: tf.Tensor | None) -> tf.Tensor:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -34,7 +33,6 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         losses: Sequence[float] = (2.0, 1.0, 0.5),
         images_per_second: float | Sequence[float] = 100.0,
         payload_bytes: float = 1000.0,
-        dataset: int = 0,
         status: runs.Status | None = "FINISHED",
         diverged: str = "",
         parent: str = "",
@@ -45,7 +43,7 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         tags = {"mlflow.source.name": source}
         tags |= {"diverged": diverged} if diverged else {}
         tags |= {"mlflow.parentRunId": parent} if parent else {}
-        run = runs.start_run(experiment, name, parameters_of(config, eurosat_manifest(dataset)), tags)
+        run = runs.start_run(experiment, name, parameters_of(config, eurosat_manifest(0)), tags)
         rates = images_per_second if isinstance(images_per_second, Sequence) else [images_per_second] * len(losses)
         points = []
         for epoch, loss in enumerate(losses, 1):
@@ -62,10 +60,3 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         return run.run_id
 
     return make
-
-
-@pytest.fixture
-def output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Working directory of a command."""
-    monkeypatch.chdir(tmp_path)
-    return tmp_path

@@ -20,6 +20,11 @@ def cell(digest: str, status: str = "finished", seconds: float = 10.0, epochs: i
     return CellLine(cell=digest, status=status, settings=settings, seconds=seconds, epochs=epochs)
 
 
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "results.jsonl"
+
+
 def write(path: Path, *lines: CellLine | GridLine) -> None:
     results = ResultsFile(path)
     for line in lines:
@@ -27,26 +32,23 @@ def write(path: Path, *lines: CellLine | GridLine) -> None:
     results.close()
 
 
-def test_what_was_appended_is_read_and_the_last_line_of_a_cell_counts(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
+def test_what_was_appended_is_read_and_the_last_line_of_a_cell_counts(path: Path) -> None:
     write(path, GridLine(parent="p", experiment="e"), cell("a", "failed"), cell("b", "diverged"))
     write(path, cell("a"))
     results = ResultsFile(path)
     assert {name: line.is_done for name, line in results.cells.items()} == {"a": True, "b": True}
-    assert [line.parent for line in results.parents] == ["p"]
+    assert ([line.parent for line in results.parents], runs_of(results.lines, "x")) == (["p"], [])
     assert path.read_text().count("\n") == 4
-    assert runs_of(results.lines, "x") == []
     results.close()
 
 
 @pytest.mark.parametrize("kept", [1, 20, -1])
-def test_a_half_written_last_line_is_cut_off_and_a_whole_one_kept(tmp_path: Path, kept: int) -> None:
-    path = tmp_path / "results.jsonl"
+def test_a_half_written_last_line_is_cut_off_and_a_whole_one_kept(path: Path, kept: int) -> None:
     write(path, cell("a"), cell("b"))
     first, second = path.read_bytes().splitlines()
     path.write_bytes(first + b"\n" + second[:kept])
     assert list(cells_of(read_lines(path))) == ["a"]
-    assert path.read_bytes().startswith(first + b"\n" + second[:kept]), "reading changes nothing"
+    assert path.read_bytes() == first + b"\n" + second[:kept], "reading changes nothing"
     write(path, cell("c"))
     assert list(cells_of(read_lines(path))) == ["a", "c"]
     path.write_bytes(first + b"\n" + second)  # an editor took the last end of line away
@@ -54,8 +56,7 @@ def test_a_half_written_last_line_is_cut_off_and_a_whole_one_kept(tmp_path: Path
     assert list(cells_of(read_lines(path))) == ["a", "b", "c"]
 
 
-def test_one_grid_at_a_time_writes(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
+def test_one_grid_at_a_time_writes(path: Path) -> None:
     first = ResultsFile(path)
     with pytest.raises(ValueError, match="another grid writes to this file"):
         ResultsFile(path)
@@ -74,12 +75,10 @@ def test_one_grid_at_a_time_writes(tmp_path: Path) -> None:
         b'{"format_version":1,"kind":"cell","cell":"a","status":"finished","settings":{},"seconds":"x","epochs":1}\n',
     ],
 )
-def test_another_kind_of_file_is_refused_and_stays_as_it_is(tmp_path: Path, content: bytes) -> None:
-    path = tmp_path / "results.jsonl"
+def test_another_kind_of_file_is_refused_and_stays_as_it_is(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=r"no (result of|file of results of) a grid") as error:
+    with pytest.raises(ValueError, match=r"^[^\n]*no (result of|file of results of) a grid[^\n]*\Z"):
         ResultsFile(path)
-    assert "\n" not in str(error.value)
     assert path.read_bytes() == content
 
 
@@ -90,8 +89,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
         read_lines(tmp_path / "results.jsonl")
 
 
-def test_a_line_is_plain_json_on_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "results.jsonl"
+def test_a_line_is_plain_json_on_one_line(path: Path) -> None:
     write(path, cell("a", optimizer="sgd", text="two\nlines"))
     (line,) = path.read_text().splitlines()
     assert json.loads(line)["settings"] == {"optimizer": "sgd", "text": "two\nlines"}
@@ -104,10 +102,14 @@ def test_the_time_of_a_cell_is_that_of_the_most_alike_ones_by_epoch() -> None:
         cell("c", "failed", seconds=500, optimizer="lars", batch=2),
         cell("d", "diverged", seconds=1, optimizer="lars", batch=2),
     ]
-    # 15 s an epoch with LARS.
-    assert estimated_seconds({"optimizer": "lars", "batch": 2, "training.seed": 4}, 4, finished) == 60
-    # Nothing in common: the mean of 5 and 15 s an epoch.
-    assert estimated_seconds({"optimizer": "lamb"}, 1, finished) == 10
-    assert estimated_seconds({}, 1, []) is None
     resumed = cell("e", seconds=1).model_copy(update={"resumed": True})
-    assert estimated_seconds({}, 1, [resumed]) is None
+    cases: list[tuple[dict[str, object], int, list[CellLine], float | None]] = [
+        # 15 s an epoch with LARS.
+        ({"optimizer": "lars", "batch": 2, "training.seed": 4}, 4, finished, 60),
+        # Nothing in common: the mean of 5 and 15 s an epoch.
+        ({"optimizer": "lamb"}, 1, finished, 10),
+        ({}, 1, [], None),
+        ({}, 1, [resumed], None),
+    ]
+    for settings, epochs, lines, expected in cases:
+        assert estimated_seconds(settings, epochs, lines) == expected

@@ -1,14 +1,14 @@
 """The report of a comparison, as text and in a real browser."""
 
 import html
+import itertools
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from jobs.compare import comparison_of, lines_of
+from jobs.compare import Comparison, comparison_of, lines_of
 from pipelines.comparison.run import ComparedRun
 
 SCRIPT = "<script>document.title = 'owned'</script>"
@@ -31,8 +31,7 @@ def training(
 ) -> ComparedRun:
     """An invented training of 50,000 samples an epoch, which comes to its score as real ones do."""
     steps = 50_000 // batch
-    done = epochs // 3 if diverged else epochs
-    rows = range(1, done + 1)
+    rows = range(1, (epochs // 3 if diverged else epochs) + 1)
     scores = [best * (1 - 0.85 * 0.85**epoch) + 0.004 * ((epoch * 7 + seed) % 5 - 2) for epoch in rows]
     return ComparedRun(
         run_id=f"{number:032x}",
@@ -69,28 +68,21 @@ def training(
 
 def grid() -> list[ComparedRun]:
     """A grid of batch sizes, optimizers, rates, seeds and codecs, of which some diverged."""
-    runs = []
-    for batch, lost in ((128, 0.0), (1024, 0.01), (4096, 0.02), (16384, 0.12)):
-        for optimizer, worse in (("lars", 0.0), ("sgd", 1.5)):
-            for rate, off in ((0.5, 0.03), (2.0, 0.0)):
-                bad = optimizer == "sgd" and batch == 16384
-                for seed in range(3 if rate == 2.0 and not bad else 1):
-                    best = 0.91 - lost * (1 + worse) - off
-                    runs.append(
-                        training(
-                            len(runs), batch=batch, optimizer=optimizer, rate=rate * batch / 128, seed=seed, best=best,
-                            diverged=bad, speed=300 + batch / 64,
-                        )
-                    )  # fmt: skip
-    for workers in (1, 4, 8):
-        runs.append(training(len(runs), batch=4096, workers=workers, speed=190.0 * workers**0.9, best=0.88))
-    runs.append(training(len(runs), batch=4096, codec="powersgd", best=0.885, speed=470))
-    return runs
+    lost = {128: 0.0, 1024: 0.01, 4096: 0.02, 16384: 0.12}
+    runs: list[dict[str, Any]] = []
+    for batch, optimizer, rate in itertools.product(lost, ("lars", "sgd"), (0.5, 2.0)):
+        bad = optimizer == "sgd" and batch == 16384
+        best = 0.91 - lost[batch] * (2.5 if optimizer == "sgd" else 1) - (0.03 if rate == 0.5 else 0.0)
+        recipe = {"batch": batch, "optimizer": optimizer, "rate": rate * batch / 128, "best": best}
+        seeds = range(3 if rate == 2.0 and not bad else 1)
+        runs += [recipe | {"seed": seed, "diverged": bad, "speed": 300 + batch / 64} for seed in seeds]
+    runs += [{"batch": 4096, "workers": n, "speed": 190.0 * n**0.9, "best": 0.88} for n in (1, 4, 8)]
+    runs.append({"batch": 4096, "codec": "powersgd", "best": 0.885, "speed": 470})
+    return [training(number, **recipe) for number, recipe in enumerate(runs)]
 
 
-def page_of(folder: Path, runs: list[ComparedRun], **chosen: Any) -> str:
-    comparison_of(runs, "cifar10", **chosen).write(folder)
-    return (folder / "report.html").read_text()
+def compared(runs: list[ComparedRun], **chosen: Any) -> Comparison:
+    return comparison_of(runs, "cifar10", **chosen)
 
 
 def cells(page: str) -> list[str]:
@@ -102,151 +94,151 @@ def section(page: str, name: str) -> str:
     return page.split(f'<section class="{name}">')[1].split("</section>")[0]
 
 
-def test_the_table_has_recipe_score_time_and_bytes(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [training(seed, seed=seed, epochs=10) for seed in range(2)])
+def test_the_table_has_recipe_score_time_and_bytes() -> None:
+    page = compared([training(seed, seed=seed, epochs=10) for seed in range(2)]).page
     table = cells(section(page, "table"))
-    names = table[: len(table) // 2]
-    row = dict(zip(names, table[len(names) :], strict=True))
-    assert "2 trainings in 1 group." in page
-    assert (row["Seeds"], row["Batch"], row["Workers"], row["Peak rate"]) == ("2", "128", "2", "1")
-    assert (row["Warm-up"], row["Optimizer"], row["Codec"]) == ("gradual, 5 epochs", "lars", "none")
-    assert (row["Epochs"], row["Steps"], row["Precision"]) == ("10", "3,900", "bfloat16")
-    # 10 epochs of 50,000 samples at 400/s; 3900 steps of 1.1 MB.
-    assert (row["Time"], row["Bytes"]) == ("21 min", "4.29 GB")
+    row = dict(zip(table[: len(table) // 2], table[len(table) // 2 :], strict=True))
+    assert row == row | {
+        "Seeds": "2",
+        "Batch": "128",
+        "Workers": "2",
+        "Peak rate": "1",
+        "Warm-up": "gradual, 5 epochs",
+        "Optimizer": "lars",
+        "Codec": "none",
+        "Epochs": "10",
+        "Steps": "3,900",
+        "Precision": "bfloat16",
+        # 10 epochs of 50,000 samples at 400/s; 3900 steps of 1.1 MB.
+        "Time": "21 min",
+        "Bytes": "4.29 GB",
+    }
     assert re.fullmatch(r"0\.7\d+ ± 0\.00\d+", row["val/top_1"])
-    assert "Nothing: all trainings have the same settings, apart from the seed." in page
+    for said in ("2 trainings in 1 group.", "Nothing: all trainings have the same settings, apart from the seed."):
+        assert said in page
 
 
-def test_only_what_differs_is_shown(tmp_path: Path) -> None:
-    page = page_of(tmp_path, [training(0), training(1, optimizer="sgd")])
+def test_only_what_differs_is_shown() -> None:
+    page = compared([training(0), training(1, optimizer="sgd")]).page
     assert cells(section(page, "differences")) == ["#", "optimizer optimizer.name", "1", "lars", "2", "sgd"]
     assert "10 further settings are the same." in " ".join(section(page, "differences").split())
 
 
-def test_diverged_runs_and_mixed_datasets_are_said(tmp_path: Path) -> None:
+def test_diverged_runs_and_mixed_datasets_are_said() -> None:
     runs = [training(0), training(1, diverged=True, seed=1), training(2, dataset="fedcba9876543210", best=0.5)]
-    compared = comparison_of(runs, "cifar10")
-    page = compared.page
-    text = " ".join(page.split())
-    assert "The trainings are of 2 datasets (image_folder 0123456789ab, image_folder fedcba987654)" in text
-    assert "1 of 3 trainings diverged." in text
-    assert '<span class="mark">1 of 2 trainings diverged</span>' in page
-    assert "FloatingPointError: the loss of rank 1 is nan at step 200" in text
-    assert page.count('<section class="table">') == 2
-    shown = "\n".join(lines_of(compared))
-    assert "of 2 datasets" in shown
-    assert "(1 of 2 trainings diverged: FloatingPointError" in shown
+    made = compared(runs)
+    text, shown = " ".join(made.page.split()), "\n".join(lines_of(made))
+    for said, place in (
+        ("The trainings are of 2 datasets (image_folder 0123456789ab, image_folder fedcba987654)", text),
+        ("1 of 3 trainings diverged.", text),
+        ('<span class="mark">1 of 2 trainings diverged</span>', made.page),
+        ("FloatingPointError: the loss of rank 1 is nan at step 200", text),
+        ("of 2 datasets", shown),
+        ("(1 of 2 trainings diverged: FloatingPointError", shown),
+    ):
+        assert said in place
+    assert made.page.count('<section class="table">') == 2
 
 
 def test_a_training_that_failed_does_not_mark_the_others_of_its_group() -> None:
     runs = [training(0), training(1, seed=1), training(2, seed=2).model_copy(update={"status": "FAILED"})]
-    compared = comparison_of(runs, "cifar10")
-    assert '<span class="mark">1 of 3 trainings failed</span>' in compared.page
-    assert lines_of(compared)[-1].endswith("(1 of 3 trainings failed)")
-    row = compared.table.iloc[0]
-    assert (row["seeds"], row["seeds in the mean"]) == (3, 2)
-    alone = comparison_of(runs[2:], "cifar10")
-    assert lines_of(alone)[-1].endswith("(failed)")
-    assert alone.table.iloc[0]["seeds in the mean"] == 0
+    made, alone = compared(runs), compared(runs[2:])
+    assert '<span class="mark">1 of 3 trainings failed</span>' in made.page
+    for comparison, end, means in ((made, "(1 of 3 trainings failed)", 2), (alone, "(failed)", 0)):
+        assert lines_of(comparison)[-1].endswith(end)
+        assert comparison.table.iloc[0]["seeds in the mean"] == means
+    assert made.table.iloc[0]["seeds"] == 3
 
 
 def test_a_dataset_without_the_metric_is_named() -> None:
     other = training(1, dataset="fedcba9876543210")
     other.history["val/f1_micro"] = other.history.pop("val/top_1")
-    notes = comparison_of([training(0), other], "cifar10").notes
-    assert notes[0] == (
+    assert compared([training(0), other]).notes[0] == (
         "No training on image_folder fedcba987654 has val/top_1. To compare these, choose another metric, such as "
         "val/f1_micro."
     )
-    assert not any("choose another metric" in note for note in comparison_of([training(0)], "cifar10").notes)
+    assert not any("choose another metric" in note for note in compared([training(0)]).notes)
 
 
 def test_a_seed_counts_once_and_only_if_its_training_ended_well() -> None:
     recipes = [(0, 0.8), (0, 0.8), (1, 0.9)]
     runs = [training(number, seed=seed, best=best) for number, (seed, best) in enumerate(recipes)]
-    (part,) = comparison_of(runs, "cifar10").parts
-    (group,) = part.groups
+    group, expected = (compared(some).parts[0].groups[0] for some in (runs, runs[1:]))
     assert group.seeds == 2
-    means = [training(0, best=0.8), training(1, seed=1, best=0.9)]
-    (expected,) = comparison_of(means, "cifar10").parts[0].groups
     assert group.score == expected.score
     assert group.reached("val/top_1", 0.5) == expected.reached("val/top_1", 0.5)
-    compared = comparison_of([*runs, training(3, seed=2, diverged=True)], "cifar10", target=0.1)
-    assert "1 of 4 trainings repeat recipe and seed of another one." in compared.page
-    reached = compared.parts[0].groups[0].reached("val/top_1", 0.1)
-    assert reached is not None
+    made = compared([*runs, training(3, seed=2, diverged=True)], target=0.1)
+    assert "1 of 4 trainings repeat recipe and seed of another one." in made.page
+    reached: Any = made.parts[0].groups[0].reached("val/top_1", 0.1)
     assert reached.seeds == 2, "one that diverged has no part in it"
-    assert cells(section(compared.page, "target"))[-1] == "2 of 3", "seeds, as the table counts them"
-    assert '<span class="mark">1 of 4 trainings diverged</span>' in compared.page, "not seeds"
+    assert cells(section(made.page, "target"))[-1] == "2 of 3", "seeds, as the table counts them"
+    assert '<span class="mark">1 of 4 trainings diverged</span>' in made.page, "not seeds"
 
 
 def test_without_validation_the_loss_is_named_and_said_to_tell_little() -> None:
-    bare = [training(number, optimizer=name) for number, name in enumerate(("lars", "sgd"))]
-    bare = [
-        run.model_copy(update={"history": {name: run.history[name] for name in ("epoch", "step", "train/loss")}})
-        for run in bare
-    ]
+    runs = [training(number, optimizer=name) for number, name in enumerate(("lars", "sgd"))]
+    bare = [only(run, "epoch", "step", "train/loss") for run in runs]
     note = "No training was validated, so nothing here tells how well they do on other images."
-    compared = comparison_of(bare, "cifar10")
-    assert note in compared.page
-    shown = lines_of(compared)
-    assert shown[0] == note
-    assert shown[1].split() == ["train/loss", "time", "bytes", "group"]
-    assert note not in comparison_of([*bare, training(2)], "cifar10").notes
+    made = compared(bare)
+    assert note in made.page
+    first, second, *_ = lines_of(made)
+    assert (first, second.split()) == (note, ["train/loss", "time", "bytes", "group"])
+    assert note not in compared([*bare, training(2)]).notes
 
 
-def test_a_run_that_changed_its_workers_is_in_no_plot_over_workers(tmp_path: Path) -> None:
+def only(run: ComparedRun, *kept: str) -> ComparedRun:
+    return run.model_copy(update={"history": {name: run.history[name] for name in kept}})
+
+
+def test_a_run_that_changed_its_workers_is_in_no_plot_over_workers() -> None:
     changed = training(0, workers="4, 3 from step 780", seed=1)
-    alone = comparison_of([changed, training(1), training(2, workers=1).model_copy(update={"history": {}})], "cifar10")
-    assert '<section class="workers">' not in alone.page
-    both = comparison_of([changed, training(1), training(2, workers=4)], "cifar10")
-    assert '<section class="workers">' in both.page
+    for other, shown in ((only(training(2, workers=1)), False), (training(2, workers=4), True)):
+        assert ('<section class="workers">' in compared([changed, training(1), other]).page) == shown
 
 
-def test_what_is_not_recorded_is_a_dash(tmp_path: Path) -> None:
-    bare = training(0).model_copy(update={"settings": {}, "metrics": {}})
-    bare = bare.model_copy(update={"history": {name: bare.history[name] for name in ("epoch", "step", "val/top_1")}})
-    page = page_of(tmp_path, [bare])
+def test_what_is_not_recorded_is_a_dash() -> None:
+    bare = only(training(0), "epoch", "step", "val/top_1").model_copy(update={"settings": {}, "metrics": {}})
+    page = compared([bare]).page
     assert "not recorded" in section(page, "table")
     assert cells(section(page, "table")).count("-") > 5
     assert "by training time" not in page
-    empty = bare.model_copy(update={"history": {}, "status": "RUNNING"})
-    assert "have not finished" in page_of(tmp_path / "empty", [empty])
+    assert "have not finished" in compared([only(bare).model_copy(update={"status": "RUNNING"})]).page
 
 
-def test_a_target_of_ones_own(tmp_path: Path) -> None:
-    runs = [training(0), training(1, optimizer="sgd", best=0.5)]
-    targets = section(page_of(tmp_path, runs, target=0.8), "target")
+def test_a_target_of_ones_own() -> None:
+    targets = section(compared([training(0), training(1, optimizer="sgd", best=0.5)], target=0.8).page, "target")
     assert "Time to val/top_1 0.8" in targets
     assert "--target" not in targets
     assert cells(targets)[-3:] == ["2", "sgd", "not reached"]
 
 
-def test_names_from_other_peoples_files_are_escaped(tmp_path: Path) -> None:
-    runs = [training(0), training(1).model_copy(update={"settings": {**training(1).settings, "model.name": "a"}})]
-    page = page_of(tmp_path, runs)
-    assert "<script" not in page
-    assert "&lt;script&gt;" in page
+def test_names_from_other_peoples_files_are_escaped() -> None:
+    other = training(1).model_copy(update={"settings": {**training(1).settings, "model.name": "a"}})
+    page = compared([training(0), other]).page
+    assert ("<script" in page, "&lt;script&gt;" in page) == (False, True)
 
 
-def test_the_page_needs_nothing_else(tmp_path: Path) -> None:
-    text = page_of(tmp_path, grid())
-    assert not re.search(r"https?:|//\w|@import|url\(|<link|<iframe", re.sub(r"data:[^\"]*", "data:", text))
-    sources = re.findall(r"\b(?:src|srcset|href)=(\S{6})", text)
-    assert set(sources) == {'"data:'}
-    assert len(sources) >= 2 * 6
-    assert len(text) < 3_000_000
-    assert "default-src 'none'" in text
-    assert len(list(tmp_path.iterdir())) == 3
+@pytest.fixture(scope="module")
+def page_of_grid(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The page of all trainings of the grid, which is written with two other files."""
+    folder = tmp_path_factory.mktemp("comparison")
+    compared(grid()).write(folder)
+    assert len(list(folder.iterdir())) == 3
+    return (folder / "report.html").read_text()
+
+
+def test_the_page_needs_nothing_else(page_of_grid: str) -> None:
+    without_data = re.sub(r"data:[^\"]*", "data:", page_of_grid)
+    assert not re.search(r"https?:|//\w|@import|url\(|<link|<iframe", without_data)
+    sources = re.findall(r"\b(?:src|srcset|href)=(\S{6})", page_of_grid)
+    assert (set(sources), len(sources) >= 2 * 6, len(page_of_grid) < 3_000_000) == ({'"data:'}, True, True)
+    assert "default-src 'none'" in page_of_grid
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("width", [1280, 390])  # a desktop's and a phone's
-def test_a_browser_shows_the_whole_page(show_page: Callable[..., Any], tmp_path: Path, width: int) -> None:
-    found, _ = show_page(page_of(tmp_path / "comparison", grid()), width)
-    assert found["width"] == width
+def test_a_browser_shows_the_whole_page(show_page: Callable[..., Any], page_of_grid: str, width: int) -> None:
+    found, _ = show_page(page_of_grid, width)
+    assert (found["width"], found["overflow"], found["scripts"]) == (width, 0, 1)
     assert len(found["seen"]) == 6 + 2, "curves, and score and speed in the width that fits"
-    assert min(found["seen"]) > 300
-    assert max(found["right"]) <= width
-    assert found["overflow"] == 0
-    assert found["scripts"] == 1
+    assert (min(found["seen"]) > 300, max(found["right"]) <= width) == (True, True)

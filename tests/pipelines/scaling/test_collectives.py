@@ -11,12 +11,21 @@ WIRE = Wire(operation_seconds=0.005, hop_seconds=0.001, bytes_per_second=1e6)
 COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather")
 
 
-def test_a_ring_by_hand() -> None:
-    # 2 * 3 hops of 1 ms, and 2 * 3 / 4 of 1 MB at 1 MB/s.
-    assert ring_seconds("allreduce", 1e6, 4, WIRE) == pytest.approx(0.005 + 0.006 + 1.5)
-    # 3 hops, 3 / 4 of 1 MB.
-    for collective in ("alltoall", "allgather"):
-        assert ring_seconds(collective, 1e6, 4, WIRE) == pytest.approx(0.005 + 0.003 + 0.75)
+@pytest.mark.parametrize(
+    ("collective", "workers", "wire", "expected"),
+    [
+        # 2 * 3 hops of 1 ms, and 2 * 3 / 4 of 1 MB at 1 MB/s.
+        ("allreduce", 4, WIRE, 0.005 + 0.006 + 1.5),
+        # 3 hops, 3 / 4 of 1 MB.
+        ("alltoall", 4, WIRE, 0.005 + 0.003 + 0.75),
+        ("allgather", 4, WIRE, 0.005 + 0.003 + 0.75),
+        # Without latency the bytes have a limit.
+        ("allreduce", 1 << 20, Wire(0.0, 0.0, 1e6), 2.0),
+        ("allreduce", 1024, Wire(0.0, 0.0, math.inf), 0.0),
+    ],
+)
+def test_a_ring_by_hand(collective: CollectiveName, workers: int, wire: Wire, expected: float) -> None:
+    assert ring_seconds(collective, 1e6, workers, wire) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("collective", COLLECTIVES)
@@ -26,33 +35,29 @@ def test_more_workers_never_shorten_an_operation(collective: CollectiveName) -> 
     assert seconds[0] == 0
 
 
-def test_without_latency_the_bytes_have_a_limit() -> None:
-    wire = Wire(0.0, 0.0, 1e6)
-    assert ring_seconds("allreduce", 1e6, 1 << 20, wire) == pytest.approx(2.0, rel=1e-5)
-    assert ring_seconds("allreduce", 1e6, 1024, Wire(0.0, 0.0, math.inf)) == 0
+@pytest.mark.parametrize(
+    ("collective", "workers", "expected"),
+    [
+        # 8 workers are 2 hosts: a ring of 4 inside, a ring of 2 between.
+        ("allreduce", 8, (6 * 0.0001 + 1.5 * 0.01) + (0.005 + 2 * 0.001 + 1.0)),
+        # Each of 4 workers has 4 / 8 of 1 MB for the other host, over one link; 4 messages to wait for.
+        ("alltoall", 8, (3 * 0.0001 + 0.75 * 0.01) + (0.005 + 4 * 0.001 + 2.0)),
+        # On one host, the link between hosts has nothing to do.
+        ("allreduce", 4, 6 * 0.0001 + 1.5 * 0.01),
+        ("allreduce", 1, 0.0),
+        ("allreduce", 3, 4 * 0.0001 + 4 / 3 * 0.01),
+    ],
+)
+def test_hosts_with_several_workers_by_hand(collective: CollectiveName, workers: int, expected: float) -> None:
+    topology = Topology(dict.fromkeys(COLLECTIVES, WIRE), dict.fromkeys(COLLECTIVES, Wire(0.0, 0.0001, 1e8)), 4)
+    assert collective_seconds(collective, 1e6, workers, topology) == pytest.approx(expected)
 
 
-def test_hosts_with_several_workers_by_hand() -> None:
-    inside = Wire(0.0, 0.0001, 1e8)
-    topology = Topology(dict.fromkeys(COLLECTIVES, WIRE), dict.fromkeys(COLLECTIVES, inside), 4)
-    # 8 workers are 2 hosts: a ring of 4 inside, a ring of 2 between.
-    within, between = 6 * 0.0001 + 1.5 * 0.01, 0.005 + 2 * 0.001 + 1.0
-    assert collective_seconds("allreduce", 1e6, 8, topology) == pytest.approx(within + between)
-    # Each of 4 workers has 4 / 8 of 1 MB for the other host, over one link; 4 messages to wait for.
-    within, between = 3 * 0.0001 + 0.75 * 0.01, 0.005 + 4 * 0.001 + 2.0
-    assert collective_seconds("alltoall", 1e6, 8, topology) == pytest.approx(within + between)
-    # On one host, the link between hosts has nothing to do.
-    assert collective_seconds("allreduce", 1e6, 4, topology) == pytest.approx(6 * 0.0001 + 1.5 * 0.01)
-    assert collective_seconds("allreduce", 1e6, 1, topology) == 0
-    assert collective_seconds("allreduce", 1e6, 3, topology) == pytest.approx(4 * 0.0001 + 4 / 3 * 0.01)
-
-
-def test_a_fast_link_inside_never_makes_it_slower_than_one_worker_a_host() -> None:
-    inside = Wire(0.0, 1e-6, 1e10)
-    wires = dict.fromkeys(COLLECTIVES, WIRE)
-    for workers in (8, 64, 1024):
-        flat = collective_seconds("allreduce", 1e6, workers, Topology(wires))
-        assert collective_seconds("allreduce", 1e6, workers, Topology(wires, {"allreduce": inside}, 8)) < flat
+@pytest.mark.parametrize("workers", [8, 64, 1024])
+def test_a_fast_link_inside_never_makes_it_slower_than_one_worker_a_host(workers: int) -> None:
+    wires, inside = dict.fromkeys(COLLECTIVES, WIRE), Wire(0.0, 1e-6, 1e10)
+    flat, fast = Topology(wires), Topology(wires, {"allreduce": inside}, 8)
+    assert collective_seconds("allreduce", 1e6, workers, fast) < collective_seconds("allreduce", 1e6, workers, flat)
 
 
 @pytest.mark.parametrize(
@@ -66,5 +71,4 @@ def test_the_mean_of_the_largest_normal_number(workers: int, expected: float) ->
 
 def test_the_largest_of_a_thousand_is_finite_and_grows() -> None:
     values = [expected_maximum(2**power) for power in range(11)]
-    assert values == sorted(values)
-    assert 3.2 < values[-1] < 3.3
+    assert (values == sorted(values), 3.2 < values[-1] < 3.3) == (True, True)

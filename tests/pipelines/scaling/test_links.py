@@ -9,7 +9,7 @@ import pytest
 from pipelines.scaling.achieved import wires_on
 from pipelines.scaling.collectives import Wire
 from pipelines.scaling.fit import FittedLink, fit
-from pipelines.scaling.measurements import Measurements
+from pipelines.scaling.measurements import CollectiveName, Measurements
 from pipelines.scaling.named_link import Link, link_of
 
 
@@ -24,8 +24,7 @@ from pipelines.scaling.named_link import Link, link_of
 )
 def test_a_link_is_read(text: str, speed: float, latency: float | None, label: str) -> None:
     link = link_of(text)
-    assert link.bytes_per_second == pytest.approx(speed)
-    assert link.latency_seconds == (latency if latency is None else pytest.approx(latency))
+    assert (link.bytes_per_second, link.latency_seconds) == (pytest.approx(speed), pytest.approx(latency))
     assert link.label == label
 
 
@@ -35,18 +34,24 @@ def test_what_is_no_link_is_refused(text: str) -> None:
         link_of(text)
 
 
-def test_a_link_between_measured_ones(scaling_measurements: Callable[..., dict[str, Any]]) -> None:
-    measured = fit(Measurements.model_validate(scaling_measurements(), strict=False)).links
-    # 500 Mbit/s is nearer to 1 Gbit/s than to 100 Mbit/s; the parts reached are 0.9 and 0.6 on both.
-    wires = wires_on(Link(62.5e6, None), measured)
-    assert wires["allreduce"].bytes_per_second == pytest.approx(0.9 * 62.5e6)
-    assert wires["alltoall"].bytes_per_second == pytest.approx(0.6 * 62.5e6)
-    assert wires["allreduce"].hop_seconds == pytest.approx(0.001)
-    assert wires["allreduce"].operation_seconds == pytest.approx(0.005)
-    # Twice the latency, twice the hop; no more than what the processors reach without a limit.
-    wires = wires_on(Link(1e12, 0.002), measured)
-    assert wires["allreduce"].hop_seconds == pytest.approx(0.002)
-    assert wires["allreduce"].bytes_per_second == pytest.approx(0.9e9)
+@pytest.mark.parametrize(
+    ("link", "collective", "wire"),
+    [
+        # 500 Mbit/s is nearer to 1 Gbit/s than to 100 Mbit/s; the parts reached are 0.9 and 0.6 on both.
+        (Link(62.5e6, None), "allreduce", (0.005, 0.001, 0.9 * 62.5e6)),
+        (Link(62.5e6, None), "alltoall", (0.005, 0.001, 0.6 * 62.5e6)),
+        # Twice the latency, twice the hop; no more than what the processors reach without a limit.
+        (Link(1e12, 0.002), "allreduce", (0.005, 0.002, 0.9e9)),
+    ],
+)
+def test_a_link_between_measured_ones(
+    scaling_measurements: Callable[..., dict[str, Any]],
+    link: Link,
+    collective: CollectiveName,
+    wire: tuple[float, float, float],
+) -> None:
+    found = wires_on(link, fit(Measurements.model_validate(scaling_measurements(), strict=False)).links)[collective]
+    assert (found.operation_seconds, found.hop_seconds, found.bytes_per_second) == pytest.approx(wire)
 
 
 def test_without_any_measured_link_the_latency_must_be_said() -> None:

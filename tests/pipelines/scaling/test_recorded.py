@@ -22,7 +22,7 @@ def recorded(workers: int = 2, batch: int = 8, codec: str = "none", **changes: f
         f"time/step_{name}_seconds": [Point(step, value, 0) for step in (1, 2)]
         for name, value in {**seconds, **changes}.items()
     }
-    last = {name: points[-1].value for name, points in curves.items()}
+
     return RecordedRun(
         run_id=f"{codec}{workers}",
         name="name",
@@ -35,23 +35,25 @@ def recorded(workers: int = 2, batch: int = 8, codec: str = "none", **changes: f
             "model.name": "resnet",
         },
         tags={},
-        metrics={**last, "exchange/payload_bytes": 4e6, "summary/parameters": 1e6},
+        metrics={
+            **{name: points[-1].value for name, points in curves.items()},
+            "exchange/payload_bytes": 4e6,
+            "summary/parameters": 1e6,
+        },
         curves=curves,
     )
 
 
 def test_the_phases_of_a_run_are_measurements() -> None:
     found = measurements_of([recorded(), recorded(batch=16, codec="onebit", encode=0.06)])
-    assert [point.batch_size for point in found.compute] == [8, 16]
-    assert found.compute[0].seconds == pytest.approx((0.5, 0.5))
-    assert found.compute[1].seconds == pytest.approx((0.9, 0.9))
+    compute = [(point.batch_size, pytest.approx(point.seconds)) for point in found.compute]
+    assert compute == [(8, (0.5, 0.5)), (16, (0.9, 0.9))]
     assert found.gradient_bytes == 4_000_000
-    assert [(point.ranks, point.bytes, point.seconds) for point in found.collectives] == [
-        (2, 4_000_000, (0.4, 0.4))
-    ] * 2
-    assert found.codecs[1].encode_seconds == (0.06, 0.06)
-    assert (found.codecs[0].messages, found.codecs[0].dense_bytes) == ((), 4_000_000)
-    assert found.codecs[1].messages[0].bytes == 4_000_000
+    measured = [(point.ranks, point.bytes, point.seconds) for point in found.collectives]
+    assert measured == [(2, 4_000_000, (0.4, 0.4))] * 2
+    dense, onebit = found.codecs
+    assert (dense.messages, dense.dense_bytes) == ((), 4_000_000)
+    assert (onebit.messages[0].bytes, onebit.encode_seconds) == (4_000_000, (0.06, 0.06))
     # Waiting over computing, by the mean of the larger of two normal numbers, 0.5642.
     assert found.straggler_deviation == pytest.approx((0.05 / 0.5 + 0.05 / 0.9) / 2 / 0.5642, rel=1e-3)
 
@@ -60,9 +62,8 @@ def test_an_epoch_without_steps_says_nothing_of_a_step() -> None:
     run = recorded()
     # As earlier versions have recorded an epoch that was resumed after its last step.
     curves = {name: [*points, Point(3, 0.001, 0)] for name, points in run.curves.items()}
-    speeds = [Point(step, speed, 0) for step, speed in ((1, 16.0), (2, 16.0), (3, 0.0))]
-    resumed = replace(run, curves={**curves, "speed/images_per_second": speeds})
-    assert measurements_of([resumed]) == measurements_of([run])
+    curves["speed/images_per_second"] = [Point(1, 16.0, 0), Point(2, 16.0, 0), Point(3, 0.0, 0)]
+    assert measurements_of([replace(run, curves=curves)]) == measurements_of([run])
 
 
 def test_one_worker_has_no_link() -> None:
@@ -71,23 +72,39 @@ def test_one_worker_has_no_link() -> None:
 
 
 @pytest.mark.parametrize(
-    ("run", "message"),
+    ("changes", "message"),
     [
-        (replace(recorded(), status="FAILED"), "--run none2: that training has not finished, it is FAILED"),
+        ({"status": "FAILED"}, ": that training has not finished, it is FAILED"),
         (
-            replace(recorded(), parameters={**recorded().parameters, "input.resolution_schedule": "[{}]"}),
-            "--run none2 was trained with input.resolution_schedule, so that its steps are of several lengths",
+            {"parameters": {**recorded().parameters, "input.resolution_schedule": "[{}]"}},
+            " was trained with input.resolution_schedule, so that its steps are of several lengths",
         ),
-        (replace(recorded(), parameters={}), "--run none2 is no training: it has no parameter launch.num_workers"),
-        (
-            replace(recorded(), metrics={}),
-            "--run none2 has not recorded time/step_compute_seconds: train again with this version",
+        ({"parameters": {}}, " is no training: it has no parameter launch.num_workers"),
+        ({"metrics": {}}, " has not recorded time/step_compute_seconds: train again with this version"),
+        *(
+            (
+                {"tags": {f"changed.{setting}": later}},
+                rf" was continued with another {setting}, so that its steps are of several lengths: {told}\. Take",
+            )
+            for setting, later, told in (
+                ("launch.num_workers", "4 from step 4", "2, then 4 from step 4"),
+                ("launch.threads_per_worker", "1 from step 4", "null, then 1 from step 4"),
+                ("launch.gpus_per_worker", "1 from step 4", "0, then 1 from step 4"),
+                ("training.mode.name", "pipeline from step 4", "synchronous, then pipeline from step 4"),
+                ("training.mode.shard_optimizer", "True from step 4", "False, then True from step 4"),
+                ("input.resolution_schedule", "[{}] from step 4", r"\[\], then \[{}\] from step 4"),
+                ("training.batch_size_per_worker", "16 from step 4", "32, then 16 from step 4"),
+                ("training.precision", "bfloat16 from step 4", "float32, then bfloat16 from step 4"),
+                ("exchange.codec.name", "powersgd from step 4", "none, then powersgd from step 4"),
+                ("exchange.codec.rank", "2 from step 4, 4 from step 9", "null, then 2 from step 4, 4 from step 9"),
+                ("model.batch_norm_ranks", "all from step 4", "1, then all from step 4"),
+            )
         ),
     ],
 )
-def test_a_run_without_what_is_needed_is_one_line(run: RecordedRun, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        measurements_of([run])
+def test_a_run_that_does_not_say_how_long_a_step_is_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"--run none2{message}"):
+        measurements_of([replace(recorded(), **changes)])
 
 
 @pytest.mark.parametrize(
@@ -102,92 +119,74 @@ def test_steps_of_other_modes_are_not_predicted(setting: str, eurosat_manifest: 
         measurements_of([run])
 
 
-@pytest.mark.parametrize(
-    ("setting", "later", "told"),
-    [
-        ("launch.num_workers", "4 from step 4", "2, then 4 from step 4"),
-        ("launch.threads_per_worker", "1 from step 4", "null, then 1 from step 4"),
-        ("launch.gpus_per_worker", "1 from step 4", "0, then 1 from step 4"),
-        ("training.mode.name", "pipeline from step 4", "synchronous, then pipeline from step 4"),
-        ("training.mode.shard_optimizer", "True from step 4", "False, then True from step 4"),
-        ("input.resolution_schedule", "[{}] from step 4", r"\[\], then \[{}\] from step 4"),
-        ("training.batch_size_per_worker", "16 from step 4", "32, then 16 from step 4"),
-        ("training.precision", "bfloat16 from step 4", "float32, then bfloat16 from step 4"),
-        ("exchange.codec.name", "powersgd from step 4", "none, then powersgd from step 4"),
-        ("exchange.codec.rank", "2 from step 4, 4 from step 9", "null, then 2 from step 4, 4 from step 9"),
-        ("model.batch_norm_ranks", "all from step 4", "1, then all from step 4"),
-    ],
-)
-def test_a_run_whose_steps_changed_is_refused(setting: str, later: str, told: str) -> None:
-    run = replace(recorded(), tags={f"changed.{setting}": later})
-    expected = rf"none2 was continued with another {setting}, so that its steps are of several lengths: {told}\. Take"
-    with pytest.raises(ValueError, match=expected):
-        measurements_of([run])
-
-
 def test_a_run_whose_steps_are_of_one_length_is_taken_though_it_changed() -> None:
     tags = {"changed.training.epochs": "3 from step 4", "changed.launch.num_workers": "2 from step 4"}
     assert measurements_of([replace(recorded(), tags=tags)]) == measurements_of([recorded()])
 
 
-def with_settings(run: RecordedRun, **settings: str) -> RecordedRun:
-    """The run with further parameters, whose names have `__` for the point."""
-    return replace(run, parameters={**run.parameters, **{key.replace("__", "."): settings[key] for key in settings}})
+def with_settings(run: RecordedRun, settings: dict[str, str]) -> RecordedRun:
+    return replace(run, parameters={**run.parameters, **settings})
 
 
 @pytest.mark.parametrize(
-    ("setting", "values"),
+    ("setting", "first", "second"),
     [
-        ("training__precision", ("float32", "bfloat16")),
-        ("training__jit_compile", ("False", "True")),
-        ("training__ema", ("null", "0.999")),
-        ("optimizer__name", ("lars", "lamb")),
-        ("training__mode__shard_optimizer", ("False", "True")),
-        ("launch__threads_per_worker", ("null", "4")),
-        ("launch__gpus_per_worker", ("0", "1")),
-        ("model__batch_norm_ranks", ("1", "all")),
-        ("dataset_fingerprint", ("a", "b")),
+        ("training.precision", "float32", "bfloat16"),
+        ("training.jit_compile", "False", "True"),
+        ("training.ema", "null", "0.999"),
+        ("optimizer.name", "lars", "lamb"),
+        ("training.mode.shard_optimizer", "False", "True"),
+        ("launch.threads_per_worker", "null", "4"),
+        ("launch.gpus_per_worker", "0", "1"),
+        ("model.batch_norm_ranks", "1", "all"),
+        ("dataset_fingerprint", "a", "b"),
+        ("exchange.bucket_mib", "1.0", "25.0"),  # waits behind buckets of other sizes
     ],
 )
-def test_trainings_that_compute_in_different_ways_are_refused(setting: str, values: tuple[str, str]) -> None:
-    runs = [recorded(), recorded(workers=4)]
+def test_trainings_that_compute_in_different_ways_are_refused(setting: str, first: str, second: str) -> None:
     runs = [
-        with_settings(run, **({} if value == "null" else {setting: value}))
-        for run, value in zip(runs, values, strict=True)
+        with_settings(recorded(workers), {} if value == "null" else {setting: value})
+        for workers, value in ((2, first), (4, second))
     ]
-    key = setting.replace("__", ".")
-    with pytest.raises(ValueError, match=rf"none2 and --run none4 have different {key}, {values[0]} and {values[1]}"):
+    with pytest.raises(ValueError, match=rf"none2 and --run none4 have different {setting}, {first} and {second}"):
         measurements_of(runs)
 
 
+def test_one_worker_waits_for_nobody() -> None:
+    small, large = ({"exchange.bucket_mib": size} for size in ("1.0", "25.0"))
+    assert measurements_of([with_settings(recorded(), small), with_settings(recorded(workers=1), large)])
+
+
+def test_runs_of_different_models_are_refused() -> None:
+    other = with_metrics(recorded(), {"summary/parameters": 2e6})
+    with pytest.raises(ValueError, match=r"of different models, with \[1000000, 2000000\] parameters"):
+        measurements_of([recorded(), other])
+
+
+def with_metrics(run: RecordedRun, metrics: dict[str, float]) -> RecordedRun:
+    return replace(run, metrics={**run.metrics, **metrics})
+
+
 def test_a_setting_that_an_earlier_version_did_not_have_is_its_default() -> None:
-    new = with_settings(recorded(workers=4), training__precision="float32", model__dropout="0.0", model__depth="50")
-    assert measurements_of([recorded(), new])
+    new = {"training.precision": "float32", "model.dropout": "0.0", "model.depth": "50"}
+    assert measurements_of([recorded(), with_settings(recorded(workers=4), new)])
 
 
 def test_a_codec_with_different_settings_is_refused() -> None:
-    two, sixteen = (with_settings(recorded(codec="powersgd"), exchange__codec__rank=rank) for rank in ("2", "16"))
-    for runs, told in (([two, sixteen], "2 and 16"), ([sixteen, two], "16 and 2")):
-        with pytest.raises(ValueError, match=rf"have different exchange\.codec\.rank, {told}, so that their times"):
-            measurements_of(runs)
-    assert measurements_of([recorded(), two]), "another codec has settings of its own"
+    by_rank = {rank: with_settings(recorded(codec="powersgd"), {"exchange.codec.rank": rank}) for rank in ("2", "16")}
+    for first, second in (("2", "16"), ("16", "2")):
+        message = rf"have different exchange\.codec\.rank, {first} and {second}, so that their times"
+        with pytest.raises(ValueError, match=message):
+            measurements_of([by_rank[first], by_rank[second]])
+    assert measurements_of([recorded(), by_rank["2"]]), "another codec has settings of its own"
 
 
 def test_all_trainings_with_a_codec_say_what_it_costs() -> None:
     few = recorded(codec="onebit", encode=0.06)
-    more = recorded(workers=4, codec="onebit", encode=0.08)
-    more = replace(more, metrics={**more.metrics, "exchange/payload_bytes": 5e6})
+    more = with_metrics(recorded(workers=4, codec="onebit", encode=0.08), {"exchange/payload_bytes": 5e6})
     for runs in ([few, more], [more, few]):
         (codec,) = measurements_of(runs).codecs
-        assert sorted(codec.encode_seconds) == [0.06, 0.06, 0.08, 0.08]
-        assert codec.messages[0].bytes == 4_500_000
-
-
-def test_runs_of_different_models_are_refused() -> None:
-    other = recorded()
-    other = replace(other, metrics={**other.metrics, "summary/parameters": 2e6})
-    with pytest.raises(ValueError, match=r"of different models, with \[1000000, 2000000\] parameters"):
-        measurements_of([recorded(), other])
+        assert (sorted(codec.encode_seconds), codec.messages[0].bytes) == ([0.06, 0.06, 0.08, 0.08], 4_500_000)
 
 
 @pytest.mark.parametrize("ranks", [(2,), (2, 4), (2, 4, 8)])
@@ -195,24 +194,25 @@ def test_few_trainings_on_a_ring_say_its_speed(ranks: tuple[int, ...]) -> None:
     # 4 MB at 10 MB/s: each rank sends 2 (N - 1) / N of them.
     runs = [recorded(workers=count, wire=0.8 * (count - 1) / count, waiting=0.0) for count in ranks]
     wire = fit(measurements_of(runs)).links["recorded"].wires["allreduce"]
-    assert wire.bytes_per_second == pytest.approx(1e7)
-    assert (wire.operation_seconds, wire.hop_seconds) == (0.0, 0.0)
+    assert (wire.operation_seconds, wire.hop_seconds, wire.bytes_per_second) == (0.0, 0.0, pytest.approx(1e7))
 
 
-def test_beside_measured_links_the_model_is_that_of_the_runs(
-    scaling_measurements: Callable[..., dict[str, Any]],
-) -> None:
-    measured = Measurements.model_validate(scaling_measurements(), strict=False)
+@pytest.fixture
+def measured(scaling_measurements: Callable[..., dict[str, Any]]) -> Measurements:
+    return Measurements.model_validate(scaling_measurements(), strict=False)
+
+
+def test_beside_measured_links_the_model_is_that_of_the_runs(measured: Measurements) -> None:
     both = combined(measured, measurements_of([recorded()]))
     # 4 MB of gradients where 30 MB were measured.
     assert both.gradient_bytes == pytest.approx(4_000_000, rel=1e-6)
-    assert [codec.name for codec in both.codecs] == ["none", "small"]
-    assert both.codecs[0].dense_bytes == 4_000_000
-    assert both.codecs[1].messages[0].bytes == 40_000
-    assert both.codecs[1].encode_seconds == pytest.approx((0.06 * 4 / 30,))
+    none, small = both.codecs
+    assert (none.name, none.dense_bytes) == ("none", 4_000_000)
+    assert (small.name, small.messages[0].bytes) == ("small", 40_000)
+    assert small.encode_seconds == pytest.approx((0.06 * 4 / 30,))
     found = fit(both)
-    assert found.worker.seconds_per_image == pytest.approx(0.5 / 8)
-    assert found.links["mbit_100"].wires["allreduce"].bytes_per_second == pytest.approx(0.9 * 12.5e6)
+    speed = found.links["mbit_100"].wires["allreduce"].bytes_per_second
+    assert (found.worker.seconds_per_image, speed) == pytest.approx((0.5 / 8, 0.9 * 12.5e6))
 
 
 def test_a_codec_carries_what_the_trainings_sent_by_the_collectives_that_were_measured(
@@ -220,25 +220,19 @@ def test_a_codec_carries_what_the_trainings_sent_by_the_collectives_that_were_me
 ) -> None:
     """Its settings were others than those that were measured, or its tensors have other shapes."""
     values = scaling_measurements()
-    (small,) = [codec for codec in values["codecs"] if codec["name"] == "small"]
-    small["messages"] = [{"collective": "alltoall", "bytes": 300_000}, {"collective": "allgather", "bytes": 100_000}]
-    small["dense_bytes"] = 50_000
+    messages = [{"collective": "alltoall", "bytes": 300_000}, {"collective": "allgather", "bytes": 100_000}]
+    values["codecs"][1] |= {"messages": messages, "dense_bytes": 50_000}
     measured = Measurements.model_validate(values, strict=False)
-    run = recorded(codec="small", encode=0.01)
-    run = replace(run, metrics={**run.metrics, "exchange/payload_bytes": 1e6})
-    both = combined(measured, measurements_of([recorded(), run]))
-    (codec,) = [codec for codec in both.codecs if codec.name == "small"]
+    run = with_metrics(recorded(codec="small", encode=0.01), {"exchange/payload_bytes": 1e6})
+    _, codec = combined(measured, measurements_of([recorded(), run])).codecs
     # An alltoall or allgather costs half of an allreduce: 250,000 were measured, and a million was sent.
     assert [each.collective for each in codec.messages] == ["alltoall", "allgather"]
-    assert [each.bytes for each in codec.messages] == pytest.approx([1_200_000, 400_000], rel=1e-4)
-    assert codec.dense_bytes == pytest.approx(200_000, rel=1e-4)
-    assert codec.encode_seconds == (0.01, 0.01)
+    sent = [*(each.bytes for each in codec.messages), codec.dense_bytes]
+    assert sent == pytest.approx([1_200_000, 400_000, 200_000], rel=1e-4)
+    assert (codec.name, codec.encode_seconds) == ("small", (0.01, 0.01))
 
 
-def test_trainings_of_one_worker_leave_the_measured_stragglers(
-    scaling_measurements: Callable[..., dict[str, Any]],
-) -> None:
-    measured = Measurements.model_validate(scaling_measurements(), strict=False)
+def test_trainings_of_one_worker_leave_the_measured_stragglers(measured: Measurements) -> None:
     measured = measured.model_copy(update={"straggler_deviation": 0.07})
     assert combined(measured, measurements_of([recorded(workers=1)])).straggler_deviation == 0.07
     several = measurements_of([recorded()])
@@ -246,23 +240,14 @@ def test_trainings_of_one_worker_leave_the_measured_stragglers(
 
 
 def test_epochs_with_steps_in_float32_say_nothing_of_a_codec() -> None:
-    run = with_settings(recorded(codec="onebit"), exchange__warmup_steps="1")
+    run, short = (with_settings(recorded(codec="onebit"), {"exchange.warmup_steps": steps}) for steps in ("1", "2"))
     curves = {
         f"time/step_{name}_seconds": [Point(1, before, 0), Point(2, after, 0)]
         for name, before, after in (("wire", 4.0, 0.4), ("encode", 0.0, 0.06), ("decode", 0.0, 0.02))
     }
     found = measurements_of([replace(run, curves=run.curves | curves)])
-    assert found.collectives[0].seconds == (0.4,)
-    assert (found.codecs[0].encode_seconds, found.codecs[0].decode_seconds) == ((0.06,), (0.02,))
+    (codec,), (collective,) = found.codecs, found.collectives
+    assert (collective.seconds, codec.encode_seconds, codec.decode_seconds) == ((0.4,), (0.06,), (0.02,))
     assert len(found.compute[0].seconds) == 2, "computing is the same in all of them"
-    short = with_settings(recorded(codec="onebit"), exchange__warmup_steps="2")
     with pytest.raises(ValueError, match=r"onebit2 has no epoch without steps in float32, of which exchange\.warmup_s"):
         measurements_of([short])
-
-
-def test_waits_behind_buckets_of_other_sizes_do_not_belong_together() -> None:
-    small, large = (with_settings(recorded(), exchange__bucket_mib=size) for size in ("1.0", "25.0"))
-    with pytest.raises(ValueError, match=r"have different exchange\.bucket_mib, 1\.0 and 25\.0"):
-        measurements_of([small, large])
-    alone = with_settings(recorded(workers=1), exchange__bucket_mib="25.0")
-    assert measurements_of([small, alone]), "one worker waits for nobody"

@@ -6,73 +6,59 @@ from dataclasses import replace
 import pytest
 
 from pipelines.scaling.collectives import Topology, Wire, ring_seconds
+from pipelines.scaling.measurements import CollectiveName
 from pipelines.scaling.step import (
     RESOURCES,
     CodecCosts,
     Worker,
     binding_resource,
-    compute_seconds,
     make_buckets,
     step_seconds,
 )
 
 MIB = 1 << 20
 WIRE = Wire(0.005, 0.001, 1e6)
-SLOW = Topology({"allreduce": WIRE, "alltoall": WIRE, "allgather": WIRE})
-FREE = Topology(dict.fromkeys(("allreduce", "alltoall", "allgather"), Wire(0.0, 0.0, math.inf)))
+COLLECTIVES: tuple[CollectiveName, ...] = ("allreduce", "alltoall", "allgather")
+SLOW = Topology(dict.fromkeys(COLLECTIVES, WIRE))
+FREE = Topology(dict.fromkeys(COLLECTIVES, Wire(0.0, 0.0, math.inf)))
 AT_THE_END = Worker(0.1, 0.05, 0.0, ((4e6, 1.0),))
 SPREAD = Worker(0.1, 0.05, 0.0, ((1e6, 0.4), (1e6, 0.6), (2e6, 0.9)))
 DENSE = CodecCosts("none", (), 4e6, 0.0, 0.0)
 SMALL = CodecCosts("small", (("alltoall", 4e4), ("allgather", 4e4)), 0.0, 0.06, 0.02)
 
 
-def test_one_worker_does_not_communicate() -> None:
-    for bucket in (None, 1.0):
-        assert step_seconds(SPREAD, DENSE, SLOW, 1, 8, bucket) == pytest.approx(0.5)
-    assert step_seconds(SPREAD, SMALL, SLOW, 1, 8, None) == pytest.approx(0.5 + 0.08)
+def link(bytes_per_second: float) -> Topology:
+    return Topology(dict.fromkeys(COLLECTIVES, Wire(0.0, 0.0, bytes_per_second)))
 
 
-def test_without_overlap_everything_adds_up() -> None:
-    # 0.5 s of computing; 0.005 + 2 * 3 * 0.001 + 1.5 * 4 s.
-    assert step_seconds(AT_THE_END, DENSE, SLOW, 4, 8, None) == pytest.approx(0.5 + 6.011)
-    # Encode, 3 hops and 3 / 4 of 40 kB, half of the decoding, the same again.
-    wire = 0.005 + 0.003 + 0.75 * 0.04
-    assert step_seconds(AT_THE_END, SMALL, SLOW, 4, 8, None) == pytest.approx(0.5 + 0.06 + wire + 0.01 + wire + 0.01)
-
-
-def test_a_bucket_travels_while_later_ones_are_computed() -> None:
-    fast = Topology({"allreduce": Wire(0.0, 0.0, 1e7)})
-    # Two workers: 0.1, 0.1 and 0.2 s on the link; ready at 0.2, 0.3 and 0.45 of 0.5 s; the update takes 0.05.
-    assert step_seconds(SPREAD, DENSE, fast, 2, 8, 0.5) == pytest.approx(0.45 + 0.2 + 0.05)
-    # One bucket: all of it after the last gradient.
-    assert step_seconds(SPREAD, DENSE, fast, 2, 8, None) == pytest.approx(0.45 + 0.4 + 0.05)
-    # A link that is busy from the first bucket on: 0.2 + (0.1 + 0.1 + 0.2) * 10.
-    slow = Topology({"allreduce": Wire(0.0, 0.0, 1e6)})
-    assert step_seconds(SPREAD, DENSE, slow, 2, 8, 0.5) == pytest.approx(0.2 + 4.0 + 0.05)
-
-
-def test_encoding_takes_the_processor_from_computing() -> None:
-    # No time on the link: 0.08 s more than computing, however the buckets are.
-    for bucket in (0.5, 1.0, None):
-        assert step_seconds(SPREAD, SMALL, FREE, 8, 8, bucket) == pytest.approx(0.5 + 0.08)
-
-
-def test_an_infinitely_fast_link_leaves_computing() -> None:
-    for workers in (2, 64, 1024):
-        assert step_seconds(SPREAD, DENSE, FREE, workers, 8, 8.0) == pytest.approx(compute_seconds(SPREAD, 8))
-
-
-def test_a_step_never_gets_shorter_by_more_workers_of_the_same_batch() -> None:
-    uneven = replace(SPREAD, straggler_deviation=0.05)
-    for codec in (DENSE, SMALL):
-        for bucket in (1.0, None):
-            seconds = [step_seconds(uneven, codec, SLOW, 2**power, 8, bucket) for power in range(11)]
-            assert seconds == sorted(seconds)
-
-
-def test_weak_scaling_without_costs_is_flat() -> None:
-    steps = {step_seconds(SPREAD, DENSE, FREE, 2**power, 8, 8.0) for power in range(11)}
-    assert max(steps) - min(steps) < 1e-12
+@pytest.mark.parametrize(
+    ("worker", "codec", "topology", "workers", "bucket_mib", "expected"),
+    [
+        # One worker does not communicate.
+        (SPREAD, DENSE, SLOW, 1, None, 0.5),
+        (SPREAD, DENSE, SLOW, 1, 1.0, 0.5),
+        (SPREAD, SMALL, SLOW, 1, None, 0.5 + 0.08),
+        # Without overlap everything adds up: 0.5 s of computing; 0.005 + 2 * 3 * 0.001 + 1.5 * 4 s.
+        (AT_THE_END, DENSE, SLOW, 4, None, 0.5 + 6.011),
+        # Encode, 3 hops and 3 / 4 of 40 kB, half of the decoding, the same again.
+        (AT_THE_END, SMALL, SLOW, 4, None, 0.5 + 0.06 + 2 * (0.005 + 0.003 + 0.75 * 0.04 + 0.01)),
+        # A bucket travels while later ones are computed. Two workers: 0.1, 0.1 and 0.2 s on the link; ready at 0.2,
+        # 0.3 and 0.45 of 0.5 s; the update takes 0.05.
+        (SPREAD, DENSE, link(1e7), 2, 0.5, 0.45 + 0.2 + 0.05),
+        # One bucket: all of it after the last gradient.
+        (SPREAD, DENSE, link(1e7), 2, None, 0.45 + 0.4 + 0.05),
+        # A link that is busy from the first bucket on: 0.2 + (0.1 + 0.1 + 0.2) * 10.
+        (SPREAD, DENSE, link(1e6), 2, 0.5, 0.2 + 4.0 + 0.05),
+        # Encoding takes the processor from computing: 0.08 s more than computing, however the buckets are.
+        *((SPREAD, SMALL, FREE, 8, bucket, 0.5 + 0.08) for bucket in (0.5, 1.0, None)),
+        # An infinitely fast link leaves computing, with any number of workers.
+        *((SPREAD, DENSE, FREE, workers, 8.0, 0.5) for workers in (2, 64, 1024)),
+    ],
+)
+def test_a_step_by_hand(
+    worker: Worker, codec: CodecCosts, topology: Topology, workers: int, bucket_mib: float | None, expected: float
+) -> None:
+    assert step_seconds(worker, codec, topology, workers, 8, bucket_mib) == pytest.approx(expected)
 
 
 def test_the_slowest_of_two_workers_by_hand() -> None:
@@ -81,22 +67,31 @@ def test_the_slowest_of_two_workers_by_hand() -> None:
     assert step_seconds(uneven, DENSE, FREE, 2, 8, None) == pytest.approx(expected, rel=1e-4)
 
 
-def test_the_faster_codec_changes_where_the_formula_says() -> None:
+@pytest.mark.parametrize("codec", [DENSE, SMALL])
+@pytest.mark.parametrize("bucket_mib", [1.0, None])
+def test_a_step_never_gets_shorter_by_more_workers_of_the_same_batch(
+    codec: CodecCosts, bucket_mib: float | None
+) -> None:
+    uneven = replace(SPREAD, straggler_deviation=0.05)
+    seconds = [step_seconds(uneven, codec, SLOW, 2**power, 8, bucket_mib) for power in range(11)]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.parametrize("workers", [2, 8])
+def test_the_faster_codec_changes_where_the_formula_says(workers: int) -> None:
     """Dense: 4 MB; the codec: 0.08 s and 40 kB; both 2 (N - 1) / N times, so equal at 3.96 MB / beta = 0.08 s."""
-    for workers in (2, 8):
-        crossover = 2 * (workers - 1) / workers * (4e6 - 4e4) / 0.08
-        for factor, dense_wins in ((0.99, False), (1.01, True)):
-            wire = Wire(0.0, 0.0, factor * crossover)
-            topology = Topology({"allreduce": wire, "alltoall": wire, "allgather": wire})
-            dense, small = (step_seconds(AT_THE_END, codec, topology, workers, 8, None) for codec in (DENSE, SMALL))
-            assert (dense < small) == dense_wins
+    crossover = 2 * (workers - 1) / workers * (4e6 - 4e4) / 0.08
+    for factor, dense_wins in ((0.99, False), (1.01, True)):
+        wires = link(factor * crossover)
+        dense, small = (step_seconds(AT_THE_END, codec, wires, workers, 8, None) for codec in (DENSE, SMALL))
+        assert (dense < small) == dense_wins
 
 
 def test_dense_gradients_beside_a_codec_are_one_more_operation() -> None:
-    with_dense = replace(SMALL, dense_bytes=1e4)
-    more = step_seconds(AT_THE_END, with_dense, SLOW, 4, 8, None) - step_seconds(AT_THE_END, SMALL, SLOW, 4, 8, None)
+    codecs = (SMALL, replace(SMALL, dense_bytes=1e4))
+    without, with_dense = (step_seconds(AT_THE_END, codec, SLOW, 4, 8, None) for codec in codecs)
     # It travels while the bucket is encoded: what is left of it is hidden by nothing else.
-    assert 0 <= more <= ring_seconds("allreduce", 1e4, 4, WIRE)
+    assert 0 <= with_dense - without <= ring_seconds("allreduce", 1e4, 4, WIRE)
 
 
 def test_buckets_are_those_of_the_exchange() -> None:
@@ -121,6 +116,5 @@ def test_buckets_are_those_of_the_exchange() -> None:
     ],
 )
 def test_what_binds(worker: Worker, codec: CodecCosts, wire: Wire, bound: str) -> None:
-    topology = Topology({"allreduce": wire, "alltoall": wire, "allgather": wire})
-    assert bound in RESOURCES
-    assert binding_resource(worker, codec, topology, 8, 8, None) == bound
+    found = binding_resource(worker, codec, Topology(dict.fromkeys(COLLECTIVES, wire)), 8, 8, None)
+    assert found == bound in RESOURCES

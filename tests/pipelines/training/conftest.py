@@ -1,10 +1,24 @@
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from mlflow import MlflowClient
 
+from conf.load import resolve
+from models.losses import classification_loss
 from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.sample import ImageGroup
+from pipelines.training.accumulation import Accumulation
+from pipelines.training.checkpoint import TrainingState
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.recipe import make_exchange
+from pipelines.training.resume import Checkpoints
+from pipelines.training.step import make_accumulate, make_train_step
+from pipelines.training.weight_average import WeightAverage
+from tests.pipelines.training.manifests import rgb_manifest
 
 
 class OneRank:
@@ -43,6 +57,72 @@ def one_rank() -> OneRank:
     return OneRank()
 
 
+class Training:
+    """A copy of a model that is trained by SGD, and its checkpoints."""
+
+    def __init__(
+        self,
+        original: keras.Model,
+        folder: Path,
+        one_rank: Any,
+        *,
+        codec: str = "none",
+        micro_batches: int = 1,
+        ema: float | None = None,
+        scale: LossScale | None = None,
+    ) -> None:
+        self.model, loss = keras.models.clone_model(original), classification_loss("multi_label")
+        self.model.set_weights(original.get_weights())
+        # Keras averages the trainable variables too: this is what ours must equal.
+        averages: dict[str, Any] = {"use_ema": True, "ema_momentum": ema} if ema else {}
+        self.optimizer = keras.optimizers.SGD(0.1, momentum=0.9, name="sgd", **averages)
+        self.optimizer.build(self.model.trainable_variables)
+        exchange = make_exchange(resolve("smoke", [f"exchange.codec={codec}", "exchange.dense_below=0"]), one_rank)
+        self._micro_batches = micro_batches
+        sums: Any = Accumulation(self.model, micro_batches) if micro_batches > 1 else None
+        self.average: Any = WeightAverage(self.model, ema) if ema else None
+        self._accumulate = make_accumulate(self.model, loss, sums, jit_compile=False)
+        self._update = make_train_step(
+            self.model,
+            loss,
+            self.optimizer,
+            exchange,
+            jit_compile=False,
+            accumulation=sums,
+            average=self.average,
+            loss_scale=scale,
+        )
+        self.variables = [*self.model.variables, *self.optimizer.variables]
+        self.variables += self.average.variables if ema else []
+        initial = TrainingState(0, 0, 0, 8, "run", "data", [])
+        self.checkpoints = Checkpoints(folder, initial, self.variables, exchange, one_rank)
+
+    def step(self, images: dict[str, np.ndarray], targets: np.ndarray, number: int = 0) -> float:
+        """Take a step with images that are turned by so many rows; its loss."""
+        *earlier, last = [
+            ({name: tf.constant(np.roll(group, number, axis=1)[rows]) for name, group in images.items()}, targets[rows])
+            for rows in np.split(np.arange(len(targets)), self._micro_batches)
+        ]
+        for batch, truth in earlier:
+            self._accumulate(batch, tf.constant(truth))
+        return float(self._update(last[0], tf.constant(last[1])))
+
+    @property
+    def values(self) -> list[np.ndarray]:
+        return [np.array(variable) for variable in self.variables]
+
+
+@pytest.fixture
+def make_training(tiny_model: keras.Model, tmp_path: Path, one_rank: OneRank) -> Callable[..., Training]:
+    return lambda **settings: Training(tiny_model, tmp_path, one_rank, **settings)
+
+
+@pytest.fixture
+def client(module_mlflow_store: str) -> MlflowClient:
+    """Reads the store of this module, which is in use."""
+    return MlflowClient(module_mlflow_store)
+
+
 @pytest.fixture
 def tiny_model() -> keras.Model:
     """Two image inputs, one convolution, batch norm, three classes."""
@@ -68,13 +148,4 @@ def targets() -> np.ndarray:
 @pytest.fixture
 def manifest() -> Manifest:
     """A dataset of small RGB images of two classes."""
-    return Manifest(
-        archive="image_folder",
-        task="single_label",
-        class_names=("water", "land"),
-        groups=(ImageGroup("rgb", (32, 32, 3), "uint8", ("red", "green", "blue")),),
-        splits={},
-        statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
-        settings={},
-        source_fingerprint="abc",
-    )
+    return rgb_manifest(statistics={"rgb": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)})

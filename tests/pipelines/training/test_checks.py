@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from conf.load import load
-from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, read_manifest, write_manifest
+from pipelines.dataset.manifest import BandStatistics, read_manifest, write_manifest
 from pipelines.sample import ImageGroup
 from pipelines.training import checks
 from pipelines.training.checkpoint import TrainingState, save_checkpoint
@@ -24,46 +25,44 @@ from pipelines.training.checks import (
     check_output,
     check_resume,
 )
+from tests.pipelines.training.manifests import rgb_manifest
 
 
-def manifest(
-    shape: tuple[int, int, int] = (32, 32, 3), statistics: Any = None, splits: dict[str, Split] | None = None
-) -> Manifest:
-    return Manifest(
-        archive="image_folder",
-        task="single_label",
-        class_names=("water", "land"),
-        groups=(ImageGroup("rgb", shape, "uint8", ("red", "green", "blue")),),
-        splits=splits or {},
-        statistics={"rgb": statistics or BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3)},
-        settings={},
-        source_fingerprint="abc",
-    )
-
-
-def test_quarter_turns_need_squares() -> None:
-    config = load("smoke", ["input.augmentation=dihedral"])
-    _check_model_input(config, manifest())
-    with pytest.raises(ValueError, match=r"group 'rgb' of .* has 32 x 40 pixels, no square: choose another input"):
-        _check_model_input(config, manifest((32, 40, 3)))
-    _check_model_input(load("smoke", ["input.augmentation=flips"]), manifest((32, 40, 3)))
-
-
-@pytest.mark.parametrize(("network", "least"), [("airbench", 9), ("resnet9", 8), ("resnet9, stem_stride: 2", 16)])
-def test_images_that_are_too_small_for_the_network_are_refused(network: str, least: int) -> None:
-    config = load("smoke", [f"model={{name: {network}}}"])
-    _check_model_input(config, manifest((least, least, 3)))
-    message = (
-        rf"^model\.name=\w+ needs images of at least {least} pixels on each side, and those of .* have {least - 1}:"
-    )
+@pytest.mark.parametrize(
+    ("setting", "fits", "refused", "message"),
+    [
+        (
+            "input.augmentation=dihedral",
+            (32, 32, 3),
+            (32, 40, 3),
+            r"group 'rgb' of .* has 32 x 40 pixels, no square: choose another input",
+        ),
+        *(
+            (
+                f"model={{name: {network}}}",
+                (least, least, 3),
+                (32, least - 1, 3),
+                rf"^model\.name=\w+ needs images of at least {least} pixels on each side, and those of .* have "
+                rf"{least - 1}:",
+            )
+            for network, least in (("airbench", 9), ("resnet9", 8), ("resnet9, stem_stride: 2", 16))
+        ),
+    ],
+)
+def test_images_that_do_not_fit_are_refused(
+    setting: str, fits: tuple[int, int, int], refused: tuple[int, int, int], message: str
+) -> None:
+    config = load("smoke", [setting])
+    _check_model_input(config, rgb_manifest(fits))
     with pytest.raises(ValueError, match=message):
-        _check_model_input(config, manifest((32, least - 1, 3)))
+        _check_model_input(config, rgb_manifest(refused))
 
 
-def test_statistics_of_every_band_are_needed() -> None:
+def test_flips_need_no_squares_and_every_band_has_statistics() -> None:
+    _check_model_input(load("smoke", ["input.augmentation=flips"]), rgb_manifest((32, 40, 3)))
     short = BandStatistics(mean=(1.0,) * 2, std=(1.0,) * 2)
     with pytest.raises(ValueError, match=r"no finite mean and standard deviation for each of the 3 bands of group"):
-        _check_model_input(load("smoke"), manifest(statistics=short))
+        _check_model_input(load("smoke"), rgb_manifest(statistics={"rgb": short}))
 
 
 def test_an_output_that_cannot_be_written_is_found_by_the_driver(tmp_path: Path) -> None:
@@ -79,15 +78,13 @@ def test_an_output_in_the_dataset_is_refused(tmp_path: Path, output: str) -> Non
     for name in ("dataset", "other"):
         (tmp_path / name).mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "dataset")
-    dataset = f"dataset.path={tmp_path / 'dataset'}"
-    message = rf"training\.output=.*/{output} is (in )?the dataset {tmp_path}/dataset: choose a folder outside of it$"
-    with pytest.raises(ValueError, match=message):
-        check_output(load("smoke", [dataset, f"training.output={tmp_path}/{output}"]))
+    behind_a_url = (r"s3://bucket/dataset", "s3a://bucket", "dataset/outputs")
+    for dataset, place, under in ((tmp_path / "dataset", tmp_path, output), behind_a_url):
+        message = rf"training\.output={place}/{under} is (in )?the dataset {dataset}: choose a folder outside of it$"
+        with pytest.raises(ValueError, match=message):
+            check_output(load("smoke", [f"dataset.path={dataset}", f"training.output={place}/{under}"]))
     assert list((tmp_path / "dataset").iterdir()) == []
-    check_output(load("smoke", [dataset, f"training.output={tmp_path}"]))
-    behind_a_url = ["dataset.path=s3://bucket/dataset", "training.output=s3a://bucket/dataset/outputs"]
-    with pytest.raises(ValueError, match=r"training\.output=s3a://.* is in the dataset s3://bucket/dataset"):
-        check_output(load("smoke", behind_a_url))
+    check_output(load("smoke", [f"dataset.path={tmp_path / 'dataset'}", f"training.output={tmp_path}"]))
 
 
 @pytest.mark.parametrize(
@@ -106,16 +103,21 @@ def test_a_read_only_or_full_output_is_found_by_the_driver(
         raise OSError(number, os.strerror(number), str(self))
 
     monkeypatch.setattr(Path, "open", refuse)  # root may write to any folder, and a disk is not filled here
-    with pytest.raises(RuntimeError) as refused:
+    message = re.escape(f"cannot write to {tmp_path} ({os.strerror(number)}): {remedy}")
+    with pytest.raises(RuntimeError, match=f"^{message}$"):
         check_output(chosen)
-    assert str(refused.value) == f"cannot write to {tmp_path} ({os.strerror(number)}): {remedy}"
+
+
+def resumed(folder: Path, state: TrainingState, *settings: str, order: str = "any row") -> list[str]:
+    """The settings that continue a run whose newest checkpoint is that of the state."""
+    state = replace(state, order=f"groundswell's reader, {order}")
+    save_checkpoint(folder / "run" / "checkpoints", state, [])
+    return [f"training.output={folder}", "training.resume_run=run", *settings]
 
 
 def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
-    dataset = manifest()
-    state = TrainingState(3, 12, 0, 8, "run", dataset.fingerprint, [])
-    save_checkpoint(tmp_path / "run" / "checkpoints", state, [])
-    config = load("smoke", [f"training.output={tmp_path}", "training.resume_run=run"])
+    dataset = rgb_manifest()
+    config = load("smoke", resumed(tmp_path, TrainingState(3, 12, 0, 8, "run", dataset.fingerprint, [])))
     with pytest.raises(ValueError, match=r"has done 3 epochs, more than training\.epochs=2: raise training\.epochs"):
         check_resume(config, dataset)
     check_output(config)
@@ -134,13 +136,10 @@ def test_more_epochs_than_asked_for_are_refused(tmp_path: Path) -> None:
 def test_the_middle_of_an_epoch_beyond_the_end_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: list[str], end: str
 ) -> None:
-    monkeypatch.setattr(checks, "_window_rows", lambda config, manifest: None)
-    split = Split(shards=(Shard(file="train/a.parquet", row_groups=(32,), size=1),), class_counts=(16, 16))
-    dataset, history = manifest(splits={"train": split}), [{"val/top_1": 0.5}] * 3
+    monkeypatch.setattr(checks, "window_rows", lambda *_: None)  # there are no files
+    dataset, history = rgb_manifest(splits={"train": (16, 16)}), [{"val/top_1": 0.5}] * 3
     state = TrainingState(3, 14, 0, 8, "run", dataset.fingerprint, history, loss_sum=2.0, loss_count=2)
-    state = replace(state, order="groundswell's reader, any row")
-    save_checkpoint(tmp_path / "run" / "checkpoints", state, [])
-    before = [f"training.output={tmp_path}", "training.resume_run=run"]
+    before = resumed(tmp_path, state)
     with pytest.raises(ValueError, match=rf"is in the middle of epoch 4, and training would end {end}: raise training"):
         check_resume(load("smoke", [*before, *settings]), dataset)
     check_resume(load("smoke", [*before, "training.epochs=4"]), dataset)
@@ -155,8 +154,7 @@ def test_another_order_within_an_epoch_is_refused(
 ) -> None:
     dataset = read_manifest(small_dataset)
     state = TrainingState(0, 1, 0, 8, "run", dataset.fingerprint, [], loss_sum=2.0, loss_count=2)
-    save_checkpoint(tmp_path / "run" / "checkpoints", replace(state, order=f"groundswell's reader, {order}"), [])
-    before = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", "training.resume_run=run"]
+    before = resumed(tmp_path, state, f"dataset.path={small_dataset}", order=order)
     if order == "any row":
         check_resume(load("smoke", before), dataset)
     if "cache" in setting:  # as where the rows are compressed, and do not fit
@@ -174,34 +172,38 @@ def test_a_resumed_run_needs_no_source_of_weights(small_dataset: Path) -> None:
     check_dataset(load("smoke", [*settings, "training.resume_run=run"]))
 
 
-def test_steps_beyond_the_end_are_not_traced() -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            ["training.trace_steps=[19, 21]"],
+            r"trace_steps=\[19, 21\] is beyond the end of the run, which has 20 steps \(2 epochs of 10\)",
+        ),
+        (
+            ["training.tensorflow_profiler=true", "training.trace_steps=[19, 20]", "training.output=s3://a/b"],
+            r"tensorflow_profiler=true writes files, and training\.output=s3://a/b is a URL",
+        ),
+    ],
+)
+def test_steps_beyond_the_end_are_not_traced(settings: list[str], message: str) -> None:
     dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=80)})
     _check_trace(load("smoke", ["training.trace_steps=[19, 20]"]), dataset)
-    with pytest.raises(
-        ValueError,
-        match=r"trace_steps=\[19, 21\] is beyond the end of the run, which has 20 steps \(2 epochs of 10\)",
-    ):
-        _check_trace(load("smoke", ["training.trace_steps=[19, 21]"]), dataset)
-    profiled = ["training.tensorflow_profiler=true", "training.trace_steps=[19, 20]"]
-    with pytest.raises(
-        ValueError, match=r"tensorflow_profiler=true writes files, and training\.output=s3://a/b is a URL"
-    ):
-        _check_trace(load("smoke", [*profiled, "training.output=s3://a/b"]), dataset)
+    with pytest.raises(ValueError, match=message):
+        _check_trace(load("smoke", settings), dataset)
 
 
 def test_upsampling_needs_images_of_several_sizes() -> None:
     config = load("smoke", ["input.upsampling=bilinear"])
-    fine, coarse = (
-        ImageGroup("fine", (32, 32, 3), "uint8", ("a", "b", "c")),
-        ImageGroup("z", (16, 16, 1), "uint8", ("d",)),
-    )
-    statistics = {"fine": BandStatistics(mean=(1.0,) * 3, std=(1.0,) * 3), "z": BandStatistics(mean=(1.0,), std=(1.0,))}
-    both = manifest().model_copy(update={"groups": (fine, coarse), "statistics": statistics})
+    groups = (ImageGroup("fine", (32, 32, 3), "uint8", ("a", "b", "c")), ImageGroup("z", (16, 16, 1), "uint8", ("d",)))
+    statistics = {
+        group.name: BandStatistics(mean=(1.0,) * len(group.bands), std=(1.0,) * len(group.bands)) for group in groups
+    }
+    both = rgb_manifest().model_copy(update={"groups": groups, "statistics": statistics})
     _check_model_input(config, both)
     message = r"^input\.upsampling=bilinear has no effect: all images of .* have 32 x 32 pixels$"
-    for one_size in (manifest(), both):
+    for one_size, chosen in ((rgb_manifest(), config), (both, config.override("input.bands=[a, b]"))):
         with pytest.raises(ValueError, match=message):
-            _check_model_input(config.override("input.bands=[a, b]") if one_size is both else config, one_size)
+            _check_model_input(chosen, one_size)
 
 
 def test_what_our_own_reader_will_read_is_checked(small_dataset: Path, tmp_path: Path) -> None:
@@ -209,12 +211,12 @@ def test_what_our_own_reader_will_read_is_checked(small_dataset: Path, tmp_path:
     shutil.copytree(small_dataset, damaged)
     shard = min(damaged.glob("train/part-*.parquet"))
     shard.write_bytes(shard.read_bytes()[:-1])
-    settings = [f"dataset.path={damaged}", "reader.name=petastorm"]
-    check_dataset(load("smoke", settings))  # Petastorm reads the training split in the ranks
-    with pytest.raises(ValueError, match=f"^shard {shard} has "):
-        check_dataset(load("smoke", [*settings, "model=airbench"]))  # rank 0 whitens by some of its rows
-    with pytest.raises(ValueError, match=f"^shard {shard} has "):
-        check_dataset(load("smoke", settings[:1]))
+    petastorm = [f"dataset.path={damaged}", "reader.name=petastorm"]
+    check_dataset(load("smoke", petastorm))  # Petastorm reads the training split in the ranks
+    # Rank 0 whitens by some of its rows.
+    for settings in ([*petastorm, "model=airbench"], petastorm[:1]):
+        with pytest.raises(ValueError, match=f"^shard {shard} has "):
+            check_dataset(load("smoke", settings))
 
 
 @pytest.mark.parametrize("setting", ["cache_folder=/tmp/cache", "cache_limit_gib=50.0"])
@@ -224,38 +226,39 @@ def test_a_dataset_that_needs_no_cache(setting: str) -> None:
         _check_cache_is_default(load("smoke", [f"reader.{setting}"]))
 
 
-def test_a_global_batch_that_does_not_divide_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        (
+            "training.global_batch_size=20",
+            r"global_batch_size=20 does not divide into batches of 4 on each of 2 workers: make it a multiple of 8",
+        ),
+        (
+            "training.accumulation_steps=200",
+            r"fewer than one global batch of 1600 \(2 workers x 200 micro-batches x 4\): lower training",
+        ),
+    ],
+)
+def test_a_global_batch_that_does_not_divide_is_refused(setting: str, message: str) -> None:
     dataset: Any = SimpleNamespace(splits={"train": SimpleNamespace(rows=1000)})
     _check_steps(load("smoke", ["training.global_batch_size=24"]), dataset)
-    with pytest.raises(
-        ValueError,
-        match=r"global_batch_size=20 does not divide into batches of 4 on each of 2 workers: make it a multiple of 8",
-    ):
-        _check_steps(load("smoke", ["training.global_batch_size=20"]), dataset)
-    with pytest.raises(
-        ValueError, match=r"fewer than one global batch of 1600 \(2 workers x 200 micro-batches x 4\): lower training"
-    ):
-        _check_steps(load("smoke", ["training.accumulation_steps=200"]), dataset)
+    with pytest.raises(ValueError, match=message):
+        _check_steps(load("smoke", [setting]), dataset)
 
 
-def test_a_training_split_is_needed(tmp_path: Path) -> None:
-    shard = Shard(file="test/part-00000.parquet", row_groups=(3,), size=99)
-    only_test = {"test": Split(shards=(shard,), class_counts=(2, 1))}
-    write_manifest(manifest().model_copy(update={"splits": only_test}), tmp_path)
-    with pytest.raises(ValueError, match=r"has no training split, only test$"):
-        check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))
-    write_manifest(manifest().model_copy(update={"splits": {}}), tmp_path)
-    with pytest.raises(ValueError, match=r"has no training split, only no split at all$"):
-        check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))
-
-
-def test_a_validation_split_without_samples_is_refused(tmp_path: Path) -> None:
-    """Earlier versions wrote one where all of its images were bad, and training ended after its first epoch."""
-    shards = [
-        Shard(file=f"{split}/part-00000.parquet", row_groups=rows, size=99)
-        for split, rows in (("train", (64,)), ("validation", ()))
-    ]
-    splits = {shard.file.split("/")[0]: Split(shards=(shard,), class_counts=(0, 0)) for shard in shards}
-    write_manifest(manifest().model_copy(update={"splits": splits}), tmp_path)
-    with pytest.raises(ValueError, match=r"every sample of the validation split of .* is bad, as _rejected\.parquet"):
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"test": (2, 1)}, r"has no training split, only test$"),
+        ({}, r"has no training split, only no split at all$"),
+        # Earlier versions wrote one where all of its images were bad, and training ended after its first epoch.
+        (
+            {"train": (64, 0), "validation": (0, 0)},
+            r"every sample of the validation split of .* is bad, as _rejected\.parquet",
+        ),
+    ],
+)
+def test_splits_that_are_needed(tmp_path: Path, splits: dict[str, tuple[int, ...]], message: str) -> None:
+    write_manifest(rgb_manifest(splits=splits), tmp_path)
+    with pytest.raises(ValueError, match=message):
         check_dataset(load("smoke", [f"dataset.path={tmp_path}"]))

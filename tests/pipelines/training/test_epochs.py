@@ -2,48 +2,47 @@
 
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 
 from conf.load import load
 from pipelines.launch.report import StoppedOnRequest
 from pipelines.training.checkpoint import TrainingState
-from pipelines.training.epochs import Epochs, Place
+from pipelines.training.epochs import Epochs
 
 STEPS = 4
 
 
-class BeganError(Exception):
-    """An epoch was begun."""
-
-
 @pytest.fixture
-def epochs_of(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Makes `Epochs` of two epochs on one rank, which is asked to stop."""
+def epochs_of() -> Any:
+    """Makes `Epochs` of two epochs on one rank, which is asked to stop; an epoch that begins fails."""
 
-    def begin(self: Epochs, place: Place, history: Any, began: float) -> float:
-        raise BeganError(place.start_step)
-
-    monkeypatch.setattr(Epochs, "_train_one", begin)
+    def begin(epoch: int, start_step: int) -> NoReturn:
+        raise RuntimeError(f"an epoch began at step {start_step}")
 
     def make(
         *,
         recovery: object = None,
-        record: object = None,
+        record: Any = None,
         validate: object = None,
         block: Callable[[int], int] = lambda step: step,
     ) -> Epochs:
         rank: Any = SimpleNamespace(
             config=load("smoke", ["training.epochs=2"]),
             steps=STEPS,
+            sizes=[None, None],
             stop=SimpleNamespace(is_requested_now=lambda: True),
             recovery=recovery,
             mode=SimpleNamespace(block=block),
             validate=validate,
+            data=SimpleNamespace(batches_of=begin),
+            parts=SimpleNamespace(collective=None, model=None),
+            checkpoints=SimpleNamespace(initial=None),
+            come_together=None,
+            trainer=None,
         )
-        made: Any = record
-        return Epochs(rank, made, measurements=None, sampler=None, tracer=None)  # type: ignore[arg-type]
+        return Epochs(rank, record, measurements=None, sampler=None, tracer=None)  # type: ignore[arg-type]
 
     return make
 
@@ -52,21 +51,28 @@ def state(epochs_done: int, step: int) -> TrainingState:
     return TrainingState(epochs_done, step, 0, 8, "run", "data", [{"val/top_1": 0.5}] * epochs_done)
 
 
-@pytest.mark.parametrize(("step", "recovery"), [(0, None), (0, "kept"), (4, "kept"), (5, None)])
-def test_where_a_checkpoint_has_all_steps_training_stops_at_once(epochs_of: Any, step: int, recovery: Any) -> None:
-    with pytest.raises(StoppedOnRequest, match=f"^stopped after step {step}$"):
-        epochs_of(recovery=recovery).train(state(step // STEPS, step))
+@pytest.mark.parametrize(
+    ("step", "recovery", "every", "stops_after"),
+    [
+        (0, None, 1, 0),
+        (0, "kept", 1, 0),
+        (4, "kept", 1, 4),
+        (5, None, 1, 5),
+        # Ranks that are together at an epoch's end only decide alike, whatever step each has kept.
+        *((step, "kept", STEPS, 4) for step in (4, 5, 7)),
+    ],
+)
+def test_where_a_checkpoint_has_all_steps_training_stops_at_once(
+    epochs_of: Any, step: int, recovery: Any, every: int, stops_after: int
+) -> None:
+    epochs = epochs_of(recovery=recovery, block=lambda step: step // every * every)
+    with pytest.raises(StoppedOnRequest, match=f"^stopped after step {stops_after}$"):
+        epochs.train(state(step // STEPS, step))
 
 
 def test_what_ranks_keep_in_memory_only_gets_a_step_after_which_a_checkpoint_is_written(epochs_of: Any) -> None:
-    with pytest.raises(BeganError, match="1"):
+    with pytest.raises(RuntimeError, match="an epoch began at step 1"):
         epochs_of(recovery="kept").train(state(1, 5))
-
-
-def test_ranks_that_are_together_at_an_epochs_end_only_decide_alike_whatever_step_each_has_kept(epochs_of: Any) -> None:
-    for step in (4, 5, 7):
-        with pytest.raises(StoppedOnRequest, match=r"^stopped after step 4$"):
-            epochs_of(recovery="kept", block=lambda step: step // STEPS * STEPS).train(state(1, step))
 
 
 @pytest.mark.parametrize(("step", "drawn"), [(8, [8]), (9, [])])

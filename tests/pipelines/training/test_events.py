@@ -18,6 +18,7 @@ NEEDS = Needs(weights=1, gradients=2, optimizer=3, exchange=4, sample=5)
     [
         events.Compiling(),
         events.StepTrained(epoch=1, epochs=2, step=3, steps=4, loss=0.5, images_per_second=6.0),
+        events.StepTrained(epoch=1, epochs=1, step=1, steps=1, loss=math.nan, images_per_second=1.0),
         events.EpochTrained(epoch=1, epochs=2, metrics={"train/loss": 0.5}, where="here", is_last=True),
         events.SavingModel(),
         events.TrackingNews(news="away", reason="no answer"),
@@ -29,15 +30,8 @@ NEEDS = Needs(weights=1, gradients=2, optimizer=3, exchange=4, sample=5)
     ],
 )
 def test_an_event_arrives_as_it_was_told(event: events.Event) -> None:
-    # The launcher adds the rank.
-    assert events.event_of(json.loads(json.dumps({**asdict(event), "rank": 0}))) == event
-
-
-def test_a_loss_that_is_not_finite_arrives() -> None:
-    event = events.StepTrained(epoch=1, epochs=1, step=1, steps=1, loss=math.nan, images_per_second=1.0)
-    arrived = events.event_of(json.loads(json.dumps(asdict(event))))
-    assert isinstance(arrived, events.StepTrained)
-    assert math.isnan(arrived.loss)
+    # The launcher adds the rank. As text, because nan is not equal to itself.
+    assert repr(events.event_of(json.loads(json.dumps({**asdict(event), "rank": 0})))) == repr(event)
 
 
 @pytest.mark.parametrize("fields", [{}, {"event": "another"}, {"event": ["step"]}, {"steps": 1}])

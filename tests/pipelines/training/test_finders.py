@@ -1,20 +1,18 @@
 """Rates and batch sizes that are found, as numbers; and what is said where memory is short."""
 
-import itertools
 import math
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import keras
 import pytest
 import tensorflow as tf
 
 from conf.load import load
-from models.compression.exchange.exchange import GradientExchange
+from conf.schema import RunConfig
 from pipelines import host_memory
 from pipelines.dataset.manifest import Manifest
-from pipelines.training.events import MemoryNeeded
 from pipelines.training.finders.batches import (
     FRACTION,
     MAXIMUM_TRIALS,
@@ -43,9 +41,7 @@ def run(losses: list[float], low: float = 1e-4, high: float = 1.0) -> SmoothedLo
 
 
 def test_rates_rise_by_one_factor() -> None:
-    rates = rising_rates(0.01, 10.0, 31)
-    assert [rates[0], rates[-1]] == pytest.approx([0.01, 10.0])
-    assert [after / before for before, after in itertools.pairwise(rates)] == pytest.approx([10**0.1] * 30)
+    assert rising_rates(0.01, 10.0, 31) == pytest.approx([0.01 * 10 ** (0.1 * step) for step in range(31)])
 
 
 @pytest.mark.parametrize(("low", "high", "steps"), [(1.0, 1.0, 20), (0.0, 1.0, 20), (2.0, 1.0, 20), (0.1, 1.0, 9)])
@@ -55,78 +51,76 @@ def test_rates_that_do_not_rise_are_refused(low: float, high: float, steps: int)
 
 
 def test_losses_are_smoothed_without_a_bias_towards_zero() -> None:
-    points = run([2.0, 4.0] + [4.0] * 8).points
-    assert points[0].smoothed == 2.0
-    assert points[1].smoothed == pytest.approx((0.9 * 2 + 4) / 1.9)
+    first, second, *_ = run([2.0, 4.0] + [4.0] * 8).points
+    assert (first.smoothed, second.smoothed) == (2.0, pytest.approx((0.9 * 2 + 4) / 1.9))
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf, 100.0])
-def test_a_loss_that_diverges_ends_the_test(bad: float) -> None:
-    assert len(run([1.0] * 12 + [bad] * 8).points) == 13
+BELOW_ZERO = [-0.1, -0.12, -0.09, 0.05, -0.3, -0.6, -0.8, -0.85, -0.8, -0.75]
 
 
-def test_a_loss_below_zero_may_fall_and_rise_a_little() -> None:
-    losses = [-0.1, -0.12, -0.09, 0.05, -0.3, -0.6, -0.8, -0.85, -0.8, -0.75]
-    assert len(run(losses).points) == 10
-    assert len(run([*losses, *[40.0] * 5]).points) == 11, "but not for ever"
+@pytest.mark.parametrize(
+    ("losses", "points"),
+    [
+        *(([1.0] * 12 + [bad] * 8, 13) for bad in (math.nan, math.inf, 100.0)),
+        # A loss below zero may fall and rise a little, but not for ever.
+        (BELOW_ZERO, 10),
+        ([*BELOW_ZERO, *[40.0] * 5], 11),
+    ],
+)
+def test_a_loss_that_diverges_ends_the_test(losses: list[float], points: int) -> None:
+    assert len(run(losses).points) == points
 
 
 def test_the_suggestion_is_the_steepest_descent_at_most_a_tenth_of_the_lowest() -> None:
     # A fall between 1e-2.5 and 1e-1.5 in the middle of four decades, then a wall.
     places = [-4 + 4 * step / 99 for step in range(100)]
     losses = [1 / (1 + math.exp(8 * (place + 2))) + max(0.0, 8 * (place + 0.5)) for place in places]
-    suggestion = suggest(run(losses).points)
-    assert suggestion is not None
+    found: Any = suggest(run(losses).points)
     # Smoothing is late by about nine steps, which are 0.36 decades.
-    assert math.log10(suggestion.steepest) == pytest.approx(-1.65, abs=0.25)
-    assert math.log10(suggestion.lowest) == pytest.approx(-0.4, abs=0.25)
-    assert suggestion.rate == pytest.approx(min(suggestion.steepest, suggestion.lowest / 10))
+    assert [math.log10(rate) for rate in (found.steepest, found.lowest)] == pytest.approx([-1.65, -0.4], abs=0.25)
+    assert found.rate == pytest.approx(min(found.steepest, found.lowest / 10))
 
 
-def test_a_loss_that_never_falls_suggests_nothing() -> None:
-    assert suggest(run([1.0 + 0.01 * step for step in range(50)]).points) is None
-    assert suggest(run([1.0] * 5 + [math.nan] * 5).points) is None
+@pytest.mark.parametrize("losses", [[1.0 + 0.01 * step for step in range(50)], [1.0] * 5 + [math.nan] * 5])
+def test_a_loss_that_never_falls_suggests_nothing(losses: list[float]) -> None:
+    assert suggest(run(losses).points) is None
 
 
-def search(fixed: float, sample: float, limit_mib: float = 8000.0, largest_allowed: int = 10**6) -> BatchSearch:
+LIMIT = MemoryLimit(8000 * MIB, "a test")
+
+
+def search(
+    fixed: float, sample: float, limit: MemoryLimit = LIMIT, largest_allowed: int = 10**6, multiple: int = 1
+) -> BatchSearch:
     """The search on workers that use `fixed + sample * batch` MiB."""
     trials: list[Trial] = []
-    limit = MemoryLimit(int(limit_mib * MIB), "a test")
-    while size := next_batch_size(NEEDS, limit, largest_allowed, trials):
+    while size := next_batch_size(NEEDS, limit, largest_allowed, trials, multiple=multiple):
         trials.append(Trial(size, int((fixed + sample * size) * MIB)))
     return BatchSearch(NEEDS, limit, largest_allowed, trials)
 
 
 @pytest.mark.parametrize(("fixed", "sample"), [(500, 2.0), (900, 5.0), (300, 1.0), (1500, 20.0)])
 def test_the_search_ends_within_a_tenth_of_what_fits(fixed: float, sample: float) -> None:
-    found = search(fixed, sample)
+    search_done: Any = search(fixed, sample)
     best = (FRACTION * 8000 - fixed) / sample
-    assert found.found is not None
-    assert 0.85 * best - 8 <= found.found <= best
-    assert all(trial.fits(found.limit) for trial in found.trials)
-    sizes = [trial.batch_size for trial in found.trials]
-    assert sizes == sorted(set(sizes))
-    assert len(sizes) <= MAXIMUM_TRIALS
+    assert 0.85 * best - 8 <= search_done.found <= best
+    assert all(trial.fits(LIMIT) for trial in search_done.trials)
+    sizes = [trial.batch_size for trial in search_done.trials]
+    assert sizes == sorted(set(sizes))[:MAXIMUM_TRIALS]
 
 
 @pytest.mark.parametrize("sample", [300.0, 470.0, 900.0])
 def test_batches_that_mixup_takes_are_even(sample: float) -> None:
     settings = [load("smoke", settings).training for settings in ([], ["training.mixup=0.2"])]
     assert [batch_multiple(training) for training in settings] == [1, 2]
-    trials: list[Trial] = []
-    limit = MemoryLimit(8000 * MIB, "a test")
-    while size := next_batch_size(NEEDS, limit, 10, trials, multiple=2):
-        trials.append(Trial(size, int((500 + sample * size) * MIB)))
-    assert trials
-    assert all(trial.batch_size % 2 == 0 for trial in trials)
+    assert {trial.batch_size % 2 for trial in search(500, sample, largest_allowed=10, multiple=2).trials} == {0}
 
 
 def test_the_search_has_bounds() -> None:
-    assert search(500, 2.0, largest_allowed=100).found == 100
-    assert search(500, 2.0, limit_mib=400).found is None
+    little = MemoryLimit(400 * MIB, "a test")
+    assert [search(500, 2.0, largest_allowed=100).found, search(500, 2.0, little).found] == [100, None]
     nothing = [Trial(8, 10 * MIB, out_of_memory=True)]
-    assert next_batch_size(NEEDS, MemoryLimit(8000 * MIB, "a test"), 100, nothing) is None
-    assert BatchSearch(NEEDS, MemoryLimit(8000 * MIB, "a test"), 100, nothing).found is None
+    assert (next_batch_size(NEEDS, LIMIT, 100, nothing), BatchSearch(NEEDS, LIMIT, 100, nothing).found) == (None, None)
 
 
 def test_the_limit_is_the_smaller_of_host_and_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,68 +142,77 @@ def test_a_gpus_memory_is_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         memory_limit(4, {"CUDA_VISIBLE_DEVICES": "4"})
 
 
-class OneRank:
-    rank, size = 0, 1
+Parts = SimpleNamespace
 
 
-def test_the_estimate_counts_variables_and_outputs(manifest: Manifest) -> None:
-    config = load("smoke", ["model.width_factor=0.125", "optimizer=adamw"])
-    model = make_model(config, manifest)
-    optimizer = make_optimizer(config.optimizer, model)
-    exchange: GradientExchange = make_exchange(config, OneRank())  # type: ignore[arg-type]
-    needs = estimate(model, optimizer, exchange, manifest, accumulates=False)
-    trainable = sum(math.prod(variable.shape) for variable in model.trainable_variables)
-    assert needs.gradients == 4 * trainable
-    assert needs.weights == 4 * sum(math.prod(variable.shape) for variable in model.variables)
-    assert needs.optimizer == pytest.approx(2 * 4 * trainable, rel=0.01)  # two moments, and some numbers
+@pytest.fixture
+def parts_of(manifest: Manifest, one_rank: Any) -> Callable[[RunConfig], Parts]:
+    """What the estimate needs of a rank."""
+
+    def make(config: RunConfig) -> Parts:
+        model, exchange = make_model(config, manifest), make_exchange(config, one_rank)
+        optimizer = make_optimizer(config.optimizer, model)
+        return Parts(micro_batches=1, model=model, optimizer=optimizer, exchange=exchange, manifest=manifest)
+
+    return make
+
+
+def test_the_estimate_counts_variables_and_outputs(parts_of: Callable[[RunConfig], Parts], manifest: Manifest) -> None:
+    parts = parts_of(load("smoke", ["model.width_factor=0.125", "optimizer=adamw"]))
+    model, others = parts.model, (parts.optimizer, parts.exchange, manifest)
+    needs = estimate(model, *others, accumulates=False)
+    trainable, everything = (
+        4 * sum(math.prod(variable.shape) for variable in variables)
+        for variables in (model.trainable_variables, model.variables)
+    )
+    assert (needs.gradients, needs.weights) == (trainable, everything)
+    assert needs.optimizer == pytest.approx(2 * trainable, rel=0.01)  # two moments, and some numbers
     # The stem alone: convolution, normalisation and ReLU of 16 x 16 x 8, after images in uint8 and float32.
     assert needs.sample > 3 * 4 * 16 * 16 * 8 + 5 * 32 * 32 * 3
-    assert estimate(model, optimizer, exchange, manifest, accumulates=True).gradients == 8 * trainable
+    assert estimate(model, *others, accumulates=True).gradients == 2 * trainable
     for name, copies in (("local", 1), ("delayed", 1), ("{name: local, outer: {momentum: 0.5}}", 2)):
         chosen = load("smoke", [f"training.mode={name}"]).training.mode
-        mode = make_mode(chosen, model, optimizer, exchange, None, steps_per_epoch=1)
-        kept = estimate(model, optimizer, exchange, manifest, accumulates=False, mode=mode)
-        assert kept.mode == pytest.approx(copies * 4 * trainable, rel=0.01)
-        assert kept.fixed == needs.fixed + kept.mode
+        mode = make_mode(chosen, model, parts.optimizer, parts.exchange, None, steps_per_epoch=1)
+        kept = estimate(model, *others, accumulates=False, mode=mode)
+        assert (kept.mode, kept.fixed) == (pytest.approx(copies * trainable, rel=0.01), needs.fixed + kept.mode)
     half = make_model(load("smoke", ["model.width_factor=0.125", "training.precision=bfloat16"]), manifest)
-    assert estimate(half, optimizer, exchange, manifest, accumulates=False).sample < 0.7 * needs.sample
+    assert estimate(half, *others, accumulates=False).sample < 0.7 * needs.sample
 
 
-def test_out_of_memory_names_rank_batch_and_what_would_fit(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    keras.utils.set_random_seed(0)
+def test_out_of_memory_names_rank_batch_and_what_would_fit(
+    parts_of: Callable[[RunConfig], Parts], one_rank: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = load("smoke", ["model.width_factor=0.125", "training.batch_size_per_worker=64", "launch.num_workers=1"])
-    model = make_model(config, manifest)
-    optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, OneRank())
-    parts: Any = SimpleNamespace(
-        micro_batches=1, model=model, optimizer=optimizer, exchange=exchange, manifest=manifest, collective=OneRank()
-    )
-    told: list[MemoryNeeded] = []
+    parts: Any = parts_of(config)
+    parts.collective = one_rank
+    told: list[Any] = []
     monkeypatch.setattr("pipelines.training.finders.shortage.tell", told.append)
 
-    def run_out(error: Exception, known: Any = None) -> None:
+    def run_out(error: Exception | None, known: Any = None) -> None:
         with shortage_explained(config) as shortage:
             if known is not None:
                 shortage.know(known)
-            raise error
+            if error is not None:
+                raise error
 
-    text = (
-        r"^rank 0 ran out of memory with training\.batch_size_per_worker=64 \(weights .* MiB, gradients .* MiB, "
-        r"optimizer .* MiB, .* MiB for each sample\): lower it to 32, .*find-batch"
-    )
     exhausted = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
-    with pytest.raises(MemoryError, match=text):
-        run_out(exhausted, parts)
+    without_model = "ran out of memory before it had a model, whatever the batch is"
+    for error, known, message in (
+        (
+            exhausted,
+            parts,
+            r"ran out of memory with training\.batch_size_per_worker=64 \(weights .* MiB, gradients .* MiB, "
+            r"optimizer .* MiB, .* MiB for each sample\): lower it to 32, .*find-batch",
+        ),
+        (exhausted, None, without_model),
+        (MemoryError("Unable to allocate 9 TiB"), None, without_model),
+    ):
+        with pytest.raises(MemoryError, match=f"^rank 0 {message}"):
+            run_out(error, known)
+    run_out(None)
     (event,) = told
-    assert event.needs.weights == 4 * sum(math.prod(variable.shape) for variable in model.variables)
-    assert event.limit is not None
-    assert event.limit.bytes == memory_limit(1).bytes
-    for error in (exhausted, MemoryError("Unable to allocate 9 TiB")):
-        with pytest.raises(
-            MemoryError, match=r"^rank 0 ran out of memory before it had a model, whatever the batch is"
-        ):
-            run_out(error)
-    with shortage_explained(config):
-        pass
+    weights = 4 * sum(math.prod(variable.shape) for variable in parts.model.variables)
+    assert (event.needs.weights, event.limit.bytes) == (weights, memory_limit(1).bytes)
 
 
 @pytest.mark.parametrize(("limit", "room"), [(3_399, False), (3_400, True)])
@@ -217,18 +220,18 @@ def test_a_spare_computes_a_step_only_where_the_memory_holds_two(
     limit: int, room: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two processes of 700, the gradients of 100, ten samples of 50; two states of 200, 100 and 100."""
-    needs = Needs(weights=200, gradients=100, optimizer=100, exchange=100, sample=50)
-    module = "pipelines.training.finders.shortage"
-    monkeypatch.setattr(f"{module}.estimate", lambda *parts, accumulates: needs)
-    monkeypatch.setattr(f"{module}.memory_limit", lambda ranks: MemoryLimit(limit, "a test's limit"))
-    monkeypatch.setattr(f"{module}.resident_peak", lambda: 700)
-    monkeypatch.setattr(f"{module}.FRACTION", 1.0)
+    for name, value in {
+        "estimate": lambda *parts, accumulates: Needs(200, gradients=100, optimizer=100, exchange=100, sample=50),
+        "memory_limit": lambda ranks: MemoryLimit(limit, "a test's limit"),
+        "resident_peak": lambda: 700,
+        "FRACTION": 1.0,
+    }.items():
+        monkeypatch.setattr(f"pipelines.training.finders.shortage.{name}", value)
     shortage = Shortage(load("smoke", ["training.batch_size_per_worker=10"]))
     assert not shortage.has_room(), "nothing is known yet"
-    parts: Any = SimpleNamespace(
-        micro_batches=1, model=None, optimizer=None, exchange=None, manifest=None, collective=SimpleNamespace(rank=1)
-    )
-    shortage.know(parts)
+    unused = dict.fromkeys(("model", "optimizer", "exchange", "manifest"))
+    known: Any = Parts(micro_batches=1, collective=SimpleNamespace(rank=1), **unused)
+    shortage.know(known)
     assert shortage.has_room() == room
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     assert not shortage.has_room(), "a GPU's memory holds one"

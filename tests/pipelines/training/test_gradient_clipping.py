@@ -1,5 +1,6 @@
 """`training.gradient_clipping`: the norm of the mean over the ranks is limited, before every optimizer."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -22,23 +23,26 @@ OPTIMIZERS = [
 ]
 
 
-class TwoRanks:
-    """This rank, and another one whose gradient is known."""
-
-    rank, size = 0, 2
-
-    def __init__(self, other: np.ndarray) -> None:
-        self.other = other
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return [tensor + self.other for tensor in tensors]
+PLAIN = "optimizer={name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"
 
 
-def linear() -> keras.Model:
-    """One kernel whose gradient, for the loss below, is the mean input."""
+def moved(collective: Any, limit: float, scale: LossScale | None = None) -> np.ndarray:
+    """By how much a step at the rate 1 moves a kernel whose gradient is the input 3, 0, 0, 0 for every output."""
     inputs = keras.Input((4,), name="a")
-    head = keras.layers.Dense(3, use_bias=False, kernel_initializer="ones", name="head")
-    return keras.Model({"a": inputs}, head(inputs))
+    head = keras.layers.Dense(3, use_bias=False, kernel_initializer="zeros", name="head")
+    model, config = keras.Model({"a": inputs}, head(inputs)), load("smoke", [PLAIN])
+    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=limit)
+    optimizer.learning_rate = 1.0
+    step = make_train_step(
+        model,
+        lambda t, z: tf.reduce_sum(z, -1),
+        optimizer,
+        make_exchange(config, collective),
+        jit_compile=False,
+        loss_scale=scale,
+    )
+    step({"a": tf.constant([[3.0, 0.0, 0.0, 0.0]])}, tf.zeros((1, 3)))
+    return -np.array(head.kernel)
 
 
 def clipped(gradients: list[np.ndarray], limit: float) -> list[np.ndarray]:
@@ -71,40 +75,15 @@ def test_every_optimizer_is_given_gradients_of_limited_norm(optimizer: str, limi
 
 
 def test_the_mean_over_the_ranks_is_clipped_and_not_what_each_rank_brings() -> None:
-    model, limit = linear(), 1.0
-    own = np.repeat(np.array([[3.0], [0.0], [0.0], [0.0]], np.float32), 3, axis=1)
-    other = np.repeat(np.array([[-2.0], [1.0], [0.0], [0.0]], np.float32), 3, axis=1)
-    config = load("smoke", ["optimizer={name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"])
-    optimizer = make_optimizer(config.optimizer, model, gradient_clipping=limit)
-    optimizer.learning_rate = 1.0
-    exchange = make_exchange(config, TwoRanks(other))  # type: ignore[arg-type]
-    step = make_train_step(model, lambda t, z: tf.reduce_sum(z, -1), optimizer, exchange, jit_compile=False)
-    start = np.array(model.trainable_variables[0])
-    step({"a": tf.constant([[3.0, 0.0, 0.0, 0.0]])}, tf.zeros((1, 3)))
-    (expected,) = clipped([(own + other) / 2], limit)
-    np.testing.assert_allclose(start - np.array(model.trainable_variables[0]), expected, atol=1e-6)
-    of_each = (clipped([own], limit)[0] + clipped([other], limit)[0]) / 2
-    assert not np.allclose(expected, of_each, atol=1e-2)
+    own, other = (np.repeat(np.array([column], np.float32).T, 3, axis=1) for column in ([3, 0, 0, 0], [-2, 1, 0, 0]))
+    ranks = SimpleNamespace(rank=0, size=2, allreduce=lambda tensors, name=None: [each + other for each in tensors])
+    (expected,) = clipped([(own + other) / 2], 1.0)
+    np.testing.assert_allclose(moved(ranks, 1.0), expected, atol=1e-6)
+    assert not np.allclose(expected, (clipped([own], 1.0)[0] + clipped([other], 1.0)[0]) / 2, atol=1e-2)
 
 
 def test_the_loss_scale_is_divided_out_before(one_rank: Any) -> None:
-    def train(scale: LossScale | None) -> np.ndarray:
-        model = linear()
-        config = load("smoke", ["optimizer={name: sgd, momentum: 0.0, nesterov: false, weight_decay: 0.0}"])
-        optimizer = make_optimizer(config.optimizer, model, gradient_clipping=0.5)
-        optimizer.learning_rate = 1.0
-        step = make_train_step(
-            model,
-            lambda t, z: tf.reduce_sum(z, -1),
-            optimizer,
-            make_exchange(config, one_rank),
-            jit_compile=False,
-            loss_scale=scale,
-        )
-        step({"a": tf.constant([[3.0, 0.0, 0.0, 0.0]])}, tf.zeros((1, 3)))
-        return np.array(model.trainable_variables[0])
-
-    np.testing.assert_array_equal(train(LossScale()), train(None))
+    np.testing.assert_array_equal(moved(one_rank, 0.5, LossScale()), moved(one_rank, 0.5))
 
 
 @pytest.mark.parametrize(

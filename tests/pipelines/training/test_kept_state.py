@@ -1,7 +1,9 @@
 """States of a rank in memory that outlives its process."""
 
+import itertools
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,50 +26,40 @@ def state(epochs_done: int, step: int) -> TrainingState:
     return TrainingState(epochs_done, step, 0, 8, "run", "dataset", history, loss_sum=1.5, loss_count=step)
 
 
-def variables() -> list[tf.Variable]:
-    return [
-        tf.Variable(tf.zeros((3, 4))),
-        tf.Variable(np.int64(0)),
-        tf.Variable(tf.zeros((0, 2))),
-        tf.Variable(tf.zeros((5,), tf.bfloat16)),
-    ]
-
-
-def fill(values: list[tf.Variable], number: int) -> None:
-    for value in values:
-        value.assign(tf.cast(tf.fill(value.shape, number), value.dtype))
+def variables(number: int = 0) -> list[tf.Variable]:
+    """Variables of several kinds, filled with a number."""
+    shapes = (((3, 4), tf.float32), ((), tf.int64), ((0, 2), tf.float32), ((5,), tf.bfloat16))
+    return [tf.Variable(tf.cast(tf.fill(shape, number), dtype)) for shape, dtype in shapes]
 
 
 @pytest.mark.parametrize("uses_kernels", [True, False])
 def test_the_two_latest_states_are_there_for_another_process(files: list[int], uses_kernels: bool) -> None:
-    mine = variables()
+    mine, states = variables(), [state(0, 0), state(0, 7), state(1, 7)]
     kept = KeptStates(files[:2], mine)
     assert kept.places() == []
-    for number, each in enumerate([state(0, 0), state(0, 7), state(1, 7)]):
-        fill(mine, number)
+    for number, each in enumerate(states):
+        for variable, value in zip(mine, variables(number), strict=True):
+            variable.assign(value)
         kept.write(each, uses_kernels=uses_kernels)
     others = variables()
     again = KeptStates(files[:2], others)
-    assert again.places() == [place_of(state(0, 7)), place_of(state(1, 7))]
-    for number, each in ((1, state(0, 7)), (2, state(1, 7))):
+    assert again.places() == [place_of(each) for each in states[1:]]
+    for number, each in enumerate(states[1:], 1):
         assert again.restore(place_of(each)) == each
-        assert all(np.all(np.asarray(value.numpy(), np.float64) == number) for value in others)
+        np.testing.assert_equal([value.numpy() for value in others], [value.numpy() for value in variables(number)])
     assert rank_uses_kernels(files[:2], give_up=lambda: False) is uses_kernels
 
 
 def test_a_state_that_was_cut_short_is_none(files: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = variables()
-    kept = KeptStates(files[:2], mine)
-    kept.write(state(0, 1), uses_kernels=False)
-    kept.write(state(0, 2), uses_kernels=False)
-    write, writes = os.pwrite, 0
+    kept = KeptStates(files[:2], variables())
+    for step in (1, 2):
+        kept.write(state(0, step), uses_kernels=False)
+    write, writes = os.pwrite, itertools.count(1)
 
-    def dies(*arguments: object) -> int:
-        nonlocal writes
-        writes += 1
-        if writes > 3:
+    def dies(*arguments: Any) -> int:
+        if next(writes) > 3:
             raise KeyboardInterrupt
-        return write(*arguments)  # type: ignore[arg-type]
+        return write(*arguments)
 
     monkeypatch.setattr(os, "pwrite", dies)
     with pytest.raises(KeyboardInterrupt):
@@ -110,8 +102,7 @@ def test_rows_outlive_their_writer_and_are_forgotten_by_step(files: list[int]) -
         rows.append((step, step / 2, 1000 + step, np.arange(6.0) + step))
     os.ftruncate(files[2], os.fstat(files[2]).st_size - 3)  # the last one was cut short
     found = KeptRows(files[2]).read()
-    assert [row[:3] for row in found] == [(step, step / 2, 1000 + step) for step in range(4)]
-    np.testing.assert_array_equal(found[3][3], np.arange(6.0) + 3)
+    np.testing.assert_equal(found, [(step, step / 2, 1000 + step, np.arange(6.0) + step) for step in range(4)])
     rows.keep(1, 3)
     rows.append((9, 0.0, 0, np.zeros(6)))
     assert [row[0] for row in rows.read()] == [1, 2, 9]

@@ -17,21 +17,12 @@ from pipelines.dataset.reader import Batch
 from pipelines.launch.report import StoppedOnRequest
 from pipelines.training.checkpoint import TrainingState, newest_state
 from pipelines.training.clock import Clock
-from pipelines.training.loop import EpochResult, LossTotal, StepHooks, Trainer, average_statistics, train_epoch
+from pipelines.training.loop import EpochResult, LossTotal, StepHooks, Trainer, train_epoch
 from pipelines.training.mixing import Mixing
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import Step, make_train_step
 from pipelines.training.step_inputs import StepInputs
-
-
-class TwoRanks:
-    """The other rank's statistics are all 10."""
-
-    rank, size = 0, 2
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return [tensor + 10.0 for tensor in tensors]
 
 
 def batches(count: int) -> Iterator[Batch]:
@@ -66,12 +57,9 @@ def test_rates_follow_the_schedule_and_losses_are_averaged(one_epoch: Callable[.
         seen.append(float(optimizer.learning_rate))
         return tf.constant(float(len(seen)))
 
-    schedule = gradual_warmup(constant(1.0), 10)
-    result = one_epoch(4, step, 5, optimizer=optimizer, schedule=schedule)
-    assert seen == pytest.approx([0.6, 0.7, 0.8, 0.9])
-    assert result.loss == 2.5
-    assert result.images_per_second > 0
-    assert 0 <= result.input_wait_fraction < 1
+    result = one_epoch(4, step, 5, optimizer=optimizer, schedule=gradual_warmup(constant(1.0), 10))
+    assert (seen, result.loss) == (pytest.approx([0.6, 0.7, 0.8, 0.9]), 2.5)
+    assert (result.images_per_second > 0, 0 <= result.input_wait_fraction < 1) == (True, True)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -79,13 +67,9 @@ def test_rates_follow_the_schedule_and_losses_are_averaged(one_epoch: Callable[.
 def test_a_loss_that_is_not_finite_stops_with_rank_and_step(
     bad: float, at: int, one_epoch: Callable[..., EpochResult]
 ) -> None:
-    calls = iter(range(4))
-
-    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
-        return tf.constant(bad if next(calls) == at else 1.0)
-
+    losses = iter([bad if number == at else 1.0 for number in range(4)])
     with pytest.raises(FloatingPointError, match=rf"rank 0 at step {20 + at}"):
-        one_epoch(4, step, 20)
+        one_epoch(4, lambda images, targets, seeds: tf.constant(next(losses)), 20)
 
 
 def test_a_gradient_that_is_not_finite_is_told_alike(one_epoch: Callable[..., EpochResult]) -> None:
@@ -100,52 +84,28 @@ def test_a_gradient_that_is_not_finite_is_told_alike(one_epoch: Callable[..., Ep
     assert "InvalidArgumentError" not in "".join(traceback.format_exception(raised.value))
 
 
-def test_statistics_are_averaged_over_the_ranks_and_weights_are_not(tiny_model: keras.Model) -> None:
-    kernel = np.array(tiny_model.get_layer("conv").kernel)
-    average_statistics(tiny_model, TwoRanks())  # type: ignore[arg-type]
-    norm = tiny_model.get_layer("bn")
-    np.testing.assert_allclose(norm.moving_mean, 5.0)  # (0 + 10) / 2
-    np.testing.assert_allclose(norm.moving_variance, 5.5)  # (1 + 10) / 2
-    np.testing.assert_array_equal(tiny_model.get_layer("conv").kernel, kernel)
-
-
-def test_the_step_is_given_the_seeds_of_its_samples(one_epoch: Callable[..., EpochResult]) -> None:
+def test_the_step_is_given_mixed_samples_and_their_seeds(one_epoch: Callable[..., EpochResult]) -> None:
     given = []
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
-        assert seeds is not None
-        given.append(seeds.numpy().tolist())
-        return tf.constant(1.0)
-
-    one_epoch(2, step, 0, seeds_of=lambda rows: (rows * 10).astype(np.int32))
-    assert given == [[0, 10, 20, 30]] * 2
-
-
-def test_the_step_is_given_mixed_samples(one_epoch: Callable[..., EpochResult]) -> None:
-    given = []
-
-    def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
-        given.append((images["a"].numpy(), targets.numpy()))
+        given.append((images["a"].numpy().reshape(4, -1), targets.numpy(), np.asarray(seeds).tolist()))
         return tf.constant(1.0)
 
     def batch() -> Batch:
-        random = np.random.default_rng(0)
-        pixels = random.integers(0, 3000, (4, 2, 2, 1), dtype=np.uint16)
+        pixels = np.random.default_rng(0).integers(0, 3000, (4, 2, 2, 1), dtype=np.uint16)
         return Batch({"a": pixels}, np.eye(4, 3, dtype=np.uint8), np.ones(4, np.float32), np.array([7, 3, 0, 9]))
 
     mixing = Mixing(alpha=1.0, seed=5, epoch=2)
-    one_epoch([batch()], step, 0, mixing=mixing)
-    c = mixing_coefficients(1.0, seed=5, epoch=2, rows=[7, 3, 0, 9])
-    pixels_before, targets_before = batch().images["a"].reshape(4, -1).astype(float), batch().targets.astype(float)
-    expected = [
-        c[:, np.newaxis] * values + (1 - c[:, np.newaxis]) * values[[1, 0, 3, 2]]
-        for values in (pixels_before, targets_before)
-    ]
-    ((pixels, targets),) = given
-    np.testing.assert_allclose(pixels.reshape(4, -1), expected[0], atol=0.501)
-    np.testing.assert_allclose(targets, expected[1], rtol=1e-6)
-    assert (c > 0.01).all()
-    assert (c < 0.99).all()
+    one_epoch([batch()], step, 0, mixing=mixing, seeds_of=lambda rows: (rows * 10).astype(np.int32))
+    ((pixels, targets, seeds),) = given
+    assert seeds == [70, 30, 0, 90]
+    c = mixing_coefficients(1.0, seed=5, epoch=2, rows=[7, 3, 0, 9])[:, np.newaxis]
+    assert 0.01 < c.min() < c.max() < 0.99
+    for found, before, tolerance in (
+        (pixels, batch().images["a"].reshape(4, -1).astype(float), {"atol": 0.501}),
+        (targets, batch().targets.astype(float), {"rtol": 1e-6}),
+    ):
+        np.testing.assert_allclose(found, c * before + (1 - c) * before[[1, 0, 3, 2]], **tolerance)
 
 
 class Saver:
@@ -171,10 +131,9 @@ def test_checkpoints_come_at_multiples_and_count_earlier_steps(one_epoch: Callab
     saver = Saver(every=3)
     result = one_epoch(4, counting_step(), 5, earlier=LossTotal(10.0, 5), saver=saver)
     # Steps 6 to 9: at 6 after the first, at 9 after the last.
-    assert saver.saved == [(6, 11.0, 6), (9, 20.0, 9)]
-    assert saver.seconds[0] == 0.0, "a step that is alone may be compiling"
-    assert saver.seconds[1] > 0.0
-    assert result.loss == 20.0 / 9
+    assert (saver.saved, result.loss) == ([(6, 11.0, 6), (9, 20.0, 9)], 20.0 / 9)
+    # A step that is alone may be compiling.
+    assert [seconds > 0.0 for seconds in saver.seconds] == [False, True]
 
 
 class AskedAt:
@@ -191,16 +150,23 @@ class AskedAt:
 
 
 @pytest.mark.parametrize(
-    ("asked_before", "stops_after"),
-    # The sum of a step is known one step later; that of the last one at the end of the epoch.
-    [(0, 2), (1, 3), (2, 4), (3, 4)],
+    ("steps", "asked_before", "every", "stops_after"),
+    [
+        # The sum of a step is known one step later; that of the last one at the end of the epoch.
+        (4, 0, 1, 2),
+        (4, 1, 1, 3),
+        (4, 2, 1, 4),
+        (4, 3, 1, 4),
+        # Ranks that train alone know it after step 4, where each has weights of its own, and come together after 6.
+        (8, 2, 3, 6),
+    ],
 )
 def test_a_stop_that_is_asked_for_writes_a_checkpoint(
-    asked_before: int, stops_after: int, one_epoch: Callable[..., EpochResult]
+    steps: int, asked_before: int, every: int, stops_after: int, one_epoch: Callable[..., EpochResult]
 ) -> None:
-    saver = Saver()
+    saver, stop = Saver(), AskedAt(asked_before)
     with pytest.raises(StoppedOnRequest, match=f"stopped after step {stops_after}$"):
-        one_epoch(4, counting_step(), 0, stop=AskedAt(asked_before), saver=saver)
+        one_epoch(steps, counting_step(), 0, stop=stop, saver=saver, block=lambda step: step // every * every)
     assert saver.saved == [(stops_after, sum(range(1, stops_after + 1)), stops_after)]
 
 
@@ -209,14 +175,6 @@ def test_a_stop_after_the_epoch_is_left_to_the_next_one(one_epoch: Callable[...,
     saver = Saver()
     result = one_epoch(4, counting_step(), 0, stop=AskedAt(2), saver=saver, block=lambda step: -1)
     assert (result.loss, saver.saved) == (2.5, [])
-
-
-def test_ranks_that_train_alone_stop_where_they_come_together(one_epoch: Callable[..., EpochResult]) -> None:
-    saver = Saver()
-    # The ranks know it after step 4, where each has weights of its own.
-    with pytest.raises(StoppedOnRequest, match=r"stopped after step 6$"):
-        one_epoch(8, counting_step(), 0, stop=AskedAt(2), saver=saver, block=lambda step: step // 3 * 3)
-    assert [step for step, *_ in saver.saved] == [6]
 
 
 def test_a_codec_that_overflows_stops_the_step_before_its_update(
@@ -228,16 +186,14 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     model = keras.Model({"a": inputs}, keras.layers.Dense(3, use_bias=False)(flat))
     optimizer = keras.optimizers.SGD(0.0)
     optimizer.build(model.trainable_variables)
-    scale = tf.Variable(1.0)
+    scale, scales = tf.Variable(1.0), iter([1.0, 1.0, 1e7])
     exchange = make_exchange(load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0"]), one_rank)
     inner = make_train_step(
         model, lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1), optimizer, exchange, jit_compile=False
     )
-    calls = itertools.count()
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:
-        if next(calls) == 2:
-            scale.assign(1e7)
+        scale.assign(next(scales))
         return inner(images, targets, seeds)
 
     initial = TrainingState(0, 0, 0, 4, "run", "data", [])
@@ -253,12 +209,11 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     ):
         one_epoch(6, step, 0, optimizer=optimizer, saver=EveryStep(1))
     path, state = newest_state(tmp_path)
-    assert state.step == 2
     with np.load(path) as saved:  # the weights are those of the step before
-        (name,) = [name for name in saved.files if name.endswith("kernel")]
-        np.testing.assert_array_equal(saved[name], model.trainable_variables[0])
-    assert not list(tmp_path.glob("*00000003*"))
-    assert checkpoints.how_to_continue() == (f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run")
+        (kernel,) = [saved[name] for name in saved.files if name.endswith("kernel")]
+    np.testing.assert_array_equal(kernel, model.trainable_variables[0])
+    assert (state.step, list(tmp_path.glob("*00000003*"))) == (2, [])
+    assert checkpoints.how_to_continue() == f"continue from {tmp_path}/step-00000002.npz with training.resume_run=run"
 
 
 def test_a_step_takes_its_micro_batches_one_by_one(one_rank: Any) -> None:
@@ -277,23 +232,22 @@ def test_a_step_takes_its_micro_batches_one_by_one(one_rank: Any) -> None:
         accumulate=lambda images, targets, seeds=None: record("accumulate", seeds),
         micro_batches=3,
     )
-    saver = Saver(every=1)
-    rows = itertools.count()
+    saver, rows = Saver(every=1), itertools.count()
     inputs = StepInputs(lambda _: np.array([next(rows)], np.int32))
     result = train_epoch(batches(6), trainer, first_step=5, inputs_of=inputs, hooks=StepHooks(saver=saver))
-    assert [name for name, _, _ in calls] == ["accumulate", "accumulate", "update"] * 2
-    assert [seeds for _, _, seeds in calls] == [[number] for number in range(6)]
+    assert [(name, seeds) for name, _, seeds in calls] == [
+        (name, [number]) for number, name in enumerate(["accumulate", "accumulate", "update"] * 2)
+    ]
     assert [rate for name, rate, _ in calls if name == "update"] == [6.0, 7.0]
-    assert saver.saved == [(6, 1.0, 1), (7, 2.0, 2)]
-    assert result.loss == 1.0
+    assert (saver.saved, result.loss) == ([(6, 1.0, 1), (7, 2.0, 2)], 1.0)
 
 
 def test_images_of_all_micro_batches_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = itertools.count(0.0)  # every look at the clock is one second later
     monkeypatch.setattr("time.perf_counter", lambda: next(now))
     clock = Clock()
-    for _ in range(2):
-        for _ in range(3):
-            clock.batch_arrived(4)
-        clock.step_done()
+    for number in range(1, 7):
+        clock.batch_arrived(4)
+        if number % 3 == 0:
+            clock.step_done()
     assert clock._images == 12  # of the second step: the first one compiles

@@ -9,23 +9,13 @@ import pytest
 from sklearn.metrics import label_ranking_average_precision_score, log_loss
 
 from conf.load import load
-from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.sample import ImageGroup
 from pipelines.tracking.metrics import is_listed, validation_metrics
 from pipelines.training.checks import check_own_metrics
 from pipelines.training.objective import make_loss, make_metrics
 from pipelines.training.trial import build_parts, has_own_parts
+from tests.pipelines.training.manifests import rgb_manifest
 
-MANIFEST = Manifest(
-    archive="synthetic",
-    task="multi_label",
-    class_names=("water", "forest", "town"),
-    groups=(ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
-    splits={},
-    statistics={"rgb": BandStatistics(mean=(128.0,) * 3, std=(70.0,) * 3)},
-    settings={},
-    source_fingerprint="abc",
-)
+MANIFEST = rgb_manifest((8, 8, 3), task="multi_label", class_names=("water", "forest", "town"))
 MODULE = """
 import numpy as np
 
@@ -65,27 +55,41 @@ def test_a_loss_of_keras_by_its_path() -> None:
     assert has_own_parts(chosen)
     random = np.random.default_rng(0)
     targets, logits = random.integers(0, 2, (5, 3)).astype(np.uint8), random.normal(size=(5, 3)).astype(np.float16)
-    expected = keras.losses.binary_focal_crossentropy(
-        targets.astype(np.float32), logits.astype(np.float32), from_logits=True, gamma=3.0
-    )
+    inputs = targets.astype(np.float32), logits.astype(np.float32)
     losses = make_loss(chosen, MANIFEST)(targets, logits)
+    expected = keras.losses.binary_focal_crossentropy(*inputs, from_logits=True, gamma=3.0)
     np.testing.assert_allclose(losses, expected, rtol=1e-6)
     assert losses.dtype == "float32"
     build_parts(chosen, MANIFEST)
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("setting", "message"),
     [
-        ("nothing", r"^training\.loss\.path=somebodys_objective:nothing: somebodys_objective has no nothing$"),
-        ("mean", r"the function returned losses of the shape \(\), expected one per sample, \(batch,\), and not their"),
-        ("pairs", r"the function returned 2 losses for 6 samples$"),
-        ("broken", r"^training\.loss\.path=somebodys_objective:broken: the function raised KeyError: 'no'$"),
-        ("squared", r"the function raised TypeError: squared\(\) missing 1 required positional argument: 'scale'$"),
+        *(
+            (f"loss={{name: import, path: 'somebodys_objective:{function}'}}", message)
+            for function, message in (
+                ("nothing", r"^training\.loss\.path=somebodys_objective:nothing: somebodys_objective has no nothing$"),
+                (
+                    "mean",
+                    r"the function returned losses of the shape \(\), expected one per sample, \(batch,\), and not",
+                ),
+                ("pairs", r"the function returned 2 losses for 6 samples$"),
+                ("broken", r"^training\.loss\.path=somebodys_objective:broken: the function raised KeyError: 'no'$"),
+                ("squared", r"function raised TypeError: squared\(\) missing 1 required positional argument: 'scale'$"),
+            )
+        ),
+        *(
+            (f"metrics={{mine: {{path: 'somebodys_objective:{function}'}}}}", message)
+            for function, message in (
+                ("table", r"^training\.metrics\.mine\.path=somebodys_objective:table: the function raised TypeError"),
+                ("of_the_first", r"missing 1 required positional argument: 'factor'$"),
+            )
+        ),
     ],
 )
-def test_a_loss_that_does_not_fit_is_one_line(function: str, message: str) -> None:
-    chosen = config(f"training.loss={{name: import, path: 'somebodys_objective:{function}'}}")
+def test_a_loss_or_metric_that_does_not_fit_is_one_line(setting: str, message: str) -> None:
+    chosen = config(f"training.{setting}")
     with pytest.raises(ValueError, match=message):
         build_parts(chosen, MANIFEST)
 
@@ -116,27 +120,16 @@ def test_metrics_of_scikit_learn_by_their_paths() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("metrics", "message"),
     [
-        ("table", r"^training\.metrics\.mine\.path=somebodys_objective:table: the function raised TypeError"),
-        ("of_the_first", r"missing 1 required positional argument: 'factor'$"),
+        ("{f1_macro: {path: 'sklearn.metrics:f1_score'}}", r"\.f1_macro: every training has a metric of that name"),
+        ("{'f1/macro': {path: 'sklearn.metrics:f1_score'}}", ""),
+        ("{mine: {settings: {a: 1}}}", r"\.mine\.path is missing$"),
+        ("{mine: {path: mine}}", r"\.mine\.path='mine': should be package\.module:object"),
     ],
 )
-def test_a_metric_that_does_not_fit_is_one_line(function: str, message: str) -> None:
-    chosen = config(f"training.metrics={{mine: {{path: 'somebodys_objective:{function}'}}}}")
-    with pytest.raises(ValueError, match=message):
-        build_parts(chosen, MANIFEST)
-
-
-def test_names_of_metrics() -> None:
-    with pytest.raises(ValueError, match=r"training\.metrics\.f1_macro: every training has a metric of that name"):
-        check_own_metrics(config("training.metrics={f1_macro: {path: 'sklearn.metrics:f1_score'}}"))
-    with pytest.raises(ValueError, match=r"training\.metrics"):
-        config("training.metrics={'f1/macro': {path: 'sklearn.metrics:f1_score'}}")
-    with pytest.raises(ValueError, match=r"training\.metrics\.mine\.path is missing$"):
-        config("training.metrics={mine: {settings: {a: 1}}}")
-    with pytest.raises(ValueError, match=r"training\.metrics\.mine\.path='mine': should be package\.module:object"):
-        config("training.metrics={mine: {path: mine}}")
+def test_names_of_metrics(metrics: str, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"training\.metrics{message}"):
+        check_own_metrics(config(f"training.metrics={metrics}"))
     assert "val_ema/mine" in validation_metrics("multi_label", 3, averaged=True, own=["mine"])
-    assert is_listed("test/mine", ["mine"])
-    assert not is_listed("test/mine")
+    assert (is_listed("test/mine", ["mine"]), is_listed("test/mine")) == (True, False)

@@ -11,8 +11,7 @@ from pipelines.training.precision import bfloat16_isa, describe_precision
 )
 def test_the_processor_says_what_it_has(tmp_path: Path, flags: str, isa: str | None) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor : 0\nmodel name : amx_bf16\nflags\t\t: {flags}\n\nprocessor : 1\n")
-    assert bfloat16_isa(tmp_path / "cpuinfo") == isa
-    assert bfloat16_isa(tmp_path / "missing") is None
+    assert [bfloat16_isa(tmp_path / name) for name in ("cpuinfo", "missing")] == [isa, None]
 
 
 @pytest.mark.parametrize(

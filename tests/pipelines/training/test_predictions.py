@@ -33,8 +33,7 @@ def test_losses_and_extremes_by_hand() -> None:
     np.testing.assert_allclose(SINGLE.losses, -np.log([0.7, 0.3, 0.8, 0.3]))
     np.testing.assert_allclose(MULTI.losses[2], -np.log([0.5, 0.9, 0.8]).mean())
     worst, best = SINGLE.extremes(16)
-    assert set(worst) == {1, 3}
-    assert list(best) == [2, 0]
+    assert (set(worst), list(best)) == ({1, 3}, [2, 0])
 
 
 def test_thresholds_have_the_largest_f1_and_are_of_labels_alone() -> None:
@@ -55,8 +54,8 @@ def test_precision_and_recall_are_those_of_scikit_learn() -> None:
     assert set(zip(recall.round(9), precision.round(9), strict=True)) <= points
     steps = np.diff(np.concatenate([[0.0], recall]))
     assert float(steps @ precision) == pytest.approx(average_precision_score(targets[:, 0], scores[:, 0]))
-    nothing = Predictions(scores, np.zeros_like(targets), np.arange(500), "multi_label")
-    assert len(precision_recall(nothing, 0)[0]) == 0
+    none = np.zeros_like(targets)
+    assert len(precision_recall(Predictions(scores, none, np.arange(500), "multi_label"), 0)[0]) == 0
 
 
 def render(figure: Figure) -> None:
@@ -65,32 +64,30 @@ def render(figure: Figure) -> None:
     assert stream.getvalue().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("predictions", [MULTI, SINGLE])
-def test_pictures_render(predictions: Predictions) -> None:
-    names = ["water", "land", "a class with a name that is much longer than the others"]
-    rows = [{"class": name, "support": 3, "average_precision": 0.5} for name in names]
+def shown_in_sheet(predictions: Predictions) -> list[int]:
+    """The rows whose images are drawn in the contact sheet, which renders."""
     shown: list[int] = []
 
     def image_of(row: int) -> np.ndarray:
         shown.append(row)
         return np.zeros((8, 8, 3), np.uint8)
 
+    render(contact_sheet(predictions, NAMES, image_of, "validation"))
+    return shown
+
+
+NAMES = ["water", "land", "a class with a name that is much longer than the others"]
+
+
+@pytest.mark.parametrize("predictions", [MULTI, SINGLE])
+def test_pictures_render(predictions: Predictions) -> None:
+    rows = [{"class": name, "support": 3, "average_precision": 0.5} for name in NAMES]
     render(precision_recall_curves(predictions, rows, "validation"))
-    render(confusion_picture(predictions, names, "validation"))
-    sheet = contact_sheet(predictions, names, image_of, "validation")
-    render(sheet)
+    render(confusion_picture(predictions, NAMES, "validation"))
     worst, best = predictions.extremes(16)
-    assert shown == [*predictions.rows[worst], *predictions.rows[best]]
+    assert shown_in_sheet(predictions) == [*predictions.rows[worst], *predictions.rows[best]]
 
 
 def test_a_split_of_one_sample_shows_nothing() -> None:
     """One sample is neither among the worst half nor among the best."""
-    alone = Predictions(MULTI.probabilities[:1], MULTI.targets[:1], MULTI.rows[:1], "multi_label")
-    shown: list[int] = []
-
-    def image_of(row: int) -> np.ndarray:
-        shown.append(row)
-        return np.zeros((8, 8, 3), np.uint8)
-
-    render(contact_sheet(alone, ["a", "b", "c"], image_of, "validation"))
-    assert shown == []
+    assert shown_in_sheet(Predictions(MULTI.probabilities[:1], MULTI.targets[:1], MULTI.rows[:1], "multi_label")) == []

@@ -47,41 +47,46 @@ def weights_after(optimizer: str, rate: float, factors: str, one_rank: Any) -> d
 
 @pytest.mark.parametrize("optimizer", ["lars", "lamb", "adamw", "adagrad", "sgd"])
 def test_a_factor_is_that_of_the_learning_rate(optimizer: str, one_rank: Any) -> None:
-    both = weights_after(optimizer, 0.5, "{'sl*': 0.1}", one_rank)
-    np.testing.assert_allclose(both["slow"], weights_after(optimizer, 0.05, "{}", one_rank)["slow"], rtol=2e-5)
-    usual = weights_after(optimizer, 0.5, "{}", one_rank)
+    both, tenth, usual = (
+        weights_after(optimizer, rate, factors, one_rank)
+        for rate, factors in ((0.5, "{'sl*': 0.1}"), (0.05, "{}"), (0.5, "{}"))
+    )
+    np.testing.assert_allclose(both["slow"], tenth["slow"], rtol=2e-5)
     np.testing.assert_array_equal(both["fast"], usual["fast"])
     assert np.abs(both["slow"] - usual["slow"]).max() > 1e-3
 
 
-def test_the_last_name_that_fits_counts() -> None:
-    model = two_layers()
-    found = rate_factors(model, {"*": 0.5, "fast": 1.0})
-    assert [(variable.path, factor) for variable, factor in found] == [("slow/kernel", 0.5), ("slow/bias", 0.5)]
+@pytest.mark.parametrize(
+    ("factors", "expected"),
+    [
+        # The last name that fits counts, and one with a slash is that of variables.
+        ({"*": 0.5, "fast": 1.0}, {"slow/kernel": 0.5, "slow/bias": 0.5}),
+        (
+            {"*/bias": 2.0, "fast/*": 0.5, "f*/k*": 4.0},
+            {"slow/bias": 2.0, "fast/bias": 0.5, "fast/kernel": 4.0},
+        ),
+    ],
+)
+def test_names_of_layers_and_variables(factors: dict[str, float], expected: dict[str, float]) -> None:
+    assert {variable.path: factor for variable, factor in rate_factors(two_layers(), factors)} == expected
 
 
-def test_a_name_with_a_slash_is_that_of_variables() -> None:
-    model = two_layers()
-    found = rate_factors(model, {"*/bias": 2.0, "fast/*": 0.5, "f*/k*": 4.0})
-    assert {variable.path: factor for variable, factor in found} == {
-        "slow/bias": 2.0,
-        "fast/bias": 0.5,
-        "fast/kernel": 4.0,
-    }
-    config = load("smoke", ["warm_start.rate_factors={'s*/gamma': 64}"])
-    message = r"^warm_start\.rate_factors: no variable of layers 's\*' is called 'gamma'; they have bias, kernel$"
-    with pytest.raises(ValueError, match=message):
-        make_rate_factors(config, model)
-
-
-@pytest.mark.parametrize(("frozen", "name"), [(None, "slaw"), ("slow", "slow")])
-def test_a_name_of_no_trained_layer_is_one_line(frozen: str | None, name: str) -> None:
-    model = two_layers()
+@pytest.mark.parametrize(
+    ("frozen", "name", "message"),
+    [
+        (None, "slaw", "no layer with weights to train is called 'slaw'"),
+        ("slow", "slow", "no layer with weights to train is called 'slow'"),
+        (None, "s*/gamma", r"no variable of layers 's\*' is called 'gamma'; they have bias, kernel$"),
+    ],
+)
+def test_a_name_of_no_trained_layer_is_one_line(frozen: str | None, name: str, message: str) -> None:
+    model, config = two_layers(), load("smoke", [f"warm_start.rate_factors={{'{name}': 0.1}}"])
     if frozen:
         model.get_layer(frozen).trainable = False
-    config = load("smoke", [f"warm_start.rate_factors={{{name}: 0.1}}"])
-    message = rf"^warm_start\.rate_factors: no layer with weights to train is called '{name}'"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=rf"^warm_start\.rate_factors: {message}"):
         make_rate_factors(config, model)
+
+
+def test_a_factor_is_above_zero() -> None:
     with pytest.raises(ValueError, match="greater than 0"):
         load("smoke", ["warm_start.rate_factors={slow: 0}"])

@@ -69,75 +69,67 @@ def on_each_rank(size: int, function: Callable[[Ranks], Any]) -> list[Any]:
     return [future.result() for future in futures]
 
 
-def checkpoints(folder: Path, model: keras.Model, order: str) -> Checkpoints:
-    initial = TrainingState(
-        epochs_done=0,
-        step=0,
-        seed=0,
-        global_batch_size=16,
-        run_id="run",
-        dataset_fingerprint="data",
-        history=[],
-        order=order,
-    )
-    collective = Ranks()
-    return Checkpoints(folder, initial, model.variables, make_exchange(load("smoke"), collective), collective)  # type: ignore[arg-type]
+@pytest.fixture
+def weight() -> keras.Variable:
+    """All that is trained."""
+    return keras.Variable(np.full((2, 3), 0.5, np.float32), name="weight")
 
 
-def set_all(model: keras.Model, value: float) -> None:
-    for variable in model.variables:
-        variable.assign(np.full(variable.shape, value, variable.dtype))
+@pytest.fixture
+def checkpoints(tmp_path: Path, weight: keras.Variable) -> Callable[..., Checkpoints]:
+    def make(order: str = ANY_ROW) -> Checkpoints:
+        initial, collective = TrainingState(0, 0, 0, 16, "run", "data", [], order=order), Ranks()
+        exchange = make_exchange(load("smoke"), collective)  # type: ignore[arg-type]
+        return Checkpoints(tmp_path, initial, [weight], exchange, collective)  # type: ignore[arg-type]
+
+    return make
 
 
-def test_it_goes_on_within_an_epoch_with_the_same_order(tmp_path: Path, tiny_model: keras.Model) -> None:
-    set_all(tiny_model, 0.5)
-    checkpoints(tmp_path, tiny_model, ANY_ROW).save(epochs_done=1, step=9, history=[{}], loss_sum=3.0, loss_count=2)
-    set_all(tiny_model, 0.0)
-    state = checkpoints(tmp_path, tiny_model, ANY_ROW).restore(resumes=True)
-    assert (state.epochs_done, state.step, state.loss_sum, state.loss_count) == (1, 9, 3.0, 2)
-    assert all((np.asarray(variable) == 0.5).all() for variable in tiny_model.variables)
+WITHIN = {"epochs_done": 1, "step": 9, "history": [{}], "loss_sum": 3.0, "loss_count": 2}
+AT_THE_END = {"epochs_done": 1, "step": 7, "history": [{}], "loss_sum": 0.0, "loss_count": 0}
+
+
+@pytest.mark.parametrize(
+    ("saved", "order"),
+    # Within an epoch the order is the same; what is written from an epoch's end on may be of a new one.
+    [(WITHIN, ANY_ROW), *((AT_THE_END, order) for order in OTHER_ORDERS)],
+)
+def test_it_goes_on_where_the_order_allows_it(
+    checkpoints: Callable[..., Checkpoints], weight: keras.Variable, saved: dict[str, Any], order: str
+) -> None:
+    checkpoints().save(**saved)
+    weight.assign(np.zeros((2, 3)))
+    state = checkpoints(order).restore(resumes=True)
+    assert {name: getattr(state, name) for name in saved} == saved
+    np.testing.assert_array_equal(weight, 0.5)
 
 
 @pytest.mark.parametrize("order", OTHER_ORDERS)
 def test_another_order_within_an_epoch_is_refused_and_changes_nothing(
-    tmp_path: Path, tiny_model: keras.Model, order: str
+    checkpoints: Callable[..., Checkpoints], weight: keras.Variable, order: str
 ) -> None:
-    checkpoints(tmp_path, tiny_model, ANY_ROW).save(epochs_done=1, step=9, history=[{}], loss_sum=3.0, loss_count=2)
-    set_all(tiny_model, 0.25)
+    checkpoints().save(**WITHIN)
+    weight.assign(np.full((2, 3), 0.25))
     with pytest.raises(
         ValueError, match=rf"within an epoch of {ANY_ROW}, now it is {order}: set reader\.name and reader\.cache_limit"
     ):
-        checkpoints(tmp_path, tiny_model, order).restore(resumes=True)
-    assert all((np.asarray(variable) == 0.25).all() for variable in tiny_model.variables)
+        checkpoints(order).restore(resumes=True)
+    np.testing.assert_array_equal(weight, 0.25)
 
 
-@pytest.mark.parametrize("order", OTHER_ORDERS)
-def test_another_order_from_an_epochs_end_on_is_allowed(tmp_path: Path, tiny_model: keras.Model, order: str) -> None:
-    set_all(tiny_model, 0.5)
-    checkpoints(tmp_path, tiny_model, ANY_ROW).save(epochs_done=1, step=7, history=[{}])
-    set_all(tiny_model, 0.0)
-    state = checkpoints(tmp_path, tiny_model, order).restore(resumes=True)
-    # What is written from here on is of the new order.
-    assert (state.epochs_done, state.step) == (1, 7)
-    assert all((np.asarray(variable) == 0.5).all() for variable in tiny_model.variables)
-
-
-def test_a_first_attempt_takes_no_checkpoint_that_lies_there(tmp_path: Path, tiny_model: keras.Model) -> None:
-    checkpoints(tmp_path, tiny_model, ANY_ROW).save(epochs_done=1, step=7, history=[{}])
-    assert checkpoints(tmp_path, tiny_model, ANY_ROW).restore(resumes=False).step == 0
+def test_a_first_attempt_takes_no_checkpoint_that_lies_there(checkpoints: Callable[..., Checkpoints]) -> None:
+    checkpoints().save(**AT_THE_END)
+    assert checkpoints().restore(resumes=False).step == 0
 
 
 def test_a_further_attempt_before_any_checkpoint_starts_anew(
-    tmp_path: Path, tiny_model: keras.Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    checkpoints: Callable[..., Checkpoints], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("GROUNDSWELL_ATTEMPT", "2")
-    assert checkpoints(tmp_path, tiny_model, ANY_ROW).restore(resumes=False).step == 0
+    assert checkpoints().restore(resumes=False).step == 0
     assert "no checkpoint was written before the failure: attempt 2 starts from the beginning" in caplog.text
-
-
-def test_a_run_that_must_go_on_needs_a_checkpoint(tmp_path: Path, tiny_model: keras.Model) -> None:
-    with pytest.raises(FileNotFoundError):
-        checkpoints(tmp_path, tiny_model, ANY_ROW).restore(resumes=True)
+    with pytest.raises(FileNotFoundError):  # a run that must go on needs one
+        checkpoints().restore(resumes=True)
 
 
 def with_exchange(folder: Path, ranks: Ranks, codec: str = "onebit", **state: Any) -> Checkpoints:
@@ -176,42 +168,43 @@ def restored_on(size: int, folder: Path) -> list[tuple[int, float]]:
     return on_each_rank(size, run)
 
 
-def test_each_rank_reads_its_own_state_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PARTS = [f"step-00000001.rank-{rank:05d}.npz" for rank in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("size", "residuals", "read"),
+    [
+        (4, [10.0, 11.0, 12.0, 13.0], PARTS),  # each reads its own state only
+        (2, [11.5] * 2, [*PARTS, *PARTS]),  # the mean of 10, 11, 12, 13: each reads every state once
+    ],
+)
+def test_each_rank_reads_what_it_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, residuals: list[float], read: list[str]
+) -> None:
     save_on(4, tmp_path, 1)
     opened = []
     original = np.load
     monkeypatch.setattr(
         np, "load", lambda file, **rest: (opened.append(Path(file.name).name), original(file, **rest))[1]
     )
-    assert restored_on(4, tmp_path) == [(1, 10.0 + rank) for rank in range(4)]
+    assert restored_on(size, tmp_path) == [(1, residual) for residual in residuals]
     # Rank 0 reads the checkpoint too.
-    assert sorted(opened) == ["step-00000001.npz", *[f"step-00000001.rank-{rank:05d}.npz" for rank in range(4)]]
+    assert sorted(opened) == sorted(["step-00000001.npz", *read])
 
 
-def test_other_numbers_of_ranks_read_every_state_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    save_on(4, tmp_path, 1)
-    opened = []
-    original = np.load
-    monkeypatch.setattr(
-        np, "load", lambda file, **rest: (opened.append(Path(file.name).name), original(file, **rest))[1]
-    )
-    assert restored_on(2, tmp_path) == [(1, 11.5)] * 2  # the mean of 10, 11, 12, 13
-    assert len(opened) == 2 * 4 + 1
+def make_not_finite(path: Path) -> None:
+    with np.load(path) as file:
+        np.savez(path, **{name: file[name] * np.float32(np.nan) for name in file.files})
 
 
-@pytest.mark.parametrize("harm", ["missing", "truncated", "not finite"])
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: os.truncate(path, 100), make_not_finite], ids=["missing", "short", "not finite"]
+)
 def test_a_checkpoint_that_one_rank_cannot_use_is_passed_over_by_all(
-    tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, harm: Callable[[Path], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     save_on(2, tmp_path, 1, 2)
-    path = tmp_path / "step-00000002.rank-00001.npz"
-    if harm == "missing":
-        path.unlink()
-    elif harm == "truncated":
-        path.write_bytes(path.read_bytes()[:100])
-    else:
-        with np.load(path) as file:
-            np.savez(path, **{name: file[name] * np.float32(np.nan) for name in file.files})
+    harm(tmp_path / "step-00000002.rank-00001.npz")
     assert restored_on(2, tmp_path) == [(1, 10.0), (1, 11.0)]
     assert "step-00000002.npz is damaged (step-00000002.rank-00001.npz:" in caplog.text
 
@@ -253,10 +246,9 @@ def test_a_full_disk_names_the_folder_and_how_to_continue(tmp_path: Path, monkey
         f"cannot write a checkpoint to {tmp_path} (No space left on device): free some space, then continue from "
         f"{tmp_path}/step-00000001.npz with training.resume_run=run"
     )
-    with pytest.raises(RuntimeError, match=f"^{re.escape(message)}$"):
-        save_on(1, tmp_path, 2)
-    with pytest.raises(RuntimeError, match="No space left on device"):  # as after a resume from a stop at that step
-        save_on(1, tmp_path, 1)
+    for step, said in ((2, f"^{re.escape(message)}$"), (1, "No space left")):  # 1: as after a resume from a stop there
+        with pytest.raises(RuntimeError, match=said):
+            save_on(1, tmp_path, step)
     assert restored_on(1, tmp_path) == [(1, 10.0)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000001.npz", "step-00000001.rank-00000.npz"]
 
@@ -274,26 +266,41 @@ def test_a_folder_that_every_rank_can_use_stays_empty(tmp_path: Path) -> None:
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RuntimeError, match=r"cannot write to .*/file/checkpoints \(Not a directory\)"):
-        with_exchange(tmp_path / "file" / "checkpoints", Ranks()).check_folder()
-
-
-def test_a_disk_that_became_read_only_is_found_before_the_first_step(
+def test_a_folder_that_cannot_be_written_is_found_before_the_first_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoints = with_exchange(tmp_path / "checkpoints", Ranks())
+    (tmp_path / "file").write_text("")
+    no_folder, refused = (with_exchange(tmp_path / name / "checkpoints", Ranks()) for name in ("file", "disk"))
+    with pytest.raises(RuntimeError, match=r"cannot write to .*/file/checkpoints \(Not a directory\)"):
+        no_folder.check_folder()
 
     def read_only(self: Path, *_: object, **__: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system", str(self))
 
     monkeypatch.setattr(Path, "open", read_only)
     with pytest.raises(RuntimeError, match=r"cannot write to .*/checkpoints \(Read-only file system\): set training"):
-        checkpoints.check_folder()
+        refused.check_folder()
 
 
 def test_what_a_codec_left_to_send_is_not_dropped(tmp_path: Path) -> None:
     save_on(1, tmp_path, 1)
     with pytest.raises(ValueError, match=r"exchange\.codec=none would lose it: set exchange\.codec as it was"):
         with_exchange(tmp_path, Ranks(), codec="none").restore(resumes=True)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"codec": "{name: qsgd, bits: 4}", "micro_batches": 2}, {"codec": "onebit", "micro_batches": 2}, {"ema": 0.75}],
+)
+def test_a_repeated_and_a_resumed_training_have_equal_bits(
+    make_training: Callable[..., Any], images: dict[str, np.ndarray], targets: np.ndarray, settings: dict[str, Any]
+) -> None:
+    whole, again, resumed = (make_training(**settings) for _ in range(3))
+    for step in range(4):
+        assert whole.step(images, targets, step) == again.step(images, targets, step)
+        if step == 1:
+            again.checkpoints.save(epochs_done=0, step=2, history=[], loss_sum=1.0, loss_count=2)
+    assert resumed.checkpoints.restore(resumes=True).step == 2
+    for step in (2, 3):
+        resumed.step(images, targets, step)
+    np.testing.assert_equal([again.values, resumed.values], [whole.values] * 2)

@@ -1,6 +1,7 @@
 """`training.selection`: the best epoch, its checkpoint, and the end of training."""
 
 import math
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,6 +27,7 @@ from pipelines.training.recipe import make_exchange
 from pipelines.training.results import Evaluation
 from pipelines.training.resume import Checkpoints
 from pipelines.training.selection import Best, best_of, best_step, described, is_over, why_ended
+from tests.pipelines.training.manifests import rgb_manifest
 
 LOSS, OWN_LOSS, SCORE = "val/loss", "val/log_loss", "val_ema/f1_micro"
 
@@ -39,47 +41,49 @@ def history_of(values: list[float], metric: str = LOSS) -> list[dict[str, float]
 @pytest.mark.parametrize("patience", [1, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_the_best_epoch_and_the_end_are_those_of_keras(metric: str, min_delta: float, patience: int, seed: int) -> None:
-    values = np.random.default_rng(seed).random(20).round(2).tolist()
+    rows = history_of(np.random.default_rng(seed).random(20).round(2).tolist(), metric)
     config = SelectionConfig(metric=metric, patience=patience, min_delta=min_delta)
     mode = "max" if metric == SCORE else "min"
     of_keras = keras.callbacks.EarlyStopping(metric, min_delta=min_delta, patience=patience, mode=mode)
     of_keras.set_model(SimpleNamespace(stop_training=False))
     of_keras.on_train_begin()
-    for epoch, row in enumerate(history_of(values, metric)):
+    for epoch, row in enumerate(rows):
         of_keras.on_epoch_end(epoch, row)
-        history = history_of(values[: epoch + 1], metric)
-        best = best_of(history, config)
-        assert best == Best(of_keras.best_epoch + 1, of_keras.best)
-        assert best_step(history, config, 7) == 7 * best.epoch
+        history, best = rows[: epoch + 1], Best(of_keras.best_epoch + 1, of_keras.best)
+        assert (best_of(history, config), best_step(history, config, 7)) == (best, 7 * best.epoch)
         assert is_over(history, config) == of_keras.model.stop_training
-        if is_over(history, config):
+        if of_keras.model.stop_training:
             break
 
 
 def test_what_is_no_number_is_never_the_best() -> None:
     config = SelectionConfig(metric=LOSS, patience=3)
     assert best_of(history_of([math.nan, 0.5, math.nan, 0.4, math.nan]), config) == Best(4, 0.4)
-    assert best_of(history_of([math.nan] * 2), config) is None
-    assert best_step(history_of([math.nan] * 2), config, 7) is None
-    assert not is_over(history_of([math.nan] * 2), config)
-    assert is_over(history_of([math.nan] * 3), config)
+    nothing = history_of([math.nan] * 2)
+    assert (best_of(nothing, config), best_step(nothing, config, 7)) == (None, None)
 
 
-def test_patience_counts_from_the_first_epoch_that_has_the_metric() -> None:
-    config, earlier = SelectionConfig(metric=OWN_LOSS, patience=3), history_of([0.5] * 10)
-    assert not is_over(earlier, config)
-    assert not is_over(earlier + history_of([math.nan] * 2, OWN_LOSS), config)
-    assert is_over(earlier + history_of([math.nan] * 3, OWN_LOSS), config)
-    assert not is_over(earlier + history_of([0.5, 0.6, 0.7], OWN_LOSS), config)
-    assert is_over(earlier + history_of([0.5, 0.6, 0.7, 0.8], OWN_LOSS), config)
+@pytest.mark.parametrize(
+    ("metric", "earlier", "values", "ended"),
+    [
+        (LOSS, 0, [math.nan] * 2, False),
+        (LOSS, 0, [math.nan] * 3, True),
+        # Patience counts from the first epoch that has the metric.
+        (OWN_LOSS, 10, [], False),
+        (OWN_LOSS, 10, [math.nan] * 2, False),
+        (OWN_LOSS, 10, [math.nan] * 3, True),
+        (OWN_LOSS, 10, [0.5, 0.6, 0.7], False),
+        (OWN_LOSS, 10, [0.5, 0.6, 0.7, 0.8], True),
+    ],
+)
+def test_when_training_is_over(metric: str, earlier: int, values: list[float], ended: bool) -> None:
+    history = history_of([0.5] * earlier) + history_of(values, metric)
+    assert is_over(history, SelectionConfig(metric=metric, patience=3)) == ended
 
 
 def test_without_a_metric_nothing_is_compared() -> None:
-    config = SelectionConfig()
-    history = history_of([0.5, 0.6, 0.7])
-    assert best_of(history, config) is None
-    assert not is_over(history, config)
-    assert described(history, config, 3) == {}
+    config, history = SelectionConfig(), history_of([0.5, 0.6, 0.7])
+    assert (best_of(history, config), is_over(history, config), described(history, config, 3)) == (None, False, {})
 
 
 def test_the_record_says_why_training_ended() -> None:
@@ -95,34 +99,31 @@ def test_the_record_says_why_training_ended() -> None:
 
 
 @pytest.fixture
-def checkpoints(tmp_path: Path, tiny_model: keras.Model, one_rank: Any) -> Checkpoints:
+def checkpoints(tmp_path: Path, one_rank: Any) -> Checkpoints:
     config = SelectionConfig(metric=LOSS)
-    initial = TrainingState(0, 0, 0, 16, "run", "data", [])
-    exchange = make_exchange(load("smoke"), one_rank)
-    return Checkpoints(
-        tmp_path, initial, tiny_model.variables, exchange, one_rank, lambda history: best_step(history, config, 4)
-    )
+    initial, exchange = TrainingState(0, 0, 0, 16, "run", "data", []), make_exchange(load("smoke"), one_rank)
+    variables = [keras.Variable(np.zeros((2, 3), np.float32), name="weight")]
+    return Checkpoints(tmp_path, initial, variables, exchange, one_rank, lambda history: best_step(history, config, 4))
 
 
 def test_the_checkpoint_of_the_best_epoch_is_kept_and_the_one_before_it_is_not(checkpoints: Checkpoints) -> None:
-    values = [0.9, 0.3, 0.6, 0.7, 0.2, 0.5, 0.4]
-    kept = {1: [1], 2: [1, 2], 3: [2, 3], 4: [2, 3, 4], 5: [4, 5], 6: [5, 6], 7: [5, 6, 7]}
+    values, (weight,) = [0.9, 0.3, 0.6, 0.7, 0.2, 0.5, 0.4], checkpoints.variables
+    kept = []
     for epoch in range(1, 8):
-        for variable in checkpoints.variables:
-            variable.assign(tf.fill(variable.shape, tf.cast(epoch, variable.dtype)))
+        weight.assign(tf.fill(weight.shape, float(epoch)))
         answers = Predictions(np.array([[epoch / 10]]), np.ones((1, 1), np.uint8), np.zeros(1, int), "multi_label")
         evaluations = {"val": Evaluation({}, [], answers)}
         checkpoints.save(epochs_done=epoch, step=4 * epoch, history=history_of(values[:epoch]), evaluations=evaluations)
-        found = [int(path.stem.removeprefix("step-")) // 4 for path in list_checkpoints(checkpoints.folder)]
-        assert found == kept[epoch], epoch
+        kept.append([int(path.stem.removeprefix("step-")) // 4 for path in list_checkpoints(checkpoints.folder)])
+    assert kept == [[1], [1, 2], [2, 3], [2, 3, 4], [4, 5], [5, 6], [5, 6, 7]]
     checkpoints.take_best(20)
     assert checkpoints.thresholds(20) == {"val": [pytest.approx(0.25)]}, "half of what the only sample has"
     assert checkpoints.thresholds(4) == {}, "that checkpoint is gone"
-    assert all((np.array(variable) == 5).all() for variable in checkpoints.variables)
+    np.testing.assert_array_equal(weight, 5)
     # The count goes on where it was: it is in the newest checkpoint's history.
-    state = newest_state(checkpoints.folder)[1]
-    assert is_over(state.history, SelectionConfig(metric=LOSS, patience=2))
-    assert not is_over(state.history, SelectionConfig(metric=LOSS, patience=3))
+    history = newest_state(checkpoints.folder)[1].history
+    ends = [is_over(history, SelectionConfig(metric=LOSS, patience=patience)) for patience in (2, 3)]
+    assert ends == [True, False]
 
 
 def test_a_damaged_best_checkpoint_says_what_to_do(checkpoints: Checkpoints) -> None:
@@ -133,37 +134,36 @@ def test_a_damaged_best_checkpoint_says_what_to_do(checkpoints: Checkpoints) -> 
         checkpoints.take_best(4)
 
 
-def manifest(task: Task, classes: int, *, validated: bool = True) -> Manifest:
-    split = {"shards": (), "class_counts": (0,) * classes}
-    return Manifest(
-        archive="image_folder",
-        task=task,
-        class_names=tuple(f"class {number}" for number in range(classes)),
-        groups=(),
-        splits={name: split for name in ("train", "validation") if validated or name == "train"},
-        statistics={},
-        settings={},
-        source_fingerprint="abc",
-    )
+def manifest(task: Task, classes: int, validated: bool = True) -> Manifest:
+    names = ("train", "validation") if validated else ("train",)
+    class_names = tuple(f"class {number}" for number in range(classes))
+    return rgb_manifest(splits=dict.fromkeys(names, (32,) * classes), task=task, class_names=class_names)
 
 
-def test_a_metric_that_validation_does_not_have_is_refused_with_those_that_it_has() -> None:
-    _check_selection(load("smoke", ["training.selection.metric=val/f1_micro"]), manifest("multi_label", 3))
-    with pytest.raises(
-        ValueError,
-        match=r"metric=val/f1_micro should be one of val/loss, val/top_1, val/f1_macro, val/mean_average_precision$",
-    ):
-        _check_selection(load("smoke", ["training.selection.metric=val/f1_micro"]), manifest("single_label", 3))
-    averaged = ["training.selection.metric=val_ema/top_5"]
-    with pytest.raises(ValueError, match=r"mean_average_precision, and training\.ema is null$"):
-        _check_selection(load("smoke", averaged), manifest("single_label", 6))
-    _check_selection(load("smoke", [*averaged, "training.ema=0.9"]), manifest("single_label", 6))
-
-
-def test_a_dataset_without_validation_has_no_best_epoch() -> None:
-    config = load("smoke", ["training.selection.metric=val/loss"])
-    with pytest.raises(ValueError, match=r"metric=val/loss needs a validation split, and .* has only train: leave out"):
-        _check_selection(config, manifest("multi_label", 3, validated=False))
+@pytest.mark.parametrize(
+    ("settings", "dataset", "message"),
+    [
+        (["metric=val/f1_micro"], ("multi_label", 3), ""),
+        (
+            ["metric=val/f1_micro"],
+            ("single_label", 3),
+            r"metric=val/f1_micro should be one of val/loss, val/top_1, val/f1_macro, val/mean_average_precision$",
+        ),
+        (["metric=val_ema/top_5"], ("single_label", 6), r"mean_average_precision, and training\.ema is null$"),
+        (["metric=val_ema/top_5", "ema=0.9"], ("single_label", 6), ""),
+        (
+            ["metric=val/loss"],
+            ("multi_label", 3, False),
+            r"metric=val/loss needs a validation split, and .* has only train: leave out",
+        ),
+    ],
+)
+def test_a_metric_that_validation_does_not_have_is_refused_with_those_that_it_has(
+    settings: list[str], dataset: tuple[Any, ...], message: str
+) -> None:
+    config = load("smoke", [f"training.{'selection.' if 'metric' in each else ''}{each}" for each in settings])
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        _check_selection(config, manifest(*dataset))
 
 
 @pytest.mark.parametrize("key", ["patience=5", "min_delta=0.1", "model=last"])
@@ -173,25 +173,21 @@ def test_settings_without_a_metric_are_refused(key: str) -> None:
 
 
 def test_a_resumed_run_needs_the_checkpoint_of_its_best_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    dataset = manifest("multi_label", 3)
-    rows = {"shards": ({"file": "a", "row_groups": (32,), "size": 1},), "class_counts": (0, 0, 0)}
-    dataset = Manifest.model_validate(dataset.model_dump() | {"splits": {"train": rows}})
+    dataset = rgb_manifest(splits={"train": (16, 16)})
     state = TrainingState(3, 12, 0, 8, "run", "data", history_of([0.5, 0.25, 0.75]))
-    settings = ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9"]
     monkeypatch.setattr("pipelines.tracking.runs.is_finished", lambda run_id: True)
-    newest = checkpoint_path(tmp_path, 12)
+
+    def check(*more: str) -> None:
+        settings = ["training.resume_run=run", "training.selection.metric=val/loss", "training.epochs=9", *more]
+        _check_best(checkpoint_path(tmp_path, 12), state, load("smoke", settings), dataset)
+
     with pytest.raises(ValueError, match=r"the best epoch is that of .*step-00000008.npz, which is not there: set "):
-        _check_best(newest, state, load("smoke", settings), dataset)
-    _check_best(newest, state, load("smoke", [*settings, "training.selection.model=last"]), dataset)
+        check()
+    check("training.selection.model=last")
     checkpoint_path(tmp_path, 8).touch()
-    _check_best(newest, state, load("smoke", [*settings, "training.selection.patience=2"]), dataset)
+    check("training.selection.patience=2")
     with pytest.raises(ValueError, match=r"ended after 3 of 9 epochs: 1 in a row .* logged: raise training\.selection"):
-        _check_best(newest, state, load("smoke", [*settings, "training.selection.patience=1"]), dataset)
-
-
-class Reader:
-    def __len__(self) -> int:
-        return 8
+        check("training.selection.patience=1")
 
 
 @pytest.mark.parametrize(("task", "classes"), [("multi_label", 3), ("single_label", 3), ("single_label", 6)])
@@ -201,10 +197,11 @@ def test_validation_has_the_metrics_that_can_be_chosen(
     targets = np.eye(classes, dtype=np.uint8)[np.arange(8) % classes]
     batch = Batch({}, targets, np.ones(8, np.float32), np.arange(8))
     monkeypatch.setattr(evaluation, "evaluation_batches", lambda *args, **kwargs: [batch])
+    reader: Any = range(8)
     found = evaluation.evaluate(
         lambda images: tf.constant(targets, tf.float32),
         lambda t, z: tf.reduce_mean(z, -1),
-        Reader(),
+        reader,
         one_rank,
         batch_size=8,
         class_names=[f"class {number}" for number in range(classes)],

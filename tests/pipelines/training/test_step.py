@@ -15,8 +15,7 @@ def test_gradients_of_a_table_are_whole_tensors(jit_compile: bool) -> None:
     images = keras.Input((4, 2), name="a")
     places = keras.ops.cumsum(keras.ops.ones_like(images[..., 0], dtype="int32"), axis=1) - 1
     table = keras.layers.Embedding(6, 2)
-    logits = keras.layers.Dense(3)(keras.layers.Flatten()(images + table(places)))
-    model = keras.Model({"a": images}, logits)
+    model = keras.Model({"a": images}, keras.layers.Dense(3)(keras.layers.Flatten()(images + table(places))))
     gradients = make_gradients(
         model, lambda targets, found: tf.reduce_sum(found * targets, -1), jit_compile=jit_compile
     )
@@ -25,10 +24,9 @@ def test_gradients_of_a_table_are_whole_tensors(jit_compile: bool) -> None:
     targets = random.normal(size=(5, 3)).astype(np.float32)
     _, computed = gradients(given, tf.constant(targets), None, None)
     assert [tuple(each.shape) for each in computed] == [tuple(each.shape) for each in model.trainable_variables]
-    of_table = next(
+    (of_table,) = (
         each for each, variable in zip(computed, model.trainable_variables, strict=True) if variable is table.embeddings
     )
-    kernel = model.layers[-1].kernel.numpy()
     expected = np.zeros((6, 2), np.float32)
-    expected[:4] = (targets.mean(axis=0) @ kernel.T).reshape(4, 2)
+    expected[:4] = (targets.mean(axis=0) @ model.layers[-1].kernel.numpy().T).reshape(4, 2)
     np.testing.assert_allclose(of_table.numpy(), expected, rtol=1e-5, atol=1e-6)

@@ -1,31 +1,17 @@
 """Parts by import path: found before any rank starts, and trained."""
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import tensorflow as tf
 
 from conf.load import load
-from models.losses import classification_loss
-from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.sample import ImageGroup
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer
-from pipelines.training.step import make_train_step
 from pipelines.training.trial import build_parts, has_own_parts, try_parts
+from tests.pipelines.training.manifests import rgb_manifest
 
-MANIFEST = Manifest(
-    archive="image_folder",
-    task="single_label",
-    class_names=("dark", "bright"),
-    groups=(ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
-    splits={},
-    statistics={"rgb": BandStatistics(mean=(128.0,) * 3, std=(70.0,) * 3)},
-    settings={},
-    source_fingerprint="abc",
-)
+MANIFEST = rgb_manifest((8, 8, 3))
 MODULE = """
 import keras
 
@@ -89,40 +75,36 @@ def config_of(function: str, settings: str = "{}", *more: str) -> Any:
     return load("smoke", [f"model={{name: import, path: 'somebodys_trial:{function}', settings: {settings}}}", *more])
 
 
-def test_a_network_that_cannot_be_trained_in_stages_is_refused() -> None:
-    chosen = config_of("network", "{width: 4}", "training.mode={name: pipeline, stages: 2}")
-    message = r"training\.mode\.stages=2: import cannot be trained in stages, .* or set training\.mode=synchronous$"
+@pytest.mark.parametrize(
+    ("function", "settings", "message"),
+    [
+        (
+            "network",
+            ["training.mode={name: pipeline, stages: 2}"],
+            r"training\.mode\.stages=2: import cannot be trained in stages, .* or set training\.mode=synchronous$",
+        ),
+        ("unsaved", [], r"^model\.path=somebodys_trial:unsaved: the trained model could not be saved"),
+        (
+            "network",
+            ["model.batch_norm_ranks=2"],
+            r"^model\.batch_norm_ranks=2: .* is Keras's own: .*, or set model\.batch_norm_ranks=1$",
+        ),
+        (
+            "frozen",
+            [],
+            r"^model\.path=somebodys_trial:frozen: 2 trainable variables have no gradient, such as backbone/kernel: ",
+        ),
+    ],
+)
+def test_a_network_that_cannot_be_trained_is_refused(function: str, settings: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        build_parts(chosen, MANIFEST)
-
-
-def test_a_network_that_is_not_ours_trains_through_the_recipe(one_rank: Any) -> None:
-    config = config_of("network", "{width: 8}")
-    assert has_own_parts(config)
-    assert not has_own_parts(load("smoke"))
-    model = make_model(config, MANIFEST)
-    optimizer = make_optimizer(config.optimizer, model)
-    optimizer.learning_rate = 1.0
-    step = make_train_step(
-        model, classification_loss("single_label"), optimizer, make_exchange(config, one_rank), jit_compile=False
-    )
-    random = np.random.default_rng(0)
-    bright = random.integers(0, 2, 64)
-    images = (random.integers(0, 128, (64, 8, 8, 3)) + 127 * bright[:, None, None, None]).astype(np.uint8)
-    targets = tf.one_hot(bright, 2)
-    losses = [float(step({"rgb": tf.constant(images)}, targets)) for _ in range(30)]
-    assert losses[-1] < 0.5 * losses[0]
-
-
-def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
-    build_parts(config_of("network", "{width: 8}"), MANIFEST)
-    with pytest.raises(ValueError, match=r"^model\.path=somebodys_trial:unsaved: the trained model could not be saved"):
-        build_parts(config_of("unsaved"), MANIFEST)
+        build_parts(config_of(function, "{width: 4}" if function == "network" else "{}", *settings), MANIFEST)
 
 
 @pytest.mark.parametrize(
     "setting",
     [
+        "",
         "optimizer=lars",
         "exchange.codec=powersgd",
         "training.ema=0.9",
@@ -132,13 +114,12 @@ def test_layers_that_cannot_be_made_again_are_found_before_training() -> None:
     ],
 )
 def test_variables_with_one_path_are_refused_where_something_is_kept_by_it(setting: str) -> None:
-    plain = ["optimizer=sgd"] if setting != "optimizer=lars" else []
+    chosen = config_of("twins", "{}", *filter(None, ["optimizer=sgd" if "lars" not in setting else "", setting]))
     message = (
         rf"^model\.path=somebodys_trial:twins: 2 paths .*, and {setting.partition('=')[0]}.* by their paths: rename"
     )
-    with pytest.raises(ValueError, match=message):
-        build_parts(config_of("twins", "{}", *plain, setting), MANIFEST)
-    build_parts(config_of("twins", "{}", "optimizer=sgd"), MANIFEST)
+    with pytest.raises(ValueError, match=message) if setting else nullcontext():
+        build_parts(chosen, MANIFEST)
 
 
 def test_a_network_that_scales_normalised_images_is_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,56 +128,40 @@ def test_a_network_that_scales_normalised_images_is_told(caplog: pytest.LogCaptu
     assert build_parts(config_of("network", "{width: 8}"), MANIFEST) == []
 
 
-def test_a_network_whose_batch_norm_knows_no_ranks_is_named_with_the_setting() -> None:
-    with pytest.raises(
-        ValueError, match=r"^model\.batch_norm_ranks=2: .* is Keras's own: .*, or set model\.batch_norm_ranks=1$"
-    ):
-        build_parts(config_of("network", "{width: 8}", "model.batch_norm_ranks=2"), MANIFEST)
-
-
-def test_a_network_that_needs_images_of_one_size_has_no_resolution_schedule() -> None:
+@pytest.mark.parametrize("function", ["flat", "folded", "network"])
+def test_a_network_that_needs_images_of_one_size_has_no_resolution_schedule(function: str) -> None:
     sizes = "input.resolution_schedule=[{until: {fraction: 0.5}, scale: 0.5}]"
-    build_parts(config_of("network", "{width: 8}", sizes), MANIFEST)
-    for function in ("flat", "folded"):
-        build_parts(config_of(function), MANIFEST)
-        with pytest.raises(
-            ValueError,
-            match=r"^input\.resolution_schedule has images of 4 x 4 pixels, and "
-            rf"model\.path=somebodys_trial:{function} cannot take them \(.*\): leave it out, or let the network "
-            r"end with a mean over all pixels$",
-        ):
-            build_parts(config_of(function, "{}", sizes), MANIFEST)
-
-
-def test_a_network_that_stops_gradients_is_refused_by_the_variable() -> None:
+    settings = "{width: 8}" if function == "network" else "{}"
+    build_parts(config_of(function, settings), MANIFEST)
     message = (
-        r"^model\.path=somebodys_trial:frozen: 2 trainable variables have no gradient, such as backbone/kernel: set "
+        rf"^input\.resolution_schedule has images of 4 x 4 pixels, and model\.path=somebodys_trial:{function} cannot "
+        r"take them \(.*\): leave it out, or let the network end with a mean over all pixels$"
     )
-    with pytest.raises(ValueError, match=message):
-        build_parts(config_of("frozen"), MANIFEST)
+    with nullcontext() if function == "network" else pytest.raises(ValueError, match=message):
+        build_parts(config_of(function, settings, sizes), MANIFEST)
 
 
-def test_the_stages_of_a_pipeline_see_the_same_images() -> None:
-    def chosen(name: str, *more: str) -> Any:
-        path = f"{{name: import, path: 'somebodys_trial:{name}'}}"
-        return load("smoke", [f"input.augmentation={path}", "model.width_factor=0.125", *more])
-
-    pipeline = "training.mode={name: pipeline, stages: 2}"
-    build_parts(chosen("darker", pipeline), MANIFEST)
-    build_parts(chosen("noisy"), MANIFEST)
-    with pytest.raises(ValueError, match=r"^input\.augmentation\.path=somebodys_trial:noisy gives other images for"):
-        build_parts(chosen("noisy", pipeline), MANIFEST)
-
-
-def test_an_augmentation_is_tried_on_two_samples() -> None:
-    def config(name: str) -> Any:
-        path = f"{{name: import, path: 'somebodys_trial:{name}'}}"
-        return load("smoke", [f"input.augmentation={path}", "model.width_factor=0.125"])
-
-    assert has_own_parts(config("darker"))
-    build_parts(config("darker"), MANIFEST)
-    with pytest.raises(ValueError, match=r"^input\.augmentation\.path=somebodys_trial:forgotten: .* returned \{\}"):
-        build_parts(config("forgotten"), MANIFEST)
+@pytest.mark.parametrize(
+    ("augmentation", "settings", "message"),
+    [
+        ("darker", [], ""),
+        ("forgotten", [], r"^input\.augmentation\.path=somebodys_trial:forgotten: .* returned \{\}"),
+        # The stages of a pipeline see the same images.
+        ("darker", ["training.mode={name: pipeline, stages: 2}"], ""),
+        ("noisy", [], ""),
+        (
+            "noisy",
+            ["training.mode={name: pipeline, stages: 2}"],
+            r"^input\.augmentation\.path=somebodys_trial:noisy gives other images for",
+        ),
+    ],
+)
+def test_an_augmentation_is_tried_on_two_samples(augmentation: str, settings: list[str], message: str) -> None:
+    path = f"{{name: import, path: 'somebodys_trial:{augmentation}'}}"
+    chosen = load("smoke", [f"input.augmentation={path}", "model.width_factor=0.125", *settings])
+    assert has_own_parts(chosen)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        build_parts(chosen, MANIFEST)
 
 
 def test_the_driver_tries_in_another_process(monkeypatch: pytest.MonkeyPatch) -> None:

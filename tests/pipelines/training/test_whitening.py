@@ -22,37 +22,36 @@ def config(dataset: Path, *settings: str) -> RunConfig:
 
 
 def begun(chosen: RunConfig) -> tuple[keras.Model, str]:
+    """The network without the augmentation before it, and what is said of its beginning."""
     keras.utils.set_random_seed(0)
     manifest = read_manifest(chosen.dataset.path)
     model = make_model(chosen, manifest)
-    return model, begin_whitened(model, chosen, manifest)
+    line = begin_whitened(model, chosen, manifest)
+    return getattr(model, "network", model), line
 
 
-def layer_of(model: keras.Model) -> keras.layers.Layer:
-    return getattr(model, "network", model).get_layer(LAYER)
+def kernel_of(network: keras.Model) -> np.ndarray:
+    return np.array(network.get_layer(LAYER).kernel)
 
 
 def test_it_whitens_by_samples_of_the_training_split(small_dataset: Path) -> None:
-    model, line = begun(config(small_dataset))
+    network, line = begun(config(small_dataset))
     reader = SplitReader(small_dataset, "train")
     assert line == f"the first convolution whitens patches by {len(reader)} training images"
-    network = getattr(model, "network", model)
-    images = reader.gather(np.arange(len(reader))).images
-    seen = keras.Model(network.input, network.get_layer(LAYER).input)(images)
+    first_input = keras.Model(network.input, network.get_layer(LAYER).input)
+    seen = first_input(reader.gather(np.arange(len(reader))).images)
     patches = patches_of(np.asarray(seen, np.float64), 2)
     expected = whitening_filters(patches.T @ patches / len(patches))
     half = expected.shape[1] // 2
-    found = np.array(layer_of(model).kernel).reshape(expected.shape)
     # Eigenvectors of like variance may turn within their plane: what the filters do is compared, not what they are.
-    products = [filters[:, :half] @ filters[:, :half].T for filters in (found, expected)]
+    products = [
+        filters[:, :half] @ filters[:, :half].T for filters in (kernel_of(network).reshape(expected.shape), expected)
+    ]
     np.testing.assert_allclose(products[0], products[1], rtol=1e-2)
-
-
-def test_it_is_the_same_again(small_dataset: Path) -> None:
-    kernels = [np.array(layer_of(begun(config(small_dataset))[0]).kernel) for _ in range(2)]
-    np.testing.assert_array_equal(kernels[0], kernels[1])
+    # It is the same again.
+    np.testing.assert_array_equal(kernel_of(begun(config(small_dataset))[0]), kernel_of(network))
 
 
 def test_it_whitens_the_bands_that_the_network_sees(small_dataset: Path) -> None:
-    model, _ = begun(config(small_dataset, "input.bands=[B04, B8A]"))
-    assert layer_of(model).kernel.shape == (2, 2, 2, 16)
+    network, _ = begun(config(small_dataset, "input.bands=[B04, B8A]"))
+    assert kernel_of(network).shape == (2, 2, 2, 16)

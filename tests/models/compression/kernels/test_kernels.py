@@ -148,7 +148,7 @@ def test_memory_is_used_again_where_nothing_else_needs_it():
 
 
 def test_disabled(monkeypatch, make_codec):
-    monkeypatch.setattr(kernels, "_disabled", False)
+    monkeypatch.setattr(kernels, "is_disabled", False)
     kernels.disable()
     assert kernels.load() is None
     assert not make_codec("powersgd").checks_finite

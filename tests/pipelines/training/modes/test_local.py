@@ -15,11 +15,10 @@ def local_updates(one_rank: Any, rate: float) -> LocalUpdates:
     model = keras.Model(inputs, keras.layers.Dense(1)(inputs))
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
-    exchange = make_exchange(load("smoke"), one_rank)
     return LocalUpdates(
         model,
         optimizer,
-        exchange,
+        make_exchange(load("smoke"), one_rank),
         None,
         steps_per_epoch=4,
         every_steps=2,

@@ -21,21 +21,8 @@ IMAGES = {"image": np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)}
 TARGETS = np.eye(8, 16, dtype=np.float32)
 
 
-class OneRank:
-    rank, size = 0, 1
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
-
-    def alltoall(self, tensor: tf.Tensor, splits: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.identity(tensor)
-
-    def allgather(self, tensor: tf.Tensor, name: str | None = None) -> tf.Tensor:
-        return tf.identity(tensor)
-
-
 def take_steps(
-    marks: Marks | None, codec: str, mode: ModeConfig, *, jit_compile: bool, scale: LossScale | None
+    one_rank: Any, marks: Marks | None, codec: str, mode: ModeConfig, *, jit_compile: bool, scale: LossScale | None
 ) -> tuple[list[np.ndarray], StepClocks]:
     """Two steps from the same weights; the weights, and the clocks."""
     keras.utils.set_random_seed(0)
@@ -44,15 +31,21 @@ def take_steps(
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
     settings = ExchangeConfig.model_validate({"codec": {"name": codec}})
-    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), OneRank(), seed=0, **settings.arguments())
+    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), one_rank, seed=0, **settings.arguments())
     exchange.marks = marks
     exchange.build(model.trainable_variables)
     clocks = StepClocks()
     rule: Any = make_mode(mode, model, optimizer, exchange, None, steps_per_epoch=2)  # type: ignore[arg-type]
     rule.begin(0)
-    loss = keras.losses.mean_squared_error
     step = make_train_step(
-        model, loss, optimizer, exchange, jit_compile=jit_compile, mode=rule, loss_scale=scale, clocks=clocks
+        model,
+        keras.losses.mean_squared_error,
+        optimizer,
+        exchange,
+        jit_compile=jit_compile,
+        mode=rule,
+        loss_scale=scale,
+        clocks=clocks,
     )
     for _ in range(2):
         if marks is not None:
@@ -73,13 +66,14 @@ def take_steps(
     ],
 )
 def test_a_marked_step_computes_the_same_and_has_all_its_parts(
-    codec: str, mode: ModeConfig, jit_compile: bool, half: bool
+    codec: str, mode: ModeConfig, jit_compile: bool, half: bool, one_rank: Any
 ) -> None:
     marks = Marks()
-    marked, clocks = take_steps(marks, codec, mode, jit_compile=jit_compile, scale=LossScale() if half else None)
-    plain, _ = take_steps(None, codec, mode, jit_compile=jit_compile, scale=LossScale() if half else None)
-    for found, expected in zip(marked, plain, strict=True):
-        np.testing.assert_array_equal(found, expected)
+    (marked, clocks), (plain, _) = (
+        take_steps(one_rank, each, codec, mode, jit_compile=jit_compile, scale=LossScale() if half else None)
+        for each in (marks, None)
+    )
+    np.testing.assert_equal(marked, plain)
 
     parts = marks.read()
     phases = {mark.phase for mark, _, _ in parts}
@@ -91,7 +85,6 @@ def test_a_marked_step_computes_the_same_and_has_all_its_parts(
     sent = {name for mark, _, _ in parts if mark.phase == "wire" for name in mark.tensors}
     assert any(name.endswith("kernel") for name in sent)
     figures = dict(zip([*METRICS, "update", "after_gradients"], clocks.figures.numpy(), strict=True))
-    assert figures["payload_bytes"] > 0
-    assert figures["after_gradients"] >= 0
+    assert (figures["payload_bytes"] > 0, figures["after_gradients"] >= 0) == (True, True)
     marks.clear()
     assert marks.read() == []

@@ -25,19 +25,14 @@ def test_pairs_become_events_on_the_clock_of_rank_0(tmp_path: Path) -> None:
     file = tmp_path / "timeline.json"
     file.write_text(TEXT)
     events = read_timeline(file)
-    assert [event["name"] for event in events] == [
-        "rank 1 is ready",
-        "NEGOTIATE_ALLREDUCE",
-        "GLOO_ALLREDUCE",
-        "ALLREDUCE",
-    ]
-    assert all(event["ph"] == "X" and event["args"]["tensor"] == "gradients_0" for event in events)
-    whole = events[-1]
+    names = ("rank 1 is ready", "NEGOTIATE_ALLREDUCE", "GLOO_ALLREDUCE", "ALLREDUCE")
+    found = [(event["name"], event["ph"], event["args"]["tensor"]) for event in events]
+    assert found == [(name, "X", "gradients_0") for name in names]
+    instant, *_, whole = events
     assert (whole["ts"], whole["dur"]) == (pytest.approx(1.7e9 + 0.0015, abs=1e-6), pytest.approx(0.0012, abs=1e-6))
-    assert events[0]["dur"] == 0
+    assert instant["dur"] == 0
 
 
 def test_a_timeline_without_events(tmp_path: Path) -> None:
-    assert read_timeline(tmp_path / "missing") == []
     (tmp_path / "empty").touch()
-    assert read_timeline(tmp_path / "empty") == []
+    assert [read_timeline(tmp_path / name) for name in ("missing", "empty")] == [[], []]
