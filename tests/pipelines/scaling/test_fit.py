@@ -22,7 +22,7 @@ def numbers(wire: Wire) -> tuple[float, float, float]:
 
 
 def test_data_of_the_model_gives_back_its_parameters(scaling_measurements: Make) -> None:
-    found = fitted(scaling_measurements())
+    found: Any = fitted(scaling_measurements())
     assert (found.worker.fixed_seconds, found.worker.seconds_per_image) == pytest.approx((0.1, 0.05))
     for link, collective, speed in (
         ("mbit_100", "allreduce", 0.9 * 12.5e6),

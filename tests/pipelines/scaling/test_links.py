@@ -24,7 +24,7 @@ from pipelines.scaling.named_link import Link, link_of
 )
 def test_a_link_is_read(text: str, speed: float, latency: float | None, label: str) -> None:
     link = link_of(text)
-    assert (link.bytes_per_second, link.latency_seconds) == (pytest.approx(speed), pytest.approx(latency))
+    assert [link.bytes_per_second, link.latency_seconds] == pytest.approx([speed, latency])
     assert link.label == label
 
 

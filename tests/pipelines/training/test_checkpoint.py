@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_skipped_for_the_one_before(
 def test_no_bit_of_the_list_of_its_parts_hides_an_older_checkpoint(
     tmp_path: Path, variables: list[keras.Variable]
 ) -> None:
-    variables = variables[:2]  # as a part of the list looks like any other, and each bit takes a millisecond
+    variables = variables[:2]  # every entry of the list is like any other, and each bit takes a millisecond
     _, newest = (save_checkpoint(tmp_path, state(epoch), variables) for epoch in (1, 2))
     content = newest.read_bytes()
     for bit in range(8 * content.index(b"PK\x01\x02"), 8 * len(content)):

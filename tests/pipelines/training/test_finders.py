@@ -52,7 +52,7 @@ def test_rates_that_do_not_rise_are_refused(low: float, high: float, steps: int)
 
 def test_losses_are_smoothed_without_a_bias_towards_zero() -> None:
     first, second, *_ = run([2.0, 4.0] + [4.0] * 8).points
-    assert (first.smoothed, second.smoothed) == (2.0, pytest.approx((0.9 * 2 + 4) / 1.9))
+    assert (first.smoothed, second.smoothed) == pytest.approx((2.0, (0.9 * 2 + 4) / 1.9))
 
 
 BELOW_ZERO = [-0.1, -0.12, -0.09, 0.05, -0.3, -0.6, -0.8, -0.85, -0.8, -0.75]
@@ -173,7 +173,7 @@ def test_the_estimate_counts_variables_and_outputs(parts_of: Callable[[RunConfig
     for name, copies in (("local", 1), ("delayed", 1), ("{name: local, outer: {momentum: 0.5}}", 2)):
         chosen = load("smoke", [f"training.mode={name}"]).training.mode
         mode = make_mode(chosen, model, parts.optimizer, parts.exchange, None, steps_per_epoch=1)
-        kept = estimate(model, *others, accumulates=False, mode=mode)
+        kept: Any = estimate(model, *others, accumulates=False, mode=mode)
         assert (kept.mode, kept.fixed) == (pytest.approx(copies * trainable, rel=0.01), needs.fixed + kept.mode)
     half = make_model(load("smoke", ["model.width_factor=0.125", "training.precision=bfloat16"]), manifest)
     assert estimate(half, *others, accumulates=False).sample < 0.7 * needs.sample

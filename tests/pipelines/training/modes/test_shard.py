@@ -144,7 +144,7 @@ def test_a_straggler_does_not_slow_the_others(serve: Callable[..., Server]) -> N
     counts = server.shard.counts
     assert counts.largest_gap == 50
     server.push(2, 0, 0.0)
-    assert (counts.most_stale, counts.staleness / counts.pushes) == (100, pytest.approx(100 / 101))
+    assert (counts.most_stale, counts.staleness / counts.pushes) == pytest.approx((100, 100 / 101))
 
 
 def test_a_push_that_is_later_than_usual_has_a_lower_rate(serve: Callable[..., Server]) -> None:
