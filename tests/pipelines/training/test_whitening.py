@@ -38,8 +38,7 @@ def test_it_whitens_by_samples_of_the_training_split(small_dataset: Path) -> Non
     network, line = begun(config(small_dataset))
     reader = SplitReader(small_dataset, "train")
     assert line == f"the first convolution whitens patches by {len(reader)} training images"
-    first_input = keras.Model(network.input, network.get_layer(LAYER).input)
-    seen = first_input(reader.gather(np.arange(len(reader))).images)
+    seen = keras.Model(network.input, network.get_layer(LAYER).input)(reader.gather(np.arange(len(reader))).images)
     patches = patches_of(np.asarray(seen, np.float64), 2)
     expected = whitening_filters(patches.T @ patches / len(patches))
     half = expected.shape[1] // 2
