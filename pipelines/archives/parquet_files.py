@@ -16,7 +16,6 @@ INCOMPLETE = "_groundswell_incomplete"
 _SUFFIX = ".parquet"
 _DELTA_LOG, _HUDI_LOG, _ICEBERG_LOG, _ICEBERG_SUFFIX = "_delta_log", ".hoodie", "metadata", ".metadata.json"
 _DEPTH = 3
-_CACHED_BYTES = 1 << 29
 _OPEN_FILES = 64
 
 
@@ -94,8 +93,9 @@ class ParquetRows:
     fastest in random order.
     """
 
-    def __init__(self) -> None:
-        """Nothing is open."""
+    def __init__(self, cached_bytes: int = 1 << 29) -> None:
+        """Nothing is open; of the values that were read, at most `cached_bytes` and one row group are kept."""
+        self._cached_bytes = cached_bytes
         self._lock = threading.Lock()
         self._files: OrderedDict[tuple[str, str], tuple[pq.ParquetFile, list[int]]] = OrderedDict()
         self._groups: OrderedDict[tuple[str, str, int, str], pa.ChunkedArray] = OrderedDict()
@@ -136,7 +136,7 @@ class ParquetRows:
         key = *opened, group, column
         if key not in self._groups:
             self._groups[key] = file.read_row_group(group, columns=[column])[column]
-            while len(self._groups) > 1 and sum(values.nbytes for values in self._groups.values()) > _CACHED_BYTES:
+            while len(self._groups) > 1 and sum(values.nbytes for values in self._groups.values()) > self._cached_bytes:
                 self._groups.popitem(last=False)
         self._groups.move_to_end(key)
         return self._groups[key]

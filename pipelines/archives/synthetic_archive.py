@@ -22,8 +22,8 @@ from pipelines.sample import SPLITS
 KIND = "synthetic"
 
 _FORMAT = 1  # one more when the same seed draws other pixels
-_PATCHES_PER_TASK = 256
-_PATCHES_IN_PROCESS = 1024  # about a second; starting processes takes as long
+PATCHES_PER_TASK = 256
+PATCHES_IN_PROCESS = 1024  # about a second; starting processes takes as long
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class SyntheticBigEarthNet:
 
     def _labels(self, numbers: Sequence[int]) -> list[tuple[int, ...]]:
         draw = functools.partial(_labels_of_patch, self.seed)
-        if len(numbers) <= _PATCHES_IN_PROCESS:
+        if len(numbers) <= PATCHES_IN_PROCESS:
             return [draw(number) for number in numbers]
         # Spawned: a fork would not survive the threads of Spark or TensorFlow.
         with ProcessPoolExecutor(mp_context=multiprocessing.get_context("spawn")) as pool:
-            return list(pool.map(draw, numbers, chunksize=_PATCHES_PER_TASK))
+            return list(pool.map(draw, numbers, chunksize=PATCHES_PER_TASK))
 
 
 def _labels_of_patch(seed: int, number: int) -> tuple[int, ...]:

@@ -50,8 +50,9 @@ class Header:
         return Georeference(self.first.epsg, x, y)
 
 
-_read_by_gdal: dict[_Key, Header] = {}
-_MAXIMUM_HEADERS = 4096  # an archive has some tens; this bounds the memory where every header is another
+known_headers: dict[_Key, Header] = {}
+"""What GDAL has read in this process."""
+MOST_HEADERS = 4096  # an archive has some tens; this bounds the memory where every header is another
 
 
 def copy_pixels(data: bytes, out: NDArray[np.generic]) -> Header | None:
@@ -65,7 +66,7 @@ def copy_pixels(data: bytes, out: NDArray[np.generic]) -> Header | None:
         What is known of the file's header. If None, nothing was copied, and GDAL has to read the file.
     """
     start = len(data) - out.nbytes
-    header = _read_by_gdal.get(_key(data[:start], out)) if start > 0 else None
+    header = known_headers.get(_key(data[:start], out)) if start > 0 else None
     if header is not None:
         out[...] = np.frombuffer(data, out.dtype, offset=start).reshape(out.shape)
     return header
@@ -80,7 +81,7 @@ def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference |
         georeference: The place that GDAL found in the file.
     """
     start = len(data) - pixels.nbytes
-    if start <= 0 or len(_read_by_gdal) >= _MAXIMUM_HEADERS:
+    if start <= 0 or len(known_headers) >= MOST_HEADERS:
         return
     if not is_plain(data[:start], pixels) or data[start:] != pixels.tobytes():
         return
@@ -89,7 +90,7 @@ def learn(data: bytes, pixels: NDArray[np.generic], georeference: Georeference |
     header = Header(georeference, corner)
     # A corner inside the image, or the centre of a pixel, is left to GDAL: rounded as it does it.
     if header.georeference(data) == georeference:
-        _read_by_gdal[key] = header
+        known_headers[key] = header
 
 
 def _key(header: bytes, pixels: NDArray[np.generic]) -> _Key:

@@ -44,8 +44,7 @@ def test_lines_end_in_any_way(tmp_path: Path, ending: str, compressed: bool) -> 
     text = ending.join(["first", "second", "third"]).encode()
     path = tmp_path / ("list.csv.gz" if compressed else "list.csv")
     path.write_bytes(gzip.compress(text) if compressed else text)
-    assert list_file(tmp_path, "list") == str(path)
-    assert read_list(path).to_pylist() == ["first", "second", "third"]
+    assert (list_file(tmp_path, "list"), read_list(path).to_pylist()) == (str(path), ["first", "second", "third"])
 
 
 @pytest.mark.parametrize(
@@ -124,15 +123,10 @@ def test_the_official_lists(shared_data: Path) -> None:
         (json.dumps({"labels": ["Pastures", "Forest", "Lake"]}), "unknown label", "Forest"),
         (json.dumps({"labels": []}), "no labels", ""),
         (json.dumps({"labels": ["Airports"]}), "no labels", "of those that count: Airports"),
-        (json.dumps({"labels": "Pastures"}), "malformed labels", "expected a list of class names under the key labels"),
-        (json.dumps({"labels": [3]}), "malformed labels", "expected a list of class names under the key labels"),
-        (
-            json.dumps({"labels": [["Pastures"]]}),
-            "malformed labels",
-            "expected a list of class names under the key labels",
+        *(
+            (json.dumps(value), "malformed labels", "expected a list of class names under the key labels")
+            for value in ({"labels": "Pastures"}, {"labels": [3]}, {"labels": [["Pastures"]]}, {}, ["Pastures"])
         ),
-        (json.dumps({}), "malformed labels", "expected a list of class names under the key labels"),
-        (json.dumps(["Pastures"]), "malformed labels", "expected a list of class names under the key labels"),
         ("", "malformed JSON", "Expecting value: line 1 column 1 (char 0)"),
         ('{"labels": ["Pastures"', "malformed JSON", "Expecting ',' delimiter: line 1 column 23 (char 22)"),
         ("[" * 200_000, "malformed JSON", None),
@@ -148,7 +142,6 @@ def test_bad_label_files(tmp_path: Path, text: str, reason: str, detail: str | N
     labels, _, errors = read_labels([str(good), str(bad), str(good)], INDICES)
     assert labels.to_pylist() == [[3, 7], [], [3, 7]]
     assert errors[0] is errors[2] is None
-    assert errors[1] is not None
     assert (errors[1].file, errors[1].reason) == (str(bad), reason)
     assert detail is None or errors[1].detail == detail
 
@@ -180,12 +173,9 @@ def test_many_label_files_come_back_in_order(tmp_path: Path) -> None:
 
 
 def test_tiles_by_the_name_of_the_product(tmp_path: Path) -> None:
-    paths = []
     sources = ["S2A_MSIL1C_20170613T101031_N0205_R022_T33UUP_20170613T101608.SAFE", "", None, 7]
     for number, source in enumerate(sources):
-        paths.append(str(tmp_path / f"{number}.json"))
-        Path(paths[-1]).write_text(json.dumps({"labels": ["Pastures"], "tile_source": source}))
-    paths.append(str(tmp_path / "absent.json"))
-    _, tiles, errors = read_labels(paths, {"Pastures": 0})
+        (tmp_path / f"{number}.json").write_text(json.dumps({"labels": ["Pastures"], "tile_source": source}))
+    _, tiles, errors = read_labels([str(tmp_path / f"{number}.json") for number in range(5)], {"Pastures": 0})
     assert tiles.to_pylist() == ["33UUP", None, None, None, None]
     assert [error is not None for error in errors] == [False, False, False, False, True]

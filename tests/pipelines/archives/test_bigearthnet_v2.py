@@ -1,31 +1,41 @@
 import datetime
 import pickle
 import shutil
-from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 import rasterio
-from numpy.typing import NDArray
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, BadRecordError, read_sample
-from pipelines.archives.bigearthnet_patch import dates_and_seasons, flag_lists
-from pipelines.archives.bigearthnet_v2 import FLAGGED_METADATA, GROUPS, METADATA, BigEarthNetV2, tiles
-from pipelines.archives.bigearthnet_v2_metadata import FLAG_COLUMNS, read_metadata
+from pipelines.archives.bigearthnet_v2 import FLAGGED_METADATA, GROUPS, METADATA, BigEarthNetV2
 from pipelines.archives.nomenclature import BIGEARTHNET_19
+from tests.pipelines.archives.files import check_bad_record, check_patch, check_refused, reasons, write_geotiff
 
 SEASONS = [""] + ["winter"] * 2 + ["spring"] * 3 + ["summer"] * 3 + ["autumn"] * 3 + ["winter"]
 
 
-def write_float32(path: Path, pixels: NDArray[np.float32]) -> None:
-    profile = {"driver": "GTiff", "count": 1, "height": 120, "width": 120, "dtype": "float32", "crs": "EPSG:32633"}
-    with rasterio.open(path, "w", **profile, transform=rasterio.Affine(10, 0, 3e5, 0, -10, 5e6)) as file:
-        file.write(pixels, 1)
+def move_out(path: Path, tmp_path: Path) -> None:
+    """Leave a link to a place outside of the archive."""
+    path.rename(tmp_path / "outside")
+    path.symlink_to(tmp_path / "outside")
+
+
+@pytest.fixture
+def source(archive: Path) -> BigEarthNetV2:
+    """A copy of the generated archive that the test may damage."""
+    return BigEarthNetV2(str(archive))
+
+
+@pytest.fixture
+def samples(source: BigEarthNetV2) -> list[dict[str, Any]]:
+    """Its samples, before it is damaged."""
+    rows: list[dict[str, Any]] = BigEarthNetV2(source.root).index().samples.to_pylist()
+    return rows
 
 
 @pytest.fixture
@@ -34,9 +44,8 @@ def with_sentinel1(archive: Path) -> Path:
     random = np.random.default_rng(5)
     for name in pq.read_table(archive / METADATA)["s1_name"].to_pylist():
         folder = archive / "BigEarthNet-S1" / "_".join(name.split("_")[:5]) / name
-        folder.mkdir(parents=True)
         for band in ("VH", "VV"):
-            write_float32(folder / f"{name}_{band}.tif", random.normal(-15, 5, (120, 120)).astype(np.float32))
+            write_geotiff(folder / f"{name}_{band}.tif", random.normal(-15, 5, (120, 120)).astype(np.float32))
     return archive
 
 
@@ -91,21 +100,6 @@ def test_flags_and_metadata_without_the_optional_columns(archive: Path) -> None:
     assert samples["tile"].null_count == 0
 
 
-def test_the_columns_of_the_official_metadata(shared_data: Path, tmp_path: Path) -> None:
-    files = [path for path in (shared_data / "bigearthnet_v2_full_metadata").iterdir() if path.suffix == ".parquet"]
-    rows = read_metadata(sorted(files)).rows
-    ids = rows["id"]
-    assert len(rows) == 480_038 + 69_450
-    assert rows["country"].null_count == 0
-    flags = flag_lists(*(rows[name].combine_chunks() for name in FLAG_COLUMNS))
-    counts = Counter(tuple(row) for row in flags.to_pylist())
-    assert counts == {(): 480_038, ("snow",): 60_773, ("cloud_or_shadow",): 8_677}
-    columns = dates_and_seasons(ids)
-    assert columns["acquisition_date"].null_count == 0
-    assert set(pc.unique(columns["season"]).to_pylist()) == {"winter", "spring", "summer", "autumn"}
-    assert pc.all(pc.match_substring_regex(tiles(ids), "^[0-9]{2}[A-Z]{3}$")).as_py()
-
-
 def test_where_real_patches_lie(shared_data: Path) -> None:
     archive = BigEarthNetV2(str(shared_data / "bigearthnet_v2"))
     for row in archive.index().samples.to_pylist()[:3]:
@@ -121,68 +115,60 @@ def test_where_real_patches_lie(shared_data: Path) -> None:
 
 @pytest.mark.parametrize("root", ["absent", "."])
 def test_a_missing_archive_says_what_is_expected(tmp_path: Path, root: str) -> None:
-    archive = BigEarthNetV2(str(tmp_path / root))
-    with pytest.raises(FileNotFoundError, match=r"no BigEarthNet v2\.0 archive, expected metadata\.parquet and"):
-        archive.index()
+    check_refused(
+        BigEarthNetV2(str(tmp_path / root)),
+        r"no BigEarthNet v2\.0 archive, expected metadata\.parq",
+        FileNotFoundError,
+    )
 
 
-def test_metadata_without_images(archive: Path) -> None:
+def test_metadata_without_images(archive: Path, source: BigEarthNetV2) -> None:
     shutil.rmtree(archive / "BigEarthNet-S2")
-    with pytest.raises(FileNotFoundError, match="no folder BigEarthNet-S2"):
-        BigEarthNetV2(str(archive)).index()
+    check_refused(source, "no folder BigEarthNet-S2", FileNotFoundError)
 
 
-def test_missing_patches_keep_their_place_and_are_unusable(archive: Path) -> None:
-    samples = BigEarthNetV2(str(archive)).index().samples.to_pylist()
+def test_missing_patches_keep_their_place_and_are_unusable(
+    archive: Path, source: BigEarthNetV2, samples: list[dict[str, Any]]
+) -> None:
     lost = [samples[3], *samples[10:12]]
     for sample in lost:
         shutil.rmtree(archive / sample["paths"][0])
     (archive / lost[0]["paths"][0]).touch()  # a file is no patch
-    index = BigEarthNetV2(str(archive)).index()
-    assert index.samples.to_pylist() == samples
-    assert len(index.rejected) == 0
+    index = source.index()
+    assert (index.samples.to_pylist(), len(index.rejected)) == (samples, 0)
     assert index.unusable.to_pylist() == [
         {"id": row["id"], "file": f"{archive}/{row['paths'][0]}", "reason": "missing folder", "detail": ""}
         for row in lost
     ]
 
 
-def test_a_missing_tile_is_missing_patches(archive: Path) -> None:
-    tile = next((archive / "BigEarthNet-S2").iterdir())
-    patches = len(list(tile.iterdir()))
-    shutil.rmtree(tile)
-    assert BigEarthNetV2(str(archive)).index().unusable["reason"].to_pylist() == ["missing folder"] * patches
-
-
-def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(archive: Path, tmp_path: Path) -> None:
-    samples = BigEarthNetV2(str(archive)).index().samples.to_pylist()
-    kept, taken = (Path(samples[place]["paths"][0]) for place in (0, 1))
-    (archive / kept).rename(archive / "elsewhere")
-    (archive / kept).symlink_to(archive / "elsewhere")
-    (archive / taken).rename(tmp_path / "outside")
-    (archive / taken).symlink_to(tmp_path / "outside")
-    index = BigEarthNetV2(str(archive)).index()
+def test_links_within_the_archive_are_followed_and_those_out_of_it_are_not(
+    archive: Path, source: BigEarthNetV2, samples: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    kept, taken = (archive / samples[place]["paths"][0] for place in (0, 1))
+    kept.rename(archive / "elsewhere")
+    kept.symlink_to(archive / "elsewhere")
+    move_out(taken, tmp_path)
+    index = source.index()
     assert index.samples.to_pylist() == samples
     assert index.unusable.to_pylist() == [
-        {"id": taken.name, "file": str(archive / taken), "reason": "symbolic link", "detail": ""}
+        {"id": taken.name, "file": str(taken), "reason": "symbolic link", "detail": ""}
     ]
 
 
-def test_a_tile_that_leads_out_of_the_archive_is_refused(archive: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("remove", "reason"), [(shutil.rmtree, "missing folder"), (None, "symbolic link")])
+def test_a_tile_that_is_missing_or_leads_out_of_the_archive_is_missing_patches(
+    archive: Path, source: BigEarthNetV2, tmp_path: Path, remove: Callable[[Path], None] | None, reason: str
+) -> None:
     tile = next((archive / "BigEarthNet-S2").iterdir())
     patches = sorted(path.name for path in tile.iterdir())
-    tile.rename(tmp_path / "outside")
-    tile.symlink_to(tmp_path / "outside")
-    unusable = BigEarthNetV2(str(archive)).index().unusable
-    assert unusable["id"].to_pylist() == patches
-    assert set(unusable["reason"].to_pylist()) == {"symbolic link"}
+    remove(tile) if remove else move_out(tile, tmp_path)
+    assert reasons(source.index().unusable.to_pylist()) == [(name, reason) for name in patches]
 
 
 def test_images_that_lead_out_of_the_archive_are_refused(archive: Path, tmp_path: Path) -> None:
-    (archive / "BigEarthNet-S2").rename(tmp_path / "outside")
-    (archive / "BigEarthNet-S2").symlink_to(tmp_path / "outside")
-    with pytest.raises(ValueError, match=r"BigEarthNet-S2: a symbolic link out of the archive"):
-        BigEarthNetV2(str(archive)).index()
+    move_out(archive / "BigEarthNet-S2", tmp_path)
+    check_refused(BigEarthNetV2(str(archive)), r"BigEarthNet-S2: a symbolic link out of the archive")
 
 
 def test_a_root_that_is_a_link_is_the_users_choice(archive: Path, tmp_path: Path) -> None:
@@ -192,25 +178,16 @@ def test_a_root_that_is_a_link_is_the_users_choice(archive: Path, tmp_path: Path
     assert read_sample(linked, paths_of(linked)[0]).keys() == {group.name for group in GROUPS}
 
 
-def test_a_band_that_is_a_link_is_refused(archive: Path) -> None:
-    source = BigEarthNetV2(str(archive))
+def test_a_band_that_is_a_link_is_refused(archive: Path, source: BigEarthNetV2) -> None:
     path = paths_of(source)[0]
     file = next((archive / path[0]).glob("*_B04.tif"))
     file.rename(archive / "B04.tif")
     file.symlink_to(archive / "B04.tif")
-    with pytest.raises(BadRecordError, match=r"_B04\.tif: symbolic link"):
-        read_sample(source, path)
-
-
-def test_patches_without_metadata_are_left_out(archive: Path) -> None:
-    table = pq.read_table(archive / METADATA)
-    pq.write_table(table.slice(0, 5), archive / METADATA)
-    assert BigEarthNetV2(str(archive)).index().samples["id"].to_pylist() == table["patch_id"].to_pylist()[:5]
+    check_bad_record(source, path, r"_B04\.tif: symbolic link")
 
 
 def test_flagged_patches_are_taken_when_asked_for(archive: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=FLAGGED_METADATA):
-        BigEarthNetV2(str(archive), include_flagged=True).index()
+    check_refused(BigEarthNetV2(str(archive), include_flagged=True), FLAGGED_METADATA, FileNotFoundError)
     everything = BigEarthNetV2(str(archive)).index()
     clean, _ = flag(archive, 7)
     assert BigEarthNetV2(str(archive)).index().samples["id"].to_pylist() == clean
@@ -223,8 +200,7 @@ def test_groups_hold_every_band_once_at_its_resolution() -> None:
     assert sum(int(np.prod(group.shape)) * 2 for group in GROUPS) == 160_000
 
 
-def test_files_with_the_long_suffix(archive: Path) -> None:
-    source = BigEarthNetV2(str(archive))
+def test_files_with_the_long_suffix(archive: Path, source: BigEarthNetV2) -> None:
     path = paths_of(source)[0]
     before = read_sample(source, path)
     for file in (archive / path[0]).iterdir():
@@ -234,24 +210,20 @@ def test_files_with_the_long_suffix(archive: Path) -> None:
     assert all(np.array_equal(after[name], before[name]) for name in before)
 
 
-def test_bad_band_files_are_named(archive: Path) -> None:
-    source = BigEarthNetV2(str(archive))
+def test_bad_band_files_are_named(archive: Path, source: BigEarthNetV2) -> None:
     path = paths_of(source)[0]
     file = next((archive / path[0]).glob("*_B11.tif"))
-    long = file.with_suffix(".tiff")
-    whole = file.read_bytes()
-    file.write_bytes(whole[:-1])
-    with pytest.raises(BadRecordError, match=r"_B11\.tif: not a readable GeoTIFF"):
-        read_sample(source, path)
-    shutil.copy(next((archive / path[0]).glob("*_B02.tif")), file)
-    with pytest.raises(BadRecordError, match=r"_B11\.tif: wrong size \(\(120, 120\) pixels .* expected \(60, 60\)"):
-        read_sample(source, path)
+    whole, larger = file.read_bytes(), next((archive / path[0]).glob("*_B02.tif")).read_bytes()
     file.unlink()
-    with pytest.raises(BadRecordError, match=r"_B11\.tif: missing file"):
-        read_sample(source, path)
-    long.write_bytes(whole[:-1])
-    with pytest.raises(BadRecordError, match=r"_B11\.tiff: not a readable GeoTIFF"):
-        read_sample(source, path)
+    for suffix, content, message in (
+        ("tif", None, "missing file"),
+        ("tiff", whole[:-1], "not a readable GeoTIFF"),
+        ("tif", whole[:-1], "not a readable GeoTIFF"),
+        ("tif", larger, r"wrong size \(\(120, 120\) pixels .* expected \(60, 60\)"),
+    ):
+        if content is not None:
+            file.with_suffix(f".{suffix}").write_bytes(content)
+        check_bad_record(source, path, rf"_B11\.{suffix}: {message}")
 
 
 def test_sentinel1_is_a_further_group_where_it_is_there(with_sentinel1: Path) -> None:
@@ -261,11 +233,7 @@ def test_sentinel1_is_a_further_group_where_it_is_there(with_sentinel1: Path) ->
     assert (group.name, group.shape, group.dtype, group.bands) == ("sentinel1", (120, 120, 2), "float32", ("VV", "VH"))
     index = source.index()
     assert len(index.rejected) == 0
-    names = dict(
-        zip(
-            *(pq.read_table(with_sentinel1 / METADATA)[key].to_pylist() for key in ("patch_id", "s1_name")), strict=True
-        )
-    )
+    names = {row["patch_id"]: row["s1_name"] for row in pq.read_table(with_sentinel1 / METADATA).to_pylist()}
     for row in index.samples.to_pylist():
         name = names[row["id"]]
         assert row["paths"][1] == f"BigEarthNet-S1/{name.rsplit('_', 3)[0]}/{name}"
@@ -278,12 +246,10 @@ def test_sentinel1_is_a_further_group_where_it_is_there(with_sentinel1: Path) ->
 
 def test_sentinel1_can_be_left_out_or_demanded(with_sentinel1: Path) -> None:
     without = BigEarthNetV2(str(with_sentinel1), sentinel1=False)
-    assert without.description.groups == GROUPS
-    assert {len(paths) for paths in paths_of(without)} == {1}
+    assert (without.description.groups, {len(paths) for paths in paths_of(without)}) == (GROUPS, {1})
     shutil.rmtree(with_sentinel1 / "BigEarthNet-S1")
     assert BigEarthNetV2(str(with_sentinel1)).description.groups == GROUPS
-    with pytest.raises(FileNotFoundError, match="no folder BigEarthNet-S1"):
-        BigEarthNetV2(str(with_sentinel1), sentinel1=True).index()
+    check_refused(BigEarthNetV2(str(with_sentinel1), sentinel1=True), "no folder BigEarthNet-S1", FileNotFoundError)
 
 
 def test_whether_sentinel1_is_read_is_decided_once(with_sentinel1: Path) -> None:
@@ -315,7 +281,7 @@ def test_sentinel1_values_that_are_no_numbers(with_sentinel1: Path, value: float
     paths = paths_of(source)[0]
     pixels = np.full((120, 120), -10, np.float32)
     pixels[3, 5] = value
-    write_float32(with_sentinel1 / paths[1] / f"{Path(paths[1]).name}_VH.tif", pixels)
+    write_geotiff(with_sentinel1 / paths[1] / f"{Path(paths[1]).name}_VH.tif", pixels)
     for _ in range(2):  # through GDAL and without it
         with pytest.raises(BadRecordError) as caught:
             read_sample(source, paths)
@@ -329,22 +295,7 @@ def test_real_patches_read_as_rasterio_reads_them(shared_data: Path) -> None:
     paths = paths_of(source)
     assert len(paths) == 30
     for path in [*paths, *paths]:  # the second time without GDAL
-        images = read_sample(source, path)
-        for group in GROUPS:
-            image = images[group.name]
-            group.check(image)
-            assert image.flags.c_contiguous
-            for position, band in enumerate(group.bands):
-                with rasterio.open(Path(source.root, path[0], f"{Path(path[0]).name}_{band}.tif")) as file:
-                    np.testing.assert_array_equal(image[..., position], file.read(1))
-
-
-def test_real_labels_and_splits_come_back(shared_data: Path) -> None:
-    root = shared_data / "bigearthnet_v2"
-    published = {row["patch_id"]: row for row in pq.read_table(root / METADATA).to_pylist()}
-    for row in BigEarthNetV2(str(root)).index().samples.to_pylist():
-        assert [BIGEARTHNET_19[label] for label in row["labels"]] == sorted(published[row["id"]]["labels"])
-        assert row["split"] == published[row["id"]]["split"]
+        check_patch(source, path)
 
 
 def test_bad_rows_of_the_metadata_are_in_the_index(archive: Path) -> None:
@@ -354,7 +305,7 @@ def test_bad_rows_of_the_metadata_are_in_the_index(archive: Path) -> None:
     pq.write_table(pa.Table.from_pylist([*rows, rows[2]]), archive / METADATA)
     index = BigEarthNetV2(str(archive)).index()
     assert index.samples["id"].to_pylist() == [row["patch_id"] for row in rows[2:]]
-    assert [(row["id"], row["reason"]) for row in index.rejected.to_pylist()] == [
+    assert reasons(index.rejected.to_pylist()) == [
         ("../../etc", "malformed id"),
         (rows[0]["patch_id"], "unknown label"),
         (rows[2]["patch_id"], "repeated id"),

@@ -8,7 +8,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA
-from pipelines.archives.bigearthnet_v2_metadata import class_indices, read_metadata
+from pipelines.archives.bigearthnet_patch import dates_and_seasons, flag_lists
+from pipelines.archives.bigearthnet_v2 import tiles
+from pipelines.archives.bigearthnet_v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
+from pipelines.archives.checked_rows import CheckedRows
 from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.sample import SPLITS
 
@@ -22,6 +25,9 @@ def rows(**changes: Any) -> list[dict[str, Any]]:
     first = {"patch_id": f"{TILE}_09_10", "labels": ["Pastures", "Arable land"], "split": "train", "s1_name": S1_NAME}
     second = {"patch_id": GOOD_ID, "labels": ["Urban fabric"], "split": "test", "s1_name": f"{S1_NAME[:-4]}0_90"}
     return [first | changes, second]
+
+
+TABLE = pa.Table.from_pylist(rows())
 
 
 def metadata(folder: Path, table: pa.Table | list[dict[str, Any]], name: str = "metadata.parquet") -> Path:
@@ -42,8 +48,7 @@ def test_good_rows_are_sorted_by_id(tmp_path: Path) -> None:
 def test_classes_are_ascending_and_each_once() -> None:
     labels = pa.array([["Urban fabric"], ["Pastures", "Arable land", "Pastures"]])
     indices = class_indices(labels)
-    assert indices.type == INDEX_SCHEMA.field("labels").type
-    assert indices.to_pylist() == [[18], [1, 15]]
+    assert (indices.type, indices.to_pylist()) == (INDEX_SCHEMA.field("labels").type, [[18], [1, 15]])
     assert class_indices(labels.slice(1)).to_pylist() == [[1, 15]]
     assert class_indices(labels.slice(0, 0)).to_pylist() == []
 
@@ -69,7 +74,7 @@ def test_classes_are_ascending_and_each_once() -> None:
 )
 def test_metadata_rewritten_by_other_software(tmp_path: Path, encode: Callable[[pa.Table], pa.Table]) -> None:
     plain = read_metadata([metadata(tmp_path, rows())])
-    again = read_metadata([metadata(tmp_path, encode(pa.Table.from_pylist(rows())))])
+    again = read_metadata([metadata(tmp_path, encode(TABLE))])
     assert again.rows.to_pylist() == plain.rows.to_pylist()
 
 
@@ -138,28 +143,24 @@ def test_a_row_with_several_faults_is_rejected_once(tmp_path: Path) -> None:
 def test_missing_columns_are_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"metadata\.parquet: column labels, split is missing"):
         read_metadata([metadata(tmp_path, pa.table({"patch_id": [GOOD_ID]}))])
-    without = pa.Table.from_pylist(rows()).drop_columns(["s1_name"])
+    without = TABLE.drop_columns(["s1_name"])
     assert len(read_metadata([metadata(tmp_path, without)]).rows) == 2
     with pytest.raises(ValueError, match=r"metadata\.parquet: column s1_name is missing"):
         read_metadata([metadata(tmp_path, without)], sentinel1=True)
 
 
-def test_columns_of_another_type(tmp_path: Path) -> None:
-    table = pa.table({"patch_id": [GOOD_ID], "labels": ["Pastures"], "split": ["train"]})
-    with pytest.raises(ValueError, match=r"metadata\.parquet: not BigEarthNet v2\.0 metadata"):
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        (TABLE.set_column(1, "labels", pa.array(["Pastures", "Pastures"])), r"not BigEarthNet v2\.0 metadata"),
+        (TABLE.set_column(2, "split", pa.array([b"tr\xff", b"test"]).view(pa.string())), r"not BigEarthNet v2\.0 meta"),
+        (TABLE.slice(0, 0), "has no rows"),
+    ],
+    ids=["another type", "no UTF-8", "empty"],
+)
+def test_tables_that_are_no_metadata(tmp_path: Path, table: pa.Table, message: str) -> None:
+    with pytest.raises(ValueError, match=rf"metadata\.parquet: {message}"):
         read_metadata([metadata(tmp_path, table)])
-
-
-def test_text_that_is_not_utf8(tmp_path: Path) -> None:
-    split = pa.array([b"tr\xff", b"test"]).view(pa.string())
-    table = pa.Table.from_pylist(rows()).set_column(2, "split", split)
-    with pytest.raises(ValueError, match=r"metadata\.parquet: not BigEarthNet v2\.0 metadata"):
-        read_metadata([metadata(tmp_path, table)])
-
-
-def test_empty_metadata(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"metadata\.parquet: has no rows"):
-        read_metadata([metadata(tmp_path, pa.Table.from_pylist(rows()).slice(0, 0))])
 
 
 @pytest.mark.parametrize("keep", [0, 7, -5])
@@ -170,26 +171,43 @@ def test_truncated_metadata(tmp_path: Path, keep: int) -> None:
         read_metadata([path])
 
 
-@pytest.mark.parametrize(
-    ("names", "counts"),
-    [
-        (("metadata",), (237_871, 122_342, 119_825)),
-        (("metadata_for_patches_with_snow_cloud_or_shadow",), (34_673, 17_235, 17_542)),
-        (("metadata", "metadata_for_patches_with_snow_cloud_or_shadow"), (272_544, 139_577, 137_367)),
-    ],
-)
-def test_the_complete_official_metadata_is_accepted(
-    shared_data: Path, names: tuple[str, ...], counts: tuple[int, int, int]
-) -> None:
+@pytest.fixture(scope="module")
+def official(shared_data: Path) -> tuple[list[Path], CheckedRows]:
+    """The published metadata, and what is read of it."""
+    names = ("metadata", "metadata_for_patches_with_snow_cloud_or_shadow")
     files = [shared_data / "bigearthnet_v2_full_metadata" / f"{name}.parquet" for name in names]
-    patches = read_metadata(files, sentinel1=True)
+    return files, read_metadata(files, sentinel1=True)
+
+
+def test_the_complete_official_metadata_is_accepted(official: tuple[list[Path], CheckedRows]) -> None:
+    files, patches = official
     assert len(patches.rejected()) == 0
-    assert tuple(pc.sum(pc.equal(patches.rows["split"], split)).as_py() for split in SPLITS) == counts
+    counts = {}
+    for file in files:
+        from_file = patches.rows.filter(pc.equal(patches.rows["file"], str(file)))["split"]
+        counts[file.stem] = [pc.sum(pc.equal(from_file, split)).as_py() for split in SPLITS]
+    assert list(counts.values()) == [[237_871, 122_342, 119_825], [34_673, 17_235, 17_542]]
     published = pa.concat_tables([pq.read_table(file) for file in files]).sort_by("patch_id")
-    assert patches.rows["id"].to_pylist() == published["patch_id"].to_pylist()
+    assert patches.rows["id"].equals(published["patch_id"])
     labels = published["labels"].combine_chunks()
-    assert set(labels.flatten().to_pylist()) == set(BIGEARTHNET_19)
+    assert set(labels.flatten().unique().to_pylist()) == set(BIGEARTHNET_19)
     # The published lists are alphabetical, so ascending indices must give the very same sequence.
     indices = class_indices(patches.rows["labels"].combine_chunks())
     assert pa.array(BIGEARTHNET_19).take(indices.flatten()).equals(labels.flatten())
     assert pc.list_value_length(indices).equals(pc.list_value_length(labels))
+
+
+def test_the_columns_of_the_official_metadata(official: tuple[list[Path], CheckedRows]) -> None:
+    rows = official[1].rows
+    assert rows["country"].null_count == 0
+    flags = flag_lists(*(rows[name].combine_chunks() for name in FLAG_COLUMNS))
+    counts = pc.value_counts(pc.binary_join(flags.cast(pa.list_(pa.string())), ","))
+    assert {row["values"]: row["counts"] for row in counts.to_pylist()} == {
+        "": 480_038,
+        "snow": 60_773,
+        "cloud_or_shadow": 8_677,
+    }
+    columns = dates_and_seasons(rows["id"])
+    assert columns["acquisition_date"].null_count == 0
+    assert set(pc.unique(columns["season"]).to_pylist()) == {"winter", "spring", "summer", "autumn"}
+    assert pc.all(pc.match_substring_regex(tiles(rows["id"]), "^[0-9]{2}[A-Z]{3}$")).as_py()

@@ -45,9 +45,3 @@ def test_unusable_rows_stay_and_the_first_reason_counts() -> None:
         ("b", "no labels", ""),
         ("d", "missing folder", "first"),
     ]
-
-
-def test_nothing_rejected() -> None:
-    patches = CheckedRows(rows())
-    assert patches.rejected().equals(REJECTED_SCHEMA.empty_table())
-    assert patches.rows.equals(rows())

@@ -1,5 +1,4 @@
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,30 +13,12 @@ from pipelines.archives.class_folders import (
     rejected_table,
     samples_table,
 )
-
-
-def fill(root: Path, *paths: str, content: bytes = b"x") -> Path:
-    """Make files at these paths."""
-    for path in paths:
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(content)
-    return root
-
-
-def reasons(rejected: Sequence[dict[str, str]]) -> list[tuple[str, str]]:
-    return [(row["id"], row["reason"]) for row in rejected]
-
-
-def everything(folder: str, name: str) -> None:
-    """Reject nothing."""
+from tests.pipelines.archives.files import fill, reasons
 
 
 def test_names_are_sorted_and_dot_files_passed_over(tmp_path: Path) -> None:
-    fill(tmp_path, "b/x", "a/x", "2", "10", ".hidden", ".cache/x")
-    contents = list_folder(str(tmp_path))
-    assert contents.folders == ["a", "b"]
-    assert contents.files == [("10", 1), ("2", 1)]
-    assert contents.rejected == []
+    contents = list_folder(str(fill(tmp_path, "b/x", "a/x", "2", "10", ".hidden", ".cache/x")))
+    assert (contents.folders, contents.files, contents.rejected) == (["a", "b"], [("10", 1), ("2", 1)], [])
 
 
 def test_links_may_lead_to_other_places_in_the_archive_only(tmp_path: Path) -> None:
@@ -70,11 +51,15 @@ def test_the_root_itself_may_be_a_link(tmp_path: Path) -> None:
 
 
 def test_what_is_no_file_or_has_no_proper_name_is_rejected(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe")
+    os.mkfifo(fill(tmp_path, "good.png", "back\\slash.png") / "pipe")
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9")).write_bytes(b"")
     contents = list_folder(str(tmp_path))
-    assert contents.files == []
-    assert reasons(contents.rejected) == [("caf\\xe9", "name is not UTF-8"), ("pipe", "not a regular file")]
+    assert contents.files == [("good.png", 1)]
+    assert reasons(contents.rejected) == [
+        ("back\\slash.png", "name is no plain file name"),
+        ("caf\\xe9", "name is not UTF-8"),
+        ("pipe", "not a regular file"),
+    ]
     rejected_table(contents.rejected).validate(full=True)
 
 
@@ -86,8 +71,7 @@ def test_files_come_folder_after_folder(tmp_path: Path) -> None:
         return f"{name} in {folder}" if name == "no" else None
 
     files = list_class_files(str(tmp_path), ["b", "empty", "a"], why_not)
-    assert files.paths.to_pylist() == ["b/1", "b/2", "a/3"]
-    assert files.folders.tolist() == [0, 0, 2]
+    assert (files.paths.to_pylist(), files.folders.tolist()) == (["b/1", "b/2", "a/3"], [0, 0, 2])
     assert files.sizes.tolist() == [1, 1, 1]
     assert reasons(files.rejected) == [("b/no", "no in b"), ("b/deep", "nested folder")]
     with pytest.raises(ValueError, match="1 class folders hold no images, the first is 'empty'"):
@@ -97,7 +81,7 @@ def test_files_come_folder_after_folder(tmp_path: Path) -> None:
 
 def test_a_listing_becomes_an_index(tmp_path: Path) -> None:
     fill(tmp_path, "cat/é.jpg", "dog/1.jpg")
-    files = list_class_files(str(tmp_path), ["cat", "dog"], everything)
+    files = list_class_files(str(tmp_path), ["cat", "dog"], lambda folder, name: None)
     table = samples_table(files, np.array(["train", "validation"]), files.folders)
     table.validate(full=True)
     assert table.schema.equals(INDEX_SCHEMA)
@@ -109,14 +93,6 @@ def test_a_listing_becomes_an_index(tmp_path: Path) -> None:
 
 
 def test_no_folders_no_files() -> None:
-    files = list_class_files("/nowhere", [], everything)
+    files = list_class_files("/nowhere", [], lambda folder, name: None)
     assert files.paths.type == pa.string()
     assert len(files.paths) == len(files.folders) == len(files.sizes) == 0
-
-
-def test_a_name_that_is_a_path_elsewhere_is_rejected(tmp_path: Path) -> None:
-    (tmp_path / "back\\slash.png").touch()
-    (tmp_path / "good.png").touch()
-    contents = list_folder(str(tmp_path))
-    assert contents.files == [("good.png", 0)]
-    assert reasons(contents.rejected) == [("back\\slash.png", "name is no plain file name")]

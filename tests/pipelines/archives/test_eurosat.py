@@ -7,17 +7,17 @@ import pytest
 import rasterio
 from PIL import Image
 
-from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
+from pipelines.archives.archive import INDEX_SCHEMA, read_sample
 from pipelines.archives.eurosat import BANDS, CLASSES, EuroSATMultispectral, EuroSATRGB
+from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons
 
 
 def files(root: Path, counts: dict[str, int], suffix: str = "tif") -> str:
-    """Class folders of empty files."""
-    for name, count in counts.items():
+    """Class folders of files that are no images."""
+    for name in counts:
         (root / name).mkdir(parents=True)
-        for number in range(1, count + 1):
-            (root / name / f"{name}_{number}.{suffix}").touch()
-    return str(root)
+    paths = [f"{name}/{name}_{number}.{suffix}" for name in counts for number in range(1, counts[name] + 1)]
+    return str(fill(root, *paths))
 
 
 def test_the_real_multispectral_patches(shared_data: Path) -> None:
@@ -73,8 +73,7 @@ def test_both_variants_have_the_ten_classes_and_are_divided_alike(tmp_path: Path
     descriptions = multispectral.description, rgb.description
     assert [one.kind for one in descriptions] == ["eurosat_ms", "eurosat_rgb"]
     assert all((one.task, one.class_names) == ("single_label", CLASSES) for one in descriptions)
-    assert len(CLASSES) == 10
-    assert list(CLASSES) == sorted(CLASSES)
+    assert (list(CLASSES), len(CLASSES)) == (sorted(set(CLASSES)), 10)
     samples, others = multispectral.index().samples, rgb.index().samples
     assert samples.select(["split", "labels"]).equals(others.select(["split", "labels"]))
     by_class = Counter((CLASSES[row["labels"][0]], row["split"]) for row in samples.to_pylist())
@@ -83,32 +82,21 @@ def test_both_variants_have_the_ten_classes_and_are_divided_alike(tmp_path: Path
         ("River", "train"): 14, ("River", "validation"): 3, ("River", "test"): 3,
         ("SeaLake", "train"): 1, ("SeaLake", "validation"): 1, ("SeaLake", "test"): 1,
     }  # fmt: skip
-    reseeded = EuroSATMultispectral(str(tmp_path / "ms"), seed=5)
-    assert not reseeded.index().samples["split"].equals(samples["split"])
+    assert not EuroSATMultispectral(str(tmp_path / "ms"), seed=5).index().samples["split"].equals(samples["split"])
 
 
 def test_files_that_are_no_patch_of_their_class_are_rejected(tmp_path: Path) -> None:
-    root = Path(files(tmp_path, {"Forest": 2}))
-    for name in (
-        "Forest_1.tif.aux.xml",
-        "River_3.tif",
-        "Forest_x.tif",
-        "forest_4.tif",
-        ".Forest_5.tif",
-        "Forest_7.TIF",
-    ):
-        (root / "Forest" / name).touch()
+    others = ["Forest_1.tif.aux.xml", "River_3.tif", "Forest_x.tif", "forest_4.tif", ".Forest_5.tif", "Forest_7.TIF"]
+    root = fill(tmp_path, *(f"Forest/{name}" for name in others), "Forest_9.tif", "label_map.json", "Forest/deep/x")
+    fill(root, "Forest/Forest_1.tif", "Forest/Forest_2.tif")
     (root / "Forest" / "Forest_6.tif").symlink_to("/etc/hostname")
-    (root / "Forest" / "deep").mkdir()
-    (root / "Forest_9.tif").touch()
-    (root / "label_map.json").touch()
     index = EuroSATMultispectral(str(root)).index()
     assert index.samples["id"].to_pylist() == [
         "Forest/Forest_1.tif",
         "Forest/Forest_2.tif",
         "Forest/Forest_7.TIF",
     ]
-    assert {row["id"]: row["reason"] for row in index.rejected.to_pylist()} == {
+    assert dict(reasons(index.rejected.to_pylist())) == {
         "Forest_9.tif": "not in a class folder",
         "Forest/Forest_6.tif": "symbolic link",
         "Forest/Forest_1.tif.aux.xml": "not an image file",
@@ -129,17 +117,11 @@ def test_files_that_are_no_patch_of_their_class_are_rejected(tmp_path: Path) -> 
     ],
 )
 def test_other_folders(tmp_path: Path, counts: dict[str, int], message: str) -> None:
-    archive = EuroSATMultispectral(files(tmp_path, counts))
-    with pytest.raises(ValueError, match=message):
-        archive.index()
+    check_refused(EuroSATMultispectral(files(tmp_path, counts)), message)
 
 
-def test_a_missing_archive(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="absent"):
-        EuroSATRGB(str(tmp_path / "absent")).index()
-
-
-def test_fractions_and_seed_are_checked() -> None:
+def test_a_missing_archive_and_settings_out_of_range(tmp_path: Path) -> None:
+    check_refused(EuroSATRGB(str(tmp_path / "absent")), "absent", FileNotFoundError)
     with pytest.raises(ValueError, match="split_fractions is"):
         EuroSATRGB("/archive", split_fractions=(0.5, 0.1, 0.1))
     with pytest.raises(ValueError, match="seed is -1"):
@@ -158,6 +140,4 @@ def test_an_executor_does_not_get_the_list_of_files(tmp_path: Path) -> None:
 def test_an_rgb_patch_of_another_size(tmp_path: Path) -> None:
     (tmp_path / "Forest").mkdir()
     Image.new("RGB", (64, 32)).save(tmp_path / "Forest" / "Forest_1.jpg")
-    archive = EuroSATRGB(str(tmp_path))
-    with pytest.raises(BadRecordError, match="wrong size"):
-        read_sample(archive, archive.index().samples["paths"][0].as_py())
+    check_bad_record(EuroSATRGB(str(tmp_path)), ["Forest/Forest_1.jpg"], "wrong size")

@@ -5,7 +5,6 @@ GROUNDSWELL_FUZZ_VARIANTS sets how many variants are tried, GROUNDSWELL_FUZZ_SEE
 
 import os
 import resource
-import struct
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -17,23 +16,14 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.archives.geotiff import read_band_into
 from pipelines.archives.tiff_strips import is_plain
+from tests.pipelines.archives.damage import damaged
+from tests.pipelines.archives.files import read_band, write_geotiff
 
 VARIANTS = int(os.environ.get("GROUNDSWELL_FUZZ_VARIANTS", "600"))
 SEED = int(os.environ.get("GROUNDSWELL_FUZZ_SEED", "0"))
 MEMORY_MIB = 512  # no damaged size may be believed
-HEADER = 420  # bytes that hold the directory and its values
-EXTREMES = (0, 1, 2, 3, 7, 8, 16, 120, 255, 256, 0x7FFF, 0x8000, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFF0, 0xFFFFFFFF)
-TAGS = (254, 256, 257, 258, 259, 262, 266, 273, 277, 278, 279, 284, 317, 322, 323, 324, 325, 330, 338, 339, 347, 33922)
-
 Sample = tuple[bytes, tuple[int, int], str]
-
-
-def read_band(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
-    out: NDArray[Any] = np.empty(shape, dtype)
-    read_band_into(str(path), out)
-    return out
 
 
 def generated_samples(folder: Path) -> list[Sample]:
@@ -53,11 +43,8 @@ def generated_samples(folder: Path) -> list[Sample]:
             (60, "uint16", {"ENDIANNESS": "BIG"}),
         ]
     ):
-        pixels = random.integers(1, 200, (1, size, size)).astype(dtype)
-        profile = {"driver": "GTiff", "count": 1, "height": size, "width": size, "dtype": dtype, "crs": "EPSG:32633"}
-        path = folder / f"sample_{number}.tif"
-        with rasterio.open(path, "w", **profile, transform=rasterio.Affine(10, 0, 3e5, 0, -10, 5e6), **options) as file:
-            file.write(pixels)
+        pixels = random.integers(1, 200, (size, size)).astype(dtype)
+        path = write_geotiff(folder / f"sample_{number}.tif", pixels, **options)
         samples.append((path.read_bytes(), (size, size), dtype))
     return samples
 
@@ -71,46 +58,6 @@ def real_samples(data: Path) -> list[Sample]:
         size = sizes.get(path.stem.rsplit("_", 1)[1], 60)
         samples.append((path.read_bytes(), (size, size), "uint16"))
     return samples
-
-
-def damaged(original: bytes, random: np.random.Generator) -> bytes:
-    """One to four kinds of damage at once; most of it to what describes the pixels."""
-    data = bytearray(original)
-    for _ in range(random.integers(1, 5)):
-        kind = random.integers(0, 9)
-        place = int(random.integers(0, max(1, min(len(data), HEADER) if random.random() < 0.7 else len(data))))
-        if kind == 0:
-            data[place : place + 1] = bytes([random.integers(256)])
-        elif kind == 1 and data:
-            data[min(place, len(data) - 1)] ^= 1 << int(random.integers(8))
-        elif kind == 2:
-            del data[place:]
-        elif kind == 3:
-            data += random.bytes(int(random.integers(1, 5000)))
-        elif kind == 4:
-            other, size = int(random.integers(0, len(data) + 1)), int(random.integers(1, 300))
-            data[place : place + size], data[other : other + size] = (
-                data[other : other + size],
-                data[place : place + size],
-            )
-        elif kind == 5:
-            data[place : place + 4] = struct.pack("<I", random.choice(EXTREMES))
-        elif kind == 6:
-            del data[place : place + int(random.integers(1, 40))]
-        elif kind == 7:
-            data[place:place] = random.bytes(int(random.integers(1, 40)))
-        elif len(data) > 200:
-            # One field of one entry: its tag, type, count or value.
-            entry = 10 + 12 * int(random.integers(0, 16))
-            field = random.integers(4)
-            if field == 0:
-                data[entry : entry + 2] = struct.pack("<H", random.choice(TAGS))
-            elif field == 1:
-                data[entry + 2 : entry + 4] = struct.pack("<H", random.integers(0, 19))
-            else:
-                at = entry + (4 if field == 2 else 8)
-                data[at : at + 4] = struct.pack("<I", random.choice(EXTREMES))
-    return bytes(data)
 
 
 def gdal_pixels(path: Path) -> NDArray[Any]:

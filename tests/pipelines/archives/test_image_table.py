@@ -21,14 +21,15 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from conf.schema import RunConfig
 from jobs.prepare import prepare
-from pipelines.archives import parquet_files
-from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, read_sample
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, BadRecordError, read_sample
 from pipelines.archives.image_table import ImageTable
 from pipelines.archives.parquet_files import INCOMPLETE, ParquetRows
 from pipelines.dataset.identity import Identity, describe
 from pipelines.dataset.reader import SplitReader
 from pipelines.dataset.writer import prepare_dataset
+from pipelines.sample import ImageGroup
 from pipelines.storage import Folder, StorageError
+from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons
 
 
 def pixels(number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray:
@@ -66,18 +67,15 @@ def test_a_hugging_face_dataset(tmp_path: Path) -> None:
     hugging_face(tmp_path / "data" / "train-00001-of-00002.parquet", [1, 1, 0, 2, 0], names=names, first=5)
     hugging_face(tmp_path / "data" / "test-00000-of-00001.parquet", [1, -1], names=names, first=10)
     archive = ImageTable(str(tmp_path), validation_fraction=0.3)
-    description = archive.description
-    assert (description.kind, description.task) == ("table", "single_label")
-    assert description.class_names == ("cat", "ant", "bee")
-    assert [(group.name, group.shape, group.dtype) for group in description.groups] == [("rgb", (8, 8, 3), "uint8")]
+    group = ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue"))
+    assert archive.description == ArchiveDescription("table", "single_label", ("cat", "ant", "bee"), (group,))
     index = archive.index()
     index.samples.validate(full=True)
     assert index.samples.schema.equals(INDEX_SCHEMA)
     rows = {row["id"]: row for row in index.samples.to_pylist()}
     assert rows["data/train-00000-of-00002.parquet#3"]["labels"] == [2]
     assert Counter(row["split"] for row in rows.values()) == {"train": 7, "validation": 3, "test": 1}
-    assert index.rejected["reason"].to_pylist() == ["no label"]
-    assert index.rejected["id"].to_pylist() == ["data/test-00000-of-00001.parquet#1"]
+    assert reasons(index.rejected.to_pylist()) == [("data/test-00000-of-00001.parquet#1", "no label")]
     travelled = pickle.loads(pickle.dumps(archive))
     for number, row in enumerate(sorted(name for name in rows if "train" in name)):
         np.testing.assert_array_equal(read_sample(travelled, rows[row]["paths"])["rgb"], pixels(number))
@@ -88,8 +86,7 @@ def test_files_with_other_names_of_classes_are_refused(tmp_path: Path, names: li
     hugging_face(tmp_path / "train-0.parquet", [0, 1], names=["ant", "bee"])
     hugging_face(tmp_path / "train-1.parquet", [0, 1], names=names)
     words = ", ".join(names) if names else "without names"
-    with pytest.raises(ValueError, match=rf"train-1\.parquet: the classes of column 'label' are {words}, and in"):
-        ImageTable(str(tmp_path)).index()
+    check_refused(ImageTable(str(tmp_path)), rf"train-1\.parquet: the classes of column 'label' are {words}, and in")
 
 
 def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
@@ -99,21 +96,17 @@ def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
     elsewhere = hugging_face(tmp_path / "blobs" / "train-1.parquet", [0, 1])
     link = root / "a" / "train-1.parquet"
     link.symlink_to(elsewhere)  # as in the cache of Hugging Face's hub
-    with pytest.raises(ValueError, match=rf"{link}: symbolic link to {elsewhere}, which is not read: put the file"):
-        ImageTable(str(root)).index()
+    check_refused(ImageTable(str(root)), rf"{link}: symbolic link to {elsewhere}, which is not read: put the file")
     link.unlink()
     split = root / "split=validation"
     split.symlink_to(elsewhere.parent)
-    with pytest.raises(ValueError, match=rf"^{split}: a symbolic link to {elsewhere.parent}, out of the archive"):
-        ImageTable(str(root)).index()
+    check_refused(ImageTable(str(root)), rf"^{split}: a symbolic link to {elsewhere.parent}, out of the archive")
     split.unlink()
     deep = hugging_face(root / "a" / "b" / "c" / "train-2.parquet", [0, 1])
-    with pytest.raises(ValueError, match=rf"{deep}: lies deeper than 2 folders below the archive"):
-        ImageTable(str(root)).index()
+    check_refused(ImageTable(str(root)), rf"{deep}: lies deeper than 2 folders below the archive")
 
 
-@pytest.mark.parametrize("scheme", ["", "memory:/"])
-@pytest.mark.parametrize("inside", ["", "/a", "/a/b"])
+@pytest.mark.parametrize(("scheme", "inside"), [("", ""), ("", "/a"), ("memory:/", "/a/b")])
 @pytest.mark.parametrize(
     ("kind", "data", "log"),
     [
@@ -126,10 +119,9 @@ def test_tables_with_a_log_are_refused(
     tmp_path: Path, scheme: str, inside: str, kind: str, data: str, log: str
 ) -> None:
     table = Folder.at(f"{scheme}{tmp_path}/archive{inside}")
-    file = hugging_face(tmp_path / "x.parquet", [0, 1])
-    for name, content in ((data, file.read_bytes()), (log, b"")):
+    for name in (data, log):
         table.make(str(Path(name).parent))
-        table.write(name, content)
+        table.write(name, b"")
     with pytest.raises(ValueError, match=rf"^{table} is {kind} table, whose folder keeps removed rows: ") as caught:
         ImageTable(f"{scheme}{tmp_path}/archive").index()
     assert "\n" not in str(caught.value)
@@ -142,8 +134,7 @@ def test_removed_rows_of_a_delta_table_do_not_come_back(tmp_path: Path) -> None:
         images = [png(row) for row in range(2)]
         write_deltalake(tmp_path, pa.table({"image": images, "label": labels}), mode="overwrite")
     assert len(list(tmp_path.glob("*.parquet"))) == 2
-    with pytest.raises(ValueError, match="is a Delta table"):
-        ImageTable(str(tmp_path)).index()
+    check_refused(ImageTable(str(tmp_path)), "is a Delta table")
 
 
 def test_a_folder_may_be_called_metadata(tmp_path: Path) -> None:
@@ -155,8 +146,7 @@ def test_a_folder_may_be_called_metadata(tmp_path: Path) -> None:
 
 def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
     path = hugging_face(tmp_path / "train.parquet", list("abab"))
-    before = ImageTable(str(path))
-    np.testing.assert_array_equal(read_sample(before, ["", "1"])["rgb"], pixels(1))
+    np.testing.assert_array_equal(read_sample(ImageTable(str(path)), ["", "1"])["rgb"], pixels(1))
     path.unlink()
     hugging_face(path, list("abab"), first=7)
     np.testing.assert_array_equal(read_sample(ImageTable(str(path)), ["", "1"])["rgb"], pixels(8))
@@ -179,9 +169,9 @@ def test_plain_bytes_texts_and_a_column_of_splits(tmp_path: Path) -> None:
     archive = ImageTable(str(tmp_path / "all.parquet"), image="img", label="kind", split="part")
     assert archive.description.class_names == ("a", "b")
     assert splits_of(archive) == {"train": 6, "validation": 2, "test": 1}
-    rows = archive.index().samples.to_pylist()
-    assert [row["labels"] for row in rows] == [[1], [0], [1], [0], [1], [0], [0], [1], [1]]
-    np.testing.assert_array_equal(read_sample(archive, rows[8]["paths"])["rgb"], pixels(8))
+    samples = archive.index().samples
+    assert samples["labels"].to_pylist() == [[1], [0], [1], [0], [1], [0], [0], [1], [1]]
+    np.testing.assert_array_equal(read_sample(archive, samples["paths"][8].as_py())["rgb"], pixels(8))
 
 
 def test_folders_of_a_partitioned_table_say_the_split(tmp_path: Path) -> None:
@@ -190,11 +180,12 @@ def test_folders_of_a_partitioned_table_say_the_split(tmp_path: Path) -> None:
     expected = {"train": 6, "validation": 2, "test": 3}
     assert splits_of(ImageTable(str(tmp_path))) == expected
     assert splits_of(ImageTable(str(tmp_path), split="split")) == expected
-    with pytest.raises(ValueError, match=r"has no column 'part' \(archive\.split\)"):
-        ImageTable(str(tmp_path), split="part").index()
+    check_refused(ImageTable(str(tmp_path), split="part"), r"has no column 'part' \(archive\.split\)")
     (tmp_path / "split=train").rename(tmp_path / "split=holdout")
-    with pytest.raises(ValueError, match=r"column 'split' \(archive\.split\) has 'holdout', expected train, val"):
-        ImageTable(str(tmp_path), split="split").index()
+    check_refused(
+        ImageTable(str(tmp_path), split="split"),
+        r"column 'split' \(archive\.split\) has 'holdout', expected train",
+    )
 
 
 def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
@@ -225,8 +216,7 @@ def test_a_setting_without_effect_is_refused(
     for number, split in enumerate(splits):
         hugging_face(tmp_path / f"{split or 'part'}-0.parquet", ["a", "b"] * 3, first=6 * number)
     archive = ImageTable(str(tmp_path), **settings)
-    with pytest.raises(ValueError, match=f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it"):
-        archive.index()
+    check_refused(archive, f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it")
 
 
 def test_images_are_scaled_where_asked_and_refused_where_sizes_differ(tmp_path: Path) -> None:
@@ -246,61 +236,50 @@ def test_bad_images_are_bad_records(tmp_path: Path) -> None:
     for row, reason in (("1", "no image bytes"), ("2", "not a readable JPEG or PNG")):
         with pytest.raises(BadRecordError) as caught:
             read_sample(archive, ["x.parquet", row])
-        assert caught.value.reason == reason
-        assert caught.value.file == f"{tmp_path}/x.parquet row {row}"
-    with pytest.raises(BadRecordError, match="missing file"):
-        read_sample(archive, ["gone.parquet", "0"])
+        assert (caught.value.reason, caught.value.file) == (reason, f"{tmp_path}/x.parquet row {row}")
+    check_bad_record(archive, ["gone.parquet", "0"], "missing file")
     (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(BadRecordError, match="not a readable Parquet file"):
-        read_sample(archive, ["damaged.parquet", "0"])
+    check_bad_record(archive, ["damaged.parquet", "0"], "not a readable Parquet file")
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"image": "picture"}, r"has no column 'picture' \(archive\.image\); its columns are image, label, part$"),
+        (
+            {"image": "picture"},
+            r"has no column 'picture' \(archive\.image\); its columns are image, label, part, empty$",
+        ),
         ({"label": "image"}, r"column 'image' \(archive\.label\) is struct<.*, expected a text, an integer, or a list"),
         ({"image": "label"}, r"column 'label' \(archive\.image\) is int64, expected the bytes of images"),
-        ({"split": "part"}, r"column 'part' \(archive\.split\) has 'holdout', expected train, val"),
+        ({"split": "part"}, r"column 'part' \(archive\.split\) has 'holdout', expected train"),
+        ({"split": "empty"}, r"column 'empty' \(archive\.split\) has '', expected train, val"),
     ],
 )
 def test_columns_that_do_not_fit_are_one_line_with_the_setting(
     tmp_path: Path, settings: dict[str, str], message: str
 ) -> None:
-    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", "holdout"])
+    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", "holdout"], empty=["train", ""])
     with pytest.raises(ValueError, match=message) as caught:
         ImageTable(str(tmp_path), **settings).index()
     assert "\n" not in str(caught.value)
 
 
-def test_an_empty_split_is_one_line_too(tmp_path: Path) -> None:
-    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", ""])
-    with pytest.raises(ValueError, match=r"column 'part' \(archive\.split\) has '', expected train, val"):
-        ImageTable(str(tmp_path), split="part").index()
-
-
 def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         ImageTable(str(tmp_path / "nowhere")).index()
-    (tmp_path / "_temporary").mkdir()
-    hugging_face(tmp_path / "_temporary" / "x.parquet", [0])
-    with pytest.raises(ValueError, match=r"holds no Parquet files, expected names that end with \.parquet"):
-        ImageTable(str(tmp_path)).index()
-    hugging_face(tmp_path / "test.parquet", [0, 1])
-    with pytest.raises(ValueError, match="has no split train, only test"):
-        ImageTable(str(tmp_path)).index()
-    hugging_face(tmp_path / "more.parquet", [0, 1])
-    with pytest.raises(ValueError, match=r"the name of more\.parquet says no split, those of other files do"):
-        ImageTable(str(tmp_path)).index()
-    hugging_face(tmp_path / "train" / "x.parquet", ["text"])
-    with pytest.raises(ValueError, match=r"column 'label' is of another type than in more\.parquet"):
-        ImageTable(str(tmp_path)).index()
+    for name, labels, message in (
+        ("_temporary/x", [0], r"holds no Parquet files, expected names that end with \.parquet"),
+        ("test", [0, 1], "has no split train, only test"),
+        ("more", [0, 1], r"the name of more\.parquet says no split, those of other files do"),
+        ("train/x", ["text"], r"column 'label' is of another type than in more\.parquet"),
+    ):
+        hugging_face(tmp_path / f"{name}.parquet", labels)
+        check_refused(ImageTable(str(tmp_path)), message)
 
 
-def test_row_groups_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_are_kept_while_they_fit(tmp_path: Path) -> None:
     path = str(hugging_face(tmp_path / "x.parquet", list(range(10))))
-    monkeypatch.setattr(parquet_files, "_CACHED_BYTES", 60)  # two groups of three labels, and the last one of one
-    rows = ParquetRows()
+    rows = ParquetRows(cached_bytes=60)  # two groups of three labels, and the last one of one
     assert [rows.value(path, row, "label", opened_as="") for row in (0, 9, 3, 8, 2, 5)] == [0, 9, 3, 8, 2, 5]
     assert len(rows._groups) == 2
     with pytest.raises(StopIteration):
@@ -308,10 +287,8 @@ def test_row_groups_are_kept_while_they_fit(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_behind_a_url(tmp_path: Path) -> None:
-    memory = fsspec.filesystem("memory")
-    memory.mkdir("/tables/data")
     local = hugging_face(tmp_path / "x.parquet", ["a", "b"] * 5)
-    memory.pipe_file("/tables/data/train-0.parquet", local.read_bytes())
+    fsspec.filesystem("memory").pipe_file("/tables/data/train-0.parquet", local.read_bytes())
     archive = ImageTable("memory://tables")
     assert archive.description.class_names == ("a", "b")
     np.testing.assert_array_equal(read_sample(archive, ["data/train-0.parquet", "7"])["rgb"], pixels(7))
@@ -342,18 +319,15 @@ def test_a_table_is_prepared_and_read_like_every_archive(spark: SparkSession, tm
     manifest = prepare_dataset(spark, archive, tmp_path / "out", row_group_mib=1, row_groups_per_shard=1, seed=0)
     assert {name: split.rows for name, split in manifest.splits.items()} == {"train": 24, "validation": 6}
     assert manifest.class_names == ("x", "y", "z")
-    reader = SplitReader(str(tmp_path / "out"), "train")
-    samples = reader.gather(np.arange(24))
+    samples = SplitReader(str(tmp_path / "out"), "train").gather(np.arange(24))
     expected = {pixels(number).tobytes(): number % 3 for number in range(30)}
-    found = [expected[image.tobytes()] for image in samples.images["rgb"]]
-    assert found == samples.targets.argmax(axis=1).tolist()
+    assert [expected[image.tobytes()] for image in samples.images["rgb"]] == samples.targets.argmax(axis=1).tolist()
 
 
 def test_files_without_rows_are_refused(tmp_path: Path) -> None:
     file = hugging_face(tmp_path / "train.parquet", [0, 1])
     pq.write_table(pq.read_table(file).slice(0, 0), file)
-    with pytest.raises(ValueError, match=r"its Parquet files have no rows$"):
-        ImageTable(str(tmp_path)).index()
+    check_refused(ImageTable(str(tmp_path)), r"its Parquet files have no rows$")
 
 
 @pytest.mark.spark
@@ -409,19 +383,13 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
         ValueError, match=r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside"
     ):
         prepare(renamed.override(f"archive.root={tmp_path}/out/in"), table=frame)
-    foreign = tmp_path / "foreign" / "thesis.tex"
-    foreign.parent.mkdir()
-    foreign.touch()
+    foreign = fill(tmp_path / "foreign", "thesis.tex")
     with pytest.raises(ValueError, match=r"/foreign exists and is not a dataset: choose another dataset\.path"):
-        prepare(renamed.override(f"archive.root={tmp_path}/new", f"dataset.path={foreign.parent}"), table=frame)
+        prepare(renamed.override(f"archive.root={tmp_path}/new", f"dataset.path={foreign}"), table=frame)
     assert not (tmp_path / "new").exists(), "nothing is written before"
     (tmp_path / "in" / INCOMPLETE).touch()
-    with pytest.raises(
-        ValueError,
-        match=r"/in: a DataFrame was not written into it to its end: remove the folder, or name another one$",
-    ):
-        prepare(renamed, table=frame)
-    with pytest.raises(
-        ValueError, match=r"/in: a DataFrame was not written into it to its end: remove the folder, and prepare it"
-    ):
-        prepare(renamed)
+    for table, advice in ((frame, "or name another one$"), (None, "and prepare it")):
+        with pytest.raises(
+            ValueError, match=rf"/in: a DataFrame was not written into it to its end: remove the folder, {advice}"
+        ):
+            prepare(renamed, table=table)

@@ -8,7 +8,6 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from jobs.prepare import configured_archive, prepare
-from pipelines.archives.archive import read_sample
 from pipelines.dataset.reader import SplitReader
 from pipelines.scoring.source import archive_source
 
@@ -56,12 +55,6 @@ def setting(name: str, settings: str = "{}") -> str:
     return f"archive={{kind: import, path: 'somebodys_archive:{name}', settings: {settings}}}"
 
 
-def test_an_archive_of_somebody_else_is_opened_from_the_configuration() -> None:
-    archive = configured_archive(load("smoke", [setting("Greys", "{number: 5}")]))
-    assert archive.index().samples["id"].to_pylist() == list("01234")
-    np.testing.assert_array_equal(read_sample(archive, ["3"])["grey"], np.full((2, 2, 1), 3))
-
-
 @pytest.mark.parametrize(
     ("name", "settings", "message"),
     [
@@ -74,15 +67,6 @@ def test_what_is_no_archive_is_one_line(name: str, settings: str, message: str) 
     with pytest.raises(ValueError, match=rf"^archive\.path=somebodys_archive:{name}: {message}") as caught:
         configured_archive(load("smoke", [setting(name, settings)]))
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.spark
-def test_an_archive_of_somebody_else_is_prepared_by_tasks(spark: SparkSession, tmp_path: Path) -> None:
-    spark.sparkContext.addPyFile(str(tmp_path / "somebodys_archive.py"))  # as --py-files does
-    manifest = prepare(load("smoke", [setting("Greys", "{number: 5}"), f"dataset.path={tmp_path}/out"]))
-    assert (manifest.archive, manifest.class_names, manifest.splits["train"].rows) == ("greys", ("a", "b"), 5)
-    samples = SplitReader(tmp_path / "out", "train").gather(np.arange(5))
-    assert sorted(int(image.max()) for image in samples.images["grey"]) == [0, 1, 2, 3, 4]
 
 
 def test_score_does_not_see_a_value_that_is_no_number() -> None:
@@ -98,10 +82,10 @@ def test_score_does_not_see_a_value_that_is_no_number() -> None:
 
 
 @pytest.mark.spark
-def test_a_value_that_is_no_number_is_a_bad_record_and_not_in_the_statistics(
+def test_an_archive_of_somebody_else_is_prepared_by_tasks_without_values_that_are_no_numbers(
     spark: SparkSession, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spark.sparkContext.addPyFile(str(tmp_path / "somebodys_archive.py"))
+    spark.sparkContext.addPyFile(str(tmp_path / "somebodys_archive.py"))  # as --py-files does
     settings = [setting("Heights", "{number: 5}"), f"dataset.path={tmp_path}/out"]
     with pytest.raises(
         ValueError, match=r"1 of 5 samples are bad \(NaN 1\).*; the first: 0, band metres of height: NaN"
@@ -109,9 +93,10 @@ def test_a_value_that_is_no_number_is_a_bad_record_and_not_in_the_statistics(
         prepare(load("smoke", settings))
     config = load("smoke", [*settings, "prepare.max_rejected_fraction=0.2"])
     manifest = prepare(config)
-    assert manifest.skipped == {"NaN": 1}
-    assert manifest.statistics["height"].mean == (2.5,)
-    assert manifest.splits["train"].rows == 4
+    assert (manifest.skipped, manifest.statistics["height"].mean) == ({"NaN": 1}, (2.5,))
+    assert (manifest.archive, manifest.class_names, manifest.splits["train"].rows) == ("heights", ("a", "b"), 4)
+    samples = SplitReader(tmp_path / "out", "train").gather(np.arange(4))
+    assert sorted(int(image.max()) for image in samples.images["height"]) == [1, 2, 3, 4]
     capsys.readouterr()
     assert prepare(config) == manifest
     assert "is finished already; left as it is" in capsys.readouterr().out

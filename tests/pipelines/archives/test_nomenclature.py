@@ -5,14 +5,12 @@ from pipelines.archives.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43, TO_1
 
 
 def test_nineteen_different_names_in_alphabetical_order() -> None:
-    assert len(BIGEARTHNET_19) == 19
-    assert list(BIGEARTHNET_19) == sorted(set(BIGEARTHNET_19))
+    assert (list(BIGEARTHNET_19), len(BIGEARTHNET_19)) == (sorted(set(BIGEARTHNET_19)), 19)
 
 
 def test_forty_three_names_of_which_thirty_two_have_a_counterpart() -> None:
     assert len(set(BIGEARTHNET_43)) == len(TO_19) == 43
-    assert TO_19.count(None) == 11
-    assert {index for index in TO_19 if index is not None} == set(range(19))
+    assert (TO_19.count(None), {index for index in TO_19 if index is not None}) == (11, set(range(19)))
 
 
 def test_the_published_mapping(shared_data: Path) -> None:
@@ -21,5 +19,4 @@ def test_the_published_mapping(shared_data: Path) -> None:
         name: None if place is None else BIGEARTHNET_19[place]
         for name, place in zip(BIGEARTHNET_43, TO_19, strict=True)
     }
-    assert ours == published
-    assert list(ours) == list(published)
+    assert (ours, list(ours)) == (published, list(published))

@@ -10,6 +10,8 @@ from PIL import Image, ImageFile, PngImagePlugin
 
 from pipelines.archives.archive import BadRecordError
 from pipelines.archives.rgb_image import read_rgb, upright_size
+from tests.pipelines.archives.damage import damaged
+from tests.pipelines.archives.files import check_bad_file
 
 ORIENTATION = 0x0112
 
@@ -34,25 +36,25 @@ def read(path: Path, height: int = 24, width: int = 32, **options: Any) -> NDArr
     return out
 
 
-@pytest.mark.parametrize("suffix", ["JPEG", "PNG"])
-def test_pixels_are_those_of_the_decoder(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / "image.PNG"  # whatever the name says
-    path.write_bytes(encoded(Image.fromarray(pixels()), suffix))
-    with Image.open(path) as image:
-        assert image.format == suffix
-        np.testing.assert_array_equal(read(path), np.asarray(image))
-    assert upright_size(path) == (24, 32)
-
-
 @pytest.mark.parametrize(
     ("mode", "suffix"),
-    [("L", "JPEG"), ("CMYK", "JPEG"), ("L", "PNG"), ("LA", "PNG"), ("P", "PNG"), ("1", "PNG"), ("RGBA", "PNG")],
+    [
+        ("RGB", "JPEG"),
+        ("RGB", "PNG"),
+        ("L", "JPEG"),
+        ("CMYK", "JPEG"),
+        ("L", "PNG"),
+        ("LA", "PNG"),
+        ("P", "PNG"),
+        ("1", "PNG"),
+        ("RGBA", "PNG"),
+    ],
 )
-def test_other_colours_become_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
-    path = tmp_path / "image"
+def test_pixels_are_those_of_the_decoder_in_rgb(tmp_path: Path, mode: str, suffix: str) -> None:
+    path = tmp_path / "image.PNG"  # whatever the name says
     path.write_bytes(encoded(Image.fromarray(pixels()).convert(mode), suffix))
     with Image.open(path) as image:
-        assert image.mode == mode
+        assert (image.mode, image.format) == (mode, suffix)
         np.testing.assert_array_equal(read(path), np.asarray(image.convert("RGB")))
 
 
@@ -113,15 +115,14 @@ def test_an_image_of_the_right_size_is_not_changed_by_fitting(tmp_path: Path) ->
     np.testing.assert_array_equal(read(tmp_path / "image.png", 24, 24, fit=True), pixels(24, 24))
 
 
-def test_another_size(tmp_path: Path) -> None:
+def test_another_size_a_missing_file_and_a_folder(tmp_path: Path) -> None:
     Image.fromarray(pixels()).save(tmp_path / "image.png")
-    with pytest.raises(BadRecordError, match=r"wrong size \(\(24, 32\) pixels \(height, width\), expected \(32, 24\)"):
-        read(tmp_path / "image.png", 32, 24)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(BadRecordError, match=r"absent\.jpg: missing file"):
-        read(tmp_path / "absent.jpg")
+    for path, message in (
+        (tmp_path / "image.png", r"wrong size \(\(24, 32\) pixels \(height, width\), expected \(32, 24\)"),
+        (tmp_path / "absent.jpg", r"absent\.jpg: missing file"),
+        (tmp_path, "missing file"),
+    ):
+        check_bad_file(message, read, path, 32, 24)
 
 
 @pytest.mark.parametrize("content", [b"", b"not an image", bytes(2000), encoded(Image.fromarray(pixels()), "GIF")])
@@ -132,16 +133,10 @@ def test_another_format_has_a_reason_that_is_always_the_same(tmp_path: Path, con
     assert (caught.value.reason, caught.value.detail) == ("not a readable JPEG or PNG", "")
 
 
-def test_a_folder_of_that_name(tmp_path: Path) -> None:
-    with pytest.raises(BadRecordError, match="missing file"):
-        read(tmp_path)
-
-
 def test_an_animation(tmp_path: Path) -> None:
     frames = [Image.fromarray(pixels() + n) for n in range(3)]
     frames[0].save(tmp_path / "image.png", save_all=True, append_images=frames[1:])
-    with pytest.raises(BadRecordError, match=r"image\.png: animated image \(3 frames"):
-        read(tmp_path / "image.png")
+    check_bad_file(r"image\.png: animated image \(3 frames", read, tmp_path / "image.png")
 
 
 @pytest.mark.parametrize("limit", [500, 300], ids=["warning", "error"])
@@ -149,16 +144,14 @@ def test_a_decompression_bomb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, l
     """Pillow warns above its limit and fails above twice the limit; the image has 768 pixels."""
     Image.fromarray(pixels()).save(tmp_path / "image.png")
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
-    with pytest.raises(BadRecordError, match=r"image\.png: too many pixels"):
-        read(tmp_path / "image.png")
+    check_bad_file(r"image\.png: too many pixels", read, tmp_path / "image.png")
 
 
 def test_a_text_bomb(tmp_path: Path) -> None:
     text = PngImagePlugin.PngInfo()
     text.add_text("comment", "x" * (PngImagePlugin.MAX_TEXT_CHUNK + 1), zip=True)
     Image.fromarray(pixels()).save(tmp_path / "image.png", pnginfo=text)
-    with pytest.raises(BadRecordError, match="not a readable JPEG or PNG"):
-        read(tmp_path / "image.png")
+    check_bad_file("not a readable JPEG or PNG", read, tmp_path / "image.png")
 
 
 def test_pillow_must_not_fill_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,24 +171,7 @@ def test_no_truncated_file_is_read(tmp_path: Path, suffix: str, options: dict[st
     # The last 4 bytes of a PNG are the checksum of its empty last chunk.
     for length in range(len(complete) - (4 if suffix == "PNG" else 0)):
         path.write_bytes(complete[:length])
-        with pytest.raises(BadRecordError, match="truncated: not a readable JPEG or PNG"):
-            read(path)
-
-
-def damaged(content: bytes, generator: np.random.Generator) -> bytes:
-    """Change, remove or insert some bytes."""
-    changed = bytearray(content)
-    place = int(generator.integers(len(changed)))
-    match generator.integers(4):
-        case 0:
-            changed[place] ^= 1 << int(generator.integers(8))
-        case 1:
-            changed[int(generator.integers(min(len(changed), 200)))] = int(generator.integers(256))
-        case 2:
-            del changed[place : place + int(generator.integers(1, 100))]
-        case 3:
-            changed[place:place] = generator.bytes(int(generator.integers(1, 50)))
-    return bytes(changed)
+        check_bad_file("truncated: not a readable JPEG or PNG", read, path)
 
 
 @pytest.mark.parametrize("suffix", ["JPEG", "PNG"])

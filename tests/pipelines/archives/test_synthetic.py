@@ -12,6 +12,7 @@ from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic import METADATA_SCHEMA, generate_bigearthnet_v2
 from pipelines.archives.synthetic_landscape import land_cover, render
 from pipelines.archives.synthetic_scenes import CAPACITY, patch
+from tests.pipelines.archives.files import fill
 
 
 def tree(root: Path) -> dict[str, bytes]:
@@ -25,8 +26,7 @@ def test_the_archive_opens_and_holds_what_was_drawn(generated: Path) -> None:
     assert len(index) == len(splits)
     for number, split in enumerate(splits):
         row = index[patch(number).id]
-        assert row["split"] == split
-        assert tuple(row["labels"]) == land_cover(0, number)[1]
+        assert (row["split"], tuple(row["labels"])) == (split, land_cover(0, number)[1])
         images, _ = render(0, number, GROUPS)
         read = read_sample(archive, row["paths"])
         assert all(np.array_equal(read[name], images[name]) for name in images)
@@ -55,8 +55,7 @@ def test_band_files_are_encoded_as_the_real_ones(generated: Path, shared_data: P
     ours = next(generated.glob(f"BigEarthNet-S2/*_T33UWP/*/*_{band}.tif"))
     with rasterio.open(real) as expected, rasterio.open(ours) as actual:
         place = {"transform": None}
-        assert {**actual.profile, **place} == {**expected.profile, **place}
-        assert actual.tags() == expected.tags()
+        assert ({**actual.profile, **place}, actual.tags()) == ({**expected.profile, **place}, expected.tags())
         assert actual.res == expected.res
     # Header and directory: 16 tags of 12 bytes with the same types, counts, values and places of longer values.
     directory = slice(0, 8 + 2 + 16 * 12 + 4)
@@ -68,11 +67,11 @@ def test_bytes_do_not_depend_on_the_number_of_processes(generated: Path, tmp_pat
     steps: list[int] = []
     counts = {"train": 12, "validation": 4, "test": 4}
     generate_bigearthnet_v2(tmp_path / "parallel", **counts, processes=2, progress=steps.append)
-    assert tree(tmp_path / "parallel") == tree(generated)
-    assert steps == [1] * 20
+    assert (tree(tmp_path / "parallel"), steps) == (tree(generated), [1] * 20)
 
 
 def test_another_seed_is_another_archive(generated: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()  # an empty folder is filled
     generate_bigearthnet_v2(tmp_path / "other", train=1, validation=0, test=0, seed=1, processes=1)
     other = tree(tmp_path / "other")
     assert len(other) == 13
@@ -86,12 +85,6 @@ def test_a_finished_archive_is_left_alone(generated: Path) -> None:
     assert {path: path.stat().st_mtime_ns for path in generated.rglob("*")} == before
 
 
-def test_an_empty_folder_is_filled(tmp_path: Path) -> None:
-    (tmp_path / "new").mkdir()
-    generate_bigearthnet_v2(tmp_path / "new", train=1, validation=0, test=0, processes=1)
-    assert BigEarthNetV2(str(tmp_path / "new")).index().samples.num_rows == 1
-
-
 @pytest.mark.parametrize(("train", "seed"), [(13, 0), (12, 1)])
 def test_another_archive_is_not_overwritten(generated: Path, train: int, seed: int) -> None:
     before = tree(generated)
@@ -100,19 +93,12 @@ def test_another_archive_is_not_overwritten(generated: Path, train: int, seed: i
     assert tree(generated) == before
 
 
-@pytest.mark.parametrize("name", ["metadata.parquet", "notes.txt"])
-def test_a_foreign_folder_is_not_overwritten(tmp_path: Path, name: str) -> None:
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / name).write_text("mine")
+@pytest.mark.parametrize("name", ["mine/metadata.parquet", "mine/notes.txt", "mine"])
+def test_a_foreign_folder_or_file_is_not_overwritten(tmp_path: Path, name: str) -> None:
+    fill(tmp_path, name)
     with pytest.raises(ValueError, match="mine: exists"):
         generate_bigearthnet_v2(tmp_path / "mine", train=1, validation=0, test=0, processes=1)
-    assert tree(tmp_path) == {f"mine/{name}": b"mine"}
-
-
-def test_a_file_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("mine")
-    with pytest.raises(ValueError, match="file: exists"):
-        generate_bigearthnet_v2(tmp_path / "file", train=1, validation=0, test=0, processes=1)
+    assert tree(tmp_path) == {name: b"x"}
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -30,8 +30,7 @@ def test_it_is_the_archive_that_is_written_as_files(generated: Path) -> None:
 
 def test_it_has_its_own_kind_and_no_bad_records() -> None:
     archive = SyntheticBigEarthNet(train=1, validation=0, test=2)
-    assert archive.description.kind == "synthetic"
-    assert archive.description.task == "multi_label"
+    assert (archive.description.kind, archive.description.task) == ("synthetic", "multi_label")
     index = archive.index()
     assert index.samples["split"].to_pylist() == ["train", "test", "test"]
     assert index.rejected.equals(REJECTED_SCHEMA.empty_table())
@@ -40,8 +39,8 @@ def test_it_has_its_own_kind_and_no_bad_records() -> None:
 def test_several_processes_give_the_same_index(monkeypatch: pytest.MonkeyPatch) -> None:
     archive = SyntheticBigEarthNet(train=40, validation=0, test=0, seed=3)
     alone = archive.index().samples
-    monkeypatch.setattr(synthetic_archive, "_PATCHES_IN_PROCESS", 10)
-    monkeypatch.setattr(synthetic_archive, "_PATCHES_PER_TASK", 7)
+    monkeypatch.setattr(synthetic_archive, "PATCHES_IN_PROCESS", 10)
+    monkeypatch.setattr(synthetic_archive, "PATCHES_PER_TASK", 7)
     assert archive.index().samples.equals(alone)
 
 

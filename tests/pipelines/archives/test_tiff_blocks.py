@@ -6,26 +6,21 @@ from typing import Any
 import numpy as np
 import pytest
 import rasterio
-from numpy.typing import NDArray
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.archives.geotiff import open_with_gdal, read_band_into
+from pipelines.archives.geotiff import open_with_gdal
 from pipelines.archives.tiff_blocks import check_blocks
-
-
-def read_band(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
-    out: NDArray[Any] = np.empty(shape, dtype)
-    read_band_into(str(path), out)
-    return out
+from tests.pipelines.archives.files import TRANSFORM, random_pixels, read_band, write_geotiff
 
 
 def deflated(path: Path, bands: int = 1, **options: Any) -> Path:
-    pixels = np.random.default_rng(2).integers(1, 200, (bands, 60, 60)).astype(np.uint16)
-    profile = {"driver": "GTiff", "count": bands, "height": 60, "width": 60, "dtype": "uint16", "crs": "EPSG:32633"}
-    transform = rasterio.Affine(10, 0, 3e5, 0, -10, 5e6)
-    with rasterio.open(path, "w", **profile, transform=transform, compress="deflate", **options) as file:
-        file.write(pixels)
-    return path
+    return write_geotiff(path, random_pixels(bands, 60, 60) % 200 + 1, compress="deflate", **options)
+
+
+def first_byte(path: Path) -> int:
+    """Where the first block begins."""
+    with rasterio.open(path) as file:
+        return int(file.get_tag_item("BLOCK_OFFSET_0_0", "TIFF", bidx=1))
 
 
 @pytest.mark.parametrize("bands", [1, 3])
@@ -44,10 +39,8 @@ def test_no_damaged_bit_gives_other_pixels(tmp_path: Path) -> None:
     path = deflated(tmp_path / "band.tif")
     whole = path.read_bytes()
     pixels = read_band(path, (60, 60), "uint16")
-    with rasterio.open(path) as file:
-        start = int(file.get_tag_item("BLOCK_OFFSET_0_0", "TIFF", bidx=1))
     found = 0
-    for place in range(start, len(whole), 13):
+    for place in range(first_byte(path), len(whole), 13):
         data = bytearray(whole)
         data[place] ^= 1 << place % 8
         path.write_bytes(data)
@@ -60,23 +53,21 @@ def test_no_damaged_bit_gives_other_pixels(tmp_path: Path) -> None:
 
 def test_a_block_that_inflates_to_less_or_much_more(tmp_path: Path) -> None:
     path = deflated(tmp_path / "band.tif")
-    with rasterio.open(path) as file:
-        start = int(file.get_tag_item("BLOCK_OFFSET_0_0", "TIFF", bidx=1))
+    header = path.read_bytes()[: first_byte(path)]
     for size in (100, 1 << 28):
         stream = zlib.compress(bytes(size))
-        data = bytearray(path.read_bytes()[:start] + stream)
+        data = bytearray(header + stream)
         struct.pack_into("<I", data, data.index(struct.pack("<HHI", 279, 4, 1)) + 8, len(stream))
-        other = tmp_path / "other.tif"
-        other.write_bytes(data)
+        path.write_bytes(data)
         with pytest.raises(BadRecordError):
-            read_band(other, (60, 60), "uint16")
+            read_band(path, (60, 60), "uint16")
 
 
 def test_huge_blocks_are_refused_before_they_are_allocated(tmp_path: Path) -> None:
     path = tmp_path / "band.tif"
-    profile = {"driver": "GTiff", "count": 1, "height": 20, "width": 20, "dtype": "uint16", "crs": "EPSG:32633"}
+    profile = {"driver": "GTiff", "count": 1, "height": 20, "width": 20, "dtype": "uint16", "transform": TRANSFORM}
     options = {"tiled": True, "blockxsize": 8192, "blockysize": 8192, "SPARSE_OK": True}
-    with rasterio.open(path, "w", **profile, transform=rasterio.Affine(10, 0, 3e5, 0, -10, 5e6), **options):
+    with rasterio.open(path, "w", **profile, **options):
         pass
     with pytest.raises(BadRecordError, match=r"band\.tif: wrong blocks \(of 8192 x 8192 pixels\)"):
         read_band(path, (20, 20), "uint16")

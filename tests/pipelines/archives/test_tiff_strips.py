@@ -14,6 +14,7 @@ from pipelines.archives import tiff_strips
 from pipelines.archives.archive import Georeference
 from pipelines.archives.geotiff import read_band_into
 from pipelines.archives.tiff_strips import copy_pixels, is_plain, learn
+from tests.pipelines.archives.files import write_geotiff
 
 SIZE = 60
 BYTES = SIZE * SIZE * 2
@@ -22,16 +23,20 @@ OUT = np.empty((SIZE, SIZE), np.uint16)
 
 @pytest.fixture(autouse=True)
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiff_strips, "_read_by_gdal", {})
+    monkeypatch.setattr(tiff_strips, "known_headers", {})
 
 
 def geotiff(path: Path, *, east: float = 3e5, dtype: str = "uint16", **options: Any) -> tuple[bytes, NDArray[Any]]:
     """A file and its pixels."""
     pixels = np.random.default_rng(int(east)).integers(1, 99, (SIZE, SIZE)).astype(dtype)
-    profile = {"driver": "GTiff", "count": 1, "height": SIZE, "width": SIZE, "dtype": dtype, "crs": "EPSG:32633"}
-    with rasterio.open(path, "w", **profile, transform=rasterio.Affine(10, 0, east, 0, -10, 5e6), **options) as file:
-        file.write(pixels, 1)
-    return path.read_bytes(), pixels
+    transform = rasterio.Affine(10, 0, east, 0, -10, 5e6)
+    return write_geotiff(path, pixels, transform=transform, **options).read_bytes(), pixels
+
+
+@pytest.fixture
+def band(tmp_path: Path) -> tuple[bytes, NDArray[Any]]:
+    """A plain file and its pixels."""
+    return geotiff(tmp_path / "band.tif")
 
 
 def plain(data: bytes, pixels: NDArray[Any] = OUT) -> bool:
@@ -116,27 +121,22 @@ def test_a_corner_that_is_a_pixels_centre_is_left_to_gdal(tmp_path: Path) -> Non
     assert copy_pixels(data, OUT) is None
 
 
-def test_nothing_is_learnt_where_gdal_reads_other_pixels(tmp_path: Path) -> None:
-    data, pixels = geotiff(tmp_path / "band.tif")
+def test_nothing_is_learnt_where_gdal_reads_other_pixels(band: tuple[bytes, NDArray[Any]]) -> None:
+    data, pixels = band
     learn(data, pixels + 1, None)
     assert not copy_pixels(data, OUT)
 
 
-def test_the_same_bytes_are_not_another_size_or_dtype(tmp_path: Path) -> None:
-    data, pixels = geotiff(tmp_path / "band.tif")
-    learn(data, pixels, None)
-    for out in (np.empty((30, 120), np.uint16), np.empty((60, 60), np.int16), np.empty((120, 120), np.uint8)):
-        assert not plain(data, out)
-        assert not copy_pixels(data, out)
-
-
-def test_longer_and_shorter_files_are_left_to_gdal(tmp_path: Path) -> None:
-    data, pixels = geotiff(tmp_path / "band.tif")
+def test_other_bytes_sizes_and_dtypes_are_left_to_gdal(band: tuple[bytes, NDArray[Any]]) -> None:
+    data, pixels = band
     learn(data, pixels, None)
     assert copy_pixels(data, OUT)
     for other in (data[:-1], data[:-48], data[:-BYTES], data + b"\0", data + bytes(48), b"", bytes(BYTES)):
         assert not plain(other)
         assert not copy_pixels(other, OUT)
+    for out in (np.empty((30, 120), np.uint16), np.empty((60, 60), np.int16), np.empty((120, 120), np.uint8)):
+        assert not plain(data, out)
+        assert not copy_pixels(data, out)
 
 
 def test_a_corner_at_the_end_of_the_header_does_not_hide_a_lost_tail(tmp_path: Path) -> None:
@@ -176,16 +176,16 @@ def test_a_corner_that_covers_the_strips_is_not_left_out(tmp_path: Path) -> None
     ],
     ids=["big endian", "directory elsewhere", "many entries", "no entries", "unsorted"],
 )
-def test_damaged_directories(tmp_path: Path, change: Callable[[bytes], bytes]) -> None:
-    data, _ = geotiff(tmp_path / "band.tif")
-    assert not plain(change(data))
+def test_damaged_directories(band: tuple[bytes, NDArray[Any]], change: Callable[[bytes], bytes]) -> None:
+    assert not plain(change(band[0]))
 
 
 @pytest.mark.parametrize("tag", [256, 257, 258, 259, 262, 273, 277, 278, 279, 284, 339])
-@pytest.mark.parametrize("field", [(2, "<H"), (4, "<I"), (8, "<I")], ids=["type", "count", "value"])
-def test_every_field_of_a_needed_tag_is_checked(tmp_path: Path, tag: int, field: tuple[int, str]) -> None:
-    data, _ = geotiff(tmp_path / "band.tif")
-    offset, code = field
+@pytest.mark.parametrize(("offset", "code"), [(2, "<H"), (4, "<I"), (8, "<I")], ids=["type", "count", "value"])
+def test_every_field_of_a_needed_tag_is_checked(
+    band: tuple[bytes, NDArray[Any]], tag: int, offset: int, code: str
+) -> None:
+    data, _ = band
     at = entry(data, tag) + offset
     (value,) = struct.unpack_from(code, data, at)
     for other in {0, 1, 2, 3, 4, 8, value + 1, value - 1, 0x7FFF, 0xFFFF} - {value}:
@@ -205,7 +205,7 @@ def test_unknown_tags_are_left_to_gdal(tmp_path: Path) -> None:
 
 
 def test_the_memory_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiff_strips, "_MAXIMUM_HEADERS", 1)
+    monkeypatch.setattr(tiff_strips, "MOST_HEADERS", 1)
     first, pixels = geotiff(tmp_path / "first.tif")
     second, _ = geotiff(tmp_path / "second.tif", nodata=0)
     learn(first, pixels, None)
