@@ -9,16 +9,17 @@ _UNLIMITED = 1 << 60
 
 def host_memory() -> tuple[int, str]:
     """Return the host's memory, or its control group's limit if that is less, in bytes; and which of both it is."""
-    total, group = _total_of_host(), _limit_of_control_group()
+    total, group = total_of_host(), limit_of_control_group()
     return (group, "the control group's limit") if group < total else (total, "the host's memory")
 
 
-def _total_of_host() -> int:
+def total_of_host() -> int:
+    """Bytes of memory of the host."""
     return int(Path("/proc/meminfo").read_text().split("MemTotal:")[1].split()[0]) * 1024
 
 
-def _limit_of_control_group() -> int:
-    """Smallest memory limit of this process's control group and of those around it, of both versions."""
+def limit_of_control_group() -> int:
+    """Smallest memory limit, in bytes, of this process's control group and of those around it, of both versions."""
     limits = [_UNLIMITED]
     with suppress(OSError):
         for line in Path("/proc/self/cgroup").read_text().splitlines():

@@ -19,6 +19,7 @@ from models.compiled import Library
 from pipelines.dataset import gather
 from pipelines.dataset.reader import Batch, ReaderSettings, SplitReader
 from tests.patience import patient
+from tests.pipelines.dataset.files import flip_bit
 
 pytestmark = [
     pytest.mark.spark,
@@ -36,11 +37,15 @@ def library():
     return found
 
 
-@pytest.mark.parametrize("level", [1, 2])
-def test_checksums_are_those_of_the_format(library, level):
-    if library.groundswell_gather_level() < level:
+@pytest.fixture(params=[1, 2])
+def level(request, library):
+    """Which instructions are used."""
+    if library.groundswell_gather_level() < request.param:
         pytest.skip("this processor has no wide registers for it")
+    return request.param
 
+
+def test_checksums_are_those_of_the_format(library, level):
     def crc(value: bytes, before: int = 0) -> int:
         return int(library.groundswell_crc32c(value, len(value), before, level, None))
 
@@ -53,10 +58,7 @@ def test_checksums_are_those_of_the_format(library, level):
     assert crc(whole[777:], crc(whole[:777])) == crc(whole)
 
 
-@pytest.mark.parametrize("level", [1, 2])
 def test_a_copy_is_whole_wherever_it_begins_and_ends(library, level):
-    if library.groundswell_gather_level() < level:
-        pytest.skip("this processor has no wide registers for it")
     draw = random.Random(1)
     for length in [*range(70), *range(250, 262), 319, 320, 321, *range(508, 516), 4097, 115_200]:
         value, before, place = draw.randbytes(length), draw.getrandbits(32), draw.randrange(64)
@@ -70,9 +72,26 @@ def test_a_copy_is_whole_wherever_it_begins_and_ends(library, level):
 
 def plain(dataset: Path, verify: str = "first_epoch") -> SplitReader:
     """A reader without the library."""
-    found = SplitReader(dataset, "train", ReaderSettings(verify=verify))
-    found._gather = None
-    return found
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.dataset.reader.make_gather", lambda columns: None)
+        return SplitReader(dataset, "train", ReaderSettings(verify=verify))
+
+
+def fast(dataset: Path, verify: str = "first_epoch") -> SplitReader:
+    """A reader whose rows all come from the library: nothing is read in Python afterwards."""
+
+    def make(columns):
+        read = gather.make_gather(columns)
+
+        def whole(*arguments, **settings):
+            assert read(*arguments, **settings)
+            return True
+
+        return whole
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipelines.dataset.reader.make_gather", make)
+        return SplitReader(dataset, "train", ReaderSettings(verify=verify))
 
 
 def assert_equal(one: Batch, other: Batch) -> None:
@@ -84,42 +103,34 @@ def assert_equal(one: Batch, other: Batch) -> None:
 
 
 @pytest.mark.parametrize("verify", ["first_epoch", "always", "never"])
-def test_both_ways_read_the_same(small_dataset, monkeypatch, verify):
-    fast, slow = SplitReader(small_dataset, "train", ReaderSettings(verify=verify)), plain(small_dataset, verify)
-    monkeypatch.setattr(fast, "_read_once", None)  # only where the library finds something wrong
+def test_both_ways_read_the_same(small_dataset, verify):
+    one, other = fast(small_dataset, verify), plain(small_dataset, verify)
     draw = np.random.default_rng(0)
     for size in (1, 2, 7, 32):
-        rows = draw.integers(0, len(fast), size)
-        assert_equal(fast.gather(rows), slow.gather(rows))
-        assert_equal(fast.gather(rows[:1], size=size), slow.gather(rows[:1], size=size))
+        rows = draw.integers(0, len(one), size)
+        assert_equal(one.gather(rows), other.gather(rows))
+        assert_equal(one.gather(rows[:1], size=size), other.gather(rows[:1], size=size))
 
 
-def test_a_row_counts_as_checked_when_it_was(small_dataset, monkeypatch):
-    fast, slow = SplitReader(small_dataset, "train"), plain(small_dataset)
-    monkeypatch.setattr(fast, "_read_once", None)
-    for reader in (fast, slow):
+def test_a_row_counts_as_checked_when_it_was(small_dataset):
+    readers = fast(small_dataset), plain(small_dataset)
+    for reader in readers:
         reader.gather(np.array([3, 0, 3]))
-    flags = [reader._files.row_group(0).unchecked.tolist() for reader in (fast, slow)]
-    assert flags[0] == flags[1]
-    assert flags[0][:4] == [False, True, True, False]
+    flags = [reader._files.row_group(0).unchecked.tolist() for reader in readers]
+    assert (flags[0], flags[0][:4]) == (flags[1], [False, True, True, False])
 
 
 @pytest.mark.parametrize("column", range(4))
 @pytest.mark.parametrize("part", ["length", "header", "first value", "last value"])
-def test_any_flipped_bit_is_found(small_dataset, tmp_path, column, part):
-    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
-    reader, row = SplitReader(dataset, "train"), 5
+def test_any_flipped_bit_is_found(copied, column, part):
+    reader, row = SplitReader(copied, "train"), 5
     group = reader._files.row_group(0)
     stride, prefix = (int(width) for width in reader._gather._table[column][:2])
     start = group.starts[column] + row * stride
     place = {"length": start, "header": start + 10, "first value": start + prefix, "last value": start + stride - 1}
-    with group.file.path.open("r+b") as file:
-        file.seek(place[part])
-        (byte,) = file.read(1)
-        file.seek(place[part])
-        file.write(bytes([byte ^ 16]))
+    flip_bit(group.file.path, place[part], 16)
     reader.gather(np.array([0, 1]))
-    for again in (reader, plain(dataset)):
+    for again in (reader, plain(copied)):
         with pytest.raises(ValueError, match=r"row group 0, row 5 \(sample .*\) is damaged"):
             again.gather(np.array([0, row, 1]))
 
@@ -137,9 +148,9 @@ def other_file_at_descriptor(reader: SplitReader, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_long_values_in_memory_are_copied_from_the_map(small_dataset, tmp_path, monkeypatch, mapped):
+def test_long_values_in_memory_are_copied_from_the_map(copied, tmp_path, monkeypatch, mapped):
     monkeypatch.setattr("pipelines.dataset.split_files.is_wise", lambda *split: mapped)
-    reader = SplitReader(shutil.copytree(small_dataset, tmp_path / "dataset"), "train", ReaderSettings(verify="never"))
+    reader = SplitReader(copied, "train", ReaderSettings(verify="never"))
     assert (reader._files.row_group(0).file.mapping != 0) == mapped
     before = reader.gather(np.array([0]))
     other_file_at_descriptor(reader, tmp_path)
@@ -214,12 +225,9 @@ print("alive")
         (["earlier", "foreign"], False),
     ],
 )
-def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
-    small_dataset, tmp_path, others, survives
-):
-    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
+def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(copied, others, survives):
     ended = subprocess.run(
-        [sys.executable, "-u", "-c", OUTSIDE, str(dataset), *others],
+        [sys.executable, "-u", "-c", OUTSIDE, str(copied), *others],
         capture_output=True,
         text=True,
         timeout=patient(120),
@@ -230,10 +238,9 @@ def test_a_file_that_shrinks_ends_no_process_and_the_signal_stays_what_it_was(
 
 
 @pytest.fixture
-def mapped_column(small_dataset, tmp_path):
+def mapped_column(copied):
     """A column of long values of a file that is mapped: what reads it, its row groups' table, and where row 0 lies."""
-    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
-    reader = SplitReader(dataset, "train", ReaderSettings(verify="never"))
+    reader = SplitReader(copied, "train", ReaderSettings(verify="never"))
     group = reader._files.row_group(0)
     if not group.file.mapping:
         pytest.skip("this filesystem does not say what is in memory")
@@ -271,15 +278,12 @@ def test_a_fault_within_a_value_is_caught_every_time(mapped_column):
         assert not gathered()
 
 
-@pytest.mark.parametrize("file_system", ["/dev/shm"])
-def test_files_whose_place_is_not_known_are_read(small_dataset, file_system):
+def test_files_whose_place_is_not_known_are_read(small_dataset):
     """A filesystem that does not know calls which do not wait: its files are read, as are all of a reader elsewhere."""
-    with tempfile.TemporaryDirectory(dir=file_system) as folder:
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         dataset = shutil.copytree(small_dataset, Path(folder) / "dataset")
         reader, rows = SplitReader(dataset, "train"), np.arange(5)
-        with Path(folder, "file").open("wb") as file:
-            file.write(b"content")
-        with Path(folder, "file").open("rb") as file:
+        with (dataset / "dataset.json").open("rb") as file:
             try:
                 knows = os.preadv(file.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT) == 1
             except OSError:
@@ -288,10 +292,9 @@ def test_files_whose_place_is_not_known_are_read(small_dataset, file_system):
         assert_equal(reader.gather(rows), plain(small_dataset).gather(rows))
 
 
-def test_threads_go_on_after_a_fault_of_one(small_dataset, tmp_path):
+def test_threads_go_on_after_a_fault_of_one(small_dataset, copied):
     """Each thread has its own place to go on at, and a fault is caught every time."""
-    dataset = shutil.copytree(small_dataset, tmp_path / "dataset")
-    broken, whole = (SplitReader(each, "train", ReaderSettings(verify="never")) for each in (dataset, small_dataset))
+    broken, whole = (SplitReader(each, "train", ReaderSettings(verify="never")) for each in (copied, small_dataset))
     rows = np.arange(len(whole))
     expected = whole.gather(rows)
     for group in map(broken._files.row_group, range(len(broken.group_rows))):
@@ -309,18 +312,9 @@ def test_threads_go_on_after_a_fault_of_one(small_dataset, tmp_path):
 
 
 def test_what_was_wrong_for_a_moment_is_read_again(small_dataset, monkeypatch):
+    monkeypatch.setattr("pipelines.dataset.reader.make_gather", lambda columns: lambda *_, **__: False)
     reader = SplitReader(small_dataset, "train")
-    monkeypatch.setattr(reader, "_gather", lambda *arguments, **settings: False)
     assert_equal(reader.gather(np.array([4, 2])), plain(small_dataset).gather(np.array([4, 2])))
-
-
-def test_a_closed_file_is_an_error_of_its_own(small_dataset, tmp_path):
-    reader = SplitReader(shutil.copytree(small_dataset, tmp_path / "dataset"), "train")
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, reader._files.row_group(0).file.descriptor)
-    os.close(nothing)
-    with pytest.raises(ValueError, match="the file was truncated"):
-        reader.gather(np.array([0]))
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")

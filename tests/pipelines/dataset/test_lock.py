@@ -18,8 +18,6 @@ def test_only_one_holds_a_dataset_and_nothing_is_left(tmp_path: Path) -> None:
     dataset = Folder.at(tmp_path / "dataset")
     with hold(dataset), pytest.raises(RuntimeError, match="another job is writing"), hold(dataset):
         pass
-    with hold(dataset):
-        pass
     assert list(tmp_path.iterdir()) == []
 
 
@@ -44,12 +42,16 @@ def test_a_lock_whose_file_is_gone_is_no_lock(tmp_path: Path, monkeypatch: pytes
         assert path.exists()
 
 
-@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def fail_to_lock(monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def flock(file: object, how: int) -> None:
-        raise OSError(number, "no locks")
+        raise error
 
     monkeypatch.setattr("fcntl.flock", flock)
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
+def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    fail_to_lock(monkeypatch, OSError(number, "no locks"))
     dataset = Folder.at(tmp_path / "dataset")
     with hold(dataset) as still_held:
         still_held()
@@ -65,10 +67,7 @@ def test_a_file_system_without_locks_uses_a_lease(tmp_path: Path, monkeypatch: p
 
 
 def test_another_error_of_the_lock_is_not_hidden(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def flock(file: object, how: int) -> None:
-        raise OSError(errno.EIO, "a broken disk")
-
-    monkeypatch.setattr("fcntl.flock", flock)
+    fail_to_lock(monkeypatch, OSError(errno.EIO, "a broken disk"))
     with pytest.raises(OSError, match="a broken disk"), hold(Folder.at(tmp_path / "dataset")):
         pass
 
@@ -100,6 +99,14 @@ def test_a_folder_is_the_same_one_by_every_link(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "elsewhere").iterdir()] == ["link"]
 
 
+@pytest.fixture
+def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder for leases, which are refreshed all the time."""
+    monkeypatch.setattr("pipelines.dataset.lease.REFRESH_SECONDS", 0.01)
+    (tmp_path / "leases").mkdir()
+    return tmp_path / "leases"
+
+
 def wait_until(is_true: Callable[[], bool]) -> None:
     deadline = time.monotonic() + patient(20)
     while not is_true():
@@ -107,22 +114,20 @@ def wait_until(is_true: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_lease_is_kept_where_files_seem_not_to_exist(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lease_is_kept_where_files_seem_not_to_exist(
+    tmp_path: Path, leases: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`os.path.exists` is false where a disk has an error or does not answer."""
     monkeypatch.setattr(Folder, "exists", lambda folder, name="": False)
-    monkeypatch.setattr("pipelines.dataset.lease.REFRESH_SECONDS", 0.01)
-    (tmp_path / "leases").mkdir()
-    with lease(Folder.at(tmp_path), "leases") as name:
+    with lease(Folder.at(leases.parent), leases.name) as name:
         written = (tmp_path / name).stat().st_ino
         wait_until(lambda: (tmp_path / name).stat().st_ino != written)
         check_held(Folder.at(tmp_path), "leases")
     assert not list((tmp_path / "leases").iterdir()), "it was removed at the end"
 
 
-def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.dataset.lease.REFRESH_SECONDS", 0.01)
-    (tmp_path / "leases").mkdir()
-    with lease(Folder.at(tmp_path), "leases") as name:
+def test_a_lease_that_another_one_replaces_is_not_kept(tmp_path: Path, leases: Path) -> None:
+    with lease(Folder.at(leases.parent), leases.name) as name:
         taker = {"host": "far", "pid": 1, "machine": "other", "replaces": [Path(name).name]}
         (tmp_path / "leases" / "lease-x.json").write_text(json.dumps(taker))
         wait_until(lambda: not any(thread.name == "groundswell-lease" for thread in threading.enumerate()))

@@ -33,8 +33,7 @@ MANIFEST = Manifest(
 
 def test_round_trip(tmp_path: Path) -> None:
     write_manifest(MANIFEST, tmp_path)
-    assert read_manifest(tmp_path) == MANIFEST
-    assert [path.name for path in tmp_path.iterdir()] == ["dataset.json"]
+    assert (read_manifest(tmp_path), [path.name for path in tmp_path.iterdir()]) == (MANIFEST, ["dataset.json"])
 
 
 def test_a_notebook_shows_classes_groups_and_splits() -> None:

@@ -49,8 +49,7 @@ def test_the_plain_columns_say_what_the_archive_knows(expected: dict[str, dict[s
     for name, row in expected.items():
         assert row["tile"] == name.split("_")[5].removeprefix("T")
         assert row["acquisition_date"] == datetime.date.fromisoformat(name[11:19])
-        assert row["epsg"] == 32600 + int(row["tile"][:2])
-        assert row["flags"] == []
+        assert (row["epsg"], row["flags"]) == (32600 + int(row["tile"][:2]), [])
         assert row["label_names"]
     assert {row["split"] for row in expected.values()} == {"train", "validation", "test"}
     assert {"Portugal", "Finland"} < {row["country"] for row in expected.values()}
@@ -67,8 +66,7 @@ def test_spark_reads_all_splits_at_once(
     assert types["label_names"] == types["flags"] == "array<string>"
     assert (types["acquisition_date"], types["epsg"], types["x0"]) == ("date", "int", "double")
     rows = [row.asDict() for row in frame.select("id", *METADATA_SCHEMA.names).collect()]
-    assert len(rows) == 55
-    assert {row["id"]: row for row in rows} == expected
+    assert (len(rows), {row["id"]: row for row in rows}) == (55, expected)
     assert frame.where("country = 'Finland' and season = 'spring' and month(acquisition_date) = 5").count() > 0
 
 
@@ -78,14 +76,12 @@ def test_duckdb_reads_all_splits_at_once(dataset: Path, expected: dict[str, dict
         cursor = connection.execute(f"select {names} from '{dataset}/*/part-*.parquet'")
         columns = [column[0] for column in cursor.description or []]
         rows = [dict(zip(columns, row, strict=True)) for row in cursor.fetchall()]
-    assert len(rows) == 55
-    assert {row["id"]: row for row in rows} == expected
+    assert (len(rows), {row["id"]: row for row in rows}) == (55, expected)
 
 
 def test_polars_reads_all_splits_at_once(dataset: Path, expected: dict[str, dict[str, Any]]) -> None:
     frame = polars.read_parquet(f"{dataset}/*/part-*.parquet", columns=["id", *METADATA_SCHEMA.names])
-    assert frame.height == 55
-    assert {row["id"]: row for row in frame.to_dicts()} == expected
+    assert (frame.height, {row["id"]: row for row in frame.to_dicts()}) == (55, expected)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of pyarrow, for each of Petastorm's calls

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,9 @@ from pipelines.dataset.reader import (
     evaluation_batches,
     training_batches,
 )
-from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
 from tests.patience import patient
+from tests.pipelines.dataset.files import flip_bit, upload
 
 pytestmark = pytest.mark.spark
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
@@ -57,27 +58,16 @@ def key(batch: Batch) -> list[bytes]:
 
 def test_rows_are_the_archives_pixels(reader: SplitReader, small_archive: Path) -> None:
     archive = BigEarthNetV2(str(small_archive))
+    samples = {sample["id"]: sample for sample in archive.index().samples.to_pylist()}
     rows = np.array([5, 0, 31, 5])
     batch = reader.gather(rows)
-    ids = reader.ids()
-    assert batch.rows.tolist() == rows.tolist()
+    assert (batch.rows.tolist(), batch.targets.shape) == (rows.tolist(), (4, 19))
     for place, row in enumerate(rows):
-        images = read_sample(archive, [f"BigEarthNet-S2/{ids[row].rsplit('_', 2)[0]}/{ids[row]}"])
-        for name, image in images.items():
+        sample = samples[reader.ids()[row]]
+        assert np.flatnonzero(batch.targets[place]).tolist() == sample["labels"]
+        for name, image in read_sample(archive, sample["paths"]).items():
             assert batch.images[name].dtype == np.uint16
             np.testing.assert_array_equal(batch.images[name][place], image)
-    assert batch.targets.shape == (4, 19)
-
-
-@pytest.mark.filterwarnings("ignore::FutureWarning:petastorm")
-def test_labels_are_those_that_petastorm_reads(reader: SplitReader, small_dataset: Path) -> None:
-    from petastorm import make_reader
-
-    with make_reader((small_dataset / "train").as_uri(), reader_pool_type="dummy", num_epochs=1) as rows:
-        labels = {row.id: row.labels for row in rows}
-    batch = reader.gather(np.arange(32))
-    for name, target in zip(reader.ids(), batch.targets, strict=True):
-        np.testing.assert_array_equal(labels[name], target)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])
@@ -101,8 +91,7 @@ def test_resuming_gives_what_would_have_come_and_reads_nothing_else(
     gather = reader.gather
     monkeypatch.setattr(reader, "gather", lambda rows, *rest: gathered.extend(rows) or gather(rows, *rest))
     rest = training_batches(reader, seed=0, epoch=0, global_batch_size=8, start_step=2)
-    assert [key(batch) for batch in rest] == whole[2:]
-    assert len(gathered) == 16
+    assert ([key(batch) for batch in rest], len(gathered)) == (whole[2:], 16)
 
 
 @pytest.mark.parametrize(("size", "batch_size"), [(1, 32), (1, 5), (2, 7), (3, 4), (5, 64)])
@@ -114,8 +103,7 @@ def test_evaluation_sees_every_sample_once(reader: SplitReader, size: int, batch
             real = batch.weights == 1
             rows += batch.rows[real].tolist()
             seen += [sample for sample, weight in zip(key(batch), batch.weights, strict=True) if weight]
-    assert rows == list(range(32))
-    assert seen == key(reader.gather(np.arange(32)))
+    assert (rows, seen) == (list(range(32)), key(reader.gather(np.arange(32))))
 
 
 def threads_left() -> list[str]:
@@ -162,48 +150,48 @@ def test_a_missing_split_lists_the_others(small_dataset: Path) -> None:
         SplitReader(small_dataset, "val")
 
 
-@pytest.fixture
-def damaged(small_dataset: Path, tmp_path: Path) -> Path:
-    shutil.copytree(small_dataset, tmp_path / "copy")
-    return tmp_path / "copy"
-
-
 def first_shard(dataset: Path) -> Path:
     return dataset / "train" / "part-00000.parquet"
 
 
-def test_a_missing_shard_is_named(damaged: Path) -> None:
-    first_shard(damaged).unlink()
-    with pytest.raises(FileNotFoundError, match="part-00000"):
-        SplitReader(damaged, "train")
+def shorten(shard: Path) -> None:
+    os.truncate(shard, shard.stat().st_size - 100)
 
 
-def test_a_truncated_shard_is_named(damaged: Path) -> None:
-    shard = first_shard(damaged)
-    shard.write_bytes(shard.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"part-00000.*bytes, its manifest says"):
-        SplitReader(damaged, "train")
-
-
-def test_a_shard_that_is_not_parquet_is_named(damaged: Path) -> None:
-    shard = first_shard(damaged)
+def blank(shard: Path) -> None:
     shard.write_bytes(bytes(shard.stat().st_size))
-    with pytest.raises(ValueError, match=r"part-00000.*not Parquet"):
-        SplitReader(damaged, "train")
 
 
-def test_a_manifest_of_other_rows_is_named(damaged: Path, edit_manifest: EditManifest) -> None:
+@pytest.mark.parametrize(
+    ("harm", "error", "message"),
+    [
+        (Path.unlink, FileNotFoundError, r"part-00000.parquet is missing: the same `groundswell prepare`"),
+        (shorten, ValueError, r"part-00000.*bytes, its manifest says"),
+        (blank, ValueError, r"part-00000.*not Parquet"),
+    ],
+)
+def test_a_shard_that_is_lost_or_no_parquet_is_named_in_ranks_and_on_the_driver(
+    copied: Path, harm: Callable[[Path], None], error: type[Exception], message: str
+) -> None:
+    harm(first_shard(copied))
+    with pytest.raises(error, match=message):
+        SplitReader(copied, "train")
+    with pytest.raises(error, match=message):
+        check_readable(copied, read_manifest(copied), ["train"], ReaderSettings())
+
+
+def test_a_manifest_of_other_rows_is_named(copied: Path, edit_manifest: EditManifest) -> None:
     def add_row(manifest: dict[str, Any]) -> None:
         manifest["splits"]["train"]["shards"][0]["row_groups"][0] += 1
 
-    edit_manifest(damaged, add_row)
+    edit_manifest(copied, add_row)
     with pytest.raises(ValueError, match=r"part-00000.*its manifest says"):
-        SplitReader(damaged, "train")
+        SplitReader(copied, "train")
 
 
-def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(damaged: Path) -> None:
-    reader = SplitReader(damaged, "train")
-    os.truncate(first_shard(damaged), 4096)
+def test_a_shard_that_is_truncated_while_it_is_read_is_an_error(copied: Path) -> None:
+    reader = SplitReader(copied, "train")
+    os.truncate(first_shard(copied), 4096)
     with pytest.raises(ValueError, match=r"part-00000.parquet, row group [01], row \d+ .* was truncated"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
     assert threads_left() == []
@@ -221,25 +209,10 @@ def column_start(shard: Path, name: str) -> tuple[int, int]:
     return column.data_page_offset + column.total_uncompressed_size - row_group.num_rows * stride, stride
 
 
-def test_a_row_that_was_overwritten_is_an_error_not_pixels(damaged: Path) -> None:
-    shard = first_shard(damaged)
-    start, stride = column_start(shard, "bands_10m")
-    data = bytearray(shard.read_bytes())
-    data[start + stride] ^= 0xFF  # the 4-byte length before the second value
-    shard.write_bytes(data)
-    reader = SplitReader(damaged, "train")
-    with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0, row 1 .*bands_10m.*"):
-        list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
-
-
 def flip_pixel(shard: Path, row: int = 1) -> None:
     """Change one bit of one pixel of the first row group."""
     start, stride = column_start(shard, "bands_20m")
-    with shard.open("r+b") as file:
-        file.seek(start + (row + 1) * stride - 7)
-        byte = file.read(1)[0]
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([byte ^ 4]))
+    flip_bit(shard, start + (row + 1) * stride - 7, 4)
 
 
 DAMAGED_ROW = (
@@ -248,9 +221,9 @@ DAMAGED_ROW = (
 
 
 @pytest.mark.parametrize("verify", ["first_epoch", "always"])
-def test_a_flipped_bit_is_an_error_that_names_the_sample(damaged: Path, reader: SplitReader, verify: Verify) -> None:
-    flip_pixel(first_shard(damaged))
-    checking = SplitReader(damaged, "train", ReaderSettings(verify=verify))
+def test_a_flipped_bit_is_an_error_that_names_the_sample(copied: Path, reader: SplitReader, verify: Verify) -> None:
+    flip_pixel(first_shard(copied))
+    checking = SplitReader(copied, "train", ReaderSettings(verify=verify))
     message = DAMAGED_ROW.format(reader.ids()[1]) + r".*prepare.verify=true.*`groundswell prepare`"
     with pytest.raises(ValueError, match=message):
         list(training_batches(checking, seed=0, epoch=0, global_batch_size=2))
@@ -259,19 +232,19 @@ def test_a_flipped_bit_is_an_error_that_names_the_sample(damaged: Path, reader: 
         checking.gather(np.array([1]))
 
 
-def test_without_verification_a_flipped_bit_is_read(damaged: Path, reader: SplitReader) -> None:
-    flip_pixel(first_shard(damaged))
-    trusting = SplitReader(damaged, "train", ReaderSettings(verify="never"))
+def test_without_verification_a_flipped_bit_is_read(copied: Path, reader: SplitReader) -> None:
+    flip_pixel(first_shard(copied))
+    trusting = SplitReader(copied, "train", ReaderSettings(verify="never"))
     found, expected = (r.gather(np.array([1])).images["bands_20m"] for r in (trusting, reader))
     assert np.unpackbits(np.bitwise_xor(found, expected).view(np.uint8)).sum() == 1
 
 
 @pytest.mark.parametrize(("verify", "noticed"), [("first_epoch", False), ("always", True)])
-def test_a_row_is_checked_the_first_time_or_always(damaged: Path, verify: Verify, noticed: bool) -> None:
-    checking = SplitReader(damaged, "train", ReaderSettings(verify=verify))
+def test_a_row_is_checked_the_first_time_or_always(copied: Path, verify: Verify, noticed: bool) -> None:
+    checking = SplitReader(copied, "train", ReaderSettings(verify=verify))
     rows = np.array([0, 1])
     checking.gather(rows)
-    flip_pixel(first_shard(damaged))
+    flip_pixel(first_shard(copied))
     if noticed:
         with pytest.raises(ValueError, match=DAMAGED_ROW.format(r"\w+")):
             checking.gather(rows)
@@ -279,42 +252,12 @@ def test_a_row_is_checked_the_first_time_or_always(damaged: Path, verify: Verify
         checking.gather(rows)
 
 
-def test_resuming_checks_the_rows_that_come(damaged: Path) -> None:
-    """Which rows were checked is not counted in epochs: a new process checks what it reads, wherever it begins."""
-    flip_pixel(first_shard(damaged))
-    checking = SplitReader(damaged, "train")
-    order = [
-        batch.rows.tolist() for batch in training_batches(reader_of(damaged), seed=0, epoch=0, global_batch_size=4)
-    ]
-    step = next(number for number, rows in enumerate(order) if 1 in rows)
-    after = list(training_batches(checking, seed=0, epoch=0, global_batch_size=4, start_step=step + 1))
-    assert len(after) == 7 - step
-    with pytest.raises(ValueError, match="row 1 "):
-        list(training_batches(checking, seed=0, epoch=0, global_batch_size=4, start_step=step))
-
-
-def reader_of(dataset: Path) -> SplitReader:
-    return SplitReader(dataset, "train", ReaderSettings(verify="never"))
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_of_an_evaluation_the_rank_that_has_the_row_fails(damaged: Path, size: int) -> None:
-    flip_pixel(first_shard(damaged))
-    parts = [
-        evaluation_batches(SplitReader(damaged, "train"), batch_size=7, rank=rank, size=size) for rank in range(size)
-    ]
-    with pytest.raises(ValueError, match="row 1 "):
-        list(parts[0])
-    for part in parts[1:]:
-        assert sum(int(batch.weights.sum()) for batch in part) in (10, 11)
-
-
-def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(damaged: Path) -> None:
-    flip_pixel(first_shard(damaged))
-    batches = training_batches(SplitReader(damaged, "train"), seed=0, epoch=0, global_batch_size=2)
-    order = [
-        batch.rows.tolist() for batch in training_batches(reader_of(damaged), seed=0, epoch=0, global_batch_size=2)
-    ]
+def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(
+    copied: Path, reader: SplitReader
+) -> None:
+    flip_pixel(first_shard(copied))
+    batches = training_batches(SplitReader(copied, "train"), seed=0, epoch=0, global_batch_size=2)
+    order = [batch.rows.tolist() for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=2)]
     for rows in order[: next(number for number, rows in enumerate(order) if 1 in rows)]:
         assert next(batches).rows.tolist() == rows
     with pytest.raises(ValueError, match="row 1 "):
@@ -322,39 +265,26 @@ def test_batches_before_the_damaged_one_arrive_and_the_error_ends_the_threads(da
     assert threads_left() == []
 
 
-def test_a_file_that_is_replaced_while_it_is_open_is_read_as_it_was(damaged: Path, reader: SplitReader) -> None:
+def test_a_file_that_is_replaced_while_it_is_open_is_read_as_it_was(copied: Path, reader: SplitReader) -> None:
     """A repair renames a new file over the old one; the open one stays readable."""
-    again = SplitReader(damaged, "train")
-    other = damaged / "other"
-    other.write_bytes(bytes(first_shard(damaged).stat().st_size))
-    other.replace(first_shard(damaged))
+    again = SplitReader(copied, "train")
+    other = copied / "other"
+    other.write_bytes(bytes(first_shard(copied).stat().st_size))
+    other.replace(first_shard(copied))
     assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
 
 
-def test_a_file_that_is_overwritten_in_place_is_an_error(damaged: Path) -> None:
-    again = SplitReader(damaged, "train")
-    shard = first_shard(damaged)
-    start, stride = column_start(shard, "bands_10m")
-    with shard.open("r+b") as file:  # the second row's image becomes the first row's
-        file.seek(start)
-        value = file.read(stride)
-        file.write(value)
-    assert again.gather(np.array([0])).rows.tolist() == [0]
-    with pytest.raises(ValueError, match=DAMAGED_ROW.format(r"\w+")):
-        again.gather(np.array([0, 1]))
-
-
-def test_a_row_that_ends_within_a_value_is_a_truncated_file(damaged: Path) -> None:
-    again = SplitReader(damaged, "train")
-    start, stride = column_start(first_shard(damaged), "bands_60m")
-    os.truncate(first_shard(damaged), start + stride + stride // 2)
+def test_a_row_that_ends_within_a_value_is_a_truncated_file(copied: Path) -> None:
+    again = SplitReader(copied, "train")
+    start, stride = column_start(first_shard(copied), "bands_60m")
+    os.truncate(first_shard(copied), start + stride + stride // 2)
     with pytest.raises(ValueError, match=r"row group 0, row 1 \(its id is unreadable\).*truncated.*writes this shard"):
         again.gather(np.array([0, 1]))
 
 
-def test_an_error_of_the_system_names_the_file(damaged: Path) -> None:
-    again = SplitReader(damaged, "train")
-    folder = os.open(damaged, os.O_RDONLY)
+def test_an_error_of_the_system_names_the_file(copied: Path) -> None:
+    again = SplitReader(copied, "train")
+    folder = os.open(copied, os.O_RDONLY)
     os.dup2(folder, again._files.row_group(0).file.descriptor)  # reading a folder is an error
     os.close(folder)
     with pytest.raises(OSError, match=r"Is a directory in row group 0: .*part-00000.parquet"):
@@ -362,61 +292,26 @@ def test_an_error_of_the_system_names_the_file(damaged: Path) -> None:
 
 
 def test_other_widths_than_the_manifest_says_are_named(
-    damaged: Path, edit_manifest: EditManifest, tmp_path: Path
+    copied: Path, edit_manifest: EditManifest, tmp_path: Path
 ) -> None:
     def change(manifest: dict[str, Any]) -> None:
         manifest["groups"][2]["shape"] = [10, 40, 2]
 
-    edit_manifest(damaged, change)
-    again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    edit_manifest(copied, change)
+    again = SplitReader(copied, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
     with pytest.raises(
         ValueError, match=r"row group 0 cannot be read: column 'bands_60m' holds uint16 \(20, 20, 2\) at"
     ):
         again.gather(np.array([0]))
 
 
-def test_row_groups_of_one_row(damaged: Path, reader: SplitReader, edit_manifest: EditManifest) -> None:
-    def change(manifest: dict[str, Any]) -> None:
-        for shard in manifest["splits"]["train"]["shards"]:
-            table = pq.read_table(damaged / shard["file"])
-            pq.write_table(table, damaged / shard["file"], row_group_size=1, **PARQUET_OPTIONS)
-            shard["row_groups"] = [1] * len(table)
-            shard["size"] = (damaged / shard["file"]).stat().st_size
-
-    edit_manifest(damaged, change)
-    again = SplitReader(damaged, "train")
-    assert again.group_rows == [1] * 32
-    assert again.window_rows is None
-    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
-
-
-def test_an_empty_split(damaged: Path, edit_manifest: EditManifest) -> None:
-    shutil.copytree(damaged / "test", damaged / "empty")
-
-    def change(manifest: dict[str, Any]) -> None:
-        shards = []
-        for shard in manifest["splits"]["test"]["shards"]:
-            path = damaged / shard["file"].replace("test/", "empty/")
-            pq.ParquetWriter(path, pq.read_schema(path), **PARQUET_OPTIONS).close()
-            shards.append({"file": f"empty/{path.name}", "row_groups": [], "size": path.stat().st_size})
-        manifest["splits"]["empty"] = {"shards": shards, "class_counts": [0] * 19}
-
-    edit_manifest(damaged, change)
-    empty = SplitReader(damaged, "empty")
-    assert (len(empty), empty.ids()) == (0, [])
-    assert list(evaluation_batches(empty, batch_size=4, rank=1, size=3)) == []
-    assert list(training_batches(empty, seed=0, epoch=0, global_batch_size=4)) == []
-
-
-def rewrite(dataset: Path, edit_manifest: EditManifest, **options: object) -> None:
+def rewrite(dataset: Path, edit_manifest: EditManifest, write: Callable[[Path], None]) -> None:
     """The training shards as another program would write them, and a manifest that says so."""
 
     def change(manifest: dict[str, Any]) -> None:
         for shard in manifest["splits"]["train"]["shards"]:
             path = dataset / shard["file"]
-            table = pq.read_table(path)
-            nullable = pa.schema([pa.field(field.name, field.type, nullable=True) for field in table.schema])
-            pq.write_table(table.cast(nullable), path, row_group_size=shard["row_groups"][0], **options)
+            write(path)
             metadata = pq.read_metadata(path)
             shard["row_groups"] = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
             shard["size"] = path.stat().st_size
@@ -424,42 +319,82 @@ def rewrite(dataset: Path, edit_manifest: EditManifest, **options: object) -> No
     edit_manifest(dataset, change)
 
 
+def nullable(path: Path, **options: object) -> None:
+    table = pq.read_table(path)
+    schema = pa.schema([pa.field(field.name, field.type, nullable=True) for field in table.schema])
+    pq.write_table(table.cast(schema), path, row_group_size=6, **options)
+
+
+def compress(dataset: Path, edit_manifest: EditManifest) -> None:
+    rewrite(dataset, edit_manifest, partial(nullable, compression="snappy"))
+
+
+def test_row_groups_of_one_row(copied: Path, reader: SplitReader, edit_manifest: EditManifest) -> None:
+    rewrite(
+        copied,
+        edit_manifest,
+        lambda path: pq.write_table(pq.read_table(path), path, row_group_size=1, **PARQUET_OPTIONS),
+    )
+    again = SplitReader(copied, "train")
+    assert again.group_rows == [1] * 32
+    assert again.window_rows is None
+    assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
+
+
+def test_an_empty_split(copied: Path, edit_manifest: EditManifest) -> None:
+    path = copied / "test" / "empty.parquet"
+    pq.ParquetWriter(path, pq.read_schema(first_shard(copied)), **PARQUET_OPTIONS).close()
+    shard = {"file": "test/empty.parquet", "row_groups": [], "size": path.stat().st_size}
+    empty_split = {"shards": [shard], "class_counts": [0] * 19}
+    edit_manifest(copied, lambda manifest: manifest["splits"].update(empty=empty_split))
+    empty = SplitReader(copied, "empty")
+    assert (len(empty), empty.ids()) == (0, [])
+    assert list(evaluation_batches(empty, batch_size=4, rank=1, size=3)) == []
+    assert list(training_batches(empty, seed=0, epoch=0, global_batch_size=4)) == []
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> ReaderSettings:
+    """With a cache of its own."""
+    return ReaderSettings(cache_folder=tmp_path / "cache")
+
+
 @pytest.mark.parametrize("options", [{"compression": "snappy"}, {"compression": "none", "use_dictionary": True}])
 def test_another_layout_is_rewritten_once(
-    damaged: Path,
+    copied: Path,
     reader: SplitReader,
-    tmp_path: Path,
+    settings: ReaderSettings,
     edit_manifest: EditManifest,
     options: dict[str, object],
 ) -> None:
-    rewrite(damaged, edit_manifest, **options)
-    settings = ReaderSettings(cache_folder=tmp_path / "cache")
-    again = SplitReader(damaged, "train", settings)
-    assert again.window_rows is None
+    rewrite(copied, edit_manifest, partial(nullable, **options))
     expected = [key(batch) for batch in training_batches(reader, seed=0, epoch=0, global_batch_size=8)]
-    assert [key(batch) for batch in training_batches(again, seed=0, epoch=0, global_batch_size=8)] == expected
-    written = {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.parquet")}
-    assert len(written) == len(again.group_rows)
-    third = SplitReader(damaged, "train", settings)
-    assert [key(batch) for batch in training_batches(third, seed=0, epoch=0, global_batch_size=8)] == expected
-    assert {path: path.stat().st_ino for path in (tmp_path / "cache").glob("*.parquet")} == written
+    written = []
+    for _ in range(2):
+        again = SplitReader(copied, "train", settings)
+        assert again.window_rows is None
+        assert [key(batch) for batch in training_batches(again, seed=0, epoch=0, global_batch_size=8)] == expected
+        written.append({path: path.stat().st_ino for path in settings.cache_folder.glob("*.parquet")})
+    assert (len(written[0]), written[0]) == (len(again.group_rows), written[1])
+
+
+@pytest.fixture(scope="module")
+def written_by_spark(spark: SparkSession, small_dataset: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("spark")
+    for shard in (small_dataset / "train").glob("part-*"):
+        spark.read.parquet(str(shard)).coalesce(1).write.parquet(str(folder / shard.name))
+    return folder
 
 
 def test_files_that_spark_wrote_are_read(
-    spark: SparkSession, damaged: Path, reader: SplitReader, tmp_path: Path, edit_manifest: EditManifest
+    written_by_spark: Path, copied: Path, reader: SplitReader, settings: ReaderSettings, edit_manifest: EditManifest
 ) -> None:
-    def change(manifest: dict[str, Any]) -> None:
-        for shard in manifest["splits"]["train"]["shards"]:
-            folder = tmp_path / "spark" / Path(shard["file"]).stem
-            spark.read.parquet(str(damaged / shard["file"])).coalesce(1).write.parquet(str(folder))
-            (written,) = folder.glob("part-*.parquet")
-            shutil.copy(written, damaged / shard["file"])
-            metadata = pq.read_metadata(written)
-            shard["row_groups"] = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-            shard["size"] = written.stat().st_size
-
-    edit_manifest(damaged, change)
-    again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    rewrite(
+        copied,
+        edit_manifest,
+        lambda path: shutil.copy(next((written_by_spark / path.name).glob("part-*.parquet")), path),
+    )
+    again = SplitReader(copied, "train", settings)
     assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
 
 
@@ -473,13 +408,13 @@ def sizes_of(cache: Path) -> list[int]:
 
 
 def test_a_dataset_larger_than_the_cache_is_read_in_windows(
-    damaged: Path, tmp_path: Path, edit_manifest: EditManifest
+    copied: Path, tmp_path: Path, edit_manifest: EditManifest
 ) -> None:
-    rewrite(damaged, edit_manifest, compression="snappy")
-    whole = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "whole"))
+    compress(copied, edit_manifest)
+    whole = SplitReader(copied, "train", ReaderSettings(cache_folder=tmp_path / "whole"))
     limit = 3 * max(whole.group_rows) * whole.row_bytes
     assert limit < len(whole) * whole.row_bytes
-    small = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache", cache_limit_bytes=limit))
+    small = SplitReader(copied, "train", ReaderSettings(cache_folder=tmp_path / "cache", cache_limit_bytes=limit))
     assert small.window_rows == max(whole.group_rows)
     seen: list[bytes] = []
     for batch in training_batches(small, seed=0, epoch=0, global_batch_size=4):
@@ -492,46 +427,37 @@ def test_a_dataset_larger_than_the_cache_is_read_in_windows(
 
 
 def test_a_cache_smaller_than_three_row_groups_is_refused_on_the_driver_and_in_ranks(
-    damaged: Path, tmp_path: Path, edit_manifest: EditManifest
+    copied: Path, tmp_path: Path, edit_manifest: EditManifest
 ) -> None:
-    rewrite(damaged, edit_manifest, compression="snappy")
+    compress(copied, edit_manifest)
     settings = ReaderSettings(cache_folder=tmp_path / "cache", cache_limit_bytes=1 << 20)
     message = r"reader.cache_limit_gib=0.000977 is less than three row groups of .*/copy"
     with pytest.raises(ValueError, match=message):
-        check_readable(damaged, read_manifest(damaged), ["train", "validation"], settings)
+        check_readable(copied, read_manifest(copied), ["train", "validation"], settings)
     with pytest.raises(ValueError, match=message):
-        SplitReader(damaged, "train", settings)
+        SplitReader(copied, "train", settings)
     assert not settings.cache_folder.exists()
-    check_readable(damaged, read_manifest(damaged), ["validation"], settings)
+    check_readable(copied, read_manifest(copied), ["validation"], settings)
 
 
-def test_a_missing_shard_is_refused_on_the_driver(damaged: Path) -> None:
-    first_shard(damaged).unlink()
-    with pytest.raises(FileNotFoundError, match=r"part-00000.parquet is missing: the same `groundswell prepare`"):
-        check_readable(damaged, read_manifest(damaged), ["train"], ReaderSettings())
-
-
-def test_a_compressed_shard_that_is_damaged_is_named(
-    damaged: Path, tmp_path: Path, edit_manifest: EditManifest
-) -> None:
-    rewrite(damaged, edit_manifest, compression="snappy")
-    shard = first_shard(damaged)
+def test_a_compressed_shard_that_is_damaged_is_named(copied: Path, tmp_path: Path, edit_manifest: EditManifest) -> None:
+    compress(copied, edit_manifest)
+    shard = first_shard(copied)
     data = bytearray(shard.read_bytes())
     data[100:5000] = bytes(4900)
     shard.write_bytes(data)
-    reader = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    reader = SplitReader(copied, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
     with pytest.raises(ValueError, match=r"part-00000.parquet, row group 0 cannot be read"):
         list(training_batches(reader, seed=0, epoch=0, global_batch_size=16))
     assert not [path for path in (tmp_path / "cache").iterdir() if path.name.startswith(".")]
 
 
 @pytest.fixture
-def cached(damaged: Path, tmp_path: Path, edit_manifest: EditManifest) -> tuple[Path, ReaderSettings]:
+def cached(copied: Path, settings: ReaderSettings, edit_manifest: EditManifest) -> Path:
     """A compressed copy of the dataset, read once through a cache."""
-    rewrite(damaged, edit_manifest, compression="snappy")
-    settings = ReaderSettings(cache_folder=tmp_path / "cache")
-    SplitReader(damaged, "train", settings).gather(np.arange(32))
-    return damaged, settings
+    compress(copied, edit_manifest)
+    SplitReader(copied, "train", settings).gather(np.arange(32))
+    return copied
 
 
 def entry_of_row(settings: ReaderSettings, pixels: np.ndarray) -> Path:
@@ -541,10 +467,9 @@ def entry_of_row(settings: ReaderSettings, pixels: np.ndarray) -> Path:
 
 
 def test_a_flipped_bit_in_the_cache_is_found_and_the_entry_fetched_again(
-    cached: tuple[Path, ReaderSettings], reader: SplitReader, caplog: pytest.LogCaptureFixture
+    cached: Path, settings: ReaderSettings, reader: SplitReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    dataset, settings = cached
-    again = SplitReader(dataset, "train", settings)
+    again = SplitReader(cached, "train", settings)
     good = reader.gather(np.arange(32))
     entry = entry_of_row(settings, good.images["bands_20m"][1])
     flip_pixel(entry)
@@ -553,61 +478,42 @@ def test_a_flipped_bit_in_the_cache_is_found_and_the_entry_fetched_again(
     whole = again.gather(np.arange(32)).images["bands_20m"]
     np.testing.assert_array_equal(whole, good.images["bands_20m"])
     # What another process finds is whole again.
-    trusting = SplitReader(dataset, "train", replace(settings, verify="never"))
+    trusting = SplitReader(cached, "train", replace(settings, verify="never"))
     np.testing.assert_array_equal(trusting.gather(np.arange(32)).images["bands_20m"], whole)
 
 
 def test_an_entry_that_is_truncated_under_the_reader_is_fetched_again(
-    cached: tuple[Path, ReaderSettings], reader: SplitReader
+    cached: Path, settings: ReaderSettings, reader: SplitReader
 ) -> None:
-    dataset, settings = cached
-    again = SplitReader(dataset, "train", settings)
+    again = SplitReader(cached, "train", settings)
     again.gather(np.arange(32))
     for entry in settings.cache_folder.glob("*.parquet"):
         os.truncate(entry, 1000)
     assert key(again.gather(np.arange(32))) == key(reader.gather(np.arange(32)))
 
 
-def test_a_row_that_is_damaged_in_the_compressed_file_is_an_error(
-    damaged: Path, reader: SplitReader, tmp_path: Path, edit_manifest: EditManifest
+@pytest.mark.parametrize("verify", ["never", "first_epoch", "always"])
+def test_a_row_that_is_damaged_in_the_compressed_file_does_not_pass_the_cache(
+    copied: Path, reader: SplitReader, settings: ReaderSettings, edit_manifest: EditManifest, verify: Verify
 ) -> None:
-    flip_pixel(first_shard(damaged))
-    rewrite(damaged, edit_manifest, compression="snappy")
-    again = SplitReader(damaged, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
-    with pytest.raises(ValueError, match=DAMAGED_ROW.format(reader.ids()[1])):
-        again.gather(np.arange(32))
-
-
-def test_a_damaged_row_does_not_pass_the_cache_unchecked(
-    damaged: Path, reader: SplitReader, tmp_path: Path, edit_manifest: EditManifest
-) -> None:
-    flip_pixel(first_shard(damaged))
-    rewrite(damaged, edit_manifest, compression="snappy")
-    settings = ReaderSettings(cache_folder=tmp_path / "cache")
-    for verify in ("never", "first_epoch", "always"):
-        again = SplitReader(damaged, "train", replace(settings, verify=verify))
+    flip_pixel(first_shard(copied))
+    compress(copied, edit_manifest)
+    for _ in range(2):
+        again = SplitReader(copied, "train", replace(settings, verify=verify))
         with pytest.raises(ValueError, match=DAMAGED_ROW.format(reader.ids()[1])):
             again.gather(np.arange(32))
 
 
-def prepare_on_store(spark: SparkSession, archive: Path, url: str) -> None:
-    prepare_dataset(spark, BigEarthNetV2(str(archive)), url, row_group_mib=1, row_groups_per_shard=2, seed=3)
-
-
 def test_a_dataset_on_an_object_store_is_read_through_the_cache(
-    spark: SparkSession, small_archive: Path, reader: SplitReader, s3_folder: str, tmp_path: Path
+    small_dataset: Path, reader: SplitReader, settings: ReaderSettings, s3_folder: str
 ) -> None:
-    prepare_dataset(
-        spark, BigEarthNetV2(str(small_archive)), s3_folder, row_group_mib=1, row_groups_per_shard=2, seed=3
-    )
-    settings = ReaderSettings(cache_folder=tmp_path / "cache")
-    remote = SplitReader(s3_folder, "train", settings)
+    remote = SplitReader(upload(small_dataset, s3_folder), "train", settings)
     assert remote.ids() == reader.ids()
     for epoch in range(2):
         expected = training_batches(reader, seed=0, epoch=epoch, global_batch_size=8)
         found = training_batches(remote, seed=0, epoch=epoch, global_batch_size=8)
         assert [key(batch) for batch in found] == [key(batch) for batch in expected]
-    assert len(list((tmp_path / "cache").glob("*.parquet"))) == len(reader.group_rows)
+    assert len(list(settings.cache_folder.glob("*.parquet"))) == len(reader.group_rows)
     # What is in the cache needs no store any more; what is not is missed with its name.
     shard = remote.manifest.splits["train"].shards[0].file
     Folder.at(s3_folder).remove(shard)
@@ -617,12 +523,9 @@ def test_a_dataset_on_an_object_store_is_read_through_the_cache(
 
 
 def test_a_shard_that_goes_missing_on_the_store_is_named(
-    spark: SparkSession, small_archive: Path, s3_folder: str, tmp_path: Path
+    small_dataset: Path, settings: ReaderSettings, s3_folder: str
 ) -> None:
-    prepare_dataset(
-        spark, BigEarthNetV2(str(small_archive)), s3_folder, row_group_mib=1, row_groups_per_shard=2, seed=3
-    )
-    remote = SplitReader(s3_folder, "train", ReaderSettings(cache_folder=tmp_path / "cache"))
+    remote = SplitReader(upload(small_dataset, s3_folder), "train", settings)
     shard = remote.manifest.splits["train"].shards[0].file
     Folder.at(s3_folder).remove(shard)
     with pytest.raises(ValueError, match=rf"{s3_folder}/{shard}, row group \d cannot be read"):

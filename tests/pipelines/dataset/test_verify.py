@@ -12,34 +12,32 @@ import pytest
 
 from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard, read_manifest
+from pipelines.dataset.reader import ReaderSettings, SplitReader
 from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
 from pipelines.dataset.verify import CheckProgress, DatasetCheck, check_shard, verify_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
+from tests.pipelines.dataset.files import flip_bit
 
 pytestmark = pytest.mark.spark
 EditManifest = Callable[[Path, Callable[[dict[str, Any]], None]], None]
 
 
 @pytest.fixture
-def copied(small_dataset: Path, tmp_path: Path) -> Path:
-    shutil.copytree(small_dataset, tmp_path / "copy")
-    return tmp_path / "copy"
-
-
-def first_shard(dataset: Path) -> Path:
-    return dataset / "train" / "part-00000.parquet"
-
-
-def flip(path: Path, offset: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[offset] ^= 1
-    path.write_bytes(data)
+def shard(copied: Path) -> Path:
+    """The first shard of the copy."""
+    return copied / "train" / "part-00000.parquet"
 
 
 def column(path: Path, name: str, row_group: int = 0) -> pq.ColumnChunkMetaData:
     chunks = pq.read_metadata(path).row_group(row_group)
     return next(c for i in range(chunks.num_columns) if (c := chunks.column(i)).path_in_schema == name)
+
+
+def flip_last_value(shard: Path, name: str, row_group: int = 0) -> None:
+    """Change a bit of the last row of a row group."""
+    chunk = column(shard, name, row_group)
+    flip_bit(shard, chunk.data_page_offset + chunk.total_compressed_size - 1)
 
 
 def only_damage(check: DatasetCheck) -> str:
@@ -53,53 +51,36 @@ def only_damage(check: DatasetCheck) -> str:
 def test_a_prepared_dataset_is_whole(small_dataset: Path) -> None:
     seen: list[CheckProgress] = []
     check = verify_dataset(small_dataset, threads=2, progress=seen.append)
-    assert check.is_whole
-    assert check.has_checksums
-    assert check.rows == 56
+    assert (check.is_whole, check.has_checksums, check.rows, check.shards) == (True, True, 56, len(seen))
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     assert seen[-1] == CheckProgress(56, 56, 0)
-    assert check.shards == len(seen)
 
 
-@pytest.mark.parametrize("name", ["labels", "bands_10m", "bands_20m", "bands_60m", "crc32c"])
-def test_one_flipped_bit_of_a_row_is_found(copied: Path, name: str) -> None:
-    chunk = column(first_shard(copied), name)
-    flip(first_shard(copied), chunk.data_page_offset + chunk.total_compressed_size - 1)  # of the last row
-    check = verify_dataset(copied)
-    rows = pq.read_metadata(first_shard(copied)).row_group(0).num_rows
-    ids = pq.read_table(first_shard(copied), columns=["id"])["id"].to_pylist()
+@pytest.mark.parametrize(
+    ("name", "row_group"),
+    [("labels", 0), ("bands_10m", 0), ("bands_20m", 0), ("bands_60m", 0), ("crc32c", 0), ("bands_10m", 1)],
+)
+def test_one_flipped_bit_of_a_row_is_found(copied: Path, shard: Path, name: str, row_group: int) -> None:
+    flip_last_value(shard, name, row_group)
+    check, metadata = verify_dataset(copied), pq.read_metadata(shard)
+    rows = sum(metadata.row_group(group).num_rows for group in range(row_group + 1))
+    ids = pq.read_table(shard, columns=["id"])["id"].to_pylist()
     assert only_damage(check) == f"has 1 damaged rows of {len(ids)}: {rows - 1} (sample {ids[rows - 1]})"
-    assert check.damaged[0].damaged_rows == (rows - 1,)
-    assert check.problems == ()
+    assert (check.damaged[0].damaged_rows, check.problems) == ((rows - 1,), ())
 
 
-def test_rows_of_a_later_row_group_are_counted_from_the_start_of_the_file(copied: Path) -> None:
-    chunk = column(first_shard(copied), "bands_10m", row_group=1)
-    flip(first_shard(copied), chunk.data_page_offset + chunk.total_compressed_size - 1)
-    (damaged,) = verify_dataset(copied).damaged
-    metadata = pq.read_metadata(first_shard(copied))
-    assert damaged.damaged_rows == (metadata.row_group(0).num_rows + metadata.row_group(1).num_rows - 1,)
-
-
-def test_a_changed_id_is_found(copied: Path) -> None:
-    chunk = column(first_shard(copied), "id")
-    flip(first_shard(copied), chunk.data_page_offset + chunk.total_compressed_size - 1)
+def test_a_changed_id_is_found(copied: Path, shard: Path) -> None:
+    flip_last_value(shard, "id")
     assert only_damage(verify_dataset(copied)).startswith("has ids, metadata or checksums that are not")
 
 
 @pytest.mark.parametrize("name", ["bands_10m", "labels"])
-def test_a_changed_header_of_an_array_is_found(copied: Path, name: str) -> None:
+def test_a_changed_header_of_an_array_is_found(copied: Path, shard: Path, name: str) -> None:
     """A space before the header's line break: numpy reads the array all the same."""
-    path = first_shard(copied)
-    data = path.read_bytes()
-    chunk = column(path, name)
-    place = data.index(b" \n", data.index(b"NUMPY", chunk.data_page_offset))
-    path.write_bytes(data[:place] + b"\t" + data[place + 1 :])
+    data = shard.read_bytes()
+    place = data.index(b" \n", data.index(b"NUMPY", column(shard, name).data_page_offset))
+    shard.write_bytes(data[:place] + b"\t" + data[place + 1 :])
     assert "another header than was written" in only_damage(verify_dataset(copied))
-
-
-def remove(path: Path) -> None:
-    path.unlink()
 
 
 def shorten(path: Path) -> None:
@@ -111,10 +92,12 @@ def blank(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "damage"), [(remove, "is missing"), (shorten, r"has \d+ bytes, its"), (blank, "cannot be read: ")]
+    ("change", "damage"), [(Path.unlink, "is missing"), (shorten, r"has \d+ bytes, its"), (blank, "cannot be read: ")]
 )
-def test_a_shard_that_is_lost_or_no_parquet_is_found(copied: Path, change: Callable[[Path], None], damage: str) -> None:
-    change(first_shard(copied))
+def test_a_shard_that_is_lost_or_no_parquet_is_found(
+    copied: Path, shard: Path, change: Callable[[Path], None], damage: str
+) -> None:
+    change(shard)
     check = verify_dataset(copied)
     assert re.match(damage, only_damage(check))
     assert check.problems == ()
@@ -153,15 +136,13 @@ def test_repeated_ids_and_other_class_counts_are_problems(copied: Path, edit_man
     assert f"train has {stated - 1} samples of class" in counts
 
 
-def test_a_file_that_may_not_be_read_is_no_damage(copied: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = read_manifest(copied)
-
+def test_a_file_that_may_not_be_read_is_no_damage(small_dataset: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: Folder, name: str) -> None:
         raise PermissionError(13, "Permission denied", name)
 
     monkeypatch.setattr(Folder, "open", refuse)
     with pytest.raises(PermissionError):
-        check_shard(Folder.at(copied), manifest.splits["train"].shards[0], {})
+        check_shard(Folder.at(small_dataset), read_manifest(small_dataset).splits["train"].shards[0], {})
 
 
 def write_version_1(folder: Path, *, rows: int = 5) -> None:
@@ -192,15 +173,11 @@ def write_version_1(folder: Path, *, rows: int = 5) -> None:
 
 @pytest.mark.parametrize("verify", ["first_epoch", "always", "never"])
 def test_format_version_1_is_read_and_checked_without_checksums(tmp_path: Path, verify: Any) -> None:
-    from pipelines.dataset.reader import ReaderSettings, SplitReader
-
     write_version_1(tmp_path)
     batch = SplitReader(tmp_path, "train", ReaderSettings(verify=verify)).gather(np.array([3, 1]))
-    assert batch.images["image"][:, 0, 0, 0].tolist() == [3, 1]
-    assert batch.targets.tolist() == [[1, 1], [1, 1]]
+    assert (batch.images["image"][:, 0, 0, 0].tolist(), batch.targets.tolist()) == ([3, 1], [[1, 1], [1, 1]])
     check = verify_dataset(tmp_path)
-    assert check.is_whole
-    assert not check.has_checksums
+    assert (check.is_whole, check.has_checksums) == (True, False)
     shorten(tmp_path / "train" / "part-00000.parquet")
     assert "bytes, its manifest says" in only_damage(verify_dataset(tmp_path))
     with pytest.raises(ValueError, match=r"format version 1 are not repaired.*prepare.overwrite=true replaces"):
@@ -208,10 +185,8 @@ def test_format_version_1_is_read_and_checked_without_checksums(tmp_path: Path, 
 
 
 def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> None:
-    def add(manifest: dict[str, Any]) -> None:
-        manifest["splits"]["empty"] = {"shards": [], "class_counts": [0] * 19}
-
-    edit_manifest(copied, add)
+    empty = {"shards": [], "class_counts": [0] * 19}
+    edit_manifest(copied, lambda manifest: manifest["splits"].update(empty=empty))
     assert verify_dataset(copied).is_whole
 
 

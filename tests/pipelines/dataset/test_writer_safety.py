@@ -1,209 +1,78 @@
-"""Preparation that is stopped, repeated, damaged or run twice at once."""
+"""Preparation by Spark that is stopped, finds bad records and full disks, loses processes, or is run twice at once."""
 
-import hashlib
-import json
+import multiprocessing
 import os
+import re
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from pipelines.archives.archive import ArchiveDescription
 from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.dataset import writer
-from pipelines.dataset.lock import hold
-from pipelines.dataset.manifest import Manifest, read_manifest
+from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.plan import plan_shards
 from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.shard import ShardPlan, write_shard
 from pipelines.dataset.spark_job import PrepareProgress
-from pipelines.dataset.writer import prepare_dataset
-from pipelines.storage import Folder
 from tests.patience import patient
+from tests.pipelines.dataset.files import DATA, content, kill_preparation, prepare
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
-
-
-def prepare(spark: SparkSession, root: Path, dataset: Path, **settings: object) -> Manifest:
-    values = {"row_group_mib": 1, "row_groups_per_shard": 1, "seed": 3, **settings}
-    return prepare_dataset(spark, BigEarthNetV2(str(root)), dataset, **values)  # type: ignore[arg-type]
-
-
-def content(dataset: Path) -> dict[str, str]:
-    """Digest of every file of rows."""
-    return {
-        str(path.relative_to(dataset)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(dataset.rglob("*.parquet"))
-    }
-
-
-@pytest.fixture(scope="module")
-def uninterrupted(spark: SparkSession, small_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    dataset = tmp_path_factory.mktemp("whole") / "dataset"
-    prepare(spark, small_archive, dataset)
-    return dataset
-
-
-@pytest.fixture
-def damaged_archive(small_archive: Path, tmp_path: Path) -> Path:
-    shutil.copytree(small_archive, tmp_path / "BigEarthNet")
-    return tmp_path / "BigEarthNet"
-
-
-def test_a_second_run_redoes_only_what_is_missing(
-    spark: SparkSession, small_archive: Path, uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    dataset = tmp_path / "dataset"
-
-    def stopped(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "finish", stopped)
-        with pytest.raises(KeyboardInterrupt):
-            prepare(spark, small_archive, dataset)
-    staging = tmp_path / "dataset.incomplete"
-    assert not dataset.exists()
-    shards = sorted(staging.rglob("part-*.parquet"))
-    assert len(shards) > 6
-    # Lost: the note of one shard, the file of another, the end of a third.
-    (staging / "_progress" / f"train-{shards[-1].name}.json").unlink(missing_ok=True)
-    shards[0].unlink()
-    shards[1].write_bytes(shards[1].read_bytes()[:100])
-    kept = {path: path.stat().st_mtime_ns for path in shards[2:-1] if path.parent.name == "train"}
-    lines: list[str] = []
-    prepare(spark, small_archive, dataset, say=lines.append)
-    assert any("finished already" in line for line in lines)
-    assert content(dataset) == content(uninterrupted)
-    touched = [
-        path for path, before in kept.items() if (dataset / path.relative_to(staging)).stat().st_mtime_ns != before
-    ]
-    assert len(touched) <= 1
-    assert read_manifest(dataset) == read_manifest(uninterrupted)
-    assert not staging.exists()
-    assert {path.name for path in tmp_path.iterdir()} == {"dataset"}
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("after_shards", [0, 2])
 def test_a_killed_driver_loses_nothing(
-    spark: SparkSession, small_archive: Path, uninterrupted: Path, tmp_path: Path, after_shards: int
+    spark: SparkSession, small_archive: Path, small_dataset: Path, tmp_path: Path, after_shards: int
 ) -> None:
-    dataset = tmp_path / "dataset"
-    command = [
-        sys.executable, "-m", "jobs.cli", "prepare", "--config", "smoke",
-        "--set", f"archive.root={small_archive}", "--set", f"dataset.path={dataset}",
-        "--set", "prepare.row_group_mib=1", "--set", "prepare.row_groups_per_shard=1", "--set", "prepare.seed=3",
-        "--set", "launch.master=local[1]",
-    ]  # fmt: skip
-    process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    progress = tmp_path / "dataset.incomplete" / "_progress"
-    try:
-        deadline = time.monotonic() + patient(200)
-        while len(list(progress.glob("*-part-*.json"))) < after_shards or not progress.exists():
-            assert time.monotonic() < deadline
-            if process.poll() is not None:
-                break
-            time.sleep(0.005)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-    assert prepare(spark, small_archive, dataset) == read_manifest(uninterrupted)
-    assert content(dataset) == content(uninterrupted)
+    dataset, progress = tmp_path / "dataset", tmp_path / "dataset.incomplete" / "_progress"
+    kill_preparation(
+        small_archive,
+        dataset,
+        lambda: progress.exists() and len(list(progress.glob("*-part-*.json"))) >= after_shards,
+    )
+    assert prepare(spark, small_archive, dataset) == read_manifest(small_dataset)
+    assert content(dataset, DATA) == content(small_dataset, DATA)
     assert not list(dataset.rglob(".*"))
 
 
-def test_another_archive_or_setting_is_refused_by_name(
-    spark: SparkSession, damaged_archive: Path, uninterrupted: Path, tmp_path: Path
-) -> None:
-    dataset = tmp_path / "dataset"
-    shutil.copytree(uninterrupted, dataset)
-    with pytest.raises(ValueError, match=r"row_group_mib 1 there, 2 asked for.*prepare\.overwrite=true"):
-        prepare(spark, damaged_archive, dataset, row_group_mib=2)
-    table = pq.read_table(damaged_archive / "metadata.parquet")
-    pq.write_table(table.slice(1), damaged_archive / "metadata.parquet")
-    with pytest.raises(ValueError, match=r"the archive changed since .* \(0 samples added, 1 removed, 0 changed"):
-        prepare(spark, damaged_archive, dataset)
-    assert content(dataset) == content(uninterrupted)
-    replaced = prepare(spark, damaged_archive, dataset, overwrite=True)
-    assert sum(split.rows for split in replaced.splits.values()) == len(table) - 1
-    assert {path.name for path in tmp_path.iterdir()} == {"dataset", "BigEarthNet"}
-
-
-def test_an_unfinished_dataset_of_other_settings_is_refused_by_name(
-    spark: SparkSession, small_archive: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(writer, "finish", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            prepare(spark, small_archive, tmp_path / "dataset")
-    with pytest.raises(ValueError, match=r"dataset\.incomplete was made otherwise \(seed 3 there, 4 asked for\)"):
-        prepare(spark, small_archive, tmp_path / "dataset", seed=4)
-    assert prepare(spark, small_archive, tmp_path / "dataset", seed=4, overwrite=True).settings["seed"] == 4
-
-
-def truncate(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:1000])
-
-
-def swap_size(path: Path) -> None:
-    shutil.copy(path.with_name(path.name.replace("B05", "B02")), path)
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"), [(truncate, ""), (Path.unlink, "missing file"), (swap_size, "wrong size")]
-)
-def test_bad_records_are_left_out_and_listed(
-    spark: SparkSession,
-    damaged_archive: Path,
-    uninterrupted: Path,
-    tmp_path: Path,
-    damage: Callable[[Path], None],
-    reason: str,
-) -> None:
-    victims = sorted(damaged_archive.rglob("*_B05.tif"))[3:5]
-    for victim in victims:
-        damage(victim)
-    manifest = prepare(spark, damaged_archive, tmp_path / "dataset", max_rejected_fraction=0.1)
-    rejected = pq.read_table(tmp_path / "dataset" / "_rejected.parquet").to_pylist()
-    assert sorted(row["id"] for row in rejected) == sorted(victim.parent.name for victim in victims)
-    assert all(Path(row["file"]).name.endswith("_B05.tif") for row in rejected)
-    assert all(reason in row["reason"] for row in rejected)
-    assert sum(manifest.skipped.values()) == 2
-    rows = sum(split.rows for split in manifest.splits.values())
-    assert rows + 2 == sum(split.rows for split in read_manifest(uninterrupted).splits.values())
-    ids = [sample for split in manifest.splits for sample in SplitReader(tmp_path / "dataset", split).ids()]
-    assert not set(ids) & {victim.parent.name for victim in victims}
-    assert len(ids) == rows
-
-
-def test_too_many_bad_records_fail_and_name_the_list(
-    spark: SparkSession, damaged_archive: Path, tmp_path: Path
-) -> None:
-    for victim in sorted(damaged_archive.rglob("*_B05.tif"))[:3]:
-        victim.unlink()
-    with pytest.raises(
-        ValueError, match=r"3 of 56 samples are bad \(missing file 3\).*max_rejected_fraction=0\.01"
-    ) as e:
-        prepare(spark, damaged_archive, tmp_path / "dataset")
-    assert not (tmp_path / "dataset").exists()
-    report = Path(str(e.value).rsplit(": ", 1)[1])
-    assert pq.read_metadata(report).num_rows == 3
+def test_bad_records_are_named_left_out_and_listed(spark: SparkSession, tmp_path: Path) -> None:
+    root, dataset = tmp_path / "BigEarthNet", tmp_path / "dataset"
+    generate_bigearthnet_v2(root, train=12, validation=4, test=4, processes=1)
+    truncated, missing, other = sorted(root.rglob("*_B05.tif"))[3:6]
+    truncated.write_bytes(truncated.read_bytes()[:1000])
+    missing.unlink()
+    shutil.copy(other.with_name(other.name.replace("B05", "B02")), other)
+    reasons = r"\(.*missing file 1.*\)"
+    with pytest.raises(ValueError, match=rf"3 of 20 samples are bad {reasons}.*max_rejected_fraction=0\.01") as raised:
+        prepare(spark, root, dataset)
+    assert not dataset.exists()
+    assert pq.read_metadata(str(raised.value).rsplit(": ", 1)[1]).num_rows == 3
     lines: list[str] = []
-    manifest = prepare(spark, damaged_archive, tmp_path / "dataset", max_rejected_fraction=0.1, say=lines.append)
-    assert manifest.skipped == {"missing file": 3}
-    assert any("left out 3 of 56 samples: missing file" in line for line in lines)
+    manifest = prepare(spark, root, dataset, max_rejected_fraction=0.2, say=lines.append)
+    expected = {truncated: "not a readable GeoTIFF", missing: "missing file", other: "wrong size"}
+    assert manifest.skipped == dict.fromkeys(expected.values(), 1)
+    assert any("left out 1 of 20 samples: missing file" in line for line in lines)
+    rejected = {row["id"]: row for row in pq.read_table(dataset / "_rejected.parquet").to_pylist()}
+    assert {name: (row["file"], row["reason"]) for name, row in rejected.items()} == {
+        path.parent.name: (str(path), reason) for path, reason in expected.items()
+    }
+    ids = [sample for split in manifest.splits for sample in SplitReader(dataset, split).ids()]
+    assert len(ids) == sum(split.rows for split in manifest.splits.values()) == 17
+    assert not set(ids) & set(rejected)
 
 
 def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
-    spark: SparkSession, small_archive: Path, uninterrupted: Path, tmp_path: Path
+    spark: SparkSession, small_archive: Path, small_dataset: Path, tmp_path: Path
 ) -> None:
     # The executors' files may not grow beyond some shards' size: what a full disk does to a write.
-    disk = tmp_path / "disk"
+    disk, seen = tmp_path / "disk", list[PrepareProgress]()
     disk.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", disk], check=False, capture_output=True)
     if not os.path.ismount(disk):
@@ -213,26 +82,123 @@ def test_a_full_disk_is_one_line_and_the_next_run_goes_on(
             prepare(spark, small_archive, disk / "dataset")
         assert not (disk / "dataset").exists()
         subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
-        assert prepare(spark, small_archive, disk / "dataset") == read_manifest(uninterrupted)
-        assert content(disk / "dataset") == content(uninterrupted)
+        assert prepare(spark, small_archive, disk / "dataset", progress=seen.append) == read_manifest(small_dataset)
+        assert content(disk / "dataset", DATA) == content(small_dataset, DATA)
+        assert (seen[-1].done, seen[-1].total, seen[-1].rejected) == (56, 56, 0)
     finally:
         subprocess.run(["umount", disk], check=False)
 
 
-def test_two_jobs_on_one_dataset_do_not_mix(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
-    with (
-        hold(Folder.at(tmp_path / "dataset")),
-        pytest.raises(RuntimeError, match="another job is writing"),
-    ):
-        prepare(spark, small_archive, tmp_path / "dataset")
+# Prepares in a session of its own. The first attempt of one sample's read ends its process.
+JOB = """
+import os, signal, sys
+from dataclasses import dataclass
+from pathlib import Path
+from pyspark.sql import SparkSession
+from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
+from pipelines.dataset.writer import prepare_dataset
+
+@dataclass(frozen=True)
+class Troubled:
+    inner: BigEarthNetV2
+    mark: str
+    how: str
+    victim: str
+
+    @property
+    def root(self): return self.inner.root
+    @property
+    def description(self): return self.inner.description
+    def index(self): return self.inner.index()
+    @property
+    def read_settings(self): return self.inner.read_settings
+
+    def read(self, paths, out):
+        place = self.inner.read(paths, out)
+        if not paths[0].endswith(self.victim):
+            return place
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return place
+        if self.how == "worker":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif self.how == "executor":
+            pid = os.getppid()
+            while b"java" not in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\\0")[0]:
+                pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            os.kill(pid, signal.SIGKILL)
+
+root, dataset, mark, how, master = sys.argv[1:]
+builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
+builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+with builder.getOrCreate() as spark:
+    inner = BigEarthNetV2(root)
+    archive = Troubled(inner, mark, how, inner.index().samples["paths"][0].as_py()[0])
+    prepare_dataset(spark, archive, Path(dataset), row_group_mib=1, row_groups_per_shard=2, seed=3, say=print)
+"""
 
 
-def test_progress_ends_at_all_samples(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
-    seen: list[PrepareProgress] = []
-    prepare(spark, small_archive, tmp_path / "dataset", progress=seen.append)
-    assert seen[-1] == PrepareProgress(56, 56, 0)
+# Spark itself does not try again in local mode. There the executor is the driver, so it is killed in a cluster.
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("how", "master"),
+    [("worker", "local[2]"), ("executor", "local-cluster[2,1,1024]")],
+)
+def test_a_killed_process_is_tried_again(
+    how: str, master: str, project: Path, small_archive: Path, small_dataset: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "job.py").write_text(JOB)
+    mark = tmp_path / "mark"
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, tmp_path / "job.py", small_archive, tmp_path / "dataset", mark, how, master]
+    result = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=patient(200)
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    assert mark.exists()
+    if how == "worker":
+        told = r"a Python worker on \S+ \(executor driver\) died at the shard \w+/part-\d+\.parquet, probably killed"
+        assert re.search(told, result.stdout), result.stdout
+    assert content(tmp_path / "dataset", DATA) == content(small_dataset, DATA)
+    assert not list((tmp_path / "dataset").rglob(".*"))
 
 
-def test_the_list_of_bad_records_is_there_when_it_is_empty(uninterrupted: Path) -> None:
-    assert pq.read_table(uninterrupted / "_rejected.parquet").num_rows == 0
-    assert json.loads((uninterrupted / "dataset.json").read_text())["skipped"] == {}
+class Together:
+    """An archive whose first read waits until the other attempt reads too."""
+
+    def __init__(self, inner: BigEarthNetV2, barrier: object) -> None:
+        self.inner, self.barrier, self.root = inner, barrier, inner.root
+        self.waited = False
+
+    @property
+    def description(self) -> ArchiveDescription:
+        return self.inner.description
+
+    def read(self, paths: object, out: object) -> object:
+        if not self.waited:
+            self.waited = True
+            self.barrier.wait(patient(60))  # type: ignore[attr-defined]
+        return self.inner.read(paths, out)  # type: ignore[arg-type]
+
+
+def attempt(plan: ShardPlan, archive: BigEarthNetV2, barrier: object, folder: Path) -> None:
+    write_shard(plan, Together(archive, barrier), folder)  # type: ignore[arg-type]
+
+
+def test_two_attempts_at_the_same_time_leave_one_file(small_archive: Path, small_dataset: Path, tmp_path: Path) -> None:
+    archive = BigEarthNetV2(str(small_archive))
+    plan = plan_shards(archive, archive.index(), row_group_mib=1, row_groups_per_shard=2, seed=3)["train"][0]
+    for folder in ("train", "_progress"):
+        (tmp_path / folder).mkdir()
+    context = multiprocessing.get_context("spawn")
+    barrier = context.Barrier(2)
+    processes = [context.Process(target=attempt, args=(plan, archive, barrier, tmp_path)) for _ in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(patient(120))
+    assert [process.exitcode for process in processes] == [0, 0]
+    assert (tmp_path / plan.file).read_bytes() == (small_dataset / plan.file).read_bytes()
+    files = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
+    assert files == ["_progress/train-part-00000.parquet.json", "train/part-00000.parquet"]

@@ -4,7 +4,6 @@ The archive is one small file per sample, and the tasks run in this process: so 
 """
 
 import errno
-import hashlib
 import json
 import shutil
 import subprocess
@@ -34,13 +33,13 @@ from pipelines.dataset.manifest import Manifest, write_manifest
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.dataset.staging import read_mark
-from pipelines.dataset.swap import _rename_both
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
 from pipelines.tasks import LostWorkerError
+from tests.pipelines.dataset.files import content
 
-GROUP = ImageGroup("pixels", (256, 128, 3), "uint8", ("red", "green", "blue"))  # ten rows per MiB
+GROUP = ImageGroup("pixels", (256, 32, 3), "float32", ("red", "green", "blue"))  # ten rows per MiB
 
 
 @dataclass(frozen=True)
@@ -60,13 +59,14 @@ class Numbers:
 
     def index(self) -> ArchiveIndex:
         rows = json.loads(Path(self.root, "list.json").read_text())
-        missing = [name for name in rows if not Path(self.root, name).is_dir()]
         samples = [
             {"id": name, "split": split, "labels": [label], "paths": [name], "size": None}
             for name, (split, label) in sorted(rows.items())
         ]
         unusable = [
-            {"id": name, "file": f"{self.root}/{name}", "reason": "missing folder", "detail": ""} for name in missing
+            {"id": name, "file": f"{self.root}/{name}", "reason": "missing folder", "detail": ""}
+            for name in rows
+            if not Path(self.root, name).is_dir()
         ]
         return ArchiveIndex(
             pa.Table.from_pylist(samples, INDEX_SCHEMA),
@@ -95,48 +95,12 @@ class Labelled(Numbers):
         return replace(found, samples=pa.Table.from_pylist(rows, INDEX_SCHEMA))
 
 
-class World:
-    """An archive of 60 samples in six shards, and where it is prepared to."""
-
-    def __init__(self, root: Path, dataset: str | Path) -> None:
-        self.archive, self.dataset, self.lines = root, dataset, list[str]()
-        self.kind = Numbers
-        names = {f"s{number:03d}": number for number in range(60)}
-        splits = {name: "train" if number < 40 else "test" for name, number in names.items()}
-        for name, number in names.items():
-            (root / name).mkdir(parents=True)
-            (root / name / "number").write_text(str(number))
-        self.write_list({name: (splits[name], number % 2) for name, number in names.items()})
-
-    def write_list(self, rows: dict[str, tuple[str, int]]) -> None:
-        (self.archive / "list.json").write_text(json.dumps(rows))
-
-    def list(self) -> dict[str, tuple[str, int]]:
-        rows: dict[str, tuple[str, int]] = json.loads((self.archive / "list.json").read_text())
-        return rows
-
-    def prepare(self, column: str | None = None, **settings: Any) -> Manifest:
-        self.lines.clear()
-        values = {"row_group_mib": 1, "row_groups_per_shard": 1, "seed": 3, "max_rejected_fraction": 0.2, **settings}
-        archive = self.kind(str(self.archive), column)
-        return prepare_dataset(None, archive, self.dataset, say=self.lines.append, **values)  # type: ignore[arg-type]
-
-    def said(self, text: str) -> bool:
-        return any(text in line for line in self.lines)
+class Killed(BaseException):
+    """Ends a run as a signal would: nothing handles it."""
 
 
-def content(dataset: str | Path) -> dict[str, str]:
-    """Digest of every file of a dataset."""
-    folder = Folder.at(dataset)
-    return {name: hashlib.sha256(folder.read(name)).hexdigest() for name in sorted(folder.files())}
-
-
-def ids(dataset: str | Path) -> list[str]:
-    folder = Folder.at(dataset)
-    names = [name for name in folder.files() if Path(name).name.startswith("part-")]
-    return sorted(
-        sample for name in names for sample in pq.read_table(pa.BufferReader(folder.read(name)))["id"].to_pylist()
-    )
+def die(*_: object) -> None:
+    raise Killed
 
 
 class Tasks:
@@ -158,59 +122,163 @@ class Tasks:
         return results
 
 
-@pytest.fixture
-def tasks(monkeypatch: pytest.MonkeyPatch) -> Tasks:
-    run = Tasks()
-    for module in (spark_tasks, spark_job):
-        monkeypatch.setattr(module, "run_tasks", run)
-
+@contextmanager
+def tasks_in_this_process() -> Iterator[Tasks]:
     def page(dataset: Folder, manifest: Manifest, *_: object) -> None:
         dataset.write("report.html", manifest.fingerprint.encode())
 
-    monkeypatch.setattr(writer, "write_report", page)
-    return run
+    run = Tasks()
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (spark_tasks, spark_job):
+            patch.setattr(module, "run_tasks", run)
+        patch.setattr(writer, "write_report", page)
+        yield run
+
+
+class World:
+    """An archive of 60 samples in six shards, and where it is prepared to."""
+
+    def __init__(self, folder: Path, tasks: Tasks) -> None:
+        self.archive, self.tasks, self.lines = folder / "archive", tasks, list[str]()
+        self.dataset: str | Path = folder / "dataset"
+        self.kind: type[Numbers] = Numbers
+        for number in range(60):
+            (self.archive / f"s{number:03d}").mkdir(parents=True)
+            mend(self, f"s{number:03d}")
+        self.write_list({f"s{number:03d}": ("train" if number < 40 else "test", number % 2) for number in range(60)})
+
+    def write_list(self, rows: dict[str, tuple[str, int]]) -> None:
+        (self.archive / "list.json").write_text(json.dumps(rows))
+
+    def list(self) -> dict[str, tuple[str, int]]:
+        rows: dict[str, tuple[str, int]] = json.loads((self.archive / "list.json").read_text())
+        return rows
+
+    @property
+    def incomplete(self) -> Path:
+        """Where a dataset on a disk is written."""
+        return Path(f"{self.dataset}.incomplete")
+
+    @property
+    def shards(self) -> "list[str]":
+        """The shards that the last run wrote."""
+        return self.tasks.shards
+
+    def prepare(self, column: str | None = None, **settings: Any) -> Manifest:
+        self.lines.clear()
+        self.shards.clear()
+        values = {"row_group_mib": 1, "row_groups_per_shard": 1, "seed": 3, "max_rejected_fraction": 0.2, **settings}
+        archive = self.kind(str(self.archive), column)
+        return prepare_dataset(None, archive, self.dataset, say=self.lines.append, **values)  # type: ignore[arg-type]
+
+    def prepared(self, **settings: Any) -> dict[str, str]:
+        """Prepare; what is there then."""
+        self.prepare(**settings)
+        return content(self.dataset)
+
+    def said(self, text: str) -> bool:
+        return any(text in line for line in self.lines)
+
+    def is_finished(self, **settings: Any) -> bool:
+        """Prepare, where nothing should be left to do."""
+        self.prepare(**settings)
+        return self.shards == [] and self.said("is finished already; left as it is")
+
+
+def ids(dataset: str | Path | Folder) -> list[str]:
+    folder = Folder.at(dataset)
+    names = [name for name in folder.files() if Path(name).name.startswith("part-")]
+    return sorted(
+        sample for name in names for sample in pq.read_table(pa.BufferReader(folder.read(name)))["id"].to_pylist()
+    )
+
+
+def refused(world: World, message: str, error: type[Exception] = ValueError, **settings: Any) -> None:
+    """The command ends with an error, and changes nothing."""
+    before = [content(folder) for folder in (world.archive.parent, world.dataset)]
+    with pytest.raises(error, match=message):
+        world.prepare(**settings)
+    assert [content(folder) for folder in (world.archive.parent, world.dataset)] == before
+
+
+def damage(world: World, name: str) -> None:
+    (world.archive / name / "number").write_text("?")
+
+
+def mend(world: World, name: str) -> None:
+    (world.archive / name / "number").write_text(str(int(name[1:])))
+
+
+def hide(world: World, *names: str) -> None:
+    for name in names:
+        (world.archive / name).rename(world.archive.parent / f"hidden-{name}")
+
+
+def bring_back(world: World, *names: str) -> None:
+    for name in names:
+        (world.archive.parent / f"hidden-{name}").rename(world.archive / name)
+
+
+LOSSES = {Numbers: (damage, mend), Labelled: (hide, bring_back)}
+"""How a sample becomes a bad one of which less is known, and a good one again."""
+
+
+def change_labels(world: World, *, but: Sequence[str] = ()) -> None:
+    """Give all samples the other label, but those that are written already."""
+    world.write_list(
+        {name: (split, label if name in but else 1 - label) for name, (split, label) in world.list().items()}
+    )
 
 
 @pytest.fixture
-def world(tasks: Tasks, tmp_path: Path) -> World:
-    return World(tmp_path / "archive", tmp_path / "dataset")
+def world(tmp_path: Path) -> Iterator[World]:
+    with tasks_in_this_process() as tasks:
+        yield World(tmp_path, tasks)
 
 
-@pytest.fixture
-def undisturbed(world: World, tmp_path: Path) -> dict[str, str]:
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What a job that nothing disturbed writes."""
-    world.prepare()
-    whole = content(world.dataset)
-    shutil.rmtree(world.dataset)
+    with tasks_in_this_process() as tasks:
+        whole = World(tmp_path_factory.mktemp("undisturbed"), tasks).prepared()
     assert sum("part-" in name for name in whole) == 6
     return whole
 
 
-class Killed(BaseException):
-    """Ends a run as a signal would: nothing handles it."""
+@pytest.fixture
+def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A folder behind a URL, without the requests of an object store; who held it before has ended."""
+    monkeypatch.setattr(lease, "DEAD_SECONDS", -1.0)  # the killed process is this one
+    folder = Folder.at(f"memory://{tmp_path.name}")
+    yield folder.url
+    folder.remove()
+
+
+def place(world: World, storage: str, request: pytest.FixtureRequest) -> None:
+    """Have the dataset on this disk, or behind a URL."""
+    if storage != "disk":
+        world.dataset = request.getfixturevalue(storage)
 
 
 class Kill:
     """Raises before or after the n-th operation on files, and then at every other: the process is gone."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.left, self.count, self.after = -1, 0, False
-        for name in ("write", "remove", "make"):
-            self._wrap(monkeypatch, Folder, name)
-        for module, name in ((writer, "write_index"), (writer, "write_petastorm_metadata"), (writer, "link_shard")):
-            self._wrap(monkeypatch, module, name)
-        for module, name in ((staging, "swap_folders"), (spark_tasks, "run_tasks"), (writer, "write_note")):
-            self._wrap(monkeypatch, module, name)
-        self._wrap(monkeypatch, Path, "rename")
-        self._wrap(monkeypatch, Path, "rmdir")
+        self.left, self.after = -1, False
+        for owner, names in (
+            (Folder, ("write", "remove", "make")),
+            (writer, ("write_index", "write_petastorm_metadata", "link_shard", "write_note")),
+            (staging, ("swap_folders",)),
+            (spark_tasks, ("run_tasks",)),
+            (Path, ("rename", "rmdir")),
+        ):
+            for name in names:
+                monkeypatch.setattr(owner, name, self._wrapped(getattr(owner, name)))
 
-    def _wrap(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
+    def _wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             if self.left == 0:
                 raise Killed
-            self.count += 1
             self.left -= 1
             if self.left == 0 and not self.after:
                 raise Killed
@@ -219,7 +287,7 @@ class Kill:
                 raise Killed
             return value
 
-        monkeypatch.setattr(owner, name, wrapped)
+        return wrapped
 
     def run(self, world: World, number: int, after: bool, **settings: Any) -> bool:
         """Prepare, killed at an operation; whether it was."""
@@ -232,6 +300,21 @@ class Kill:
         finally:
             self.left = -1
 
+    def at_every(
+        self, every: int, world: World, before: Callable[[], None], check: Callable[[], None], **settings: Any
+    ) -> int:
+        """Kill runs at every n-th operation, until one ends by itself; the number of its operations, at least."""
+        number, killed = 0, True
+        while killed:
+            number += every
+            killed = False
+            for after in (False, True):
+                before()
+                killed = self.run(world, number, after, **settings) or killed
+                print("killed", "after" if after else "before", "operation", number)
+                check()
+        return number
+
 
 SCENES = [("fresh", True), ("repair", True), ("repair", False), ("overwrite", True), ("overwrite", False)]
 
@@ -239,13 +322,12 @@ SCENES = [("fresh", True), ("repair", True), ("repair", False), ("overwrite", Tr
 @pytest.mark.parametrize(
     ("scene", "exchanges", "every"),
     [
-        *((*scene, 13) for scene in SCENES),
+        *(("fresh", True, 13), ("repair", True, 13), ("overwrite", False, 13)),
         *(pytest.param(*scene, 3 if scene[0] == "overwrite" else 1, marks=pytest.mark.long) for scene in SCENES),
     ],
 )
 def test_killed_after_any_step_the_same_command_continues(
     world: World,
-    tasks: Tasks,
     undisturbed: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
@@ -256,84 +338,75 @@ def test_killed_after_any_step_the_same_command_continues(
     """Whole shards are kept, also where the folder is about to be put in its place."""
     if not exchanges:
         monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
-    dataset = tmp_path / "dataset"
-    world.prepare()
+    dataset, old = tmp_path / "dataset", tmp_path / "old"
+    world.prepare(seed=9 if scene == "overwrite" else 3)
     if scene == "repair":
         (dataset / "train" / "part-00001.parquet").unlink()
-    old = tmp_path / "old"
-    if scene == "overwrite":
-        shutil.rmtree(dataset)
-        world.prepare(seed=9)
     shutil.copytree(dataset, old)
+    settings = {"overwrite": True} if scene == "overwrite" else {}
 
     def ground() -> None:
         shutil.rmtree(dataset, ignore_errors=True)
         if scene != "fresh":
             shutil.copytree(old, dataset)
 
-    def check(number: int, after: bool) -> None:
-        assert content(dataset) == undisturbed, (number, after)
-        left = {path.name for path in tmp_path.iterdir()}
-        assert left == {"archive", "dataset", "old"}, (number, after, left)
+    def check() -> None:
+        there = len(list(tmp_path.glob("dataset*/*/part-*.parquet")))
+        assert world.prepared(**settings) == undisturbed
+        if scene == "fresh":  # the last one may have no note yet
+            assert len(world.shards) <= 6 - there + 1
+        assert {path.name for path in tmp_path.iterdir()} == {"archive", "dataset", "old"}
 
-    kill = Kill(monkeypatch)
-    settings = {"overwrite": True} if scene == "overwrite" else {}
-    number = every
-    killed = True
-    while killed:
-        killed = False
-        for after in (False, True):
-            ground()
-            killed = kill.run(world, number, after, **settings) or killed
-            there = len(list(tmp_path.glob("dataset*/*/part-*.parquet")))
-            tasks.shards.clear()
-            world.prepare(**settings)
-            if scene == "fresh":  # the last one may have no note yet
-                assert len(tasks.shards) <= 6 - there + 1, (number, after)
-            check(number, after)
-        number += every
-    assert number > 20
+    assert Kill(monkeypatch).at_every(every, world, ground, check, **settings) > 20
 
 
 @pytest.mark.parametrize("scene", ["fresh", "repair", "overwrite"])
-@pytest.mark.parametrize("every", [29, pytest.param(7, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    ("storage", "every"),
+    [("url", 29), pytest.param("s3_folder", 7, marks=[pytest.mark.long, pytest.mark.timeout(1200)])],
+)
 def test_killed_after_any_step_behind_a_url(
-    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, s3_folder: str, scene: str, every: int
+    world: World,
+    undisturbed: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    scene: str,
+    storage: str,
+    every: int,
 ) -> None:
-    world.dataset = s3_folder
-    folder = Folder.at(s3_folder)
+    monkeypatch.setattr(lease, "DEAD_SECONDS", -1.0)  # the killed process is this one
+    place(world, storage, request)
+    folder = Folder.at(world.dataset)
     world.prepare(seed=9 if scene == "overwrite" else 3)
     if scene == "repair":
         folder.remove("train/part-00001.parquet")
-    old = {name: folder.read(name) for name in folder.files()}
-    kill = Kill(monkeypatch)
-    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the killed process is this one
+    old = {name: folder.read(name) for name in folder.files()} if scene != "fresh" else {}
     settings = {"overwrite": True} if scene == "overwrite" else {}
-    number, killed = every, True
-    while killed:
-        killed = False
-        for after in (False, True):
-            kill.left = -1
-            folder.remove()
-            if scene != "fresh":
-                for name, data in old.items():
-                    folder.write(name, data)
-            killed = kill.run(world, number, after, **settings) or killed
-            world.prepare(**settings)
-            assert content(folder) == undisturbed, (number, after)
-        number += every
+
+    def ground() -> None:
+        folder.remove()
+        for name, data in old.items():
+            folder.make(str(Path(name).parent))
+            folder.write(name, data)
+
+    def check() -> None:
+        assert world.prepared(**settings) == undisturbed
+
+    Kill(monkeypatch).at_every(every, world, ground, check, **settings)
 
 
-def test_only_our_own_objects_are_removed_behind_a_url(world: World, s3_folder: str) -> None:
-    folder = Folder.at(s3_folder)
-    world.dataset = f"{s3_folder}/project"
+def test_overwriting_behind_a_url_takes_the_manifest_away_first(
+    world: World, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.dataset = url
     world.prepare()
-    folder.write("project/model.bin", b"precious")
-    folder.write("project/train/x/y.txt", b"precious")
-    before = content(folder)
-    with pytest.raises(ValueError, match=r"holds model\.bin and 1 more files, which are not part of the dataset"):
-        world.prepare(seed=4, overwrite=True)
-    assert content(folder) == before
+    removed: list[str] = []
+    remove = Folder.remove
+    monkeypatch.setattr(Folder, "remove", lambda self, name="": (removed.append(name), remove(self, name))[1])
+    monkeypatch.setattr(writer, "finish", die)
+    killed(world, overwrite=True)
+    assert removed[0] == "dataset.json"
+    assert not Folder.at(url).exists("dataset.json")
 
 
 @pytest.mark.parametrize("dataset", ["", "/archive", "/archive/dataset"])
@@ -347,83 +420,21 @@ def test_archive_and_dataset_may_not_contain_each_other_behind_urls(s3_folder: s
     assert folder.names() == ["list.json"]
 
 
-def stop_after(tasks: Tasks, count: int) -> None:
-    """Stop the next run when so many shards are written."""
-    tasks.shards.clear()
-
-    def before(file: str) -> None:
-        if len(tasks.shards) == count:
-            raise Killed
-
-    tasks.before = before
-
-
-def interrupted(world: World, tasks: Tasks, count: int, **settings: Any) -> None:
-    stop_after(tasks, count)
+def killed(world: World, **settings: Any) -> None:
     with pytest.raises(Killed):
         world.prepare(**settings)
-    tasks.before = lambda file: None
-    tasks.shards.clear()
 
 
-def hide(world: World, *names: str) -> None:
-    for name in names:
-        (world.archive / name).rename(world.archive.parent / f"hidden-{name}")
+def interrupted(world: World, count: int, **settings: Any) -> None:
+    """Prepare, killed when so many shards are written."""
 
+    def before(file: str) -> None:
+        if len(world.shards) == count:
+            raise Killed
 
-def bring_back(world: World, *names: str) -> None:
-    for name in names:
-        (world.archive.parent / f"hidden-{name}").rename(world.archive / name)
-
-
-def test_folders_that_are_extracted_between_two_runs_are_neither_lost_nor_doubled(
-    world: World, undisturbed: dict[str, str], tasks: Tasks
-) -> None:
-    names = sorted(world.list())
-    hide(world, "s003", "s017", "s055")
-    interrupted(world, tasks, 4)
-    bring_back(world, "s003", "s017", "s055")
-    world.prepare()
-    assert ids(world.dataset) == names
-    assert content(world.dataset) == undisturbed
-    assert len(tasks.shards) < 6  # shards that had all their samples are kept
-
-
-def test_folders_that_are_removed_between_two_runs_keep_their_rows(
-    world: World, undisturbed: dict[str, str], tasks: Tasks
-) -> None:
-    interrupted(world, tasks, 6 - 1)
-    finished = ids(f"{world.dataset}.incomplete")
-    hide(world, finished[0], *sorted(set(world.list()) - set(finished))[:1])
-    world.prepare()
-    assert len(ids(world.dataset)) == 59
-    assert finished[0] in ids(world.dataset)
-    bring_back(world, *[path.name.removeprefix("hidden-") for path in world.archive.parent.glob("hidden-*")])
-    world.prepare()
-    assert content(world.dataset) == undisturbed
-
-
-def test_a_shard_keeps_rows_whose_folders_are_gone_whatever_becomes_of_its_bad_records(
-    world: World, tasks: Tasks, caplog: pytest.LogCaptureFixture
-) -> None:
-    damage(world, "s001")
-    world.prepare()
-    names = ids(world.dataset)
-    tables = [pq.read_table(path) for path in Path(world.dataset).glob("*/part-*.parquet")]
-    (shard,) = [table["id"].to_pylist() for table in tables if len(table) == 10 - 1]
-    hide(world, "s001")  # bad for another reason now
-    hide(world, shard[0])
-    world.prepare()
-    assert ids(world.dataset) == names
-    bring_back(world, "s001")
-    mend(world, "s001")
-    tasks.shards.clear()
-    world.prepare()
-    assert tasks.shards == []
-    assert "is not written again, as samples of it would be lost: 1 cannot be read any more" in caplog.text
-    bring_back(world, shard[0])
-    world.prepare()
-    assert len(ids(world.dataset)) == 60
+    world.tasks.before = before
+    killed(world, **settings)
+    world.tasks.before = lambda file: None
 
 
 NOT_WRITTEN = "is not written again, as samples of it would be lost: 1 cannot be read any more"
@@ -440,73 +451,79 @@ def neighbour(world: World, bad: str) -> str:
 def killed_at_the_end(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """All shards are written, and are not in their place."""
     with monkeypatch.context() as patch:
-        patch.setattr(writer, "write_rejected", lambda *_: (_ for _ in ()).throw(Killed))
-        with pytest.raises(Killed):
-            world.prepare()
+        patch.setattr(writer, "write_rejected", die)
+        killed(world)
 
 
 @pytest.mark.parametrize("state", ["finished", "unfinished"])
-def test_labels_of_a_mended_folder_do_not_cost_the_rows_whose_folders_are_gone(
+@pytest.mark.parametrize("kind", [Numbers, Labelled])
+def test_a_mended_sample_does_not_cost_the_rows_whose_folders_are_gone(
     world: World,
     undisturbed: dict[str, str],
-    tasks: Tasks,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
+    kind: type[Numbers],
     state: str,
 ) -> None:
-    """With the labels the shard is one of other samples."""
-    world.kind = Labelled
-    hide(world, "s001")
+    """With labels that were in its folder, the shard is one of other samples."""
+    world.kind, (lose, find) = kind, LOSSES[kind]
+    lose(world, "s001")
     if state == "finished":
         world.prepare()
     else:
         killed_at_the_end(world, monkeypatch)
-    names = ids(world.dataset if state == "finished" else f"{world.dataset}.incomplete")
+    names = ids(world.dataset if state == "finished" else world.incomplete)
     other = neighbour(world, "s001")
     hide(world, other)
-    bring_back(world, "s001")
-    tasks.shards.clear()
-    for _ in range(2):
+    if kind is Numbers:  # it is bad for another reason now
+        hide(world, "s001")
         world.prepare()
-        assert tasks.shards == []
         assert ids(world.dataset) == names
-    assert world.said("finished already")
+        bring_back(world, "s001")
+    find(world, "s001")
+    world.prepare()
+    assert (world.shards, ids(world.dataset)) == ([], names)
+    assert world.is_finished()
     assert NOT_WRITTEN in caplog.text
     bring_back(world, other)
-    world.prepare()
-    assert len(tasks.shards) == 1
-    assert content(world.dataset) == undisturbed
+    assert (world.prepared(), len(world.shards)) == (undisturbed, 1)
 
 
-@pytest.mark.parametrize("storage", ["disk", "s3"])
-@pytest.mark.parametrize("state", ["finished", "stopped"])
-@pytest.mark.parametrize("kind", [Numbers, Labelled])
+@pytest.mark.parametrize(
+    ("kind", "state", "storage"),
+    [
+        (Numbers, "finished", "disk"),
+        (Labelled, "finished", "url"),
+        (Numbers, "stopped", "url"),
+        (Labelled, "stopped", "disk"),
+        (Numbers, "stopped twice", "disk"),
+        (Labelled, "stopped twice", "disk"),
+    ],
+)
 def test_files_that_vanish_within_their_folders_do_not_cost_rows(
     world: World,
     undisturbed: dict[str, str],
-    tasks: Tasks,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
-    tmp_path: Path,
     kind: type[Numbers],
     state: str,
     storage: str,
 ) -> None:
-    """Only the task that writes the shard again finds out; also where a repair was stopped before."""
-    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the stopped process is this one
-    world.kind = kind
-    (hide if kind is Labelled else damage)(world, "s001")
-    world.prepare()
-    other = neighbour(world, "s001")
-    if storage == "s3":
-        shutil.rmtree(world.dataset)
-        world.dataset = request.getfixturevalue("s3_folder")
+    """Only the task that writes the shard again finds out; also where a repair was stopped before.
+
+    Where the first preparation was stopped, the shard that is to be written again lies where the new one is written.
+    """
+    world.kind, (lose, find) = kind, LOSSES[kind]
+    lose(world, "s001")
+    killed_at_the_end(world, monkeypatch)
+    other, names = neighbour(world, "s001"), ids(world.incomplete)
+    place(world, storage, request)
+    if state != "stopped twice":
         world.prepare()
-    names = ids(world.dataset)
-    (bring_back if kind is Labelled else mend)(world, "s001")
-    if state == "stopped":
-        interrupted(world, tasks, 0)
+    find(world, "s001")
+    if state != "finished":
+        interrupted(world, 0)
     damage(world, other)
     for _ in range(2):
         world.prepare()
@@ -514,14 +531,22 @@ def test_files_that_vanish_within_their_folders_do_not_cost_rows(
         assert NOT_WRITTEN in caplog.text
         caplog.clear()
     mend(world, other)
-    world.prepare()
-    assert content(world.dataset) == undisturbed
-    assert not Path(f"{world.dataset}.incomplete").exists()
+    assert world.prepared() == undisturbed
+    assert not world.incomplete.exists() or storage != "disk"
 
 
-@pytest.mark.parametrize("kind", [Numbers, Labelled])
-@pytest.mark.parametrize("storage", ["disk", "s3"])
-@pytest.mark.parametrize("every", [13, pytest.param(1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize(
+    ("kind", "storage", "every"),
+    [
+        (Numbers, "disk", 13),
+        (Labelled, "url", 13),
+        *(
+            pytest.param(kind, storage, 1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])
+            for kind in LOSSES
+            for storage in ("disk", "s3_folder")
+        ),
+    ],
+)
 def test_a_repair_that_is_killed_after_any_step_loses_no_row_of_samples_that_are_gone_then(
     world: World,
     undisturbed: dict[str, str],
@@ -531,57 +556,36 @@ def test_a_repair_that_is_killed_after_any_step_loses_no_row_of_samples_that_are
     storage: str,
     every: int,
 ) -> None:
-    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the killed process is this one
-    world.kind = kind
-    lose, find = (hide, bring_back) if kind is Labelled else (damage, mend)
+    monkeypatch.setattr(lease, "DEAD_SECONDS", -1.0)  # the killed process is this one
+    world.kind, (lose, find) = kind, LOSSES[kind]
     lose(world, "s001")
     world.prepare()
     other = neighbour(world, "s001")
+    find(world, "s001")
     shutil.rmtree(world.dataset)
-    folder = Folder.at(request.getfixturevalue("s3_folder") if storage == "s3" else world.dataset)
-    world.dataset = folder.url
-    kill = Kill(monkeypatch)
-    number, killed = every, True
-    while killed:
-        killed = False
-        for after in (False, True):
-            world.prepare()
-            find(world, "s001")
-            killed = kill.run(world, number, after) or killed
-            damage(world, other)
-            world.prepare()
-            assert other in ids(folder), (number, after)
-            mend(world, other)
-            world.prepare()
-            # The thread of the killed job lives on in this process, and may keep its lease.
-            found = {name: digest for name, digest in content(folder).items() if "/lease-" not in name}
-            assert found == undisturbed, (number, after)
-            lose(world, "s001")
-            folder.remove()
-        number += every
+    place(world, storage, request)
+    folder = Folder.at(world.dataset)
 
+    def ground() -> None:
+        folder.remove()
+        lose(world, "s001")
+        world.prepare()
+        find(world, "s001")
 
-@pytest.mark.parametrize("kind", [Numbers, Labelled])
-def test_a_first_preparation_that_was_stopped_twice_loses_no_row(
-    world: World, undisturbed: dict[str, str], tasks: Tasks, monkeypatch: pytest.MonkeyPatch, kind: type[Numbers]
-) -> None:
-    """The shard that is to be written again lies where the new one is written."""
-    world.kind = kind
-    (hide if kind is Labelled else damage)(world, "s001")
-    killed_at_the_end(world, monkeypatch)
-    other = neighbour(world, "s001")
-    (bring_back if kind is Labelled else mend)(world, "s001")
-    interrupted(world, tasks, 0)
-    damage(world, other)
-    world.prepare()
-    assert other in ids(world.dataset)
-    mend(world, other)
-    world.prepare()
-    assert content(world.dataset) == undisturbed
+    def check() -> None:
+        damage(world, other)
+        world.prepare()
+        assert other in ids(folder)
+        mend(world, other)
+        world.prepare()
+        # The thread of the killed job lives on in this process, and may keep its lease.
+        assert {name: digest for name, digest in content(folder).items() if "/lease-" not in name} == undisturbed
+
+    Kill(monkeypatch).at_every(every, world, ground, check)
 
 
 def test_a_repaired_shard_that_is_not_in_its_place_yet_is_not_replaced_by_the_old_one(
-    world: World, undisturbed: dict[str, str], tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     damage(world, "s001")
     world.prepare()
@@ -589,111 +593,86 @@ def test_a_repaired_shard_that_is_not_in_its_place_yet_is_not_replaced_by_the_ol
     killed_at_the_end(world, monkeypatch)
     damage(world, "s001")
     Path(world.dataset, "test/part-00000.parquet").unlink()  # else the old dataset is left as it is
-    tasks.shards.clear()
-    world.prepare()
-    assert tasks.shards == []
-    assert content(world.dataset) == undisturbed
+    assert (world.prepared(), world.shards) == (undisturbed, [])
 
 
-@pytest.mark.parametrize("state", ["unfinished", "finished", "without notes"])
+CHANGES = {
+    "removed": (lambda rows: rows.pop("s001"), "0 samples added, 1 removed, 0 changed, for example s001"),
+    "added": (lambda rows: rows.update(s900=("train", 0)), "1 samples added, 0 removed, 0 changed, for example s900"),
+    "moved": (lambda rows: rows.update(s004=("test", 0)), "0 samples added, 0 removed, 1 changed, for example s004"),
+    "labels": (
+        lambda rows: rows.update({name: (split, 1 - label) for name, (split, label) in rows.items()}),
+        r"0 samples added, 0 removed, \d+ changed",
+    ),
+}
+
+
 @pytest.mark.parametrize(
-    ("change", "counts"),
+    ("state", "lost", "change"),
     [
-        (lambda rows: rows.pop("s001"), "0 samples added, 1 removed, 0 changed, for example s001"),
-        (lambda rows: rows.update(s900=("train", 0)), "1 samples added, 0 removed, 0 changed, for example s900"),
-        (lambda rows: rows.update(s004=("test", 0)), "0 samples added, 0 removed, 1 changed, for example s004"),
-        (
-            lambda rows: rows.update({name: (split, 1 - label) for name, (split, label) in rows.items()}),
-            r"0 samples added, 0 removed, \d+ changed",
-        ),
+        *(("unfinished", [], change) for change in CHANGES),
+        *(("finished", [], change) for change in CHANGES),
+        *(("finished", ["_notes.json.gz"], change) for change in ("removed", "labels")),
+        ("finished", ["_index.parquet"], "removed"),
+        ("finished", ["_index.parquet", "_notes.json.gz"], "removed"),
     ],
-    ids=["removed", "added", "moved", "labels"],
 )
 def test_a_changed_archive_is_refused_with_counts_and_the_command(
-    world: World, tasks: Tasks, state: str, change: Callable[[dict[str, tuple[str, int]]], None], counts: str
+    world: World, state: str, lost: list[str], change: str
 ) -> None:
+    folder, setting = Path(world.dataset), "overwrite"
     if state == "unfinished":
-        interrupted(world, tasks, 3)
-        folder, advice = Path(f"{world.dataset}.incomplete"), r"--set prepare\.restart=true"
+        interrupted(world, 3)
+        folder, setting = world.incomplete, "restart"
     else:
         world.prepare()
-        folder, advice = Path(world.dataset), r"--set prepare\.overwrite=true"
-    if state == "without notes":
-        (folder / "_notes.json.gz").unlink()
-    before = content(folder)
-    rows = world.list()
-    change(rows)
-    world.write_list(rows)
-    with pytest.raises(ValueError, match=rf"the archive changed since .* was written \({counts}.*{advice}"):
-        world.prepare()
-    assert content(folder) == before
-    setting = {"restart": True} if state == "unfinished" else {"overwrite": True}
-    world.prepare(**setting)
-    known = [name for name in rows if (world.archive / name).is_dir()]
-    assert ids(world.dataset) == sorted(known)
-    assert not folder.exists() or folder == world.dataset
-
-
-@pytest.mark.parametrize("lost", [["_index.parquet"], ["_index.parquet", "_notes.json.gz"]])
-def test_a_changed_archive_does_not_replace_a_dataset_without_its_index(world: World, lost: list[str]) -> None:
-    world.prepare()
     for name in lost:
-        Path(world.dataset, name).unlink()
-    before, rows = content(world.dataset), world.list()
-    rows.pop("s001")
+        (folder / name).unlink()
+    rows = world.list()
+    make, counts = CHANGES[change]
+    make(rows)
     world.write_list(rows)
-    with pytest.raises(ValueError, match=r"the archive changed since .* was written: .*--set prepare\.overwrite=true"):
-        world.prepare()
-    assert content(world.dataset) == before
+    said = rf"was written: .*--set prepare\.{setting}=true"
+    if "_index.parquet" not in lost:
+        said = rf"was written \({counts}.*--set prepare\.{setting}=true"
+    refused(world, rf"the archive changed since .* {said}")
+    world.prepare(**{setting: True})
+    assert ids(world.dataset) == sorted(name for name in rows if (world.archive / name).is_dir())
+    assert not folder.exists() or folder == world.dataset
 
 
 @pytest.mark.parametrize("lost", [[], ["_notes.json.gz"], ["_index.parquet", "_notes.json.gz"]])
 def test_images_of_another_column_do_not_replace_a_dataset(world: World, lost: list[str]) -> None:
-    world.prepare("thumbnail")
-    whole = content(world.dataset)
+    whole = world.prepared(column="thumbnail")
     for name in lost:
         Path(world.dataset, name).unlink()
-    before = content(world.dataset)
-    with pytest.raises(ValueError, match=r"column thumbnail there, full asked for.*--set prepare\.overwrite=true"):
-        world.prepare("full")
-    assert content(world.dataset) == before
-    world.prepare("thumbnail")
-    assert content(world.dataset) == whole
+    refused(world, r"column thumbnail there, full asked for.*--set prepare\.overwrite=true", column="full")
+    assert world.prepared(column="thumbnail") == whole
 
 
 def test_a_dataset_that_does_not_tell_the_column_is_left_as_it_is(world: World) -> None:
-    manifest = world.prepare("thumbnail")
-    write_manifest(manifest.model_copy(update={"read_settings": None}), world.dataset)
+    write_manifest(world.prepare("thumbnail").model_copy(update={"read_settings": None}), world.dataset)
     before = content(world.dataset)
-    world.prepare("thumbnail")
-    assert world.said("finished already")
+    assert world.is_finished(column="thumbnail")
     assert content(world.dataset) == before
 
 
 def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
-    world: World, tasks: Tasks, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupted(world, tasks, 2)
-    finished = ids(f"{world.dataset}.incomplete")
-    rows = {name: (split, label if name in finished else 1 - label) for name, (split, label) in world.list().items()}
-    world.write_list(rows)
-
-    def die(*_: object) -> None:
-        raise Killed
-
+    interrupted(world, 2)
+    change_labels(world, but=ids(world.incomplete))
     with monkeypatch.context() as patch:
         patch.setattr(writer, "write_index", die)
-        with pytest.raises(Killed):
-            world.prepare()
+        killed(world)
     manifest, kept = world.prepare(), read_index(Folder.at(world.dataset))
     assert kept is not None
     assert index_digest(kept) == manifest.source_fingerprint
 
 
-@pytest.mark.parametrize("storage", ["disk", "s3"])
+@pytest.mark.parametrize("storage", ["disk", "url"])
 def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
     world: World,
-    tasks: Tasks,
     undisturbed: dict[str, str],
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
@@ -701,10 +680,8 @@ def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
 ) -> None:
     """A worker dies in the same run, so what its tasks have finished is found by their notes."""
     monkeypatch.setattr(spark_tasks, "is_local_mode", lambda spark: True)
-    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the stopped process is this one
-    if storage == "s3":
-        world.dataset = request.getfixturevalue("s3_folder")
-    interrupted(world, tasks, 4)
+    place(world, storage, request)
+    interrupted(world, 4)
     staging.staging_of(Folder.at(world.dataset)).remove("test/part-00001.parquet")
     died: list[str] = []
 
@@ -713,256 +690,166 @@ def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
             died.append(file)
             raise LostWorkerError("a Python worker died")
 
-    tasks.before = die_once
-    world.prepare()
+    world.tasks.before = die_once
+    assert world.prepared() == undisturbed
     assert world.said("a Python worker died; what is not finished is tried again, attempt 2 of 4")
-    assert len(tasks.shards) == 3
-    assert content(world.dataset) == undisturbed
+    assert len(world.shards) == 3
 
 
-@pytest.fixture
-def values_under_nulls(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index is the same, with other bytes."""
+def test_a_dataset_with_a_digest_of_earlier_versions_keeps_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs know the dataset by its fingerprint, which covers the digest, of bytes that lie under nulls too."""
     index = Numbers.index
 
-    def with_values(archive: Numbers) -> ArchiveIndex:
+    def with_values_under_nulls(archive: Numbers) -> ArchiveIndex:
         found = index(archive)
-        rows, place = len(found.samples), INDEX_SCHEMA.get_field_index("flags")
+        rows, column = len(found.samples), INDEX_SCHEMA.get_field_index("flags")
         offsets = pa.array(range(rows + 1), pa.int32()).buffers()[1]
         validity, values = pa.py_buffer(bytes(rows)), pa.array(["snow"] * rows)
-        flags = pa.Array.from_buffers(INDEX_SCHEMA.field(place).type, rows, [validity, offsets], children=[values])
-        return replace(found, samples=found.samples.set_column(place, INDEX_SCHEMA.field(place), flags))
+        flags = pa.Array.from_buffers(INDEX_SCHEMA.field(column).type, rows, [validity, offsets], children=[values])
+        return replace(found, samples=found.samples.set_column(column, INDEX_SCHEMA.field(column), flags))
 
-    monkeypatch.setattr(Numbers, "index", with_values)
-
-
-def test_what_lies_under_nulls_of_the_index_is_no_change(
-    world: World, undisturbed: dict[str, str], values_under_nulls: None
-) -> None:
-    damage(world, "s001")
-    world.prepare()
-    mend(world, "s001")
-    world.prepare()
-    assert world.said("1 shards with rejected records that can be read now")
-    assert content(world.dataset) == undisturbed
-
-
-def test_a_dataset_with_a_digest_of_earlier_versions_keeps_it(
-    world: World, tasks: Tasks, values_under_nulls: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Runs know the dataset by its fingerprint, which covers the digest."""
+    monkeypatch.setattr(Numbers, "index", with_values_under_nulls)
     with monkeypatch.context() as patch:
         patch.setattr(stock, "index_digest", _digest_of_bytes)
-        interrupted(world, tasks, 4)
-        before = read_mark(Folder.at(f"{world.dataset}.incomplete"))
+        interrupted(world, 4)
+        before = read_mark(Folder.at(world.incomplete))
     manifest = world.prepare()
-    assert len(tasks.shards) == 2
+    assert len(world.shards) == 2
     assert before is not None
     assert before.identity.index != index_digest(Numbers(str(world.archive)).index().samples)
     assert manifest.source_fingerprint == before.identity.index
     whole = content(world.dataset)
-    world.prepare()
-    assert world.said("finished already")
+    assert world.is_finished()
     Path(world.dataset, "train/part-00001.parquet").unlink()
-    world.prepare()
-    assert content(world.dataset) == whole
+    assert world.prepared() == whole
 
 
-def test_labels_of_samples_that_are_not_written_yet_may_change(world: World, tasks: Tasks) -> None:
-    interrupted(world, tasks, 2)
-    finished = ids(f"{world.dataset}.incomplete")
-    rows = {name: (split, label if name in finished else 1 - label) for name, (split, label) in world.list().items()}
-    world.write_list(rows)
-    world.prepare()
-    after = content(world.dataset)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_labels_of_samples_that_are_not_written_yet_may_change(world: World, overwrite: bool) -> None:
+    """Also where the dataset replaces another one: its shards are not discarded."""
+    if overwrite:
+        world.prepare(seed=4)
+    interrupted(world, 4, overwrite=overwrite)
+    change_labels(world, but=ids(world.incomplete))
+    after = world.prepared(overwrite=overwrite)
+    assert 1 <= len(world.shards) <= 3
     shutil.rmtree(world.dataset)
-    world.prepare()
-    assert content(world.dataset) == after
-    assert ids(world.dataset) == sorted(rows)
+    assert (world.prepared(), ids(world.dataset)) == (after, sorted(world.list()))
 
 
-def test_restart_leaves_a_finished_dataset_alone(world: World, undisturbed: dict[str, str]) -> None:
-    world.prepare()
-    world.prepare(restart=True)
-    assert world.said("finished already")
-    assert content(world.dataset) == undisturbed
+@pytest.mark.parametrize("setting", ["restart", "overwrite"])
+def test_our_own_staging_is_discarded_only(world: World, undisturbed: dict[str, str], setting: str) -> None:
+    interrupted(world, 3, seed=4)
+    refused(world, r"incomplete .* \(seed 4 there, 3 asked for\).*discard the unfinished work with --set")
+    foreign = world.incomplete / "train" / "thesis.txt"
+    foreign.write_text("x")
+    refused(world, r"holds train/thesis\.txt, which is not part of the dataset", **{setting: True})
+    foreign.unlink()
+    assert world.prepared(**{setting: True}) == undisturbed
 
 
-def test_restart_discards_our_own_staging_only(world: World, tasks: Tasks, undisturbed: dict[str, str]) -> None:
-    interrupted(world, tasks, 3, seed=4)
-    staging_folder = Path(f"{world.dataset}.incomplete")
-    with pytest.raises(ValueError, match=r"seed 4 there, 3 asked for.*discard the unfinished work with --set prepare"):
-        world.prepare()
-    (staging_folder / "train" / "thesis.txt").write_text("x")
-    for settings in ({"restart": True}, {"overwrite": True}):
-        with pytest.raises(ValueError, match=r"holds train/thesis\.txt, which is not part of the dataset"):
-            world.prepare(**settings)
-    assert len(list(staging_folder.rglob("part-*.parquet"))) == 3
-    (staging_folder / "train" / "thesis.txt").unlink()
-    world.prepare(restart=True)
-    assert content(world.dataset) == undisturbed
-
-
-@pytest.mark.parametrize("name", ["../precious", "/precious", "train/../../precious", "", "s3://bucket/precious"])
-def test_a_mark_of_somebody_else_removes_nothing_outside(world: World, name: str, tmp_path: Path) -> None:
-    precious = tmp_path / "precious"
-    precious.mkdir()
-    (precious / "thesis.txt").write_text("x")
-    mark = Path(f"{world.dataset}.incomplete", "_progress", "plan.json")
-    mark.parent.mkdir(parents=True)
-    mark.write_text(json.dumps({"identity": {}, "splits": ["train"], "removing": [name], "replaced": None}))
-    with pytest.raises(ValueError, match=r"plan\.json is damaged \(removing .*, which is no file of this folder"):
-        world.prepare()
-    assert (precious / "thesis.txt").exists()
-
-
-def test_a_mark_removes_no_folder(world: World) -> None:
-    staging_folder = Path(f"{world.dataset}.incomplete")
-    mark = staging_folder / "_progress" / "plan.json"
-    mark.parent.mkdir(parents=True)
-    (staging_folder / "mine").mkdir()
-    (staging_folder / "mine" / "thesis.txt").write_text("x")
-    mark.write_text(json.dumps({"identity": {}, "splits": ["train"], "removing": ["mine"], "replaced": None}))
-    with pytest.raises(ValueError, match=r"holds mine/thesis\.txt, which is not part of the dataset"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        *(
+            (name, r"plan\.json is damaged \(removing .*, which is no file of this folder")
+            for name in ("../precious", "/precious", "train/../../precious", "", "s3://bucket/precious")
+        ),
+        ("precious", r"holds precious/thesis\.txt, which is not part of the dataset"),
+    ],
+)
+def test_a_mark_of_somebody_else_removes_nothing(world: World, name: str, message: str, tmp_path: Path) -> None:
+    files = [folder / "precious" / "thesis.txt" for folder in (tmp_path, world.incomplete)]
+    for file in (*files, world.incomplete / "_progress" / "plan.json"):
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps({"identity": {}, "splits": ["train"], "removing": [name], "replaced": None}))
+    with pytest.raises(ValueError, match=message):
         world.prepare(restart=True)
-    assert (staging_folder / "mine" / "thesis.txt").exists()
+    assert all(file.exists() for file in files)
 
 
-def test_a_folder_in_the_way_of_the_unfinished_dataset_is_refused(world: World) -> None:
-    other = Path(f"{world.dataset}.incomplete")
-    other.mkdir()
-    (other / "mine.txt").write_text("x")
-    for settings in ({}, {"restart": True}, {"overwrite": True}):
-        with pytest.raises(ValueError, match=r"dataset\.incomplete is in the way and is not ours"):
-            world.prepare(**settings)
-    assert (other / "mine.txt").exists()
+@pytest.mark.parametrize("settings", [{}, {"restart": True}, {"overwrite": True}])
+def test_a_folder_in_the_way_of_the_unfinished_dataset_is_refused(world: World, settings: dict[str, bool]) -> None:
+    world.incomplete.mkdir()
+    (world.incomplete / "mine.txt").write_text("x")
+    refused(world, r"dataset\.incomplete is in the way and is not ours", **settings)
 
 
-def damage(world: World, name: str) -> None:
-    (world.archive / name / "number").write_text("?")
-
-
-def mend(world: World, name: str) -> None:
-    (world.archive / name / "number").write_text(str(int(name[1:])))
-
-
-def test_mended_files_redo_only_their_shards(world: World, undisturbed: dict[str, str], tasks: Tasks) -> None:
+def test_mended_files_redo_only_their_shards(world: World, undisturbed: dict[str, str]) -> None:
     damage(world, "s001")
     hide(world, "s002")
     damage(world, "s050")
     assert world.prepare().skipped == {"damaged": 2, "missing folder": 1}
-    tasks.shards.clear()
-    world.prepare()
-    assert world.said("finished already")
-    assert tasks.shards == []
+    assert world.is_finished()
     mend(world, "s001")
     world.prepare()
     assert world.said("1 shards with rejected records that can be read now")
-    assert len(tasks.shards) == 1
+    assert len(world.shards) == 1
     assert "s001" in ids(world.dataset)
     mend(world, "s050")
     bring_back(world, "s002")
-    world.prepare()
-    assert len(tasks.shards) <= 3
-    assert content(world.dataset) == undisturbed
+    assert world.prepared() == undisturbed
+    assert len(world.shards) <= 3
 
 
-def test_above_the_limit_mended_files_let_the_same_command_succeed(
-    world: World, undisturbed: dict[str, str], tasks: Tasks
-) -> None:
+def test_above_the_limit_mended_files_let_the_same_command_succeed(world: World, undisturbed: dict[str, str]) -> None:
     for name in ("s010", "s020"):
         damage(world, name)
-    with pytest.raises(ValueError, match=r"2 of 60 samples are bad \(damaged 2\).*the same command continues"):
-        world.prepare(max_rejected_fraction=0.0)
-    tasks.shards.clear()
-    with pytest.raises(ValueError, match="2 of 60"):
-        world.prepare(max_rejected_fraction=0.0)
-    assert tasks.shards == []
+    for shards in (6, 0):
+        with pytest.raises(ValueError, match=r"2 of 60 samples are bad \(damaged 2\).*the same command continues"):
+            world.prepare(max_rejected_fraction=0.0)
+        assert len(world.shards) == shards
     mend(world, "s010")
     mend(world, "s020")
-    world.prepare(max_rejected_fraction=0.0)
-    assert 1 <= len(tasks.shards) <= 2
-    assert content(world.dataset) == undisturbed
+    assert world.prepared(max_rejected_fraction=0.0) == undisturbed
+    assert 1 <= len(world.shards) <= 2
 
 
-def test_other_labels_of_unwritten_samples_do_not_discard_the_shards_of_a_replacement(
-    world: World, tasks: Tasks
-) -> None:
-    world.prepare(seed=4)
-    interrupted(world, tasks, 4, overwrite=True)
-    written = ids(f"{world.dataset}.incomplete")
-    rows = {name: (split, label if name in written else 0) for name, (split, label) in world.list().items()}
-    assert rows != world.list()
-    world.write_list(rows)
-    world.prepare(overwrite=True)
-    assert 1 <= len(tasks.shards) <= 3
-    assert ids(world.dataset) == sorted(rows)
-
-
-def correct(world: World) -> None:
-    """Give the samples other pixels, under the same names."""
+def check_begun_again(world: World) -> None:
+    """Overwriting with corrected samples, of the same names, gives what a job writes that nothing disturbed."""
+    dataset, world.dataset = world.dataset, world.archive.with_name("corrected")
     for name in world.list():
         (world.archive / name / "number").write_text(str(100 + int(name[1:])))
+    whole, world.dataset = world.prepared(), dataset
+    assert (world.prepared(overwrite=True), len(world.shards)) == (whole, 6)
 
 
-def check_begun_again(world: World, tasks: Tasks, tmp_path: Path) -> None:
-    """Overwriting with corrected samples gives what a job writes that nothing disturbed."""
-    dataset, world.dataset = world.dataset, tmp_path / "corrected"
-    correct(world)
-    world.prepare()
-    whole, world.dataset = content(world.dataset), dataset
-    tasks.shards.clear()
-    world.prepare(overwrite=True)
-    assert len(tasks.shards) == 6
-    assert content(world.dataset) == whole
-
-
-@pytest.mark.parametrize("storage", ["disk", "s3"])
-@pytest.mark.parametrize("version", ["this", "earlier"])
+@pytest.mark.parametrize(("storage", "version"), [("disk", "this"), ("disk", "earlier"), ("url", "this")])
 def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
-    world: World,
-    tasks: Tasks,
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-    tmp_path: Path,
-    storage: str,
-    version: str,
+    world: World, request: pytest.FixtureRequest, storage: str, version: str
 ) -> None:
     """Its shards are those of the dataset that is to be replaced; a mark of an earlier version does not tell them."""
-    monkeypatch.setattr(lease, "_ended", lambda owner: True)  # the stopped process is this one
-    if storage == "s3":
-        world.dataset = request.getfixturevalue("s3_folder")
+    place(world, storage, request)
     world.prepare()
     Folder.at(world.dataset).remove("test/part-00001.parquet")
-    interrupted(world, tasks, 0)
+    interrupted(world, 0)
     unfinished = staging.staging_of(Folder.at(world.dataset))
-    assert len(ids(unfinished.url)) == 50
+    assert len(ids(unfinished)) == 50
     if version == "earlier":
         mark = json.loads(unfinished.read("_progress/plan.json"))
         del mark["is_new"]
         unfinished.write("_progress/plan.json", json.dumps(mark).encode())
-    check_begun_again(world, tasks, tmp_path)
+    check_begun_again(world)
 
 
-def test_overwriting_continues_a_first_preparation_and_what_continued_it(world: World, tasks: Tasks) -> None:
-    interrupted(world, tasks, 3)
-    interrupted(world, tasks, 1)
+def test_overwriting_continues_a_first_preparation_and_what_continued_it(world: World) -> None:
+    interrupted(world, 3)
+    interrupted(world, 1)
     world.prepare(overwrite=True)
-    assert len(tasks.shards) == 2
+    assert len(world.shards) == 2
 
 
-def test_a_replacement_that_a_repair_continued_is_begun_again(world: World, tasks: Tasks, tmp_path: Path) -> None:
+def test_a_replacement_that_a_repair_continued_is_begun_again(world: World) -> None:
     """The repair has put shards of the old dataset between those of the replacement."""
     world.prepare()
-    interrupted(world, tasks, 3, overwrite=True)
+    interrupted(world, 3, overwrite=True)
     Path(world.dataset, "train/part-00003.parquet").unlink()
-    interrupted(world, tasks, 0)
-    check_begun_again(world, tasks, tmp_path)
+    interrupted(world, 0)
+    check_begun_again(world)
 
 
-def test_a_mount_point_is_refused_before_anything_is_written(world: World, tasks: Tasks) -> None:
+def test_a_mount_point_is_refused_before_anything_is_written(world: World) -> None:
     world.prepare()
-    before = content(world.dataset)
     folder = Path(world.dataset).with_name("a folder")
     folder.mkdir()
     subprocess.run(["mount", "--bind", world.dataset, folder], check=False, capture_output=True)
@@ -970,32 +857,25 @@ def test_a_mount_point_is_refused_before_anything_is_written(world: World, tasks
         pytest.skip("a folder cannot be mounted here")
     try:
         world.dataset = folder
-        world.prepare()
-        assert world.said("finished already")
+        assert world.is_finished()
         (folder / "train/part-00000.parquet").unlink()
-        tasks.shards.clear()
-        for settings in ({}, {"overwrite": True}):
-            with pytest.raises(ValueError, match=r"a folder is a mount point.*choose a dataset\.path inside of it"):
-                world.prepare(**settings)
-        assert tasks.shards == []
-        assert {name for name in before if name not in content(folder)} == {"train/part-00000.parquet"}
-        assert not Path(f"{folder}.incomplete").exists()
+        for overwrite in (False, True):
+            refused(world, r"a folder is a mount point.*choose a dataset\.path inside of it", overwrite=overwrite)
+        assert world.shards == []
     finally:
         subprocess.run(["umount", folder], check=True)
 
 
 def test_the_beginning_of_a_mark_is_ours(world: World, undisturbed: dict[str, str]) -> None:
-    begun = Path(f"{world.dataset}.incomplete", "_progress", f".plan.json.{'0' * 32}")
+    begun = world.incomplete / "_progress" / f".plan.json.{'0' * 32}"
     begun.parent.mkdir(parents=True)
     begun.write_text("{")  # the process was killed before the file got its name
-    world.prepare()
-    assert content(world.dataset) == undisturbed
+    assert world.prepared() == undisturbed
     assert not begun.exists()
 
 
 def truncate(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.truncate(100)
+    path.write_bytes(path.read_bytes()[:100])
 
 
 @pytest.mark.parametrize(
@@ -1012,83 +892,64 @@ def truncate(path: Path) -> None:
     ],
 )
 def test_what_is_lost_is_made_again_and_nothing_else(
-    world: World, undisturbed: dict[str, str], tasks: Tasks, what: str, harm: Callable[[Path], None], shards: int
+    world: World, undisturbed: dict[str, str], what: str, harm: Callable[[Path], None], shards: int
 ) -> None:
     world.prepare()
     harm(Path(world.dataset, what))
-    tasks.shards.clear()
-    world.prepare()
-    assert len(tasks.shards) == shards
-    assert content(world.dataset) == undisturbed
-    world.prepare()
-    assert world.said("finished already")
+    assert (world.prepared(), len(world.shards)) == (undisturbed, shards)
+    assert world.is_finished()
 
 
-def flip_a_bit(path: Path) -> None:
-    data = bytearray(path.read_bytes())
+DAMAGED = "train/part-00001.parquet"
+
+
+def flip_a_bit(dataset: Folder) -> tuple[str, str]:
+    """Damage a row in the middle of a shard; its sample, and another one of the shard."""
+    data = bytearray(dataset.read(DAMAGED))
     data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+    dataset.write(DAMAGED, bytes(data))
+    found = pq.read_table(pa.BufferReader(bytes(data)))["id"].to_pylist()
+    damaged = found[len(found) // 2]
+    return damaged, next(name for name in found if name != damaged)
 
 
-def test_damaged_rows_are_found_when_asked_for(world: World, undisturbed: dict[str, str], tasks: Tasks) -> None:
+def test_damaged_rows_are_found_when_asked_for(world: World, undisturbed: dict[str, str]) -> None:
     world.prepare()
-    flip_a_bit(Path(world.dataset, "train/part-00001.parquet"))
-    world.prepare()
-    assert world.said("finished already")
-    tasks.shards.clear()
-    world.prepare(verify=True)
-    assert world.said("train/part-00001.parquet has 1 damaged rows of 10")
-    assert tasks.shards == ["train/part-00001.parquet"]
-    assert content(world.dataset) == undisturbed
-    world.prepare(verify=True)
-    assert world.said("finished already")
+    flip_a_bit(Folder.at(world.dataset))
+    assert world.is_finished()
+    assert world.prepared(verify=True) == undisturbed
+    assert world.said(f"{DAMAGED} has 1 damaged rows of 10")
+    assert world.shards == [DAMAGED]
+    assert world.is_finished(verify=True)
 
 
-@pytest.mark.parametrize("lose", [hide, damage])
-@pytest.mark.parametrize("storage", ["disk", "s3"])
+@pytest.mark.parametrize(("storage", "lose", "find"), [("disk", damage, mend), ("url", hide, bring_back)])
 def test_a_damaged_shard_is_not_replaced_at_the_cost_of_good_rows(
     world: World,
     undisturbed: dict[str, str],
-    tasks: Tasks,
     request: pytest.FixtureRequest,
     storage: str,
     lose: Callable[[World, str], None],
+    find: Callable[[World, str], None],
 ) -> None:
-    if storage == "s3":
-        world.dataset = request.getfixturevalue("s3_folder")
+    place(world, storage, request)
     world.prepare()
-    folder, name = Folder.at(world.dataset), "train/part-00001.parquet"
-    data = bytearray(folder.read(name))
-    data[len(data) // 2] ^= 1
-    folder.write(name, bytes(data))
-    before = content(folder)
-    found = pq.read_table(pa.BufferReader(bytes(data)))["id"].to_pylist()
-    damaged = found[len(found) // 2]
-    good = next(name for name in found if name != damaged)
+    damaged, good = flip_a_bit(Folder.at(world.dataset))
     lose(world, good)
-    message = rf"1 damaged shards are not replaced, the first is {name}: 1 good rows would be lost, .* such as {good}"
+    message = rf"1 damaged shards .*, the first is {DAMAGED}: 1 good rows would be lost, .* such as {good}"
     for _ in range(2):
-        with pytest.raises(RuntimeError, match=message + r" .*put their files back, and the same command"):
-            world.prepare(verify=True)
-        assert world.said(f"{name} has 1 damaged rows of 10: 5 (sample {damaged})")
-        assert content(folder) == before
-    bring_back(world, good) if lose is hide else mend(world, good)
-    world.prepare(verify=True)
-    assert content(folder) == undisturbed
+        refused(world, message + r" .*put their files back, and the same command", RuntimeError, verify=True)
+        assert world.said(f"{DAMAGED} has 1 damaged rows of 10: 5 (sample {damaged})")
+    find(world, good)
+    assert world.prepared(verify=True) == undisturbed
 
 
-def test_a_damaged_row_whose_sample_is_gone_does_not_keep_its_shard_damaged(world: World, tasks: Tasks) -> None:
+def test_a_damaged_row_whose_sample_is_gone_does_not_keep_its_shard_damaged(world: World) -> None:
     world.prepare()
-    name = "train/part-00001.parquet"
-    flip_a_bit(Path(world.dataset, name))
-    found = pq.read_table(Path(world.dataset, name))["id"].to_pylist()
-    damage(world, found[len(found) // 2])
-    tasks.shards.clear()
+    damage(world, flip_a_bit(Folder.at(world.dataset))[0])
     world.prepare(verify=True)
-    assert tasks.shards == [name]
-    assert len(ids(world.dataset)) == 59
-    world.prepare(verify=True)
-    assert world.said("finished already")
+    assert (world.shards, len(ids(world.dataset))) == ([DAMAGED], 59)
+    assert world.is_finished(verify=True)
 
 
 def write_another_note(folder: Path, shard: str) -> None:
@@ -1098,45 +959,40 @@ def write_another_note(folder: Path, shard: str) -> None:
 
 @pytest.mark.parametrize("interfere", [write_another_note, lambda folder, shard: truncate(folder / shard)])
 def test_what_another_job_has_written_meanwhile_is_told_and_written_again(
-    world: World, undisturbed: dict[str, str], tasks: Tasks, interfere: Callable[[Path, str], None]
+    world: World, undisturbed: dict[str, str], interfere: Callable[[Path, str], None]
 ) -> None:
     """An executor of a job that has lost its lease may still write."""
 
     def before(file: str) -> None:
-        if len(tasks.shards) == 5:
-            interfere(Path(f"{world.dataset}.incomplete"), tasks.shards[2])
+        if len(world.shards) == 5:
+            interfere(world.incomplete, world.shards[2])
 
-    tasks.shards.clear()
-    tasks.before = before
+    world.tasks.before = before
     message = r"another job or task has written 1 shards meanwhile, the first is t.*: the same command continues"
     with pytest.raises(RuntimeError, match=message):
         world.prepare()
-    harmed = tasks.shards[2]
-    tasks.before = lambda file: None
-    tasks.shards.clear()
-    world.prepare()
-    assert tasks.shards == [harmed]
-    assert content(world.dataset) == undisturbed
+    harmed = world.shards[2]
+    world.tasks.before = lambda file: None
+    assert (world.prepared(), world.shards) == (undisturbed, [harmed])
 
 
-def test_who_has_an_old_file_open_goes_on_reading_it(world: World, undisturbed: dict[str, str]) -> None:
+def test_who_has_an_old_file_open_goes_on_reading_it(world: World) -> None:
     damage(world, "s001")
     world.prepare()
-    name = next(
-        str(path.relative_to(world.dataset))
-        for path in Path(world.dataset).rglob("part-*")
-        if hashlib.sha256(path.read_bytes()).hexdigest() not in undisturbed.values()
-    )
-    before = Path(world.dataset, name).read_bytes()
-    with Path(world.dataset, name).open("rb") as file:
-        start = file.read(1000)
-        mend(world, "s001")
-        world.prepare()
-        assert start + file.read() == before
-    assert Path(world.dataset, name).read_bytes() != before
+    mend(world, "s001")
+    before = {path: path.read_bytes() for path in Path(world.dataset).rglob("part-*")}
+    files = {path: path.open("rb") for path in before}
+    starts = {path: file.read(1000) for path, file in files.items()}
+    world.prepare()
+    for path, file in files.items():
+        with file:
+            assert starts[path] + file.read() == before[path]
+    assert [
+        str(path.relative_to(world.dataset)) for path in before if path.read_bytes() != before[path]
+    ] == world.shards
 
 
-def test_a_dataset_of_format_1_is_left_or_replaced(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dataset_of_format_1_is_left_or_replaced(world: World) -> None:
     world.prepare()
     dataset = Path(world.dataset)
     values = json.loads((dataset / "dataset.json").read_text())
@@ -1147,48 +1003,46 @@ def test_a_dataset_of_format_1_is_left_or_replaced(world: World, monkeypatch: py
     (dataset / "dataset.json").write_text(json.dumps({**values, "format_version": 1}))
     for name in ("_notes.json.gz", "_index.parquet"):
         (dataset / name).unlink()
-    before = content(dataset)
-    world.prepare()
-    assert world.said("finished already")
-    with pytest.raises(ValueError, match="seed 3 there, 5 asked for"):
-        world.prepare(seed=5)
-    rows = world.list()
-    world.write_list({name: row for name, row in rows.items() if name != "s001"})
-    with pytest.raises(ValueError, match=r"the archive has 59 samples, .* was made of 60.*prepare\.overwrite=true"):
-        world.prepare()
-    world.write_list(rows)
+    before, rows = content(dataset), world.list()
+    assert world.is_finished()
     assert content(dataset) == before
+    refused(world, "seed 3 there, 5 asked for", seed=5)
+    world.write_list({name: row for name, row in rows.items() if name != "s001"})
+    refused(world, r"the archive has 59 samples, .* was made of 60.*prepare\.overwrite=true")
+    world.write_list(rows)
     truncate(dataset / "train/part-00000.parquet")
-    with pytest.raises(ValueError, match=r"1 shards are missing or of another size.*cannot be repaired.*overwrite"):
-        world.prepare()
+    refused(world, r"1 shards are missing or of another size.*cannot be repaired.*overwrite")
     world.prepare(overwrite=True)
     assert ids(dataset) == sorted(rows)
 
 
-@pytest.mark.parametrize("settings", [{}, {"overwrite": True}, {"restart": True}])
-def test_a_foreign_file_stops_what_would_remove_it(world: World, settings: dict[str, bool]) -> None:
+@pytest.mark.parametrize(
+    ("storage", "name", "settings"),
+    [
+        ("disk", "train/notes.txt", {}),
+        ("disk", "train/notes.txt", {"overwrite": True}),
+        ("disk", "train/notes.txt", {"restart": True}),
+        ("disk", "train/part-00077.parquet", {"overwrite": True}),
+        ("url", "model.bin", {"overwrite": True}),
+        ("url", "train/x/notes.txt", {"overwrite": True}),
+    ],
+)
+def test_a_foreign_file_stops_what_would_remove_it(
+    world: World, request: pytest.FixtureRequest, storage: str, name: str, settings: dict[str, bool]
+) -> None:
+    place(world, storage, request)
     world.prepare()
-    precious = Path(world.dataset, "train", "notes.txt")
-    precious.write_text("precious")
-    before = content(world.dataset)
+    folder = Folder.at(world.dataset)
+    folder.make(str(Path(name).parent))
+    folder.write(name, b"precious")
+    before = content(folder)
     if settings.get("overwrite"):
-        with pytest.raises(ValueError, match=r"holds train/notes\.txt, which is not part of the dataset.*nothing was"):
-            world.prepare(**settings)
+        refused(world, rf"holds {name}, which is not part of the dataset.*nothing was", **settings)
     else:
-        world.prepare(**settings)  # a finished dataset is left alone, whatever else is in the folder
-    assert content(world.dataset) == before
-    Path(world.dataset, "train", "part-00000.parquet").unlink()
-    with pytest.raises(ValueError, match=r"holds train/notes\.txt"):
-        world.prepare(**settings)
-    assert precious.read_text() == "precious"
-    assert {path.name for path in world.archive.parent.iterdir()} == {"archive", "dataset"}
-
-
-def test_a_shard_that_the_manifest_does_not_list_is_foreign(world: World) -> None:
-    world.prepare()
-    shutil.copy(Path(world.dataset, "train", "part-00000.parquet"), Path(world.dataset, "train", "part-00077.parquet"))
-    with pytest.raises(ValueError, match=r"holds train/part-00077\.parquet"):
-        world.prepare(overwrite=True)
+        assert world.is_finished(**settings)  # a finished dataset is left alone, whatever else is in the folder
+        assert content(folder) == before
+    folder.remove("train/part-00000.parquet")
+    refused(world, rf"holds {name}", **settings)
 
 
 @pytest.mark.parametrize("where", ["archive", "archive/inside", "."])
@@ -1197,22 +1051,23 @@ def test_archive_and_dataset_may_not_contain_each_other(world: World, where: str
     (tmp_path / "link").symlink_to(tmp_path)
     for path in (tmp_path / where, tmp_path / "link" / where):
         world.dataset = path
-        for settings in ({}, {"overwrite": True}):
-            with pytest.raises(ValueError, match=r"dataset\.path .* (is|is in|contains) the archive"):
-                world.prepare(**settings)
+        with pytest.raises(ValueError, match=r"dataset\.path .* (is|is in|contains) the archive"):
+            world.prepare(overwrite=True)
     assert content(world.archive) == before
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
-def test_a_folder_of_somebody_else_is_refused(world: World, overwrite: bool) -> None:
-    Path(world.dataset).mkdir()
-    Path(world.dataset, "thesis.txt").write_text("x")
-    with pytest.raises(ValueError, match="exists and is not a dataset"):
-        world.prepare(overwrite=overwrite)
-    Path(world.dataset, "dataset.json").write_text('{"mine": 1}')
-    with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
-        world.prepare(overwrite=overwrite)
-    assert Path(world.dataset, "thesis.txt").exists()
+@pytest.mark.parametrize("storage", ["disk", "url"])
+def test_a_folder_of_somebody_else_is_refused(
+    world: World, request: pytest.FixtureRequest, storage: str, overwrite: bool
+) -> None:
+    place(world, storage, request)
+    folder = Folder.at(world.dataset)
+    folder.make()
+    folder.write("thesis.txt", b"x")
+    refused(world, "exists and is not a dataset", overwrite=overwrite)
+    folder.write("dataset.json", b'{"mine": 1}')
+    refused(world, r"dataset\.json is damaged", overwrite=overwrite)
 
 
 def test_a_dataset_that_is_a_link_stays_one(world: World, undisturbed: dict[str, str], tmp_path: Path) -> None:
@@ -1225,46 +1080,26 @@ def test_a_dataset_that_is_a_link_stays_one(world: World, undisturbed: dict[str,
     assert content(tmp_path / "dataset") == undisturbed
 
 
-def test_a_dataset_of_elsewhere_in_the_same_place(world: World, undisturbed: dict[str, str], tmp_path: Path) -> None:
-    """The folder is replaced between two runs by a dataset of other settings."""
-    world.prepare(seed=9)
-    Path(world.dataset).rename(tmp_path / "other")
-    world.prepare()
-    shutil.rmtree(world.dataset)
-    (tmp_path / "other").rename(world.dataset)
-    with pytest.raises(ValueError, match=r"seed 9 there, 3 asked for"):
-        world.prepare()
-    world.prepare(overwrite=True)
-    assert content(world.dataset) == undisturbed
-
-
 def test_where_there_are_no_hard_links_shards_are_copied(
-    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tasks: Tasks
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.prepare()
     Path(world.dataset, "train", "part-00000.parquet").unlink()
     monkeypatch.setattr("os.link", lambda *_: (_ for _ in ()).throw(PermissionError(1, "not permitted")))
-    tasks.shards.clear()
-    world.prepare()
-    assert tasks.shards == ["train/part-00000.parquet"]
-    assert content(world.dataset) == undisturbed
+    assert (world.prepared(), world.shards) == (undisturbed, ["train/part-00000.parquet"])
 
 
 def test_a_full_disk_names_the_folder_and_the_same_command_continues(
-    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch, tasks: Tasks
+    world: World, undisturbed: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", f"{world.incomplete}/_notes.json.gz")
+
     with monkeypatch.context() as patch:
-
-        def full(*_: object) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device", f"{world.dataset}.incomplete/_notes.json.gz")
-
         patch.setattr(writer, "write_all_notes", full)
         with pytest.raises(RuntimeError, match=r"_notes\.json\.gz: No space left on device: make room.*same command"):
             world.prepare()
-    tasks.shards.clear()
-    world.prepare()
-    assert tasks.shards == []
-    assert content(world.dataset) == undisturbed
+    assert (world.prepared(), world.shards) == (undisturbed, [])
 
 
 def test_a_folder_that_cannot_be_written_is_named(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1293,23 +1128,20 @@ def test_a_job_whose_place_another_one_took_leaves_the_others_files(
 
         yield still_held
 
-    def remove(folder: Folder, names: list[str], last: list[str] | None = None) -> None:
-        removed.extend(names)
-
     removed: list[str] = []
     monkeypatch.setattr(writer, "hold", lost)
-    monkeypatch.setattr(staging, "remove_files", remove)
+    monkeypatch.setattr(staging, "remove_files", lambda folder, names, last=None: removed.extend(names))
     damage(world, "s001")
     with pytest.raises(RuntimeError, match="another job took over"):
         world.prepare()
-    names = set(Folder.at(f"{world.dataset}.incomplete").files())
+    names = set(Folder.at(world.incomplete).files())
     assert sum("part-" in name and name.endswith(".parquet") for name in names) == 6
     assert not names & {"_rejected.parquet", "dataset.json"}
     assert removed == []
 
 
-def test_what_a_resumed_run_found_is_told_apart(world: World, tasks: Tasks) -> None:
-    interrupted(world, tasks, 4)
+def test_what_a_resumed_run_found_is_told_apart(world: World) -> None:
+    interrupted(world, 4)
     seen: list[PrepareProgress] = []
     world.prepare(progress=seen.append)
     assert seen[-1] == PrepareProgress(60, 60, 0, 40)
@@ -1319,7 +1151,7 @@ def test_what_a_resumed_run_found_is_told_apart(world: World, tasks: Tasks) -> N
 def test_a_split_without_a_good_sample_is_refused(world: World, split: str, bad: range) -> None:
     """However few samples of the archive it has: training would end after its first epoch."""
     for number in bad:
-        (world.archive / f"s{number:03d}" / "number").write_text("damaged")
+        damage(world, f"s{number:03d}")
     with pytest.raises(ValueError, match=rf"^every sample of the split '{split}' is bad"):
         world.prepare(max_rejected_fraction=1.0)
 
@@ -1331,20 +1163,17 @@ def test_killed_while_folders_exchange_names_the_old_dataset_is_not_lost(
     world: World, monkeypatch: pytest.MonkeyPatch, settings: dict[str, Any]
 ) -> None:
     """On file systems that cannot exchange them at once."""
-    world.prepare()
-    before = content(world.dataset)
 
     def killed_between(first: Path, second: Path, aside: Path) -> None:
         second.rename(aside)
-        raise KeyboardInterrupt
+        raise Killed
 
+    before = world.prepared()
+    monkeypatch.setattr("ctypes.CDLL", lambda *_, **__: object())
     with monkeypatch.context() as patch:
         patch.setattr("pipelines.dataset.staging.swap_folders", killed_between)
-        with pytest.raises(KeyboardInterrupt):
-            world.prepare(overwrite=True, seed=4)
+        killed(world, overwrite=True, seed=4)
     assert not Path(world.dataset).exists()
-    monkeypatch.setattr("pipelines.dataset.staging.swap_folders", _rename_both)
-    world.prepare(**settings)
-    assert (content(world.dataset) == before) is ("restart" in settings)
+    assert (world.prepared(**settings) == before) is ("restart" in settings)
     world.prepare(overwrite=True, seed=5)  # nothing is in the way of the next exchange
     assert [path for path in Path(world.dataset).parent.iterdir() if path.name.startswith(".")] == []
