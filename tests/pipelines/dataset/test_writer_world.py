@@ -150,7 +150,7 @@ class World:
     def write_list(self, rows: dict[str, tuple[str, int]]) -> None:
         (self.archive / "list.json").write_text(json.dumps(rows))
 
-    def list(self) -> dict[str, tuple[str, int]]:
+    def rows(self) -> dict[str, tuple[str, int]]:
         rows: dict[str, tuple[str, int]] = json.loads((self.archive / "list.json").read_text())
         return rows
 
@@ -160,7 +160,7 @@ class World:
         return Path(f"{self.dataset}.incomplete")
 
     @property
-    def shards(self) -> "list[str]":
+    def shards(self) -> list[str]:
         """The shards that the last run wrote."""
         return self.tasks.shards
 
@@ -219,14 +219,15 @@ def bring_back(world: World, *names: str) -> None:
         (world.archive.parent / f"hidden-{name}").rename(world.archive / name)
 
 
-LOSSES = {Numbers: (damage, mend), Labelled: (hide, bring_back)}
+Loss = Callable[[World, str], None]
+LOSSES: dict[type[Numbers], tuple[Loss, Loss]] = {Numbers: (damage, mend), Labelled: (hide, bring_back)}
 """How a sample becomes a bad one of which less is known, and a good one again."""
 
 
 def change_labels(world: World, *, but: Sequence[str] = ()) -> None:
     """Give all samples the other label, but those that are written already."""
     world.write_list(
-        {name: (split, label if name in but else 1 - label) for name, (split, label) in world.list().items()}
+        {name: (split, label if name in but else 1 - label) for name, (split, label) in world.rows().items()}
     )
 
 
@@ -628,7 +629,7 @@ def test_a_changed_archive_is_refused_with_counts_and_the_command(
         world.prepare()
     for name in lost:
         (folder / name).unlink()
-    rows = world.list()
+    rows = world.rows()
     make, counts = CHANGES[change]
     make(rows)
     world.write_list(rows)
@@ -734,7 +735,7 @@ def test_labels_of_samples_that_are_not_written_yet_may_change(world: World, ove
     after = world.prepared(overwrite=overwrite)
     assert 1 <= len(world.shards) <= 3
     shutil.rmtree(world.dataset)
-    assert (world.prepared(), ids(world.dataset)) == (after, sorted(world.list()))
+    assert (world.prepared(), ids(world.dataset)) == (after, sorted(world.rows()))
 
 
 @pytest.mark.parametrize("setting", ["restart", "overwrite"])
@@ -808,7 +809,7 @@ def test_above_the_limit_mended_files_let_the_same_command_succeed(world: World,
 def check_begun_again(world: World) -> None:
     """Overwriting with corrected samples, of the same names, gives what a job writes that nothing disturbed."""
     dataset, world.dataset = world.dataset, world.archive.with_name("corrected")
-    for name in world.list():
+    for name in world.rows():
         (world.archive / name / "number").write_text(str(100 + int(name[1:])))
     whole, world.dataset = world.prepared(), dataset
     assert (world.prepared(overwrite=True), len(world.shards)) == (whole, 6)
@@ -1003,7 +1004,7 @@ def test_a_dataset_of_format_1_is_left_or_replaced(world: World) -> None:
     (dataset / "dataset.json").write_text(json.dumps({**values, "format_version": 1}))
     for name in ("_notes.json.gz", "_index.parquet"):
         (dataset / name).unlink()
-    before, rows = content(dataset), world.list()
+    before, rows = content(dataset), world.rows()
     assert world.is_finished()
     assert content(dataset) == before
     refused(world, "seed 3 there, 5 asked for", seed=5)
