@@ -32,8 +32,9 @@ _PACKAGES = {
 }
 """Distribution that fsspec needs for a scheme, where our own dependencies do not bring it."""
 _OTHER_SPELLINGS = {"s3n": "s3", "wasb": "abfs", "wasbs": "abfss", "viewfs": "hdfs"}
-_DBFS = Path("/dbfs")
-_VOLUMES = Path("/Volumes")
+DBFS = Path("/dbfs")
+VOLUMES = Path("/Volumes")
+"""Where Databricks mounts its two file systems."""
 
 
 def absolute_location(location: str | Path) -> str:
@@ -157,7 +158,7 @@ def _file_path(text: str, slashes: str, rest: str) -> str:
 def _databricks_path(text: str, rest: str) -> str:
     """The mount of a DBFS path: Spark alone knows `dbfs:`, all other programs read the mount."""
     in_volumes = rest.startswith("Volumes/")
-    mount, inner = (_VOLUMES, rest.removeprefix("Volumes/")) if in_volumes else (_DBFS, rest)
+    mount, inner = (VOLUMES, rest.removeprefix("Volumes/")) if in_volumes else (DBFS, rest)
     if not mount.is_dir():
         raise ValueError(
             f"{text}: this machine has no {mount}, where Databricks mounts it; use a path that every host mounts, "

@@ -25,7 +25,8 @@ from pipelines.whole_files import sync_to_disk
 
 # An object appears whole when its upload ends. Elsewhere a file is written under another name and renamed.
 _OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
-_SECONDS_FOR_AN_ANSWER = 20.0
+SECONDS_FOR_AN_ANSWER = 20.0
+"""How long a store may be silent when it is asked whether it is there."""
 _CHUNK = 1 << 22
 _ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
 _HINTS = {
@@ -70,10 +71,10 @@ class Folder:
         # The libraries retry for minutes, which is right for a running job, but too long for its start.
         asking = threading.Thread(target=lambda: found.append(self._ask()), daemon=True)
         asking.start()
-        asking.join(_SECONDS_FOR_AN_ANSWER)
+        asking.join(SECONDS_FOR_AN_ANSWER)
         if not found:
             raise StorageError(
-                f"{self}: no answer within {_SECONDS_FOR_AN_ANSWER:.0f} s; check the network and the endpoint "
+                f"{self}: no answer within {SECONDS_FOR_AN_ANSWER:.0f} s; check the network and the endpoint "
                 "(of S3: AWS_ENDPOINT_URL)"
             )
         if found[0] is not None:

@@ -23,7 +23,8 @@ _SECONDS_TO_CANCEL = 20.0
 _SECONDS_BETWEEN_LOOKS = 1.0
 _Item = TypeVar("_Item")
 _Value = TypeVar("_Value")
-_OWN_VERSION = imported_version()
+OWN_VERSION = imported_version()
+"""The code that executors must run as well: what the driver has imported."""
 _WORKER_DIED = "Python worker exited unexpectedly"
 
 
@@ -169,7 +170,7 @@ def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
 def _call_each(
     spark: SparkSession, items: list[_Item], function: Callable[[_Item], _Value], group: str, description: str
 ) -> list[_Value]:
-    drivers = _OWN_VERSION
+    drivers = OWN_VERSION
 
     def checked(item: _Item) -> _Value:
         check_this_executor(drivers)  # shards are written by the driver's code, or not at all

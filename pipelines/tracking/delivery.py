@@ -27,7 +27,8 @@ PATIENCE_SECONDS = 1
 _SECONDS_FOR_AN_ANSWER = 4
 """How long it waits for one that may only be slow. Together they are what an outage costs a job."""
 _TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
-_TIMEOUT_OF_THREAD = 10
+TIMEOUT_OF_THREAD = 10
+"""Seconds that a small request of the thread may take; a file has more."""
 _SECONDS_BETWEEN_REQUESTS = 0.05
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.5, 5.0
 _UPLOAD_SECONDS = 120
@@ -79,7 +80,7 @@ class Delivery:
             return
         logging.getLogger("urllib3").setLevel(logging.ERROR)  # it would log every retry of an outage
         if _TIMEOUT not in os.environ:  # this process is a rank's own; MLflow would wait for two minutes
-            os.environ[_TIMEOUT], self._has_shortened = str(_TIMEOUT_OF_THREAD), True
+            os.environ[_TIMEOUT], self._has_shortened = str(TIMEOUT_OF_THREAD), True
         self._thread = threading.Thread(target=self._deliver_until_the_end, name="tracking", daemon=True)
         self._thread.start()
 
@@ -245,7 +246,7 @@ class Delivery:
             yield
         finally:
             if self._has_shortened:  # else `end` has left the environment as it was
-                os.environ[_TIMEOUT] = str(_TIMEOUT_OF_THREAD)
+                os.environ[_TIMEOUT] = str(TIMEOUT_OF_THREAD)
 
     def _waits(self, timeout: int | None = None) -> AbstractContextManager[None]:
         """Short waits in the process that a user's notebook may be; ranks have them in their environment."""

@@ -19,7 +19,7 @@ from pipelines.whole_files import copy_folder, fetch_folder, sync_to_disk, takes
 Kind = Literal["metrics", "tags", "file", "folder"]
 _LINES = "entries.jsonl"
 _FILES = "files"
-_LONG_BYTES = 1 << 20
+LONG_BYTES = 1 << 20
 """Size from which a journal is written anew without what was delivered: it may be copied with every checkpoint."""
 
 
@@ -242,7 +242,7 @@ class Journal:
     def _shorten(self) -> None:
         """Leave out what was delivered, where that is most of a long file."""
         size = self._file.seek(0, os.SEEK_END)
-        if size < _LONG_BYTES or 2 * sum(size for _, size in self._places.values()) > size:
+        if size < LONG_BYTES or 2 * sum(size for _, size in self._places.values()) > size:
             return
         with suppress(OSError):  # of a full disk: the long file is as good
             old, self._file = self._file, self._rewrite({entry.number: self._line(entry) for entry in self._pending})

@@ -20,7 +20,7 @@ from pipelines.tracking.store import readable_errors, short_waits, tracking_uri
 
 _LATEST = "latest"
 _TAG = "groundswell.thresholds"
-_HAS_TAGS_OF_MODELS = hasattr(MlflowClient, "set_logged_model_tags")
+HAS_TAGS_OF_MODELS = hasattr(MlflowClient, "set_logged_model_tags")
 """False for MLflow 2, where the run has them."""
 _MODEL_FILE = "MLmodel"
 _log = logging.getLogger(__name__)
@@ -88,7 +88,7 @@ def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
         tags, client = _tags(model.model_id, model.metadata.run_id), MlflowClient(tracking_uri())
         if tags is None or tags.get(tag) == text:
             return
-        if _HAS_TAGS_OF_MODELS:
+        if HAS_TAGS_OF_MODELS:
             client.set_logged_model_tags(model.model_id, {tag: text})
         elif len(text) > MAX_TAG_VAL_LENGTH:
             _log.warning("the thresholds of %s are too long for a tag of MLflow 2, and are not kept", model.uri)
@@ -105,14 +105,14 @@ def _thresholds_of(text: str, metadata: ModelMetadata, uri: str) -> tuple[float,
 
 
 def _tag(model_id: str) -> str:
-    return _TAG if _HAS_TAGS_OF_MODELS else f"{_TAG}.{model_id}"
+    return _TAG if HAS_TAGS_OF_MODELS else f"{_TAG}.{model_id}"
 
 
 def _tags(model_id: str, run_id: str | None) -> dict[str, str] | None:
     """The tags among which a model's own thresholds are; None where the store does not know it."""
     client = MlflowClient(tracking_uri())
     try:
-        if _HAS_TAGS_OF_MODELS:
+        if HAS_TAGS_OF_MODELS:
             return dict(client.get_logged_model(model_id).tags)
         return dict(client.get_run(run_id).data.tags) if run_id else None
     except MlflowException as error:

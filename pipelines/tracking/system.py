@@ -17,7 +17,8 @@ from pipelines.tracking.writer import Point, now
 
 Sample = tuple[int, int, dict[str, float]]
 """Step, milliseconds since 1970, values by MLflow's names."""
-_DEVICES = Path("/dev")
+DEVICES = Path("/dev")
+"""Where a GPU without its library shows."""
 _log = logging.getLogger(__name__)
 
 
@@ -36,7 +37,7 @@ class SystemSampler:
         try:
             self._monitors.append(GPUMonitor())  # type: ignore[no-untyped-call]
         except (ImportError, RuntimeError) as error:  # MLflow samples GPUs by nvidia-ml-py, where it is installed
-            if any(_DEVICES.glob("nvidia[0-9]*")):
+            if any(DEVICES.glob("nvidia[0-9]*")):
                 _log.warning("this machine's GPUs are not sampled: %s", error)
         self._samples: deque[Sample] = deque()
         self._ended = threading.Event()

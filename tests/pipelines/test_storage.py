@@ -1,4 +1,9 @@
+import os
 import pickle
+import re
+import subprocess
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,32 +21,22 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
 
 
 def test_files_of_a_folder(folder: Folder) -> None:
-    assert folder.names() == []
-    assert not folder.exists()
+    assert (folder.names(), folder.exists()) == ([], False)
     folder.make("sub")
     folder.write("a b#é.txt", b"0123456789")
     folder.write("sub/empty", b"")
     assert folder.names() == ["a b#é.txt", "sub"]
-    assert sorted(folder.entries()) == [("a b#é.txt", False, 10), ("sub", True, folder.entries()[0][2])] or (
-        {entry[:2] for entry in folder.entries()} == {("a b#é.txt", False), ("sub", True)}
-    )
-    assert folder.read("a b#é.txt") == b"0123456789"
-    assert folder.read_start("a b#é.txt", 3) == b"012"
-    assert folder.read_start("a b#é.txt", 99) == b"0123456789"
-    assert folder.read_start("sub/empty", 5) == b""
+    assert {entry[:2] for entry in folder.entries()} == {("a b#é.txt", False), ("sub", True)}
+    starts = [("a b#é.txt", 3), ("a b#é.txt", 99), ("sub/empty", 5)]
+    assert [folder.read_start(*start) for start in starts] == [b"012", b"0123456789", b""]
     with folder.open("a b#é.txt") as file:
         file.seek(7)
         assert file.read() == b"789"
-    assert (folder / "sub").size("empty") == 0
-    assert folder.size("a b#é.txt") == 10
-    assert folder.size("sub") is None
-    assert folder.size("missing") is None
-    assert folder.modified("missing") is None
-    assert folder.modified("a b#é.txt") is not None
-    assert folder.names("a b#é.txt") == []
-    assert folder.names("missing") == []
-    folder.remove("sub")
-    folder.remove("sub")
+    assert [folder.size(name) for name in ("a b#é.txt", "sub/empty", "sub", "missing")] == [10, 0, None, None]
+    assert [folder.modified(name) is None for name in ("a b#é.txt", "missing")] == [False, True]
+    assert folder.names("a b#é.txt") == folder.names("missing") == []
+    for _ in range(2):
+        folder.remove("sub")
     assert folder.names() == ["a b#é.txt"]
     folder.remove()
     assert not folder.exists()
@@ -49,22 +44,17 @@ def test_files_of_a_folder(folder: Folder) -> None:
 
 @pytest.mark.parametrize("kind", ["local", "s3", "memory"])
 def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    parent = {
-        "local": lambda: str(tmp_path),
-        "s3": lambda: request.getfixturevalue("s3_folder"),
-        "memory": lambda: f"memory://{tmp_path.name}",
-    }[kind]()
+    places = {"local": str(tmp_path), "memory": f"memory://{tmp_path.name}"}
+    parent = places.get(kind) or request.getfixturevalue("s3_folder")
     mine, other = Folder.at(f"{parent}/lr=[1]"), Folder.at(f"{parent}/lr=1")
     for folder in (mine, other):
         folder.make("sub")
         for name in ("a.json", "b[1].json", "b1.json", "sub/c"):
             folder.write(name, name.encode())
-    mine.remove("a.json")
-    mine.remove("a.json")
-    mine.remove("b[1].json")
+    for name in ("a.json", "a.json", "b[1].json"):
+        mine.remove(name)
     assert set(mine.files()) == {"b1.json", "sub/c"}
     other.remove("b[1].json")
-    assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
     mine.remove()
     assert not mine.exists()
     assert other.read("sub/c") == b"sub/c"
@@ -81,13 +71,9 @@ def test_a_file_is_whole_or_not_there(folder: Folder) -> None:
     folder.make()
     folder.write("file", b"old")
 
-    def fail() -> None:
-        with folder.new_file("file") as path:
-            path.write_bytes(b"ne")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
+    with suppress(KeyboardInterrupt), folder.new_file("file") as path:
+        path.write_bytes(b"ne")
+        raise KeyboardInterrupt
     assert folder.read("file") == b"old"
     assert folder.names() == ["file"]
     folder.write("file", b"new")
@@ -136,22 +122,17 @@ def test_s3a_is_the_same_store(s3_folder: str) -> None:
 )
 def test_a_store_that_cannot_be_used_is_one_error(s3: str, environment: dict[str, str], message: str) -> None:
     # In a process of its own: connections are kept per process.
-    import os
-    import subprocess
-    import sys
-
     code = f"from pipelines.storage import Folder\nFolder.at('{s3}/x').check()"
-    values = {name: value for name, value in {**os.environ, **environment}.items() if value}
-    values["AWS_EC2_METADATA_DISABLED"] = "true"
+    values = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", **environment}
+    given = {name: value for name, value in values.items() if value}
     result = subprocess.run(
-        [sys.executable, "-c", code], env=values, capture_output=True, text=True, timeout=patient(120)
+        [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=patient(120)
     )
     last = result.stderr.strip().splitlines()[-1]
-    assert last.startswith(f"pipelines.storage.StorageError: {s3}/x: ")
-    assert any(part in last for part in message.split("|"))
+    assert re.match(rf"pipelines\.storage\.StorageError: {s3}/x: .*({message})", last)
 
 
 def test_silence_ends_after_some_seconds(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storage, "_SECONDS_FOR_AN_ANSWER", 0.0)
+    monkeypatch.setattr(storage, "SECONDS_FOR_AN_ANSWER", 0.0)
     with pytest.raises(StorageError, match=r"no answer within 0 s.*AWS_ENDPOINT_URL"):
         Folder.at(s3_folder).check()

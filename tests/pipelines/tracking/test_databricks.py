@@ -1,5 +1,6 @@
 """A Databricks workspace as MLflow's store, with stand-ins for the workspace."""
 
+import os
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,14 +18,9 @@ from pipelines.tracking.models import using_store
 @pytest.fixture(autouse=True)
 def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a notebook on a Databricks cluster."""
-    for name in (
-        "MLFLOW_TRACKING_URI",
-        "MLFLOW_EXPERIMENT_NAME",
-        "MLFLOW_EXPERIMENT_ID",
-        "DATABRICKS_HOST",
-        "DATABRICKS_TOKEN",
-    ):
-        monkeypatch.delenv(name, raising=False)
+    for prefix in ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_", "DATABRICKS_"):
+        for name in [name for name in os.environ if name.startswith(prefix)]:
+            monkeypatch.delenv(name)
     monkeypatch.setenv("DATABRICKS_RUNTIME_VERSION", "17.3")
     creds = SimpleNamespace(host="https://workspace.example", token="secret")
     monkeypatch.setattr(databricks_utils, "get_databricks_host_creds", lambda uri: creds)
@@ -33,12 +29,13 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_workers_get_the_notebooks_store_registry_and_credentials() -> None:
     assert store.tracking_uri() == "databricks"
-    environment = store.worker_environment()
-    assert environment["MLFLOW_TRACKING_URI"] == "databricks"
-    assert environment["MLFLOW_REGISTRY_URI"] == "databricks-uc"
-    assert environment["DATABRICKS_HOST"] == "https://workspace.example"
-    assert environment["DATABRICKS_TOKEN"] == "secret"
-    assert environment["DATABRICKS_RUNTIME_VERSION"] == "17.3"
+    assert store.worker_environment().items() >= {
+        ("MLFLOW_TRACKING_URI", "databricks"),
+        ("MLFLOW_REGISTRY_URI", "databricks-uc"),
+        ("DATABRICKS_HOST", "https://workspace.example"),
+        ("DATABRICKS_TOKEN", "secret"),
+        ("DATABRICKS_RUNTIME_VERSION", "17.3"),
+    }
     store.check_workers_reach("databricks", "spark://host:7077")
 
 
@@ -68,13 +65,8 @@ def test_another_store_gets_no_credentials(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_experiment_is_absolute(
     monkeypatch: pytest.MonkeyPatch, active: str | None, name: str, expected: str
 ) -> None:
-    monkeypatch.setattr(fluent, "_get_experiment_id", lambda: "7" if active else "0")
-    monkeypatch.setattr(mlflow, "MlflowClient", lambda uri: SimpleNamespace(get_experiment=_named(active)))
+    monkeypatch.setattr(experiments, "active_experiment", lambda: active)
     assert experiments.name_in_store("databricks", name) == expected
-
-
-def _named(name: str | None):
-    return lambda identifier: SimpleNamespace(name=name)
 
 
 @pytest.mark.parametrize("uri", ["databricks-uc", "databricks-uc://profile", "uc:http://host"])
@@ -87,14 +79,15 @@ def test_a_registry_is_no_store_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_the_notebooks_own_experiment_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fluent, "_get_experiment_id", lambda: "7")
-    monkeypatch.setattr(mlflow, "MlflowClient", lambda uri: SimpleNamespace(get_experiment=_named("/Users/me/book")))
+    monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "7")
+    found = SimpleNamespace(name="/Users/me/book", experiment_id="7")
+    for module in (fluent, mlflow):
+        monkeypatch.setattr(module, "MlflowClient", lambda *uri: SimpleNamespace(get_experiment={"7": found}.get))
     assert experiments.chosen_experiment(None) == "/Users/me/book"
     assert experiments.chosen_experiment("imagenet") == "imagenet"
 
 
-def test_a_relative_experiment_without_an_active_one_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fluent, "_get_experiment_id", lambda: "0")
+def test_a_relative_experiment_without_an_active_one_is_refused() -> None:
     with pytest.raises(
         ValueError, match=r"^tracking\.experiment=imagenet: Databricks takes absolute names, such as /U"
     ):

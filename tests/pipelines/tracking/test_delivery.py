@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
-from pipelines.tracking import delivery, metrics
+from pipelines.tracking import delivery
 from pipelines.tracking.delivery import News
 from pipelines.tracking.model_metadata import ModelMetadata
 from pipelines.tracking.models import log_model, model_metadata
@@ -24,7 +24,7 @@ from pipelines.tracking.writer import Point, RunWriter, now
 from tests.patience import patient
 
 if TYPE_CHECKING:
-    from outages.server import Server
+    from outages.server import Door, Server
 
 TIMEOUT = "MLFLOW_HTTP_REQUEST_TIMEOUT"
 pytestmark = pytest.mark.timeout(280)
@@ -49,144 +49,129 @@ class Told:
             assert self._changed.wait_for(lambda: news in self.news, timeout=patient(120)), self.news
 
 
-def curve(client: MlflowClient, run: TrackedRun, name: str) -> list[tuple[int, float]]:
+@pytest.fixture
+def run(server: "Server") -> TrackedRun:
+    return start_run("tests", None, {}, {})
+
+
+@pytest.fixture
+def stored(server: "Server") -> MlflowClient:
+    """The server's store, whatever is in between."""
+    return MlflowClient(server.uri)
+
+
+def as_in_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in worker_environment().items():
+        monkeypatch.setenv(name, value)
+
+
+def curve(client: MlflowClient, run: TrackedRun, name: str = "train/loss") -> list[tuple[int, float]]:
     return [(metric.step, metric.value) for metric in client.get_metric_history(run.run_id, name)]
 
 
 @pytest.mark.parametrize("place", ["address", "variables"])
 def test_a_password_with_slashes_arrives_with_every_request(
-    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+    door: "Door", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
-    from outages.server import Door
-
-    door = Door(server)
-    try:
-        uri = door.uri
-        if place == "address":
-            uri = uri.replace("//", "//me:p@ss/w%6Frd%@")
-        else:
-            monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
-            monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "p@ss/word%")
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
-        run = start_run("tests", None, {}, {})
-        assert run.uri == tracking_uri() == worker_environment()["MLFLOW_TRACKING_URI"]
-        writer = RunWriter(run, tmp_path / "journal")
-        writer.metrics({"train/loss": 0.5}, step=1)
-        writer.text("a text", "notes.txt")
-        assert writer.drain() == ""
-        writer.close()
-        end_run(run, "FINISHED")
-    finally:
-        door.close()
+    if place == "address":
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", door.uri.replace("//", "//me:p@ss/w%6Frd%@"))
+    else:
+        monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "me")
+        monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "p@ss/word%")
+    run = start_run("tests", None, {}, {})
+    assert run.uri == tracking_uri() == worker_environment()["MLFLOW_TRACKING_URI"]
+    writer = RunWriter(run, tmp_path / "journal")
+    writer.metrics({"train/loss": 0.5}, step=1)
+    writer.text("a text", "notes.txt")
+    assert writer.drain() == ""
+    writer.close()
+    end_run(run, "FINISHED")
     assert any("artifacts" in request.path for request in door.answered)
     secret = base64.b64encode(b"me:p@ss/word%").decode()
     assert {request.authorization for request in door.answered} == {f"Basic {secret}"}
 
 
-def test_a_write_that_the_server_took_before_it_died_is_not_doubled(server: "Server", tmp_path: Path) -> None:
-    client = MlflowClient(server.uri)
-    run = start_run("tests", None, {}, {})
+def test_a_write_that_the_server_took_before_it_died_is_not_doubled(
+    run: TrackedRun, stored: MlflowClient, writer: RunWriter
+) -> None:
     points = [Point(step, 0.5, now() + step) for step in range(3)]
     # The server took the points, and its answer was lost.
-    client.log_batch(run.run_id, metrics=[Metric("train/loss", p.value, p.milliseconds, p.step) for p in points])
-    writer = RunWriter(run, tmp_path / "journal")
+    stored.log_batch(run.run_id, metrics=[Metric("train/loss", p.value, p.milliseconds, p.step) for p in points])
     writer.curves({"train/loss": points})
     assert writer.drain() == ""
-    assert curve(client, run, "train/loss") == [(0, 0.5), (1, 0.5), (2, 0.5)]
+    assert curve(stored, run) == [(0, 0.5), (1, 0.5), (2, 0.5)]
 
 
-def test_every_number_arrives_as_it_is(server: "Server", tmp_path: Path) -> None:
-    run = start_run("tests", None, {}, {})
+def test_every_number_arrives_as_it_is(run: TrackedRun, stored: MlflowClient, writer: RunWriter) -> None:
     values = [0.1, -3.0, 1e300, 5e-324, 2**53 - 1.0, float("inf"), float("-inf")]
     points = [Point(step, value, now() + step) for step, value in enumerate([*values, float("nan")])]
-    writer = RunWriter(run, tmp_path / "journal")
     writer.curves({"train/loss": points})
     assert writer.drain() == ""
-    stored = MlflowClient(server.uri).get_metric_history(run.run_id, "train/loss")
+    found = stored.get_metric_history(run.run_id, "train/loss")
     # MLflow's databases have no infinity: they keep the largest float in its place.
     largest = sys.float_info.max
-    expected = [min(max(value, -largest), largest) for value in values]
-    assert [metric.value for metric in stored][: len(values)] == expected
-    assert [(metric.step, metric.timestamp) for metric in stored] == [
-        (point.step, point.milliseconds) for point in points
-    ]
+    assert [metric.value for metric in found[:-1]] == [min(max(value, -largest), largest) for value in values]
+    assert [(metric.step, metric.timestamp) for metric in found] == [(each.step, each.milliseconds) for each in points]
 
 
 def test_a_write_that_the_server_refuses_is_told_of_and_does_not_stop_the_others(
-    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    run: TrackedRun, stored: MlflowClient, tmp_path: Path
 ) -> None:
-    run, told = start_run("tests", None, {}, {}), Told()
+    told = Told()
     writer = RunWriter(run, tmp_path / "journal", on_news=told)
-    for name in ("no such name: 100 %", "not this one either?"):
-        monkeypatch.setitem(metrics._STEP, name, "")
+    for name in ("system/rank-0/no such name: 100 %", "system/rank-0/not this one either?", "train/loss"):
         writer.metrics({name: 1.0}, step=1)
-    writer.metrics({"train/loss": 1.0}, step=1)
     assert writer.drain() == ""
     assert told.news == ["refused"]
-    assert curve(MlflowClient(server.uri), run, "train/loss") == [(1, 1.0)]
+    assert curve(stored, run) == [(1, 1.0)]
 
 
 def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others(
-    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    door: "Door", stored: MlflowClient, tmp_path: Path
 ) -> None:
-    from outages.server import Door
-
-    door = Door(server)
     door.largest_file = 1000
-    try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", door.uri)
-        run, told = start_run("tests", None, {}, {}), Told()
-        writer = RunWriter(run, tmp_path / "journal", on_news=told)
-        (tmp_path / "traces").mkdir()
-        (tmp_path / "traces" / "trace.pb").write_bytes(bytes(2000))
-        writer.data(bytes(2000), "report.html")
-        writer.folder(tmp_path / "traces", "traces")
-        writer.data(bytes(10), "small.bin")
-        writer.metrics({"train/loss": 1.0}, step=1)
-        assert writer.drain() == ""
-        assert told.news == ["refused", "refused"]
-        assert [reason.partition(": ")[0] for reason in told.reasons] == ["report.html", "traces"]
-        assert "413" in told.reasons[0]
-        writer.close()
-    finally:
-        door.close()
-    client = MlflowClient(server.uri)
-    assert [item.path for item in client.list_artifacts(run.run_id)] == ["small.bin"]
-    assert curve(client, run, "train/loss") == [(1, 1.0)]
+    run, told = start_run("tests", None, {}, {}), Told()
+    writer = RunWriter(run, tmp_path / "journal", on_news=told)
+    (tmp_path / "traces").mkdir()
+    (tmp_path / "traces" / "trace.pb").write_bytes(bytes(2000))
+    writer.data(bytes(2000), "report.html")
+    writer.folder(tmp_path / "traces", "traces")
+    writer.data(bytes(10), "small.bin")
+    writer.metrics({"train/loss": 1.0}, step=1)
+    assert writer.drain() == ""
+    assert [(news, reason.partition(": ")[0]) for news, reason in zip(told.news, told.reasons, strict=True)] == [
+        ("refused", "report.html"),
+        ("refused", "traces"),
+    ]
+    assert "413" in told.reasons[0]
+    writer.close()
+    assert [item.path for item in stored.list_artifacts(run.run_id)] == ["small.bin"]
+    assert curve(stored, run) == [(1, 1.0)]
 
 
 def test_a_file_has_more_time_than_a_small_write(
-    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    door: "Door", stored: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from outages.server import Door
-
     short = int(patient(2))
-    monkeypatch.setattr(delivery, "_TIMEOUT_OF_THREAD", short)
-    door = Door(server)
-    try:
-        monkeypatch.setenv("MLFLOW_TRACKING_URI", door.uri)
-        run = start_run("tests", None, {}, {})
-        for name, value in worker_environment().items():
-            monkeypatch.setenv(name, value)  # as in a rank
-        monkeypatch.delenv(TIMEOUT, raising=False)
-        (tmp_path / "profiles").mkdir()
-        for name in ("profiles/trace.pb", "model.keras"):
-            (tmp_path / name).write_bytes(b"x")
-        told = Told()
-        rank = RunWriter(run, tmp_path / "journal", on_news=told)
-        rank.start()
-        door.seconds_of_a_file = patient(5.0)
-        rank.folder(tmp_path / "profiles", "profiles")
-        assert rank.drain() == ""
-        with rank.upload_waits():
-            MlflowClient(run.uri).log_artifact(run.run_id, str(tmp_path / "model.keras"))
-        assert os.environ[TIMEOUT] == str(short)
-        rank.close()
-        assert TIMEOUT not in os.environ
-        assert told.news == []
-    finally:
-        door.close()
-    assert {item.path for item in MlflowClient(server.uri).list_artifacts(run.run_id)} == {"profiles", "model.keras"}
+    monkeypatch.setattr(delivery, "TIMEOUT_OF_THREAD", short)
+    run, told = start_run("tests", None, {}, {}), Told()
+    as_in_a_rank(monkeypatch)
+    monkeypatch.delenv(TIMEOUT, raising=False)
+    (tmp_path / "profiles").mkdir()
+    for name in ("profiles/trace.pb", "model.keras"):
+        (tmp_path / name).write_bytes(b"x")
+    rank = RunWriter(run, tmp_path / "journal", on_news=told)
+    rank.start()
+    door.seconds_of_a_file = patient(5.0)
+    rank.folder(tmp_path / "profiles", "profiles")
+    assert rank.drain() == ""
+    with rank.upload_waits():
+        MlflowClient(run.uri).log_artifact(run.run_id, str(tmp_path / "model.keras"))
+    assert os.environ[TIMEOUT] == str(short)
+    rank.close()
+    assert TIMEOUT not in os.environ
+    assert told.news == []
+    assert {item.path for item in stored.list_artifacts(run.run_id)} == {"profiles", "model.keras"}
 
 
 def test_a_store_that_is_away_when_the_model_is_logged_costs_no_password_in_the_log(
@@ -205,14 +190,12 @@ def test_a_store_that_is_away_when_the_model_is_logged_costs_no_password_in_the_
 
 @pytest.mark.long
 def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
-    server: "Server", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: "Server", stored: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    client = MlflowClient(server.uri)
     trained, driven, ended = (start_run("tests", None, {}, {}) for _ in range(3))
     before = dict(os.environ)
-    for name, value in worker_environment().items():
-        monkeypatch.setenv(name, value)  # as in a rank
-    told = Told()
+    as_in_a_rank(monkeypatch)
+    told, told_driver = Told(), Told()
     rank = RunWriter(trained, tmp_path / "rank", on_news=told)
     rank.start()
     rank.metrics({"train/loss": 3.0, "val/f1_micro": float("nan")}, step=1)
@@ -242,7 +225,6 @@ def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
         monkeypatch.delenv(name)
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "rank-0.log").write_text("step 0")
-    told_driver = Told()
     driver = RunWriter(driven, tmp_path / "driver", on_news=told_driver)
     driver.tags({"attempt": "1"})
     driver.folder(tmp_path / "logs", "logs")
@@ -259,16 +241,16 @@ def test_an_outage_delays_nothing_loses_nothing_and_doubles_nothing(
     rank.close()
     assert told.news == ["away", "back"]
     assert not (tmp_path / "rank").exists()
-    assert curve(client, trained, "train/loss") == [(1, 3.0), *[(step, 1.0 / step) for step in range(2, 10)]]
-    assert client.get_run(trained.run_id).data.tags["attempt"] == "2"
-    assert {item.path for item in client.list_artifacts(trained.run_id)} == {"per_class.json", "plots"}
-    assert [item.path for item in client.list_artifacts(trained.run_id, "plots")] == ["plots/curves.png"]
+    assert curve(stored, trained) == [(1, 3.0), *[(step, 1.0 / step) for step in range(2, 10)]]
+    assert stored.get_run(trained.run_id).data.tags["attempt"] == "2"
+    assert {item.path for item in stored.list_artifacts(trained.run_id)} == {"per_class.json", "plots"}
+    assert [item.path for item in stored.list_artifacts(trained.run_id, "plots")] == ["plots/curves.png"]
 
     again = RunWriter(ended, tmp_path / "left")
     assert again.drain() == ""
-    assert curve(client, ended, "val/loss") == [(8, 0.25)]
+    assert curve(stored, ended, "val/loss") == [(8, 0.25)]
 
     assert driver.drain() == ""
     assert told_driver.news == ["away", "back"]
-    assert [item.path for item in client.list_artifacts(driven.run_id, "logs")] == ["logs/rank-0.log"]
-    assert client.get_run(driven.run_id).data.tags["attempt"] == "1"
+    assert [item.path for item in stored.list_artifacts(driven.run_id, "logs")] == ["logs/rank-0.log"]
+    assert stored.get_run(driven.run_id).data.tags["attempt"] == "1"

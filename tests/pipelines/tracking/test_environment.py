@@ -1,11 +1,10 @@
 import os
+from importlib.metadata import version
 
 from pipelines.tracking.environment import host_facts, packages
 
 
 def test_packages_are_listed_with_their_versions() -> None:
-    from importlib.metadata import version
-
     lines = packages().splitlines()
     assert f"mlflow=={version('mlflow')}" in lines
     assert lines == sorted(lines)

@@ -10,7 +10,7 @@ import pytest
 from mlflow import MlflowClient
 
 from pipelines.tracking.guard import guarded
-from pipelines.tracking.runs import end_run, ended
+from pipelines.tracking.runs import ended
 from pipelines.tracking.store import TrackedRun
 from tests.patience import patient
 
@@ -42,15 +42,6 @@ def test_the_run_of_a_driver_that_is_killed_fails(run: TrackedRun, project: Path
     assert stored.info.status == "FAILED"
 
 
-def test_a_driver_that_ends_its_run_itself_is_not_corrected(run: TrackedRun) -> None:
-    with guarded(run):
-        end_run(run, "FINISHED")
-    stored = MlflowClient(run.uri).get_run(run.run_id)
-    assert (stored.info.status, "driver" in stored.data.tags) == ("FINISHED", False)
-    with guarded(TrackedRun("", "offline-1")):
-        pass
-
-
 @pytest.mark.parametrize(
     ("error", "status"), [(None, "FINISHED"), (KeyboardInterrupt(), "KILLED"), (ValueError("no"), "FAILED")]
 )
@@ -63,6 +54,6 @@ def test_a_run_ends_as_its_block_does(run: TrackedRun, error: BaseException | No
 
 
 def test_a_store_that_is_away_at_the_end_is_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    with ended(TrackedRun("http://127.0.0.1:9", "a-run")):
+    with guarded(TrackedRun("", "offline-1")), ended(TrackedRun("http://127.0.0.1:9", "a-run")):
         pass
     assert "MLflow still shows run a-run as running, and it is finished" in caplog.text

@@ -1,3 +1,7 @@
+from typing import Any
+
+import pytest
+
 from pipelines.tracking.model_metadata import ModelMetadata, SplitSamples
 
 EVERYTHING = ModelMetadata(
@@ -17,14 +21,14 @@ EVERYTHING = ModelMetadata(
 )
 
 
-def test_metadata_is_the_same_after_a_store_had_it() -> None:
-    assert ModelMetadata.from_json(EVERYTHING.as_json()) == EVERYTHING
-    assert ModelMetadata.from_json(ModelMetadata(("x",)).as_json()) == ModelMetadata(("x",))
-
-
-def test_keys_of_a_later_version_are_left_out() -> None:
-    assert ModelMetadata.from_json({**EVERYTHING.as_json(), "colour": "blue"}) == EVERYTHING
-
-
-def test_metadata_that_is_not_ours_says_the_run_only() -> None:
-    assert ModelMetadata.from_json({"samples": 100, "groups": "a", "run_id": "89ab"}) == ModelMetadata(run_id="89ab")
+@pytest.mark.parametrize(
+    ("stored", "found"),
+    [
+        (EVERYTHING.as_json(), EVERYTHING),
+        (ModelMetadata(("x",)).as_json(), ModelMetadata(("x",))),
+        ({**EVERYTHING.as_json(), "colour": "blue"}, EVERYTHING),  # a key of a later version is left out
+        ({"samples": 100, "groups": "a", "run_id": "89ab"}, ModelMetadata(run_id="89ab")),  # not ours: the run only
+    ],
+)
+def test_metadata_is_the_same_after_a_store_had_it(stored: dict[str, Any], found: ModelMetadata) -> None:
+    assert ModelMetadata.from_json(stored) == found

@@ -1,4 +1,5 @@
 import hashlib
+import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -11,31 +12,28 @@ from pipelines.tracking import revision
 @pytest.fixture
 def repository(tmp_path: Path) -> Path:
     """A repository that tracks one file, `package.py`."""
-    (tmp_path / "package.py").write_text("1")
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=t", "-c", "user.email=t@localhost"]
+    repository = tmp_path / "repository"
+    repository.mkdir()
+    (repository / "package.py").write_text("1")
+    git = ["git", "-C", str(repository), "-c", "user.name=t", "-c", "user.email=t@localhost"]
     for command in (["init", "-q"], ["add", "package.py"], ["commit", "-qm", "one"]):
         subprocess.run([*git, *command], check=True)
-    return tmp_path
+    return repository
 
 
 def test_the_commit_of_a_tracked_file(repository: Path) -> None:
     commit = revision.git_revision(repository / "package.py")
-    assert commit is not None
-    assert len(commit) == 40
+    assert re.fullmatch("[0-9a-f]{40}", str(commit))
     (repository / "package.py").write_text("2")
-    assert revision.git_revision(repository / "package.py") == commit + "-dirty"
+    assert revision.git_revision(repository / "package.py") == f"{commit}-dirty"
 
 
-def test_a_package_installed_inside_somebodys_checkout_has_no_commit(repository: Path) -> None:
-    installed = repository / ".venv" / "site-packages"
-    installed.mkdir(parents=True)
-    (installed / "package.py").write_text("1")
-    assert revision.git_revision(installed / "package.py") is None
-
-
-def test_outside_a_repository_there_is_no_commit(tmp_path: Path) -> None:
-    (tmp_path / "package.py").write_text("1")
-    assert revision.git_revision(tmp_path / "package.py") is None
+def test_a_package_outside_a_repository_or_installed_inside_somebodys_checkout_has_no_commit(repository: Path) -> None:
+    outside, installed = repository.parent / "outside", repository / ".venv" / "site-packages"
+    for folder in (outside, installed):
+        folder.mkdir(parents=True)
+        (folder / "package.py").write_text("1")
+        assert revision.git_revision(folder / "package.py") is None
 
 
 @pytest.mark.skipif("site-packages" in revision.__file__, reason="the package is installed, and comes from no checkout")

@@ -8,10 +8,10 @@ from mlflow.tracking import fluent
 from pipelines.tracking import runs
 from pipelines.tracking.experiments import chosen_experiment, experiment_of
 from pipelines.tracking.recorded import recorded_training
+from pipelines.tracking.store import TrackedRun
 
 
-def test_an_unknown_run_cannot_be_continued(mlflow_store: str) -> None:
-    runs.start_run("tests", None, {}, {})
+def test_an_unknown_run_cannot_be_continued(run: TrackedRun) -> None:
     with pytest.raises(ValueError, match="0123456789abcdef"):
         runs.continue_run("0123456789abcdef")
 
@@ -23,14 +23,10 @@ def test_a_server_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("deleted", ["run", "experiment"])
-def test_a_deleted_run_is_no_parent(deleted: str, mlflow_store: str) -> None:
-    run = runs.start_run("tests", None, {}, {})
+def test_a_deleted_run_is_no_parent(deleted: str, run: TrackedRun, client: MlflowClient) -> None:
     assert runs.has_run(run)
-    client = MlflowClient(mlflow_store)
-    if deleted == "run":
-        client.delete_run(run.run_id)
-    else:
-        client.delete_experiment(client.get_run(run.run_id).info.experiment_id)
+    info = client.get_run(run.run_id).info
+    getattr(client, f"delete_{deleted}")(getattr(info, f"{deleted}_id"))
     assert not runs.has_run(run)
     assert not runs.is_known(run.run_id)
 
@@ -46,20 +42,18 @@ def test_a_sqlite_file_is_found_whatever_its_address_asks_for(tmp_path: Path, mo
     assert recorded_training(run.run_id, groups=(), metrics=()).run_id == run.run_id
 
 
-def test_a_run_belongs_to_the_active_experiment(mlflow_store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_belongs_to_the_active_experiment(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.setenv(name, "")  # MLflow sets one, and both are restored afterwards
         monkeypatch.delenv(name)
+    # MLflow's own: `set_experiment` keeps its choice there for ever, and has no public way back.
     monkeypatch.setattr(fluent, "_active_experiment_id", None)
     assert chosen_experiment(None) == "groundswell"
     mlflow.set_experiment("of the notebook")
-    assert chosen_experiment(None) == "of the notebook"
-    assert chosen_experiment("configured") == "configured"
-    assert chosen_experiment(None, offline=True) == "groundswell"
+    found = [chosen_experiment(None), chosen_experiment("configured"), chosen_experiment(None, offline=True)]
+    assert found == ["of the notebook", "configured", "groundswell"]
     run = runs.start_run(chosen_experiment(None), None, {}, {})
-    client = MlflowClient(mlflow_store)
-    made_in = client.get_experiment(client.get_run(run.run_id).info.experiment_id)
-    assert made_in.name == "of the notebook"
+    assert experiment_of(run.run_id) == "of the notebook"
     monkeypatch.setattr(fluent, "_active_experiment_id", None)
     monkeypatch.setenv("MLFLOW_EXPERIMENT_ID", "77")
     with pytest.raises(ValueError, match=r"^MLflow's active experiment: .*77"):

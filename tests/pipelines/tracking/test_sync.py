@@ -1,8 +1,11 @@
 """Runs that trained without MLflow, or that it has only a part of, in a real store."""
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -45,10 +48,16 @@ def log_model(folder: Path, run: TrackedRun) -> str:
     return f"runs:/{run.run_id}/model"
 
 
+def record_of(folder: Path) -> LocalRun:
+    """What a folder says about its run."""
+    local = read_local_run(folder)
+    assert local is not None
+    return local
+
+
 def test_logs_are_uploaded_from_where_the_run_is_now(
-    mlflow_store: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    client: MlflowClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    client = MlflowClient(mlflow_store)
     trained_offline(tmp_path / "first")
     (tmp_path / "first").rename(tmp_path / "moved")  # or copied to another machine
     synced = sync(tmp_path / "moved" / "offline-7", log_model)
@@ -59,7 +68,7 @@ def test_logs_are_uploaded_from_where_the_run_is_now(
     assert "/logs is not there any more: its files are not among the artifacts" in caplog.text
 
 
-def test_a_run_without_a_store_is_written_later_once(mlflow_store: str, tmp_path: Path) -> None:
+def test_a_run_without_a_store_is_written_later_once(client: MlflowClient, tmp_path: Path) -> None:
     folder = trained_offline(tmp_path)
     assert unsynced(tmp_path) == [folder]
     synced = sync(folder, log_model)
@@ -67,14 +76,13 @@ def test_a_run_without_a_store_is_written_later_once(mlflow_store: str, tmp_path
     assert synced.folder == tmp_path / synced.run_id
     assert folder.resolve() == synced.folder, "the old name still leads there"
 
-    client = MlflowClient(mlflow_store)
     run = client.get_run(synced.run_id)
     assert (run.info.status, run.info.start_time, run.info.end_time) == ("FINISHED", STARTED, STARTED + 5)
     assert (run.info.run_name, run.data.params) == ("r50-lars-g512-4w", {"a.b": "1"})
     assert (run.data.tags["codec"], run.data.tags["attempt"]) == ("onebit", "1")
-    (dataset,) = (each.dataset for each in run.inputs.dataset_inputs)
-    assert (dataset.name, dataset.digest, dataset.source_type) == ("eurosat_rgb", "0123", "local")
-    assert dataset.profile == '{"num_rows": 7}'
+    (found,) = (each.dataset for each in run.inputs.dataset_inputs)
+    facts = (found.name, found.digest, found.source_type, found.profile)
+    assert facts == ("eurosat_rgb", "0123", "local", '{"num_rows": 7}')
     assert [item.path for item in client.list_artifacts(run.info.run_id, "logs")] == ["logs/rank-0.log"]
     assert [(m.step, m.value) for m in client.get_metric_history(synced.run_id, "train/loss")] == [(1, 1.0), (2, 0.5)]
     experiment = client.get_experiment(run.info.experiment_id)
@@ -86,60 +94,47 @@ def test_a_run_without_a_store_is_written_later_once(mlflow_store: str, tmp_path
 
 
 def test_a_sync_that_was_interrupted_makes_no_second_run(
-    mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    client: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = trained_offline(tmp_path)
-
-    def interrupted(*args: object) -> None:
-        raise KeyboardInterrupt
-
     # First, the store has the run, and its folder does not know; then, the folder has its old name.
     for owner, method in ((LocalRun, "write"), (Path, "rename")):
         with monkeypatch.context() as patch:
-            patch.setattr(owner, method, interrupted)
+            patch.setattr(owner, method, Mock(side_effect=KeyboardInterrupt))
             with pytest.raises(KeyboardInterrupt):
                 adopt(folder)
     synced = sync(folder, log_model)
-    client = MlflowClient(mlflow_store)
     experiment = client.get_run(synced.run_id).info.experiment_id
     assert [run.info.run_id for run in client.search_runs([experiment])] == [synced.run_id]
 
 
 def test_a_model_that_cannot_be_made_leaves_a_failed_run_that_can_be_synced_again(
-    mlflow_store: str, tmp_path: Path
+    client: MlflowClient, tmp_path: Path
 ) -> None:
-    folder = trained_offline(tmp_path)
-
-    def refuse(folder: Path, run: TrackedRun) -> str:
-        raise ValueError("no module named mine")
-
     with pytest.raises(ValueError, match="no module named mine"):
-        sync(folder, refuse)
+        sync(trained_offline(tmp_path), Mock(side_effect=ValueError("no module named mine")))
     (left,) = unsynced(tmp_path)
-    local = read_local_run(left)
-    assert local is not None
-    assert MlflowClient(mlflow_store).get_run(local.run_id).info.status == "FAILED"
+    assert client.get_run(record_of(left).run_id).info.status == "FAILED"
     assert sync(left, log_model).status == "FINISHED"
 
 
 @pytest.mark.parametrize("status", ["RUNNING", "TRAINED"])
-def test_a_copy_of_a_run_changes_nothing_of_the_run(mlflow_store: str, tmp_path: Path, status: str) -> None:
+def test_a_copy_of_a_run_changes_nothing_of_the_run(client: MlflowClient, tmp_path: Path, status: str) -> None:
     folder = sync(trained_offline(tmp_path), log_model).folder
-    local = read_local_run(folder)
-    assert local is not None
+    local = record_of(folder)
     shutil.copytree(folder, tmp_path / "backup")
     replace(local, status=status, is_told=False).write(tmp_path / "backup")
     assert unsynced(tmp_path) == [folder], "its record of a step that no checkpoint holds"
     with pytest.raises(ValueError, match=f"backup is a copy of {folder}, which has the newer records: give that one"):
         sync(tmp_path / "backup", log_model)
-    run = MlflowClient(mlflow_store).get_run(local.run_id)
+    run = client.get_run(local.run_id)
     assert (run.info.status, run.data.tags.get("driver")) == ("FINISHED", None)
     # Where the run's own folder is gone, this one is the run.
     shutil.rmtree(folder)
     assert unsynced(tmp_path) == [tmp_path / "backup"]
 
 
-def test_a_copy_of_a_run_that_was_never_written_makes_no_second_run(mlflow_store: str, tmp_path: Path) -> None:
+def test_a_copy_of_a_run_that_was_never_written_makes_no_second_run(client: MlflowClient, tmp_path: Path) -> None:
     folder = trained_offline(tmp_path)
     shutil.copytree(folder, tmp_path / "offline-7.bak")
     assert unsynced(tmp_path) == [folder]
@@ -147,7 +142,7 @@ def test_a_copy_of_a_run_that_was_never_written_makes_no_second_run(mlflow_store
     assert unsynced(tmp_path) == [synced.folder], "the old name leads to the run still"
 
 
-def test_a_run_whose_driver_died_does_not_stay_running(mlflow_store: str, tmp_path: Path) -> None:
+def test_a_run_whose_driver_died_does_not_stay_running(client: MlflowClient, tmp_path: Path) -> None:
     run = start_run("offline", None, {}, {})
     folder = tmp_path / run.run_id
     LocalRun(run.run_id, MADE, STARTED, is_stored=True).write(folder)
@@ -157,15 +152,13 @@ def test_a_run_whose_driver_died_does_not_stay_running(mlflow_store: str, tmp_pa
             sync(folder, log_model)
     (left,) = unsynced(tmp_path)
     assert sync(left, log_model).status == "FAILED"
-    stored = MlflowClient(mlflow_store).get_run(run.run_id)
+    stored = client.get_run(run.run_id)
     assert (stored.info.status, stored.data.tags["driver"]) == ("FAILED", "died before it could end this run")
     assert unsynced(tmp_path) == []
-    local = read_local_run(folder)
-    assert local is not None
-    assert local.is_told
+    assert record_of(folder).is_told
 
 
-def test_a_journal_of_an_earlier_version_is_written(mlflow_store: str, tmp_path: Path) -> None:
+def test_a_journal_of_an_earlier_version_is_written(client: MlflowClient, tmp_path: Path) -> None:
     run = start_run("offline", None, {}, {})
     folder = tmp_path / run.run_id
     writer = RunWriter(TrackedRun("", run.run_id), driver_journal(folder))
@@ -173,28 +166,28 @@ def test_a_journal_of_an_earlier_version_is_written(mlflow_store: str, tmp_path:
     writer.close()
     (left,) = unsynced(tmp_path)
     assert sync(left, log_model).run_id == run.run_id
-    assert MlflowClient(mlflow_store).get_run(run.run_id).data.tags["late"] == "yes"
+    assert client.get_run(run.run_id).data.tags["late"] == "yes"
     assert unsynced(tmp_path) == []
+
+
+def only_outside(folder: str, method: Callable[[Path], Any]) -> Callable[[Path], Any]:
+    """A method of paths that is not permitted in one folder."""
+
+    def permitted(path: Path) -> Any:
+        if path.parent.name == folder:
+            raise PermissionError(13, "Permission denied", str(path))
+        return method(path)
+
+    return permitted
 
 
 def test_what_cannot_be_read_does_not_hide_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [trained_offline(tmp_path / "made").rename(tmp_path / name) for name in ("first", "second")]
     (tmp_path / "made").rmdir()
     (tmp_path / "lost+found").mkdir()
-    is_file, read_text = Path.is_file, Path.read_text
-
-    def is_readable_file(path: Path) -> bool:  # the tests may be root's, who may read everything
-        if path.parent.name == "lost+found":
-            raise PermissionError(13, "Permission denied", str(path))
-        return is_file(path)
-
-    def read(path: Path) -> str:
-        if path.parent.name == "first":
-            raise PermissionError(13, "Permission denied", str(path))
-        return read_text(path)
-
-    monkeypatch.setattr(Path, "is_file", is_readable_file)
-    monkeypatch.setattr(Path, "read_text", read)
+    # The tests may be root's, who may read everything.
+    for method, folder in (("is_file", "lost+found"), ("read_text", "first")):
+        monkeypatch.setattr(Path, method, only_outside(folder, getattr(Path, method)))
     assert unsynced(tmp_path) == runs
 
 

@@ -1,5 +1,6 @@
 import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -28,11 +29,8 @@ def test_what_mlflow_samples_is_taken_with_the_step() -> None:
 def test_a_gpu_that_is_not_sampled_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse() -> None:
-        raise ImportError("`nvidia-ml-py` is not installed")
-
-    monkeypatch.setattr(system, "GPUMonitor", refuse)
-    monkeypatch.setattr(system, "_DEVICES", tmp_path)
+    monkeypatch.setattr(system, "GPUMonitor", Mock(side_effect=ImportError("`nvidia-ml-py` is not installed")))
+    monkeypatch.setattr(system, "DEVICES", tmp_path)
     SystemSampler(60.0, lambda: 0).close()
     assert "GPU" not in caplog.text
     (tmp_path / "nvidia0").touch()

@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,8 +44,8 @@ class FrozenStore:
 
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> FrozenStore:
-    for name in ("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"):
-        monkeypatch.delenv(name, raising=False)
+    for name in waits():
+        monkeypatch.delenv(name)
     frozen = FrozenStore()
     monkeypatch.setattr(delivery, "time", SimpleNamespace(monotonic=frozen.monotonic, sleep=frozen.sleep))
     monkeypatch.setattr(delivery, "MlflowClient", lambda uri: frozen)
@@ -67,8 +68,7 @@ def test_an_outage_costs_a_driver_five_seconds_however_many_attempts_it_makes(
     assert store.seconds == 9, "where a rank has just reached the store, it may only be slow"
     store.is_frozen = False
     assert sending.drain() == ""
-    assert store.taken == [f"attempt-{attempt}" for attempt in range(4)]
-    assert news == ["away", "back"]
+    assert (store.taken, news) == ([f"attempt-{attempt}" for attempt in range(4)], ["away", "back"])
     # A later outage is another one.
     store.is_frozen = True
     journal.append("tags", {"tags": {"attempt-4": "1"}}, after_step=0)
@@ -88,11 +88,9 @@ def silent_server() -> Iterator[tuple[str, list[socket.socket]]]:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def take() -> None:
-            try:
+            with suppress(OSError):  # closed
                 while True:
                     taken.append(server.accept()[0])
-            except OSError:  # closed
-                pass
 
         threading.Thread(target=take, daemon=True).start()
         yield f"http://127.0.0.1:{server.getsockname()[1]}", taken

@@ -12,9 +12,21 @@ from pipelines.tracking.store import TrackedRun, worker_environment
 from pipelines.tracking.writer import Point, RunWriter
 
 
+@pytest.mark.filterwarnings("ignore:The filesystem tracking backend:FutureWarning")
+@pytest.mark.parametrize("kind", ["database", "files"])
 def test_everything_written_is_read_back(
-    run: TrackedRun, mlflow_store: str, tmp_path: Path, artifact_text: Callable[[str, str, str], str]
+    mlflow_store: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    artifact_text: Callable[[str, str, str], str],
+    kind: str,
 ) -> None:
+    uri = {"database": mlflow_store, "files": f"file://{tmp_path}/files"}[kind]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # this version of MLflow refuses it otherwise
+    assert check_store() == f"{uri} answers"
+    run, client = start_run("tests", "name", {"a.b": 1}, {"tag": "value"}), MlflowClient(uri)
+    assert (run.uri, worker_environment()["MLFLOW_ALLOW_FILE_STORE"]) == (uri, "true")
     writer = RunWriter(run, tmp_path / "journal")
     writer.metrics({"val/loss": 0.5}, step=1)
     writer.curves({"train/learning_rate": [Point(step, step / 10, 1_700_000_000_000) for step in range(1500)]})
@@ -25,24 +37,24 @@ def test_everything_written_is_read_back(
     assert writer.drain() == ""
     end_run(run, "FINISHED")
 
-    table = json.loads(artifact_text(mlflow_store, run.run_id, "per_class.json"))
+    assert artifact_text(uri, run.run_id, "config.yaml") == "hello"
+    table = json.loads(artifact_text(uri, run.run_id, "per_class.json"))
     assert table == {"columns": ["class", "f1"], "data": [["x", 0.5], ["y", None]]}
-    client = MlflowClient(mlflow_store)
     stored = client.get_run(run.run_id)
-    assert stored.info.status == "FINISHED"
-    assert stored.data.params == {"a.b": "1"}
-    assert stored.data.tags["tag"] == "value"
+    assert (stored.info.status, stored.info.run_name) == ("FINISHED", "name")
+    assert (stored.data.params, stored.data.tags["tag"]) == ({"a.b": "1"}, "value")
     assert stored.data.metrics["val/loss"] == 0.5
-    assert len(client.get_metric_history(run.run_id, "train/learning_rate")) == 1500
+    history = client.get_metric_history(run.run_id, "train/learning_rate")
+    assert [(point.step, point.value) for point in history] == [(step, step / 10) for step in range(1500)]
     assert {item.path for item in client.list_artifacts(run.run_id)} == {"config.yaml", "per_class.json", "figure.png"}
 
 
 @pytest.mark.parametrize("deleted", ["run", "experiment"])
 def test_what_is_written_while_a_run_is_deleted_is_kept_until_it_is_restored(
-    run: TrackedRun, mlflow_store: str, tmp_path: Path, deleted: str
+    run: TrackedRun, client: MlflowClient, tmp_path: Path, deleted: str
 ) -> None:
-    client, news = MlflowClient(mlflow_store), list[str]()
-    identifier = run.run_id if deleted == "run" else client.get_run(run.run_id).info.experiment_id
+    news = list[str]()
+    identifier = getattr(client.get_run(run.run_id).info, f"{deleted}_id")
     writer = RunWriter(run, tmp_path / "journal", on_news=lambda said, reason: news.append(said))
     writer.metrics({"train/loss": 1.0}, step=10)
     assert writer.drain() == ""
@@ -61,39 +73,12 @@ def test_what_is_written_while_a_run_is_deleted_is_kept_until_it_is_restored(
     assert [item.path for item in client.list_artifacts(run.run_id)] == ["notes.txt"]
 
 
-@pytest.mark.filterwarnings("ignore:The filesystem tracking backend:FutureWarning")
-def test_a_run_is_written_to_a_store_of_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, artifact_text: Callable[[str, str, str], str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"file://{tmp_path}/mlruns")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # this version of MLflow refuses it otherwise
-    assert check_store() == f"file://{tmp_path}/mlruns answers"
-    run = start_run("tests", "name", {"a.b": 1}, {"tag": "value"})
-    assert (run.uri, worker_environment()["MLFLOW_ALLOW_FILE_STORE"]) == (f"file://{tmp_path}/mlruns", "true")
-    writer = RunWriter(run, tmp_path / "journal")
-    writer.curves({"train/loss": [Point(step, step / 10, 1_700_000_000_000) for step in range(3)]})
-    writer.text("hello", "config.yaml")
-    assert writer.drain() == ""
-    writer.close()
-    end_run(run, "FINISHED")
-    client = MlflowClient(run.uri)
-    stored = client.get_run(run.run_id)
-    assert (stored.info.status, stored.info.run_name) == ("FINISHED", "name")
-    assert (stored.data.params, stored.data.tags["tag"]) == ({"a.b": "1"}, "value")
-    history = client.get_metric_history(run.run_id, "train/loss")
-    assert [(point.step, point.value) for point in history] == [(0, 0.0), (1, 0.1), (2, 0.2)]
-    assert artifact_text(run.uri, run.run_id, "config.yaml") == "hello"
-
-
-def test_a_metric_that_is_not_listed_is_never_written(run: TrackedRun, tmp_path: Path) -> None:
-    writer = RunWriter(run, tmp_path / "journal")
+def test_a_metric_that_is_not_listed_is_never_written(writer: RunWriter) -> None:
     with pytest.raises(AssertionError, match=r"not listed in pipelines/tracking/metrics\.py: \['train/speed'\]"):
         writer.metrics({"train/loss": 0.5, "train/speed": 1.0}, step=1)
-    for name in ("train/loss", "val/top_5", "val_ema/loss", "test/f1_micro", "test/loss", "country-b/f1_micro"):
-        assert metrics.is_listed(name)
-    for name in ("loss", "f1_micro", "range_test/steps", "val/f1_micro/x"):
-        assert not metrics.is_listed(name)
-    assert all(map(metrics.is_listed, metrics.described()))
+    listed = ("train/loss", "val/top_5", "val_ema/loss", "test/f1_micro", "test/loss", "country-b/f1_micro")
+    assert all(map(metrics.is_listed, [*listed, *metrics.described()]))
+    assert not any(map(metrics.is_listed, ("loss", "f1_micro", "range_test/steps", "val/f1_micro/x")))
 
 
 @pytest.mark.parametrize("score", ["val/top_1", "val/f1_micro"])
