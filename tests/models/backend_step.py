@@ -1,9 +1,12 @@
 """Training steps of every network, loss and layerwise optimizer under the backend that KERAS_BACKEND names.
 
 Needs Keras and the backend only. Usage: backend_step.py WEIGHTS.npz RESULT.npz; weights that are not there are drawn.
+Prints the backend, and what the parts that TensorFlow alone can compute say under another one.
 """
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,11 @@ import keras
 import numpy as np
 from keras import ops
 
+from models.layers.meprop import MeProp
+from models.layers.mixup import mix_pairs
+from models.layers.normalisation import normalise_over
 from models.layers.preprocessing import InputGroup
+from models.layers.table import AUGMENTATIONS
 from models.losses import classification_loss
 from models.networks.model import build_model, with_probabilities
 from models.optimizers.roles import variables_with_roles
@@ -25,7 +32,7 @@ SAMPLES, CLASSES, RATE = 6, 5, 0.05
 DECAYED = {"weight_decay": 1e-4}
 NETWORKS = {
     "resnet": {"depth": 18, "width_factor": 0.125},
-    "resnet_cifar": {"depth": 20, "width_factor": 0.5, "preactivation": True, "stem_stride": 1},
+    "resnet_cifar": {"depth": 8, "width_factor": 0.5, "preactivation": True, "stem_stride": 1},
 }
 STEPS = (("lars", "multi_label", "resnet", 2), ("lamb", "single_label", "resnet_cifar", 1))
 """Optimizer, loss, network and number of steps."""
@@ -74,24 +81,51 @@ def gradients(model: keras.Model, task: str) -> tuple[Any, list[Any]]:
     return value, found
 
 
-def build(network: str) -> keras.Model:
+def build(network: str, **settings: Any) -> keras.Model:
     """Build a network whose gains are 1: gains of zero would hide the residual branches."""
     keras.utils.set_random_seed(0)
-    model = build_model(
-        GROUPS,
-        network=network,
-        classes=CLASSES,
-        upsampling="bilinear",
-        augmentation=None,
-        dropout=0.0,
-        stochastic_depth=0.0,
-        zero_init_residual=True,
-        **NETWORKS[network],
-    )
+    rates = {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True}
+    chosen = {"upsampling": "bilinear", "augmentation": None, **rates, **NETWORKS[network], **settings}
+    model = build_model(GROUPS, network=network, classes=CLASSES, **chosen)
     for variable in model.variables:
         if variable.path.endswith("gamma"):
             variable.assign(ops.ones(variable.shape))
     return model
+
+
+def identity(images: Any, seeds: Any) -> Any:
+    """An augmentation of somebody's own."""
+    return images
+
+
+def augment(name: str, **settings: Any) -> Any:
+    """Let an augmentation of the table change images."""
+    layer = AUGMENTATIONS[name](**settings)
+    return layer(batch("multi_label")[0], np.arange(SAMPLES, dtype=np.int32), training=True)  # type: ignore[misc]
+
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "a model that augments": lambda: build("resnet_cifar", augmentation=AUGMENTATIONS["flips"]()),
+    "a model with dropout": lambda: build("resnet_cifar", dropout=0.1),
+    "a model with stochastic depth": lambda: build("resnet_cifar", stochastic_depth=0.1),
+    "dihedral": lambda: augment("dihedral"),
+    "pad_crop": lambda: augment("pad_crop", padding=2, fill="zero", mirror=False, cutout=0),
+    "import": lambda: augment("import", path=f"{__name__}:identity", settings={}),
+    "batch norm over ranks": lambda: normalise_over(build("resnet_cifar"), None),  # type: ignore[arg-type]
+    "mixup": lambda: mix_pairs(np.zeros((2, 3), np.float32), np.ones(2, np.float32)),
+    "meprop": lambda: MeProp(keras.layers.Dense(4), 2)(np.zeros((2, 3), np.float32)),
+}
+
+
+def refusals() -> dict[str, str]:
+    """What each part says."""
+    said = dict.fromkeys(REFUSED, "it is computed")
+    for name, part in REFUSED.items():
+        try:
+            part()
+        except ValueError as error:
+            said[name] = str(error)
+    return said
 
 
 def main(weights_file: str, result_file: str) -> None:
@@ -127,7 +161,8 @@ def main(weights_file: str, result_file: str) -> None:
         served = with_probabilities(model, task)
         result[f"{name}/probabilities"] = ops.convert_to_numpy(served(batch(task)[0]))
     np.savez(result_file, **result)
-    print(keras.backend.backend())
+    backend = keras.backend.backend()
+    print(json.dumps([backend, {} if backend == "tensorflow" else refusals()]))
 
 
 if __name__ == "__main__":

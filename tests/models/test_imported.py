@@ -18,9 +18,9 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_functions_and_attributes_of_classes_are_found(module: Path) -> None:
-    assert import_function("somebodys_part:double", "model.path")(4) == 8
-    assert import_function("somebodys_part:Maker.triple", "model.path")(4) == 12
+@pytest.mark.parametrize(("name", "value"), [("double", 8), ("Maker.triple", 12)])
+def test_functions_and_attributes_of_classes_are_found(module: Path, name: str, value: int) -> None:
+    assert import_function(f"somebodys_part:{name}", "model.path")(4) == value
 
 
 @pytest.mark.parametrize(

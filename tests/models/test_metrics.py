@@ -14,32 +14,11 @@ TARGETS = np.array([[1, 0, 0], [1, 1, 0], [1, 1, 0], [0, 0, 0]])
 COUNTS = np.array([[2, 1, 0], [1, 0, 2], [1, 1, 0]])
 
 
-@pytest.fixture(scope="module")
-def random_predictions():
-    generator = np.random.default_rng(7)
-    targets = (generator.random((500, 19)) < 0.15).astype(np.int64)
-    probabilities = np.clip(0.3 * targets + 0.7 * generator.random((500, 19)), 0, 1).round(2)
-    return probabilities, targets
-
-
 def test_counts_by_hand():
     counts = metrics.multi_label_counts(PROBABILITIES, TARGETS)
     assert counts.dtype == np.int64
     np.testing.assert_array_equal(counts, COUNTS)
-
-
-def test_counts_follow_the_threshold():
     np.testing.assert_array_equal(metrics.multi_label_counts(PROBABILITIES, TARGETS, 0.75)[0], [2, 0, 0])
-
-
-def test_counts_of_parts_add_up_to_the_whole(random_predictions):
-    probabilities, targets = random_predictions
-    parts = metrics.multi_label_counts(probabilities[:123], targets[:123])
-    parts = parts + metrics.multi_label_counts(probabilities[123:], targets[123:])
-    np.testing.assert_array_equal(parts, metrics.multi_label_counts(probabilities, targets))
-
-
-def test_counts_of_no_sample_are_zero():
     np.testing.assert_array_equal(metrics.multi_label_counts(np.zeros((0, 2)), np.zeros((0, 2))), np.zeros((3, 2)))
 
 
@@ -55,19 +34,22 @@ def test_single_label_counts_predict_the_likeliest_class_only():
 def test_f1_by_hand_with_zero_for_a_class_that_never_occurs():
     # Per class 2 TP / (2 TP + FP + FN): 4/6, 2/3, 0/2; together TP 3, FP 3, FN 2: 6/11.
     np.testing.assert_allclose(metrics.f1_per_class(COUNTS), [2 / 3, 2 / 3, 0])
-    assert metrics.f1_micro(COUNTS) == pytest.approx(6 / 11)
-    assert metrics.f1_macro(COUNTS) == pytest.approx(4 / 9)
-    assert metrics.f1_per_class(np.zeros((3, 1), np.int64)) == [0.0]
-    assert metrics.f1_micro(np.zeros((3, 1), np.int64)) == 0.0
+    assert (metrics.f1_micro(COUNTS), metrics.f1_macro(COUNTS)) == pytest.approx((6 / 11, 4 / 9))
+    nothing = np.zeros((3, 1), np.int64)
+    assert (metrics.f1_per_class(nothing).tolist(), metrics.f1_micro(nothing)) == ([0.0], 0.0)
 
 
-def test_f1_agrees_with_scikit_learn(random_predictions):
-    probabilities, targets = random_predictions
-    counts = metrics.multi_label_counts(probabilities, targets)
-    predicted = probabilities >= 0.5
+def test_scores_agree_with_scikit_learn():
+    generator = np.random.default_rng(7)
+    targets = (generator.random((500, 19)) < 0.15).astype(np.int64)
+    probabilities = np.clip(0.3 * targets + 0.7 * generator.random((500, 19)), 0, 1).round(2)
+    counts, predicted = metrics.multi_label_counts(probabilities, targets), probabilities >= 0.5
     np.testing.assert_allclose(metrics.f1_per_class(counts), reference.f1_score(targets, predicted, average=None))
     assert metrics.f1_micro(counts) == pytest.approx(reference.f1_score(targets, predicted, average="micro"))
     assert metrics.f1_macro(counts) == pytest.approx(reference.f1_score(targets, predicted, average="macro"))
+    per_class = metrics.average_precision_per_class(probabilities, targets)
+    expected = reference.average_precision_score(targets, probabilities, average="macro")
+    assert metrics.mean_average_precision(per_class) == pytest.approx(expected)
 
 
 def test_average_precision_by_hand_and_undefined_without_positives():
@@ -79,13 +61,6 @@ def test_average_precision_by_hand_and_undefined_without_positives():
     assert math.isnan(metrics.mean_average_precision(np.array([np.nan, np.nan])))
 
 
-def test_mean_average_precision_agrees_with_scikit_learn(random_predictions):
-    probabilities, targets = random_predictions
-    per_class = metrics.average_precision_per_class(probabilities, targets)
-    expected = reference.average_precision_score(targets, probabilities, average="macro")
-    assert metrics.mean_average_precision(per_class) == pytest.approx(expected)
-
-
 def test_top_k_counts_samples_and_settles_ties_by_the_order_of_classes():
     probabilities = np.array([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.4, 0.4, 0.2], [0.1, 0.2, 0.7]])
     targets = np.eye(3)[[0, 0, 1, 1]]
@@ -95,25 +70,20 @@ def test_top_k_counts_samples_and_settles_ties_by_the_order_of_classes():
 @pytest.mark.parametrize("k", [1, 3, 5])
 def test_top_k_agrees_with_scikit_learn(k):
     generator = np.random.default_rng(3)
-    probabilities = generator.dirichlet(np.ones(10), 200)
-    labels = generator.integers(0, 10, 200)
+    probabilities, labels = generator.dirichlet(np.ones(10), 200), generator.integers(0, 10, 200)
     expected = reference.top_k_accuracy_score(labels, probabilities, k=k, normalize=False, labels=np.arange(10))
     assert metrics.top_k_correct(probabilities, np.eye(10)[labels], k) == expected
 
 
 def test_table_has_a_row_a_class():
     rows = metrics.per_class_table(["urban", "water", "ice"], COUNTS, np.array([0.5, 0.25, np.nan]))
-    assert rows[0] == {
-        "class": "urban",
-        "support": 3,
-        "precision": pytest.approx(2 / 3),
-        "recall": pytest.approx(2 / 3),
-        "f1": pytest.approx(2 / 3),
-        "average_precision": 0.5,
-    }
-    assert (rows[1]["precision"], rows[1]["recall"], rows[1]["support"]) == (1.0, 0.5, 2)
-    assert (rows[2]["precision"], rows[2]["recall"], rows[2]["support"]) == (0.0, 0.0, 0)
-    assert math.isnan(rows[2]["average_precision"])
+    columns = ("class", "support", "precision", "recall", "f1", "average_precision")
+    expected = [
+        ("urban", 3, pytest.approx(2 / 3), pytest.approx(2 / 3), pytest.approx(2 / 3), 0.5),
+        ("water", 2, 1.0, 0.5, pytest.approx(2 / 3), 0.25),
+        ("ice", 0, 0.0, 0.0, 0.0, pytest.approx(np.nan, nan_ok=True)),
+    ]
+    assert rows == [dict(zip(columns, row, strict=True)) for row in expected]
 
 
 def test_shapes_that_differ_are_rejected():

@@ -16,102 +16,63 @@ from models.schedules import (
 GOYAL = ((30 / 90, 0.1), (60 / 90, 0.01), (80 / 90, 0.001))
 
 
-def test_linear_scaling_is_that_of_goyal():
-    workers, batch_size_per_worker = 32, 256
-    assert scaled_learning_rate(0.1, workers * batch_size_per_worker, "linear") == pytest.approx(
-        3.2
-    )  # 0.1 * 8192 / 256
-    assert scaled_learning_rate(0.1, 256, "linear") == pytest.approx(0.1)
-    assert scaled_learning_rate(0.1, 64, "linear") == pytest.approx(0.025)
-
-
-def test_sqrt_scaling():
-    assert scaled_learning_rate(0.1, 4096, "sqrt") == pytest.approx(0.4)  # 0.1 * sqrt(16)
-
-
-def goyal(total_steps):
-    return multi_step(1.0, [(step_at(fraction, total_steps), factor) for fraction, factor in GOYAL])
-
-
-def test_steps_drop_at_30_60_and_80_of_90_epochs():
-    steps_per_epoch = 7
-    rate = goyal(90 * steps_per_epoch)
-    for first_epoch, last_epoch, factor in [(0, 29, 1.0), (30, 59, 0.1), (60, 79, 0.01), (80, 89, 0.001)]:
-        assert rate(first_epoch * steps_per_epoch) == pytest.approx(factor)
-        assert rate(last_epoch * steps_per_epoch + steps_per_epoch - 1) == pytest.approx(factor)
+@pytest.mark.parametrize(
+    ("global_batch_size", "rule", "expected"),
+    [
+        (32 * 256, "linear", 3.2),  # 0.1 * 8192 / 256
+        (256, "linear", 0.1),
+        (64, "linear", 0.025),
+        (4096, "sqrt", 0.4),  # 0.1 * sqrt(16)
+    ],
+)
+def test_scaling_is_that_of_goyal_or_its_root(global_batch_size, rule, expected):
+    assert scaled_learning_rate(0.1, global_batch_size, rule) == pytest.approx(expected)
 
 
 def test_boundaries_are_exact_for_any_number_of_steps_per_epoch():
     for steps_per_epoch in [*range(1, 400), 5004, 65537]:
-        rate = goyal(90 * steps_per_epoch)
+        total_steps = 90 * steps_per_epoch
+        rate = multi_step(1.0, [(step_at(fraction, total_steps), factor) for fraction, factor in GOYAL])
         around = [rate(epoch * steps_per_epoch + offset) for epoch in (30, 60, 80) for offset in (-1, 0)]
         assert around == [1.0, 0.1, 0.1, 0.01, 0.01, 0.001], steps_per_epoch
 
 
-def test_boundary_is_exact_where_floats_are_not():
-    assert step_at(0.55, 100) == 55
-
-
 def test_boundary_between_two_steps_takes_effect_at_the_next():
-    assert step_at(0.5, 5) == 3  # 2.5 steps
-    assert (step_at(0.0, 5), step_at(1.0, 5)) == (0, 5)
-
-
-def test_without_milestones_the_peak_stays():
-    for rate in (multi_step(0.3, []), constant(0.3)):
-        assert {rate(step) for step in (0, 1, 10**6)} == {0.3}
-
-
-def test_of_two_milestones_at_one_step_the_second_holds():
-    assert [multi_step(1.0, [(1, 0.5), (1, 0.1)])(step) for step in (0, 1)] == [1.0, 0.1]
+    assert step_at(0.55, 100) == 55  # where floats are not exact
+    assert [step_at(fraction, 5) for fraction in (0.0, 0.5, 1.0)] == [0, 3, 5]  # 2.5 steps
 
 
 def test_polynomial_of_mlperf():
     # Batch 8,192, with 10 steps an epoch: 17 falls to 1e-4 in the 37 epochs after 5 of warm-up.
     rate = polynomial(17.0, start_step=50, end_step=420, power=2, end_rate=1e-4)
-    assert rate(0) == rate(50) == 17.0
-    assert rate(235) == pytest.approx(1e-4 + (17 - 1e-4) / 4)  # half-way
-    assert rate(419) == pytest.approx(1e-4 + (17 - 1e-4) / 370**2)
-    assert rate(420) == rate(10**6) == 1e-4
+    parts = {0: 1, 50: 1, 235: 1 / 4, 419: 1 / 370**2, 420: 0, 10**6: 0}  # half-way at 235
+    assert [rate(step) for step in parts] == pytest.approx([1e-4 + (17 - 1e-4) * part for part in parts.values()])
 
 
 def test_cosine_falls_by_half_in_the_middle():
     rate = cosine(0.8, start_step=10, end_step=110, end_rate=0.2)
-    assert rate(9) == rate(10) == 0.8
-    assert rate(60) == pytest.approx(0.5)
+    assert [rate(step) for step in (9, 10, 60, 110)] == pytest.approx([0.8, 0.8, 0.5, 0.2])
     # cos(pi / 3) = 1/2 is a third of the way.
     assert cosine(1.0, start_step=0, end_step=3, end_rate=0.0)(1) == pytest.approx(0.75)
-    assert rate(110) == 0.2
 
 
-def test_an_interval_without_steps_is_a_drop():
-    rate = polynomial(1.0, start_step=4, end_step=4, power=2, end_rate=0.1)
-    assert [rate(step) for step in (3, 4)] == [1.0, 0.1]
-
-
-def test_constant_warmup_is_a_part_of_the_schedule():
-    rate = constant_warmup(lambda step: 0.8, 2, 0.25)
-    assert [rate(step) for step in range(4)] == [0.2, 0.2, 0.8, 0.8]
-
-
-def test_warmup_may_start_at_another_rate_than_0():
-    # 0.1 to 3.2 in 5 parts of 0.62
-    rate = gradual_warmup(constant(3.2), 5, start_rate=0.1)
-    assert [rate(step) for step in range(6)] == pytest.approx([0.72, 1.34, 1.96, 2.58, 3.2, 3.2])
-
-
-def test_warmup_rises_by_equal_parts_to_the_schedule():
-    rate = gradual_warmup(lambda step: 0.8, 4)
-    assert [rate(step) for step in range(6)] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
-
-
-def test_warmup_multiplies_the_schedule_beneath():
-    rate = gradual_warmup(multi_step(1.0, [(2, 0.5)]), 4)
-    assert [rate(step) for step in range(5)] == pytest.approx([0.25, 0.5, 0.5 * 0.75, 0.5, 0.5])
-
-
-def test_no_warmup_is_the_schedule_itself():
-    assert gradual_warmup(lambda step: 0.8, 0)(0) == 0.8
+@pytest.mark.parametrize(
+    ("rate", "first"),
+    [
+        (multi_step(0.3, []), [0.3, 0.3]),
+        (constant(0.3), [0.3, 0.3]),
+        (multi_step(1.0, [(1, 0.5), (1, 0.1)]), [1.0, 0.1]),  # of two milestones at one step the second holds
+        (polynomial(1.0, start_step=1, end_step=1, power=2, end_rate=0.1), [1.0, 0.1]),  # an interval without steps
+        (constant_warmup(constant(0.8), 2, 0.25), [0.2, 0.2, 0.8, 0.8]),
+        (gradual_warmup(constant(0.8), 0), [0.8]),
+        (gradual_warmup(constant(0.8), 4), [0.2, 0.4, 0.6, 0.8, 0.8, 0.8]),
+        # 0.1 to 3.2 in 5 parts of 0.62
+        (gradual_warmup(constant(3.2), 5, start_rate=0.1), [0.72, 1.34, 1.96, 2.58, 3.2, 3.2]),
+        (gradual_warmup(multi_step(1.0, [(2, 0.5)]), 4), [0.25, 0.5, 0.5 * 0.75, 0.5, 0.5]),
+    ],
+)
+def test_first_rates_by_hand(rate, first):
+    assert [rate(step) for step in range(len(first))] == pytest.approx(first)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """Simulated ranks, one thread each, that meet at every collective."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from conf.exchange import ExchangeConfig
+from models.compression.arithmetic.randomness import make_key
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
-from tests.patience import patient
+from tests.models.meeting import Meeting
 
 # The defaults of the configuration, but one bucket of all tensors.
 EXCHANGE = {**ExchangeConfig().arguments(), "bucket_mib": None, "seed": 0}
@@ -19,19 +17,8 @@ EXCHANGE = {**ExchangeConfig().arguments(), "bucket_mib": None, "seed": 0}
 class LockstepRank:
     """One of several threads; every collective waits for all of them."""
 
-    def __init__(self, rank, barrier, slots):
-        self.rank = rank
-        self.size = len(slots)
-        self.calls = []
-        self._barrier = barrier
-        self._slots = slots
-
-    def _meet(self, value):
-        self._slots[self.rank] = value
-        self._barrier.wait(timeout=patient(60))
-        values = list(self._slots)
-        self._barrier.wait(timeout=patient(60))
-        return values
+    def __init__(self, rank, meeting):
+        self.rank, self.size, self.calls, self._meet = rank, meeting.size, [], meeting.all_of
 
     def allreduce(self, tensors, name=None):
         assert len({tensor.dtype for tensor in tensors}) == 1
@@ -40,13 +27,10 @@ class LockstepRank:
 
     def alltoall(self, tensor, splits=None, name=None):
         rows = int(tensor.shape[0])
-        if splits is None:
-            assert rows % self.size == 0
         lengths = [rows // self.size] * self.size if splits is None else splits.numpy().tolist()
         assert sum(lengths) == rows
         self.calls.append(("alltoall", [(tensor.dtype, tuple(tensor.shape))]))
-        sections = self._meet(tf.split(tensor, lengths))
-        return tf.concat([section[self.rank] for section in sections], 0)
+        return tf.concat([section[self.rank] for section in self._meet(tf.split(tensor, lengths))], 0)
 
     def allgather(self, tensor, name=None):
         self.calls.append(("allgather", [(tensor.dtype, tuple(tensor.shape))]))
@@ -57,8 +41,7 @@ class EqualRanks:
     """Ranks that all bring the same, so that nothing needs a meeting and all can be traced."""
 
     def __init__(self, size):
-        self.rank = 0
-        self.size = size
+        self.rank, self.size = 0, size
 
     def allreduce(self, tensors, name=None):
         return [tensor * tf.cast(self.size, tensor.dtype) for tensor in tensors]
@@ -75,36 +58,27 @@ class Ring:
     """As many exchanges as ranks, that run together."""
 
     def __init__(self, size, codec, settings):
-        barrier, slots = threading.Barrier(size), [None] * size
-        self.ranks = [LockstepRank(rank, barrier, slots) for rank in range(size)]
+        self.size, self._meeting = size, Meeting(size)
+        self.ranks = [LockstepRank(rank, self._meeting) for rank in range(size)]
         settings = {**EXCHANGE, "jit_compile": False, "dense_below": 0, **settings}
         self.exchanges = [GradientExchange(codec, rank, **settings) for rank in self.ranks]
-        self.size = size
-        self._barrier = barrier
 
     def exchange(self, gradients_by_rank, learning_rate=None):
-        """Every rank's results."""
+        """What every rank has in the end."""
 
-        def one(pair):
-            exchange, gradients = pair
-            try:
-                return exchange.exchange([tf.constant(gradient) for gradient in gradients], learning_rate)
-            except BaseException:
-                self._barrier.abort()
-                raise
+        def one(rank):
+            gradients = [tf.constant(gradient) for gradient in gradients_by_rank[rank]]
+            return [each.numpy() for each in self.exchanges[rank].exchange(gradients, learning_rate)]
 
-        with ThreadPoolExecutor(self.size) as pool:
-            pairs = zip(self.exchanges, gradients_by_rank, strict=True)
-            futures = [pool.submit(one, pair) for pair in pairs]
-        errors = [future.exception() for future in futures if future.exception()]
-        # A rank that stops breaks the others' barrier: what stopped it is the error.
-        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-            raise error
-        results = [[tensor.numpy() for tensor in future.result()] for future in futures]
-        for result in results[1:]:
-            for own, first in zip(result, results[0], strict=True):
-                np.testing.assert_array_equal(own, first)
-        return results[0]
+        first, *others = self._meeting.on_ranks(one)
+        for result in others:
+            for own, expected in zip(result, first, strict=True):
+                np.testing.assert_array_equal(own, expected)
+        return first
+
+    def alike(self, *gradients, **settings):
+        """What comes of gradients that all ranks have."""
+        return self.exchange([gradients] * self.size, **settings)
 
     def state(self, name):
         """One state variable by name on every rank."""
@@ -116,34 +90,47 @@ class Ring:
     def left_out(self, index, shape):
         """Mean over ranks of the residuals, and the owners', of one tensor."""
         total = np.mean(self.state(f"residual/gradient_{index}"), axis=0)
-        names = [entry.name for entry in self.exchanges[0].state]
-        if f"owner_residual/gradient_{index}" in names:
+        if f"owner_residual/gradient_{index}" in [entry.name for entry in self.exchanges[0].state]:
             parts = np.stack(self.state(f"owner_residual/gradient_{index}"))
             total = total + self.exchanges[0].codec.join_parts(tf.constant(parts), shape).numpy()
         return total
 
 
+def encoded(compressor, values, real=None):
+    """Message, remainder and what the message decodes to, of one part with so many real elements."""
+    parts = tf.constant(values, tf.float32)[None]
+    real = tf.constant([real or parts.shape[-1]])
+    message, remainder = compressor.encode(parts, real, tf.constant(0), make_key(0))
+    return message, remainder.numpy()[0], compressor.decode(message, tuple(parts.shape[1:])).numpy()[0]
+
+
+def codec_of(name, **settings):
+    required = {"tau": 0.05} if name == "threshold" else {}
+    defaults = ExchangeConfig(codec={"name": name, **required}).codec.arguments()
+    # Half of a method: the recipe takes it from the optimizer's settings.
+    shared = {"beta_1": 0.9} if name == "onebit_adam" else {}
+    return CODECS[name](**{**defaults, **shared, **settings})
+
+
 @pytest.fixture(scope="session")
 def make_codec():
     """`make_codec(name, **settings)`: what is not given is the configuration's default."""
-
-    def make(name, **settings):
-        required = {"tau": 0.05} if name == "threshold" else {}
-        defaults = ExchangeConfig(codec={"name": name, **required}).codec.arguments()
-        # Half of a method: the recipe takes it from the optimizer's settings.
-        shared = {"beta_1": 0.9} if name == "onebit_adam" else {}
-        return CODECS[name](**{**defaults, **shared, **settings})
-
-    return make
+    return codec_of
 
 
 @pytest.fixture(scope="session")
-def make_exchange(make_codec):
-    """`make_exchange(codec name or codec, collective, **settings)`: likewise, but in one bucket."""
+def encode():
+    """`encode(compressor, values, real=None)`: message, remainder and what is decoded."""
+    return encoded
 
-    def make(codec, collective, **settings):
-        built = make_codec(codec) if isinstance(codec, str) else codec
-        return GradientExchange(built, collective, **{**EXCHANGE, **settings})
+
+@pytest.fixture(scope="session")
+def make_exchange():
+    """`make_exchange(codec name or codec, ranks, **settings)`: likewise, in one bucket, for equal ranks."""
+
+    def make(codec, ranks, **settings):
+        built = codec_of(codec) if isinstance(codec, str) else codec
+        return GradientExchange(built, EqualRanks(ranks), **{**EXCHANGE, **settings})
 
     return make
 
@@ -157,11 +144,6 @@ def make_ring(make_codec):
         return Ring(size, built, settings)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def equal_ranks():
-    return EqualRanks
 
 
 @pytest.fixture(scope="session")

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from models.layers.augmentation import Augmentation, AugmentedModel, augmentation_seeds
 from models.layers.normalisation import FusedBatchNormalization
-from models.layers.preprocessing import InputGroup, preprocess
+from models.layers.pad_crop import PadCrop
+from models.layers.preprocessing import preprocess
 from models.layers.table import AUGMENTATIONS
-from models.networks.model import build_model, with_probabilities
+from models.networks.model import with_probabilities
+from tests.models.built import assert_uniform, group_of, model_of, random_images
 
 # Clockwise: 5; counter-clockwise: 6; the diagonals: 4 and 7.
 BY_HAND_2X2 = {
@@ -35,28 +37,11 @@ BY_HAND_3X3 = {
     7: [[9, 6, 3], [8, 5, 2], [7, 4, 1]],
 }
 GROUPS = [
-    InputGroup("bands_10m", (24, 24, 4), "uint16", (500.0,) * 4, (300.0,) * 4),
-    InputGroup("bands_20m", (12, 12, 6), "uint16", (900.0,) * 6, (400.0,) * 6),
-    InputGroup("bands_60m", (4, 4, 3), "uint8", (70.0,) * 3, (20.0,) * 3),
+    group_of("bands_10m", (24, 24, 4), "uint16", 500, 300),
+    group_of("bands_20m", (12, 12, 6), "uint16", 900, 400),
+    group_of("bands_60m", (4, 4, 3), "uint8", 70, 20),
 ]
 EVERY_ELEMENT = np.arange(8, dtype=np.int32)
-NETWORK = {
-    "network": "resnet",
-    "upsampling": "nearest",
-    "depth": 18,
-    "width_factor": 0.125,
-    "dropout": 0.0,
-    "stochastic_depth": 0.0,
-    "zero_init_residual": True,
-}
-
-
-def random_images(samples, groups=GROUPS):
-    generator = np.random.default_rng(0)
-    return {
-        group.name: generator.integers(0, np.iinfo(group.dtype).max, (samples, *group.shape), group.dtype, True)
-        for group in groups
-    }
 
 
 def augment(images, seeds, kind="dihedral"):
@@ -64,21 +49,10 @@ def augment(images, seeds, kind="dihedral"):
     return {name: group.numpy() for name, group in augmented.items()}
 
 
-def build_small(augmentation, policy="float32", dtype="uint16"):
-    groups = [InputGroup("fine", (16, 16, 2), dtype, (30_000.0, 28_000.0), (19_000.0, 18_000.0))]
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(policy)
-    keras.utils.set_random_seed(0)
-    try:
-        model = build_model(groups, classes=3, augmentation=AUGMENTATIONS[augmentation](), **NETWORK)
-    finally:
-        keras.config.set_dtype_policy(before)
-    generator = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        if variable.path.endswith("gamma"):
-            # Gains of zero would hide the residual branches from every comparison of outputs.
-            variable.assign(generator.uniform(0.5, 1.5, variable.shape))
-    return model, {"fine": generator.integers(0, 65536, (8, 16, 16, 2)).astype(dtype)}
+def build_small(augmentation, dtype="uint16"):
+    group = group_of("fine", (16, 16, 2), dtype, (30_000, 28_000), (19_000, 18_000))
+    model = model_of("resnet", [group], augmentation=AUGMENTATIONS[augmentation](), width_factor=0.125)
+    return model, random_images([group], 8, 65536)
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +89,7 @@ def test_the_lowest_bits_choose_whatever_the_sign():
 def test_all_groups_of_a_sample_move_alike(upsampling):
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
     joined = keras.Model(inputs, preprocess(inputs, GROUPS, upsampling=upsampling))
-    images = random_images(8)
+    images = random_images(GROUPS, 8)
     # Turning the groups and then joining them is joining them and then turning all bands.
     expected = augment({"joined": joined(images).numpy()}, EVERY_ELEMENT)["joined"]
     np.testing.assert_allclose(joined(augment(images, EVERY_ELEMENT)), expected, atol=2e-4)
@@ -124,27 +98,25 @@ def test_all_groups_of_a_sample_move_alike(upsampling):
 @pytest.mark.parametrize("jit_compile", [False, True])
 @pytest.mark.parametrize("kind", ["flips", "dihedral"])
 def test_gives_the_same_pixels_when_compiled(kind, jit_compile):
-    images = random_images(8) | {"floats": np.random.default_rng(2).normal(size=(8, 6, 6, 3)).astype(np.float32)}
-    layer = Augmentation(kind)
-
-    @tf.function(jit_compile=jit_compile)
-    def compiled(images, seeds):
-        return layer(images, seeds, training=True)
-
-    augmented = compiled(images, tf.constant(EVERY_ELEMENT))
+    floats = np.random.default_rng(2).normal(size=(8, 6, 6, 3)).astype(np.float32)
+    images = {**random_images(GROUPS, 8), "floats": floats}
+    compiled = tf.function(Augmentation(kind), jit_compile=jit_compile)
+    augmented = compiled(images, tf.constant(EVERY_ELEMENT), training=True)
     for name, expected in augment(images, EVERY_ELEMENT, kind).items():
         assert augmented[name].dtype == images[name].dtype
         np.testing.assert_array_equal(augmented[name], expected)
 
 
-def test_ranks_that_share_a_batch_see_the_images_that_one_rank_sees():
-    rows = np.random.default_rng(3).permutation(10_000)[:12]
-    images = random_images(12)
-    whole = augment(images, augmentation_seeds(5, 2, rows))
-    assert len({int(seed) % 8 for seed in augmentation_seeds(5, 2, rows)}) > 3
+@pytest.mark.parametrize("kind", ["dihedral", "pad_crop"])
+def test_ranks_that_share_a_batch_see_the_images_that_one_rank_sees(kind):
+    layer = Augmentation(kind) if kind == "dihedral" else PadCrop(12, "reflect", mirror=True, cutout=6)
+    images, rows = random_images(GROUPS, 12), np.random.default_rng(3).permutation(10_000)[:12]
+    seeds = augmentation_seeds(5, 2, rows)
+    whole = layer(images, seeds, training=True)
+    assert len({int(seed) % 8 for seed in seeds}) > 3
     for ranks in (2, 3, 4):
         parts = [
-            augment({name: group[part] for name, group in images.items()}, augmentation_seeds(5, 2, rows[part]))
+            layer({name: images[name][part] for name in images}, augmentation_seeds(5, 2, rows[part]), training=True)
             for part in np.split(np.arange(12), ranks)
         ]
         for name, expected in whole.items():
@@ -154,9 +126,7 @@ def test_ranks_that_share_a_batch_see_the_images_that_one_rank_sees():
 def test_seeds_follow_the_row_and_keep_its_shape():
     rows = np.arange(60).reshape(3, 20)
     seeds = augmentation_seeds(1, 2, rows)
-    assert seeds.dtype == np.int32
-    assert seeds.shape == (3, 20)
-    assert len(np.unique(seeds)) == 60
+    assert [seeds.dtype.name, *seeds.shape, len(np.unique(seeds))] == ["int32", 3, 20, 60]
     np.testing.assert_array_equal(augmentation_seeds(1, 2, rows.astype(np.int32)[:, ::-1])[:, ::-1], seeds)
     assert augmentation_seeds(1, 2, 7) == seeds[0, 7]
     assert augmentation_seeds(2**64 - 1, 2**64 - 1, np.arange(0)).shape == (0,)
@@ -166,13 +136,13 @@ def test_seeds_are_words_of_splitmix64():
     # The first words of SplitMix64 from state 1234567: word i = mix(state + i * increment), its top half the seed.
     state, increment = 1234567, 0x9E3779B97F4A7C15
     words = [6457827717110365317, 3203168211198807973, 9817491932198370423]
-    key = _mixed(_mixed(0))
+    key = mixed(mixed(0))
     rows = [(state + i * increment - key) % 2**64 for i in range(3)]
     seeds = augmentation_seeds(0, 0, np.array(rows, np.uint64))
     assert seeds.view(np.uint32).tolist() == [word >> 32 for word in words]
 
 
-def _mixed(word):
+def mixed(word):
     """The output function in Python's own integers."""
     word = (word + 0x9E3779B97F4A7C15) % 2**64
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -196,19 +166,6 @@ def test_elements_are_uniform_over_rows_epochs_and_seeds_and_independent_between
         assert_uniform(first * count + other % count, count**2)
 
 
-def assert_uniform(values, count):
-    expected = len(values) / count
-    chi_square = ((np.bincount(values, minlength=count) - expected) ** 2 / expected).sum()
-    # Mean count - 1, variance 2 (count - 1), where the values are uniform; four standard deviations above.
-    assert chi_square < count - 1 + 4 * np.sqrt(2 * (count - 1))
-
-
-def test_every_bit_of_a_seed_is_set_half_of_the_time():
-    bits = np.unpackbits(augmentation_seeds(0, 0, np.arange(64_000)).view(np.uint8).reshape(-1, 4), axis=1)
-    # Standard deviation of a mean of 64,000 bits: 0.002.
-    np.testing.assert_allclose(bits.mean(axis=0), 0.5, atol=0.009)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -222,22 +179,14 @@ def test_seeds_of_anything_else_are_refused(arguments, message):
         augmentation_seeds(*arguments)
 
 
-def test_groups_that_are_no_squares_are_refused_unless_only_flipped():
-    groups = [InputGroup("wide", (32, 48, 1), "uint8", (0.0,), (1.0,))]
+def test_what_cannot_be_augmented_is_refused(small):
+    wide = {"wide": (None, 32, 48, 1)}
     with pytest.raises(ValueError, match="group 'wide' has 32 x 48 pixels: choose 'flips' or 'none'"):
-        build_model(groups, classes=2, augmentation=Augmentation("dihedral"), **NETWORK)
-    model = build_model(groups, classes=2, augmentation=Augmentation("flips"), **NETWORK)
-    assert model(random_images(2, groups), training=True, seeds=EVERY_ELEMENT[:2]).shape == (2, 2)
-
-
-def test_other_augmentations_are_refused():
-    with pytest.raises(ValueError, match=r"'flips', 'dihedral'\), got 'rotate'"):
-        Augmentation("rotate")
-    with pytest.raises(ValueError, match="got 'none'"):
-        Augmentation("none")
-
-
-def test_training_without_seeds_is_refused(small):
+        Augmentation("dihedral").build(wide)
+    Augmentation("flips").build(wide)
+    for kind in ("rotate", "none"):
+        with pytest.raises(ValueError, match=rf"'flips', 'dihedral'\), got '{kind}'"):
+            Augmentation(kind)
     model, images = small
     with pytest.raises(ValueError, match="needs seeds, one per sample"):
         model(images, training=True)
@@ -261,17 +210,14 @@ def test_training_is_the_networks_on_the_augmented_images(jit_compile):
     model = AugmentedModel(
         keras.Model(inputs, keras.layers.Dense(2)(keras.layers.Flatten()(features))), Augmentation("dihedral")
     )
-    images = random_images(8)
+    images = random_images(GROUPS, 8)
     augmented = augment(images, EVERY_ELEMENT)
 
+    @tf.function(jit_compile=jit_compile)
     def gradients(forward):
-        @tf.function(jit_compile=jit_compile)
-        def compiled():
-            with tf.GradientTape() as tape:
-                value = tf.reduce_sum(forward() ** 2)
-            return [value, *tape.gradient(value, [variable.value for variable in model.trainable_variables])]
-
-        return [value.numpy() for value in compiled()]
+        with tf.GradientTape() as tape:
+            value = tf.reduce_sum(forward() ** 2)
+        return [value, *tape.gradient(value, [variable.value for variable in model.trainable_variables])]
 
     expected = gradients(lambda: model.network(augmented, training=True))
     found = gradients(lambda: model(images, training=True, seeds=tf.constant(EVERY_ELEMENT)))
@@ -290,22 +236,20 @@ def test_a_model_without_augmentation_takes_seeds_and_leaves_the_images():
 
 
 def test_variables_are_the_networks_in_order(small):
-    plain, _ = build_small("none")
-    model, _ = small
+    (plain, _), (model, _) = build_small("none"), small
     for attribute in ("variables", "trainable_variables", "non_trainable_variables"):
-        own, networks = getattr(model, attribute), getattr(model.network, attribute)
-        assert [id(variable) for variable in own] == [id(variable) for variable in networks]
-        assert [variable.path for variable in own] == [variable.path for variable in getattr(plain, attribute)]
+        own, networks, others = (getattr(each, attribute) for each in (model, model.network, plain))
+        assert list(map(id, own)) == list(map(id, networks))
+        assert [variable.path for variable in own] == [variable.path for variable in others]
 
 
 def test_the_layer_works_in_a_functional_model():
     inputs = {group.name: keras.Input(group.shape, dtype=group.dtype, name=group.name) for group in GROUPS}
     seeds = keras.Input((), dtype="int32", name="seeds")
-    augmented = Augmentation("dihedral")(inputs, seeds)
+    augmented, images = Augmentation("dihedral")(inputs, seeds), random_images(GROUPS, 8)
     assert {name: (each.shape[1:], each.dtype) for name, each in augmented.items()} == {
         group.name: (group.shape, group.dtype) for group in GROUPS
     }
-    images = random_images(8)
     found = keras.Model([inputs, seeds], augmented)([images, EVERY_ELEMENT], training=True)
     for name, expected in augment(images, EVERY_ELEMENT).items():
         np.testing.assert_array_equal(found[name], expected)
@@ -313,38 +257,28 @@ def test_the_layer_works_in_a_functional_model():
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 @pytest.mark.parametrize("dtype", ["uint16", "float32"])
-def test_half_precision_policies_keep_all_of_a_pixel(policy, dtype, monkeypatch):
-    model, images = build_small("dihedral", policy, dtype)
+def test_half_precision_policies_keep_all_of_a_pixel(policy, dtype, dtype_policy, monkeypatch):
+    dtype_policy(policy)
+    model, images = build_small("dihedral", dtype)
     assert model.augmentation.compute_dtype == policy.removeprefix("mixed_")
     augmented = model.augmentation(images, EVERY_ELEMENT, training=True)["fine"]
     assert augmented.dtype == dtype
     np.testing.assert_array_equal(np.sort(augmented, axis=None), np.sort(images["fine"], axis=None))
-    normalise = keras.Model(model.network.inputs, model.network.get_layer("fine_normalise").output)
     # 65,535 is out of float16's range, 65,535 and 65,534 are one number in bfloat16.
     extremes = {"fine": np.tile(np.array([65535, 65534], dtype), (8, 16, 16, 1))}
-    normalised = normalise(model.augmentation(extremes, EVERY_ELEMENT, training=True)["fine"]).numpy()
-    expected = [(65_535 - 30_000) / 19_000, (65_534 - 28_000) / 18_000]
-    np.testing.assert_allclose(normalised[0, 0, 0], expected, rtol=1e-6)
     seen, forward = [], model.network.call
     monkeypatch.setattr(model.network, "call", lambda images, **rest: seen.append(images) or forward(images, **rest))
     assert model(extremes, training=True, seeds=EVERY_ELEMENT).dtype == tf.float32
     np.testing.assert_array_equal(seen[0]["fine"], extremes["fine"])
 
 
-def test_the_training_model_saves_and_loads_with_its_augmentation(small, tmp_path):
+def test_the_training_model_saves_and_loads_with_its_augmentation_and_is_served_without(small, tmp_path):
     model, images = small
     model.save(tmp_path / "model.keras")
     loaded = keras.saving.load_model(tmp_path / "model.keras")
-    assert isinstance(loaded, AugmentedModel)
     assert loaded.augmentation.kind == "dihedral"
     np.testing.assert_array_equal(loaded(images), model(images))
-
-
-def test_the_serving_model_takes_images_alone_and_has_only_layers_of_keras(small):
     # `test_model` loads such a model where nothing but Keras is.
-    model, images = small
     served = with_probabilities(model, "multi_label")
-    assert set(served.input) == {"fine"}
     np.testing.assert_allclose(served(images), tf.sigmoid(model(images)), atol=1e-5)
-    assert "groundswell" in model.to_json()
-    assert "groundswell" not in served.to_json()
+    assert ["groundswell" in each.to_json() for each in (model, served)] == [True, False]

@@ -1,8 +1,5 @@
 """Batch norm over the batches of several ranks is that of one rank with all of them; the ranks are threads here."""
 
-import threading
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import keras
@@ -11,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from models.layers.normalisation import FusedBatchNormalization, normalise_over, plain_layers, statistics_bytes
-from tests.patience import patient
+from tests.models.meeting import Meeting
 
 RANKS = 2
 RANDOM = np.random.default_rng(0)
@@ -21,27 +18,16 @@ IMAGES[4:] = 3.0 * IMAGES[4:] - 20.0
 TARGETS = RANDOM.normal(size=(8, 3)).astype(np.float32)
 
 
-class ThreadGroup:
-    """Sums over threads, which meet at every call; remembers the bytes."""
+class ThreadGroup(Meeting):
+    """Sums over threads, in the order of the ranks; remembers the bytes."""
 
-    def __init__(self, size: int = RANKS) -> None:
-        self.size = size
-        self._barrier = threading.Barrier(size, timeout=patient(60))
-        self._values: dict[tuple[str, int], tf.Tensor] = {}
-        self._rank = threading.local()
+    def __init__(self) -> None:
+        super().__init__(RANKS)
         self.bytes: dict[str, int] = {}
 
-    def join(self, rank: int) -> None:
-        self._rank.number = rank
-
     def sum(self, values: tf.Tensor, name: str) -> tf.Tensor:
-        self._values[name, self._rank.number] = values
-        self._barrier.wait()
-        # In the order of the ranks, so that all have the same sum.
-        total = tf.add_n([self._values[name, rank] for rank in range(self.size)])
-        self._barrier.wait()
         self.bytes[name] = int(tf.size(values)) * values.dtype.size
-        return total
+        return tf.add_n(self.all_of(values))
 
 
 def network(dtype: str = "float32") -> keras.Model:
@@ -62,25 +48,22 @@ def gradients(model: keras.Model, images: Any, targets: Any) -> tuple[tf.Tensor,
     return loss, tape.gradient(loss, [variable.value for variable in model.trainable_variables])
 
 
-def on_ranks(work: Callable[[int], Any], group: ThreadGroup) -> list[Any]:
-    def start(rank: int) -> Any:
-        group.join(rank)
-        return work(rank)
-
-    with ThreadPoolExecutor(RANKS) as threads:
-        return list(threads.map(start, range(RANKS)))
-
-
 def of_rank(values: Any, rank: int) -> Any:
     return values[rank * 4 : (rank + 1) * 4]
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 5e-2)])
-def test_two_ranks_are_one_with_both_batches(dtype: str, tolerance: float) -> None:
+def trained_together(dtype: str = "float32") -> tuple[ThreadGroup, list[keras.Model], list[Any]]:
+    """Models of all ranks, with losses and gradients of their batches."""
     group, models = ThreadGroup(), [network(dtype) for _ in range(RANKS)]
     for model in models:
         normalise_over(model, group)
-    both = on_ranks(lambda rank: gradients(models[rank], of_rank(IMAGES, rank), of_rank(TARGETS, rank)), group)
+    own = group.on_ranks(lambda rank: gradients(models[rank], of_rank(IMAGES, rank), of_rank(TARGETS, rank)))
+    return group, models, own
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("mixed_bfloat16", 5e-2)])
+def test_two_ranks_are_one_with_both_batches(dtype: str, tolerance: float) -> None:
+    _, models, both = trained_together(dtype)
     whole = network(dtype)
     loss, expected = gradients(whole, IMAGES, TARGETS)
     np.testing.assert_allclose(np.mean([own for own, _ in both]), loss, rtol=tolerance)
@@ -93,14 +76,6 @@ def test_two_ranks_are_one_with_both_batches(dtype: str, tolerance: float) -> No
         np.testing.assert_allclose(first, alone, rtol=tolerance, atol=tolerance)
 
 
-def test_without_it_the_gradients_are_others() -> None:
-    models = [network() for _ in range(RANKS)]
-    means = [gradients(model, of_rank(IMAGES, rank), of_rank(TARGETS, rank))[1] for rank, model in enumerate(models)]
-    _, expected = gradients(network(), IMAGES, TARGETS)
-    difference = np.linalg.norm((means[0][0] + means[1][0]) / 2 - expected[0]) / np.linalg.norm(expected[0])
-    assert difference > 0.1
-
-
 def test_a_large_mean_does_not_cancel_once_it_is_known() -> None:
     images = (IMAGES[..., :1] * 0.01 + 1000.0).astype(np.float32)
     group, layers = ThreadGroup(), [FusedBatchNormalization(momentum=0.0, epsilon=1e-9) for _ in range(RANKS)]
@@ -108,15 +83,12 @@ def test_a_large_mean_does_not_cancel_once_it_is_known() -> None:
         layer.build(images.shape)
         layer.moving_mean.assign([1000.0])
         layer.normalise_over(group, "sums")
-    on_ranks(lambda rank: layers[rank](of_rank(images, rank), training=True), group)
+    group.on_ranks(lambda rank: layers[rank](of_rank(images, rank), training=True))
     np.testing.assert_allclose(layers[0].moving_variance, [np.var(images.astype(np.float64))], rtol=1e-3)
 
 
 def test_the_payload_is_what_is_summed() -> None:
-    group, models = ThreadGroup(), [network() for _ in range(RANKS)]
-    for model in models:
-        normalise_over(model, group)
-    on_ranks(lambda rank: gradients(models[rank], of_rank(IMAGES, rank), of_rank(TARGETS, rank)), group)
+    group, models, _ = trained_together()
     # Two layers of 6 channels and one of 5; each has 2 C + 1 floats forward and 2 C backward.
     assert sum(group.bytes.values()) == statistics_bytes(models[0]) == 4 * (2 * (13 + 12) + 11 + 10)
     models[0].trainable = False

@@ -8,8 +8,8 @@ import tensorflow as tf
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.drop import SeededDrop, sample_seeds
 from models.layers.normalisation import plain_layers
-from models.layers.preprocessing import InputGroup
-from models.networks.model import build_model, with_probabilities
+from models.networks.model import with_probabilities
+from tests.models.built import group_of, layers_of, model_of, random_images
 
 SEEDS = augmentation_seeds(0, 0, np.arange(4000))
 
@@ -27,11 +27,14 @@ def test_each_feature_is_dropped_at_the_rate_and_the_others_keep_the_mean():
     assert (dropped == 0).mean() == pytest.approx(0.25, abs=0.01)
 
 
-def test_whole_samples_are_dropped_together():
-    dropped = drop(np.ones((4000, 2, 3, 4), np.float32), whole_samples=True)
-    lost = (dropped == 0).reshape(4000, -1)
+def assert_whole_samples(dropped, rate, atol):
+    lost = (dropped == 0).reshape(len(dropped), -1)
     assert (lost.all(axis=1) == lost.any(axis=1)).all()
-    assert lost[:, 0].mean() == pytest.approx(0.25, abs=0.03)
+    assert lost[:, 0].mean() == pytest.approx(rate, abs=atol)
+
+
+def test_whole_samples_are_dropped_together():
+    assert_whole_samples(drop(np.ones((4000, 2, 3, 4), np.float32), whole_samples=True), 0.25, 0.03)
 
 
 def test_layers_features_and_epochs_draw_independently():
@@ -66,46 +69,30 @@ def test_without_training_nothing_is_dropped_and_in_training_seeds_are_needed():
         SeededDrop(1.0, 1, whole_samples=False)
 
 
-GROUPS = [InputGroup("fine", (16, 16, 2), "uint16", (30_000.0,) * 2, (19_000.0,) * 2)]
+GROUPS = [group_of("fine", (16, 16, 2), mean=30_000, std=19_000)]
+IMAGES = random_images(GROUPS, 8)
 
 
-def build(dropout=0.0, stochastic_depth=0.0, augmentation=None, precision="float32"):
-    keras.utils.set_random_seed(0)
-    network = {"network": "resnet", "depth": 18, "width_factor": 0.125, "upsampling": "nearest"}
-    rates = {"dropout": dropout, "stochastic_depth": stochastic_depth, "zero_init_residual": True}
-    model = build_model(GROUPS, classes=3, augmentation=augmentation, precision=precision, **network, **rates)
-    generator = np.random.default_rng(1)
-    for variable in model.trainable_variables:
-        if variable.path.endswith("gamma"):
-            variable.assign(generator.uniform(0.5, 1.5, variable.shape))
-    return model
-
-
-def images(samples=8):
-    return {"fine": np.random.default_rng(0).integers(0, 65536, (samples, 16, 16, 2), np.uint16)}
+def build(dropout=0.0, stochastic_depth=0.0, **settings):
+    rates = {"dropout": dropout, "stochastic_depth": stochastic_depth}
+    return model_of("resnet", GROUPS, width_factor=0.125, **rates, **settings)
 
 
 def test_the_rate_of_a_block_rises_linearly_to_the_last_one():
-    drops = [layer for layer in build(0.3, 0.16).network.layers if isinstance(layer, SeededDrop)]
+    drops = layers_of(build(0.3, 0.16).network, SeededDrop)
     assert [layer.rate for layer in drops] == pytest.approx([0.02 * block for block in range(1, 9)] + [0.3])
-    assert [layer.number for layer in drops] == [1, 2, 3, 4, 5, 6, 7, 8, 0]
-    assert [layer.whole_samples for layer in drops] == [True] * 8 + [False]
+    assert [(layer.number, layer.whole_samples) for layer in drops] == [*((n, True) for n in range(1, 9)), (0, False)]
     assert not isinstance(build(), AugmentedModel)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-@pytest.mark.parametrize("jit_compile", [False, True])
+@pytest.mark.parametrize(("jit_compile", "precision"), [(False, "float32"), (True, "bfloat16")])
 def test_training_is_a_function_of_the_seeds_alone(jit_compile, precision):
     model = build(0.3, 0.5, precision=precision)
-    start = model.get_weights()
-
-    @tf.function(jit_compile=jit_compile)
-    def forward(seeds):
-        return model(images(), training=True, seeds=seeds)
+    start, forward = model.get_weights(), tf.function(model, jit_compile=jit_compile)
 
     def trained(seeds):
         model.set_weights(start)
-        return forward(tf.constant(seeds)).numpy()
+        return forward(IMAGES, training=True, seeds=tf.constant(seeds)).numpy()
 
     first = trained(SEEDS[:8])
     np.testing.assert_array_equal(trained(SEEDS[:8]), first)
@@ -113,12 +100,11 @@ def test_training_is_a_function_of_the_seeds_alone(jit_compile, precision):
 
 
 def test_the_gradient_flows_through_what_is_kept():
-    with tf.GradientTape() as tape:
+    with tf.GradientTape() as tape, sample_seeds(SEEDS[:6]):
         features = tf.Variable(np.ones((6, 4), np.float32))
-        with sample_seeds(SEEDS[:6]):
-            value = tf.reduce_sum(SeededDrop(0.5, 1, whole_samples=False)(features, training=True))
-    gradient = tape.gradient(value, features).numpy()
-    np.testing.assert_array_equal(gradient, drop(np.ones((6, 4), np.float32), SEEDS[:6], rate=0.5))
+        value = tf.reduce_sum(SeededDrop(0.5, 1, whole_samples=False)(features, training=True))
+    expected = drop(np.ones((6, 4), np.float32), SEEDS[:6], rate=0.5)
+    np.testing.assert_array_equal(tape.gradient(value, features), expected)
 
 
 def test_the_served_model_has_dropout_of_keras_and_predicts_the_same(tmp_path):
@@ -127,21 +113,19 @@ def test_the_served_model_has_dropout_of_keras_and_predicts_the_same(tmp_path):
     assert len(values) == len(plain.variables)
     for variable in plain.variables:  # in another order
         variable.assign(values[variable.path])
-    np.testing.assert_array_equal(model(images()), plain(images()))
+    np.testing.assert_array_equal(model(IMAGES), plain(IMAGES))
     served = with_probabilities(model, "single_label")
-    np.testing.assert_array_equal(served(images()), with_probabilities(plain, "single_label")(images()))
+    np.testing.assert_array_equal(served(IMAGES), with_probabilities(plain, "single_label")(IMAGES))
     assert "groundswell" not in served.to_json()
-    rates = [layer.rate for layer in served.layers if isinstance(layer, keras.layers.Dropout)]
+    rates = [layer.rate for layer in layers_of(served, keras.layers.Dropout)]
     assert rates == pytest.approx([0.02 * block for block in range(1, 9)] + [0.3])
     served.save(tmp_path / "model.keras")
-    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(images()), served(images()))
+    np.testing.assert_array_equal(keras.saving.load_model(tmp_path / "model.keras")(IMAGES), served(IMAGES))
 
 
 def test_keras_dropout_of_whole_samples_means_the_same():
     inputs = keras.Input((2, 3, 4))
     seeded = keras.Model(inputs, SeededDrop(0.5, 1, whole_samples=True)(inputs))
     dropped = plain_layers(seeded)(np.ones((200, 2, 3, 4), np.float32), training=True).numpy()
-    lost = (dropped == 0).reshape(200, -1)
-    assert (lost.all(axis=1) == lost.any(axis=1)).all()
-    assert 60 < lost[:, 0].sum() < 140
+    assert_whole_samples(dropped, 0.5, 0.2)
     assert dropped.max() == 2.0

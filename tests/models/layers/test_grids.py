@@ -7,12 +7,21 @@ from models.layers.grids import coarsening, shift_units
 SENTINEL2 = {"bands_10m": (120, 120), "bands_20m": (60, 60), "bands_60m": (20, 20)}
 
 
-def test_the_unit_is_what_a_pixel_of_every_group_covers():
-    assert shift_units({"rgb": (32, 32)}, 4, "padding") == (1, 1)
-    assert shift_units(SENTINEL2, 12, "padding") == (6, 6)
-    assert shift_units({name: SENTINEL2[name] for name in ("bands_10m", "bands_20m")}, 4, "cutout") == (2, 2)
-    # 2 and 3 pixels: only every sixth is the edge of a pixel in both.
-    assert shift_units({"a": (12, 12), "b": (6, 6), "c": (4, 4)}, 6, "padding") == (6, 6)
+@pytest.mark.parametrize(
+    ("sizes", "length", "unit"),
+    [
+        ({"rgb": (32, 32)}, 4, (1, 1)),
+        (SENTINEL2, 12, (6, 6)),
+        ({name: SENTINEL2[name] for name in ("bands_10m", "bands_20m")}, 4, (2, 2)),
+        # 2 and 3 pixels: only every sixth is the edge of a pixel in both.
+        ({"a": (12, 12), "b": (6, 6), "c": (4, 4)}, 6, (6, 6)),
+    ],
+)
+def test_the_unit_is_what_a_pixel_of_every_group_covers(sizes, length, unit):
+    assert shift_units(sizes, length, "padding") == unit
+
+
+def test_a_group_may_be_coarser_in_one_direction():
     assert coarsening({"wide": (8, 24), "half": (4, 24)}) == {"wide": (1, 1), "half": (2, 1)}
 
 

@@ -8,6 +8,7 @@ from PIL import Image
 from PIL.Image import Resampling
 
 from models.layers.preprocessing import InputGroup, preprocess
+from tests.models.built import group_of
 
 # All of uint16's range, down to single pixels: a gradient, a disc with a hard edge, and noise.
 _ROWS, _COLUMNS = np.mgrid[:120, :120]
@@ -15,11 +16,6 @@ _SCENE = 300.0 * _COLUMNS + 40_000 * ((_ROWS - 9) ** 2 + (_COLUMNS - 12) ** 2 < 
 TEST_IMAGE = np.clip(
     _SCENE[..., np.newaxis] + np.random.default_rng(0).normal(0, 9_000, (2, 120, 120, 2)), 0, 65_535
 ).astype(np.uint16)
-
-
-def group(name, shape, dtype="float32", mean=None, std=None):
-    bands = shape[2]
-    return InputGroup(name, shape, dtype, mean or (0.0,) * bands, std or (1.0,) * bands)
 
 
 def preprocessing_model(groups, upsampling="nearest"):
@@ -33,27 +29,25 @@ def run(groups, images, upsampling="nearest"):
 
 def test_normalises_with_the_statistics_of_each_band_and_joins_in_the_order_of_the_groups():
     groups = [
-        group("late", (2, 2, 1), "uint16", (1000.0,), (200.0,)),
-        group("early", (2, 2, 2), "uint8", (10.0, 20.0), (2.0, 5.0)),
+        group_of("late", (2, 2, 1), "uint16", (1000.0,), (200.0,)),
+        group_of("early", (2, 2, 2), "uint8", (10.0, 20.0), (2.0, 5.0)),
     ]
     images = {
         "early": np.array([[[[10, 20], [12, 25]], [[14, 30], [8, 15]]]], np.uint8),
         "late": np.array([[[[1000], [1200]], [[800], [65000]]]], np.uint16),
     }
-    joined = run(groups, images)
-    assert joined.dtype == np.float32
     # (pixel - mean) / std: late first, although its name sorts last; (65000 - 1000) / 200 = 320.
     expected = np.array([[[[0, 0, 0], [1, 1, 1]], [[-1, 2, 2], [320, -1, -1]]]], np.float32)
-    np.testing.assert_allclose(joined, expected, rtol=1e-6)
+    np.testing.assert_allclose(run(groups, images), expected, rtol=1e-6)
 
 
 def test_constant_band_is_centred_only():
     images = {"g": np.full((1, 2, 2, 1), 7.0, np.float32)}
-    np.testing.assert_array_equal(run([group("g", (2, 2, 1), mean=(4.0,), std=(0.0,))], images), 3.0)
+    np.testing.assert_array_equal(run([group_of("g", (2, 2, 1), "float32", 4, 0)], images), 3.0)
 
 
 def test_bands_in_small_units_are_normalised_and_saved(tmp_path):
-    groups = [group("g", (2, 2, 2), mean=(0.0, 1.0), std=(2e-9, 0.5))]
+    groups = [group_of("g", (2, 2, 2), "float32", (0, 1), (2e-9, 0.5))]
     images = {"g": np.broadcast_to(np.array([1e-9, 2.0], np.float32), (1, 2, 2, 2))}
     np.testing.assert_allclose(run(groups, images)[0, 0, 0], [0.5, 2.0], rtol=1e-6)
     preprocessing_model(groups, "nearest").save(tmp_path / "model.keras")
@@ -61,27 +55,12 @@ def test_bands_in_small_units_are_normalised_and_saved(tmp_path):
     np.testing.assert_array_equal(again(images), run(groups, images))
 
 
-def test_nearest_repeats_each_pixel_as_often_as_it_fits():
-    groups = [group("fine", (4, 6, 1)), group("coarse", (2, 2, 1))]
-    images = {"fine": np.zeros((1, 4, 6, 1), np.float32), "coarse": np.array([[[[1], [2]], [[3], [4]]]], np.float32)}
-    top, bottom = [1, 1, 1, 2, 2, 2], [3, 3, 3, 4, 4, 4]
-    np.testing.assert_array_equal(run(groups, images)[0, :, :, 1], [top, top, bottom, bottom])
-
-
-def test_bilinear_weighs_the_two_nearest_pixel_centres():
-    groups = [group("fine", (1, 4, 1)), group("coarse", (1, 2, 1))]
-    images = {"fine": np.zeros((1, 1, 4, 1), np.float32), "coarse": np.array([[[[0], [8]]]], np.float32)}
-    # Centres of the fine pixels at -0.25, 0.25, 0.75, 1.25 of the coarse ones; beyond the edge the edge holds.
-    np.testing.assert_allclose(run(groups, images, "bilinear")[0, 0, :, 1], [0, 2, 6, 8])
-
-
-@pytest.mark.parametrize("size", [(12, 12), (11, 8)])
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
-def test_agrees_with_tf_image_resize(upsampling, size):
+def test_agrees_with_tf_image_resize_at_a_ratio_that_is_no_whole_number(upsampling):
     coarse = np.random.default_rng(0).normal(size=(2, 6, 4, 3)).astype(np.float32)
-    groups = [group("fine", (*size, 1)), group("coarse", (6, 4, 3))]
-    joined = run(groups, {"fine": np.zeros((2, *size, 1), np.float32), "coarse": coarse}, upsampling)
-    expected = tf.image.resize(coarse, size, method=upsampling)
+    groups = [group_of("fine", (11, 8, 1), "float32"), group_of("coarse", (6, 4, 3), "float32")]
+    joined = run(groups, {"fine": np.zeros((2, 11, 8, 1), np.float32), "coarse": coarse}, upsampling)
+    expected = tf.image.resize(coarse, (11, 8), method=upsampling)
     # TensorFlow reads its bicubic weights from a table of 1024 steps.
     np.testing.assert_allclose(joined[..., 1:], expected, atol=3e-3 if upsampling == "bicubic" else 1e-5)
 
@@ -89,7 +68,7 @@ def test_agrees_with_tf_image_resize(upsampling, size):
 @pytest.mark.parametrize("compiled", [None, False, True], ids=["eager", "function", "xla"])
 @pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
 def test_sentinel_groups_are_the_pixels_of_pillow_and_tensorflow(upsampling, compiled):
-    groups = [group(f"bands_{side}", (side, side, 2), "uint16") for side in (120, 60, 20)]
+    groups = [group_of(f"bands_{side}", (side, side, 2), "uint16") for side in (120, 60, 20)]
     images = {each.name: TEST_IMAGE[:, : each.shape[0], : each.shape[1]] for each in groups}
     model = preprocessing_model(groups, upsampling)
     joined = (model if compiled is None else tf.function(model, jit_compile=compiled))(images).numpy()
@@ -115,78 +94,44 @@ def pillow_resized(images, upsampling):
     return np.moveaxis(np.array(resized), 1, -1)
 
 
-@pytest.mark.parametrize("upsampling", ["nearest", "bilinear", "bicubic"])
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_gives_the_same_pixels_when_compiled(dtype, upsampling):
-    groups = [
-        group("fine", (7, 6, 1), dtype, (50.0,), (9.0,)),
-        group("coarse", (3, 3, 2), dtype, (9.0, 8.0), (3.0, 4.0)),
-    ]
-    generator = np.random.default_rng(0)
-    images = {each.name: generator.integers(0, 256, (2, *each.shape)).astype(dtype) for each in groups}
-    model = preprocessing_model(groups, upsampling)
-    eager = model(images).numpy()
-    np.testing.assert_allclose(tf.function(model)(images), eager, atol=1e-4)
-    np.testing.assert_allclose(tf.function(model, jit_compile=True)(images), eager, atol=1e-4)
-
-
-def test_stays_in_float32_under_a_half_precision_policy():
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        joined = run([group("g", (1, 1, 1), "uint16", (0.0,), (1.0,))], {"g": np.full((1, 1, 1, 1), 65535, np.uint16)})
-    finally:
-        keras.config.set_dtype_policy(policy)
-    assert joined.dtype == np.float32
-    assert joined.item() == 65535
+def test_stays_in_float32_under_a_half_precision_policy(dtype_policy):
+    dtype_policy("mixed_float16")
+    joined = run([group_of("g", (1, 1, 1))], {"g": np.full((1, 1, 1, 1), 65535, np.uint16)})
+    assert (joined.dtype, joined.item()) == (np.float32, 65535)
 
 
 @pytest.mark.parametrize(
-    ("mean", "std", "message"),
+    ("mean", "std", "channels", "message"),
     [
-        ((1.0,), (1.0, 1.0), "mean of group 'g' has 1 values for 2 bands"),
-        ((1.0, 1.0), (1.0,) * 3, "std of group 'g' has 3 values for 2 bands"),
-        ((1.0, 1.0), (1.0, -1.0), "must not be negative"),
-        ((float("nan"), 1.0), (1.0, 1.0), "must be finite"),
+        ((1.0,), (1.0, 1.0), None, "mean of group 'g' has 1 values for 2 bands"),
+        ((1.0, 1.0), (1.0,) * 3, None, "std of group 'g' has 3 values for 2 bands"),
+        ((1.0, 1.0), (1.0, -1.0), None, "must not be negative"),
+        ((float("nan"), 1.0), (1.0, 1.0), None, "must be finite"),
+        ((0.0, 0.0), (1.0, 1.0), (0,), "channels of group 'g' has 1 values for 2 bands"),
+        ((0.0, 0.0), (1.0, 1.0), (0, 2), r"channels must be 0 to their number, each once, got \[0, 2\]"),
     ],
 )
-def test_rejects_statistics_that_do_not_fit(mean, std, message):
+def test_rejects_statistics_and_channels_that_do_not_fit(mean, std, channels, message):
     with pytest.raises(ValueError, match=message):
-        InputGroup("g", (4, 4, 2), "uint16", mean, std)
+        preprocessing_model([InputGroup("g", (4, 4, 2), "uint16", mean, std, channels)])
 
 
 def test_rejects_groups_and_upsamplings_that_it_does_not_know():
-    inputs = {"g": keras.Input((4, 4, 1), name="g")}
-    one = group("g", (4, 4, 1))
-    with pytest.raises(ValueError, match="distinct and among the inputs"):
-        preprocess(inputs, [], upsampling="nearest")
-    with pytest.raises(ValueError, match="distinct and among the inputs"):
-        preprocess(inputs, [one, one], upsampling="nearest")
-    with pytest.raises(ValueError, match="distinct and among the inputs"):
-        preprocess(inputs, [group("other", (4, 4, 1))], upsampling="nearest")
+    inputs, one = {"g": keras.Input((4, 4, 1), name="g")}, group_of("g", (4, 4, 1))
+    for groups in ([], [one, one], [group_of("other", (4, 4, 1))]):
+        with pytest.raises(ValueError, match="distinct and among the inputs"):
+            preprocess(inputs, groups, upsampling="nearest")
     with pytest.raises(ValueError, match="'cubic'"):
         preprocess(inputs, [one], upsampling="cubic")
 
 
 def test_channels_choose_and_order_the_bands_of_all_groups():
-    def with_channels(name, shape, mean, std, channels):
-        return InputGroup(name, shape, "uint16", mean, std, channels)
-
     groups = [
-        with_channels("fine", (2, 2, 3), (10.0, 20.0, 30.0), (1.0, 2.0, 3.0), (3, None, 0)),
-        with_channels("coarse", (1, 1, 2), (5.0, 6.0), (1.0, 2.0), (2, 1)),
+        InputGroup("fine", (2, 2, 3), "uint16", (10.0, 20.0, 30.0), (1.0, 2.0, 3.0), (3, None, 0)),
+        InputGroup("coarse", (1, 1, 2), "uint16", (5.0, 6.0), (1.0, 2.0), (2, 1)),
     ]
-    fine = np.broadcast_to(np.array([11, 20, 36], np.uint16), (1, 2, 2, 3))
-    images = {"fine": np.array(fine), "coarse": np.array([[[[7, 10]]]], np.uint16)}
+    fine = np.tile(np.array([11, 20, 36], np.uint16), (1, 2, 2, 1))
+    images, model = {"fine": fine, "coarse": np.array([[[[7, 10]]]], np.uint16)}, preprocessing_model(groups)
     # Channel 0 is (36 - 30) / 3, channel 1 is (10 - 6) / 2, channel 2 is (7 - 5) / 1, channel 3 is (11 - 10) / 1.
-    for compiled in (None, False, True):
-        model = preprocessing_model(groups)
-        found = model(images) if compiled is None else tf.function(model, jit_compile=compiled)(images)
-        np.testing.assert_allclose(found, np.broadcast_to([2.0, 2.0, 2.0, 1.0], (1, 2, 2, 4)), rtol=1e-6)
-
-
-def test_channels_that_do_not_fit_are_refused():
-    with pytest.raises(ValueError, match="channels of group 'g' has 1 values for 2 bands"):
-        InputGroup("g", (1, 1, 2), "uint8", (0.0,) * 2, (1.0,) * 2, (0,))
-    with pytest.raises(ValueError, match=r"channels must be 0 to their number, each once, got \[0, 2\]"):
-        preprocessing_model([InputGroup("g", (1, 1, 2), "uint8", (0.0,) * 2, (1.0,) * 2, (0, 2))])
+    for call in (model, tf.function(model), tf.function(model, jit_compile=True)):
+        np.testing.assert_allclose(call(images), np.broadcast_to([2.0, 2.0, 2.0, 1.0], (1, 2, 2, 4)), rtol=1e-6)

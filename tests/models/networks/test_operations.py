@@ -2,6 +2,7 @@ import keras
 import pytest
 
 from models.networks.operations import forward_flops
+from tests.models.built import network_of
 
 
 def test_by_hand() -> None:
@@ -36,17 +37,5 @@ def test_a_grouped_convolution_has_a_smaller_kernel() -> None:
 def test_resnet_50_has_the_published_number() -> None:
     # 3.8e9 multiplications with their additions (He et al. 2015, table 1) with the stride in the first convolution of a
     # block; 4.1e9 with the stride in the second one, as here.
-    from models.networks.resnet import resnet
-
-    images = keras.Input((224, 224, 3))
-    logits = resnet(
-        images,
-        classes=1000,
-        depth=50,
-        width_factor=1.0,
-        dropout=0.0,
-        stochastic_depth=0.0,
-        zero_init_residual=True,
-        dtype=None,
-    )
-    assert forward_flops(keras.Model(images, logits)) == pytest.approx(2 * 4.09e9, rel=0.01)
+    model = network_of("resnet", side=224, classes=1000, depth=50, width_factor=1.0)
+    assert forward_flops(model) == pytest.approx(2 * 4.09e9, rel=0.01)

@@ -3,40 +3,18 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
-from models.networks.resnet import resnet
-
-
-def network(depth, *, bands=3, classes=10, width_factor=1.0, **rates):
-    images = keras.Input((32, 32, bands))
-    rates = {"dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True, **rates}
-    settings = {"depth": depth, "width_factor": width_factor, "classes": classes, **rates}
-    return keras.Model(images, resnet(images, dtype=None, **settings))
-
-
-def layers_of(model, kind):
-    return [layer for layer in model.layers if isinstance(layer, kind)]
+from tests.models.built import layers_of, network_of
 
 
 @pytest.fixture(scope="module")
 def resnet50():
-    return network(50, bands=12, classes=19)
+    return network_of("resnet", depth=50, width_factor=1.0, bands=12, classes=19)
 
 
 def test_resnet50_has_the_parameters_of_the_paper(resnet50):
-    expected = 7 * 7 * 12 * 64 + 2 * 64  # stem kernel, gamma and beta
-    channels_in = 64
-    for channels, blocks in zip((64, 128, 256, 512), (3, 4, 6, 3), strict=True):
-        for block in range(blocks):
-            kernels = channels_in * channels + 3 * 3 * channels * channels + channels * 4 * channels
-            normalisations = 2 * (channels + channels + 4 * channels)
-            projection = channels_in * 4 * channels + 2 * 4 * channels if block == 0 else 0
-            expected += kernels + normalisations + projection
-            channels_in = 4 * channels
-    expected += 2048 * 19 + 19
     # 25,557,032 of the three band, 1000 class original, with 9 more bands and another head.
-    assert expected == 25_557_032 + 7 * 7 * 9 * 64 - (2048 * 1000 + 1000) + (2048 * 19 + 19)
+    expected = 25_557_032 + 7 * 7 * 9 * 64 - (2048 * 1000 + 1000) + (2048 * 19 + 19)
     assert sum(int(np.prod(variable.shape)) for variable in resnet50.trainable_variables) == expected
 
 
@@ -46,21 +24,9 @@ def test_resnet50_has_the_parameters_of_the_paper(resnet50):
     [(18, 17 + 3), (34, 33 + 3), (50, 49 + 4)],
 )
 def test_depth_counts_the_layers_of_the_main_path(depth, convolutions):
-    model = network(depth, width_factor=0.125)
-    assert len(layers_of(model, keras.layers.Conv2D)) == convolutions
+    model = network_of("resnet", depth=depth, width_factor=0.125)
+    assert [layer.use_bias for layer in layers_of(model, keras.layers.Conv2D)] == [False] * convolutions
     assert len(layers_of(model, keras.layers.BatchNormalization)) == convolutions
-    assert not any(layer.use_bias for layer in layers_of(model, keras.layers.Conv2D))
-
-
-def test_other_depths_are_rejected():
-    with pytest.raises(ValueError, match=r"one of \[18, 34, 50, 101, 152\], got 20"):
-        network(20)
-
-
-@pytest.mark.parametrize(("width_factor", "classes"), [(0.0, 10), (1.0, 0)])
-def test_empty_networks_are_rejected(width_factor, classes):
-    with pytest.raises(ValueError, match="got 0"):
-        network(18, width_factor=width_factor, classes=classes)
 
 
 def test_only_the_3x3_convolution_of_a_bottleneck_strides(resnet50):
@@ -69,11 +35,11 @@ def test_only_the_3x3_convolution_of_a_bottleneck_strides(resnet50):
         for layer in layers_of(resnet50, keras.layers.Conv2D)
         if layer.strides != (1, 1)
     }
-    expected = {"stem_conv": ((7, 7), (2, 2))}
-    for stage in (2, 3, 4):
-        expected[f"stage{stage}_block1_conv2"] = ((3, 3), (2, 2))
-        expected[f"stage{stage}_block1_projection_conv"] = ((1, 1), (2, 2))
-    assert strided == expected
+    assert strided == {
+        "stem_conv": ((7, 7), (2, 2)),
+        **{f"stage{stage}_block1_conv2": ((3, 3), (2, 2)) for stage in (2, 3, 4)},
+        **{f"stage{stage}_block1_projection_conv": ((1, 1), (2, 2)) for stage in (2, 3, 4)},
+    }
     assert resnet50.get_layer("stage4_block3_relu").output.shape == (None, 1, 1, 2048)  # 32 pixels / 32
 
 
@@ -83,12 +49,6 @@ def test_last_gain_of_each_block_starts_at_zero(resnet50):
     assert zero == {f"stage{s}_block{b}_bn3" for s, n in enumerate((3, 4, 6, 3), start=1) for b in range(1, n + 1)}
     assert all(np.all(layer.gamma == 1) for layer in layers if layer.name not in zero)
     assert all((layer.momentum, layer.epsilon) == (0.9, 1e-5) for layer in layers)
-
-
-@pytest.mark.parametrize("depth", [18, 50])
-def test_every_gain_may_start_at_one(depth):
-    model = network(depth, width_factor=0.125, zero_init_residual=False)
-    assert all(np.all(layer.gamma == 1) for layer in layers_of(model, keras.layers.BatchNormalization))
 
 
 def test_kernels_start_with_the_spread_of_fan_out_and_independent(resnet50):
@@ -108,18 +68,6 @@ def test_kernels_start_with_the_spread_of_fan_out_and_independent(resnet50):
 )
 def test_width_factor_scales_every_stage_to_multiples_of_8(width_factor, channels):
     # 0.3: 19.2, 38.4, 76.8 and 153.6 channels.
-    model = network(18, width_factor=width_factor)
-    assert model.get_layer("stem_conv").filters == channels[0]
-    assert tuple(model.get_layer(f"stage{stage}_block2_conv2").filters for stage in range(1, 5)) == channels
-
-
-def test_logits_are_float32_under_a_half_precision_policy():
-    policy = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        model = network(18, width_factor=0.125)
-    finally:
-        keras.config.set_dtype_policy(policy)
-    assert model.get_layer("stage1_block1_conv1").compute_dtype == "bfloat16"
-    assert model.get_layer("pool").compute_dtype == "float32"
-    assert model(np.zeros((1, 32, 32, 3), np.float32)).dtype == tf.float32
+    model = network_of("resnet", width_factor=width_factor)
+    names = ("stem_conv", *(f"stage{stage}_block2_conv2" for stage in range(1, 5)))
+    assert [model.get_layer(name).filters for name in names] == [channels[0], *channels]

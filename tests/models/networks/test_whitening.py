@@ -4,28 +4,26 @@ import keras
 import numpy as np
 import pytest
 
-from conf.networks import AirbenchConfig
 from models.layers.augmentation import Augmentation
-from models.layers.preprocessing import InputGroup
-from models.networks.model import build_model
 from models.networks.whitening import LAYER, patches_of, whiten, whitening_filters
+from tests.models.built import group_of, model_of
 
-GROUPS = [
-    InputGroup("rgb", (16, 16, 3), "uint8", (128.0,) * 3, (60.0,) * 3),
-    InputGroup("far", (8, 8, 2), "uint16", (900.0,) * 2, (300.0,) * 2),
-]
-NETWORK = {"network": "airbench", "classes": 4, "upsampling": "nearest"}
+GROUPS = [group_of("rgb", (16, 16, 3), "uint8", 128, 60), group_of("far", (8, 8, 2), mean=900, std=300)]
 
 
-def model(augmentation=None, groups=GROUPS, precision="float32"):
-    keras.utils.set_random_seed(0)
-    settings = AirbenchConfig(width_factor=0.125).arguments()
-    return build_model(groups, augmentation=augmentation, precision=precision, **NETWORK, **settings)
+def model(augmentation=None, groups=GROUPS):
+    return model_of("airbench", groups, augmentation=augmentation, width_factor=0.125)
 
 
-def smooth_images(samples=40, seed=0):
+def kernel_after(images, groups=GROUPS):
+    built = model(groups=groups)
+    whiten(built, images)
+    return np.array(built.get_layer(LAYER).kernel)
+
+
+def smooth_images(samples=40):
     """Neighbouring pixels and bands are alike, as in photographs."""
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     rough = random.normal(size=(samples, 18, 18, 1)) + 0.3 * random.normal(size=(samples, 18, 18, 3))
     smooth = sum(rough[:, row : row + 16, column : column + 16] for row in range(3) for column in range(3))
     far = np.clip(900 + 300 * random.normal(size=(samples, 8, 8, 2)), 0, 60000).astype(np.uint16)
@@ -71,44 +69,30 @@ def test_a_model_whitens_the_bands_of_all_groups(augmentation):
     built, images = model(augmentation), smooth_images()
     whiten(built, [images])
     network = built if augmentation is None else built.network
+    assert not any(LAYER in variable.path for variable in built.trainable_variables)
+    assert network.get_layer(LAYER).kernel.shape == (2, 2, 5, 40)
     responses = correlations(keras.Model(network.input, network.get_layer(LAYER).output)(images))[:20, :20]
     np.testing.assert_allclose(responses, np.diag(np.diag(responses)), atol=2e-2)
     assert 0.8 < np.diag(responses).min() < np.diag(responses).max() < 1.05
 
 
 def test_the_number_of_batches_does_not_count():
-    images, kernels = smooth_images(), []
-    for size in (40, 7):
-        built = model()
-        parts = [{name: group[first : first + size] for name, group in images.items()} for first in range(0, 40, size)]
-        whiten(built, parts)
-        kernels.append(np.array(built.get_layer(LAYER).kernel))
-    np.testing.assert_allclose(kernels[0], kernels[1], rtol=1e-4, atol=1e-4)
-
-
-def test_the_filters_are_not_trained():
-    built = model()
-    assert built.get_layer(LAYER).kernel.shape == (2, 2, 5, 40)
-    assert not any(LAYER in variable.path for variable in built.trainable_variables)
-    assert [variable.path for variable in built.non_trainable_variables if LAYER in variable.path]
+    images = smooth_images()
+    parts = [{name: group[first : first + 7] for name, group in images.items()} for first in range(0, 40, 7)]
+    np.testing.assert_allclose(kernel_after([images]), kernel_after(parts), rtol=1e-4, atol=1e-4)
 
 
 def test_large_images_are_whitened_by_a_part_of_them():
-    side, random = 600, np.random.default_rng(0)
-    groups = [InputGroup("rgb", (side, side, 3), "float32", (0.0,) * 3, (1.0,) * 3)]
-    images = random.normal(size=(1, side, side, 3)).astype(np.float32)
-    kernels = []
-    for changed in (0.0, 50.0):
-        images[:, 512:] += changed
-        built = model(groups=groups)
-        whiten(built, [{"rgb": images}])
-        kernels.append(np.array(built.get_layer(LAYER).kernel))
-    np.testing.assert_array_equal(kernels[0], kernels[1])
+    groups = [group_of("rgb", (600, 600, 3), "float32")]
+    images = np.random.default_rng(0).normal(size=(1, 600, 600, 3)).astype(np.float32)
+    before = kernel_after([{"rgb": images}], groups)
+    images[:, 512:] += 50
+    np.testing.assert_array_equal(kernel_after([{"rgb": images}], groups), before)
 
 
 def test_images_that_cannot_whiten_are_refused():
     with pytest.raises(ValueError, match="needs training images: got none"):
         whiten(model(), [])
-    groups = [InputGroup("rgb", (16, 16, 3), "float32", (0.0,) * 3, (1.0,) * 3)]
+    groups = [group_of("rgb", (16, 16, 3), "float32")]
     with pytest.raises(ValueError, match="pixels that are not finite"):
-        whiten(model(groups=groups), [{"rgb": np.full((2, 16, 16, 3), np.nan, np.float32)}])
+        kernel_after([{"rgb": np.full((2, 16, 16, 3), np.nan, np.float32)}], groups)

@@ -4,8 +4,8 @@ import keras
 import pytest
 
 from conf.optimizers import LARSConfig
-from models.networks.resnet import resnet
 from models.optimizers.roles import variable_roles, variables_with_roles
+from tests.models.built import network_of
 
 
 def paths(model, roles):
@@ -13,14 +13,14 @@ def paths(model, roles):
 
 
 def test_a_resnet_has_kernels_gains_shifts_and_the_bias_of_its_head():
-    images = keras.Input((16, 16, 3))
-    settings = {"depth": 18, "width_factor": 0.125, "dropout": 0.0, "stochastic_depth": 0.0, "zero_init_residual": True}
-    model = keras.Model(images, resnet(images, classes=4, dtype=None, **settings))
-    layers = [layer.name for layer in model.layers]
-    assert paths(model, ["bias"]) == ["logits/bias"]
-    assert set(paths(model, ["gain"])) == {f"{name}/gamma" for name in layers if "bn" in name}
-    assert set(paths(model, ["shift"])) == {f"{name}/beta" for name in layers if "bn" in name}
-    assert set(paths(model, ["kernel"])) == {f"{name}/kernel" for name in layers if "conv" in name or name == "logits"}
+    model = network_of("resnet")
+    names = [layer.name for layer in model.layers]
+    assert {role: set(paths(model, [role])) for role in ("bias", "gain", "shift", "kernel")} == {
+        "bias": {"logits/bias"},
+        "gain": {f"{name}/gamma" for name in names if "bn" in name},
+        "shift": {f"{name}/beta" for name in names if "bn" in name},
+        "kernel": {f"{name}/kernel" for name in names if "conv" in name or name == "logits"},
+    }
     assert len(paths(model, LARSConfig().excluded_roles)) == 2 * 20 + 1
 
 
@@ -58,11 +58,7 @@ def test_roles_reach_into_nested_models_and_wrapped_layers_and_skip_frozen_ones(
 @pytest.mark.parametrize("roles", [[], ["bias"], ["gain", "shift"], ["kernel", "bias", "gain", "shift"]])
 def test_chosen_roles_are_in_the_models_order(roles):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(4), keras.layers.BatchNormalization()])
-    expected = [
-        variable
-        for variable, role in zip(model.trainable_variables, ["kernel", "bias", "gain", "shift"], strict=True)
-        if role in roles
+    order = ["kernel", "bias", "gain", "shift"]
+    assert [id(each) for each in variables_with_roles(model, roles)] == [
+        id(variable) for variable, role in zip(model.trainable_variables, order, strict=True) if role in roles
     ]
-    assert [each is other for each, other in zip(variables_with_roles(model, roles), expected, strict=True)] == [
-        True
-    ] * len(expected)

@@ -1,14 +1,12 @@
 """Ranks as threads, and samples that scikit-learn knows."""
 
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.patience import patient
+from tests.models.meeting import Meeting
 
 
 @pytest.fixture(scope="session")
@@ -16,20 +14,8 @@ def on_ranks() -> Callable[..., list[Any]]:
     """Calls `function(rank, sum_over_ranks)` on so many ranks; what each returns."""
 
     def run(ranks: int, function: Callable[..., Any]) -> list[Any]:
-        barrier, given = threading.Barrier(ranks, timeout=patient(60)), [np.zeros(0)] * ranks
-
-        def rank_of(rank: int) -> Any:
-            def sum_over_ranks(values: np.ndarray) -> np.ndarray:
-                given[rank] = values
-                barrier.wait()
-                total: np.ndarray = np.sum(given, axis=0)
-                barrier.wait()
-                return total
-
-            return function(rank, sum_over_ranks)
-
-        with ThreadPoolExecutor(ranks) as pool:
-            return list(pool.map(rank_of, range(ranks)))
+        meeting = Meeting(ranks)
+        return meeting.on_ranks(lambda rank: function(rank, lambda values: np.sum(meeting.all_of(values), axis=0)))
 
     return run
 

@@ -9,6 +9,12 @@ from models.probes.hinge import fit_hinge
 L2 = 0.1
 
 
+def alone(design, targets, **settings):
+    """The fit of one rank with all samples."""
+    settings = {"l2": L2, "max_rounds": 1000, "tolerance": 1e-3, **settings}
+    return fit_hinge(design, targets, lambda values: values, rank=0, ranks=1, rows=len(design), **settings)
+
+
 def primal(design, targets, weights):
     """The objective of each class, as the docstring states it."""
     margins = (2 * targets - 1) * (design @ weights)
@@ -23,12 +29,10 @@ def dual(design, targets, duals):
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_gap_falls_below_the_tolerance_and_bounds_the_objective(on_ranks, part_of, digits, ranks):
-    design, targets = digits
-    tolerance = 1e-3
+    (design, targets), tolerance = digits, 1e-3
 
     def fitted(rank, total):
-        own = part_of(rank, ranks)
-        place = {"rank": rank, "ranks": ranks, "rows": len(design)}
+        own, place = part_of(rank, ranks), {"rank": rank, "ranks": ranks, "rows": len(design)}
         return fit_hinge(design[own], targets[own], total, **place, l2=L2, max_rounds=400, tolerance=tolerance)
 
     found = on_ranks(ranks, fitted)
@@ -37,8 +41,7 @@ def test_the_gap_falls_below_the_tolerance_and_bounds_the_objective(on_ranks, pa
         assert each.converged
         assert each.exchanges < 400
     duals = np.concatenate([each.state for each in found])
-    assert duals.min() >= 0
-    assert duals.max() <= 1
+    assert 0 <= duals.min() <= duals.max() <= 1
     values = primal(design, targets, found[0].weights)
     gaps = values - dual(design, targets, duals)
     assert gaps.min() >= 0
@@ -57,8 +60,7 @@ def test_ranks_without_samples_do_no_harm(on_ranks, digits):
     design, targets = digits[0][:3], digits[1][:3, :3]
 
     def fitted(rank, total):
-        own = slice(rank, rank + 1)
-        place = {"rank": rank, "ranks": 5, "rows": 3}
+        own, place = slice(rank, rank + 1), {"rank": rank, "ranks": 5, "rows": 3}
         return fit_hinge(design[own], targets[own], total, **place, l2=L2, max_rounds=2000, tolerance=1e-4)
 
     found = on_ranks(5, fitted)
@@ -67,31 +69,14 @@ def test_ranks_without_samples_do_no_harm(on_ranks, digits):
 
 
 def test_a_start_from_another_penalty_takes_fewer_rounds(digits):
-    design, targets = digits
-    settings = {"rank": 0, "ranks": 1, "rows": len(design), "max_rounds": 1000, "tolerance": 1e-3}
-
-    def fit(l2, start=None):
-        return fit_hinge(design, targets, lambda values: values, l2=l2, start=start, **settings)
-
-    cold, warm = fit(0.1), fit(0.1, fit(0.2).state)
+    cold, warm = alone(*digits), alone(*digits, start=alone(*digits, l2=0.2).state)
     assert warm.converged
     assert warm.exchanges < cold.exchanges
     assert warm.objective == pytest.approx(cold.objective, abs=10 * 1e-3)
 
 
 def test_too_few_rounds_are_told_with_the_gap_that_is_left(digits):
-    design, targets = digits
-    found = fit_hinge(
-        design,
-        targets,
-        lambda values: values,
-        rank=0,
-        ranks=1,
-        rows=len(design),
-        l2=L2,
-        max_rounds=2,
-        tolerance=1e-6,
-    )
+    (design, targets), found = digits, alone(*digits, max_rounds=2, tolerance=1e-6)
     assert not found.converged
     gaps = primal(design, targets, found.weights) - dual(design, targets, found.state)
     assert gaps.max() == pytest.approx(found.residual, abs=1e-9)

@@ -11,8 +11,9 @@ L2 = 1e-2
 SETTINGS = {"l2": L2, "max_iterations": 2000, "tolerance": 3e-8}
 
 
-def alone(values):
-    return values
+def alone(design, targets, *, task="single_label", **settings):
+    """The fit of one rank with all samples."""
+    return fit_logistic(design, targets, lambda values: values, task=task, rows=len(design), **{**SETTINGS, **settings})
 
 
 def by_scikit_learn(features, targets, task):
@@ -50,35 +51,27 @@ def test_ranks_without_samples_change_nothing(on_ranks, digits):
         return fit_logistic(design[own], targets[own], total, task="single_label", rows=3, **SETTINGS)
 
     together = on_ranks(5, fitted)
-    one = fit_logistic(design, targets, alone, task="single_label", rows=3, **SETTINGS)
-    np.testing.assert_allclose(together[4].weights, one.weights, atol=1e-5)
+    np.testing.assert_allclose(together[4].weights, alone(design, targets).weights, atol=1e-5)
 
 
 def test_a_class_without_positives_is_never_predicted(digits):
-    design, targets = digits[0], digits[1].copy()
-    targets[:, 4] = 0
-    found = fit_logistic(design, targets, alone, task="multi_label", rows=len(design), **SETTINGS)
+    others = np.arange(10) != 4
+    design, targets = digits[0], digits[1] * others
+    found = alone(design, targets, task="multi_label")
     assert np.isfinite(found.weights).all()
     assert expit(design @ found.weights)[:, 4].max() < 1e-6
-    others = np.arange(10) != 4
-    without = fit_logistic(design, targets[:, others], alone, task="multi_label", rows=len(design), **SETTINGS)
+    without = alone(design, targets[:, others], task="multi_label")
     np.testing.assert_allclose(found.weights[:, others], without.weights, atol=5e-5)
 
 
 def test_a_start_from_another_penalty_is_the_same_fit_in_fewer_exchanges(digits):
-    design, targets = digits
-    settings = {"task": "single_label", "rows": len(design), "max_iterations": 2000, "tolerance": 1e-8}
-    before = fit_logistic(design, targets, alone, l2=2e-2, **settings)
-    cold = fit_logistic(design, targets, alone, l2=1e-2, **settings)
-    warm = fit_logistic(design, targets, alone, l2=1e-2, start=before.state, **settings)
+    before = alone(*digits, l2=2 * L2, tolerance=1e-8)
+    cold, warm = alone(*digits, tolerance=1e-8), alone(*digits, start=before.state, tolerance=1e-8)
     np.testing.assert_allclose(warm.weights, cold.weights, atol=1e-5)
     assert warm.exchanges < cold.exchanges
 
 
 def test_too_few_iterations_are_told(digits):
-    design, targets = digits
-    found = fit_logistic(
-        design, targets, alone, task="single_label", rows=len(design), l2=L2, max_iterations=3, tolerance=1e-9
-    )
+    found = alone(*digits, max_iterations=3, tolerance=1e-9)
     assert not found.converged
     assert found.residual > 1e-9

@@ -16,8 +16,7 @@ def test_it_is_that_of_all_samples(on_ranks, part_of, ranks):
 
     def measured(rank, total):
         own = features[part_of(rank, ranks, 30)]
-        found = standardisation(own, total)
-        return found, found.design(own)
+        return (found := standardisation(own, total)), found.design(own)
 
     results = on_ranks(ranks, measured)
     for found, _ in results:

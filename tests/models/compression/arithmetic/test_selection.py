@@ -25,54 +25,41 @@ def test_count_may_be_a_tensor():
     np.testing.assert_array_equal(traced(values, tf.constant(9)), np.sort(tf.math.top_k(values, 9).indices))
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("kind", ["normal", "sparse", "tied", "sorted", "zeros", "late"])
-def test_long_rows_of_any_kind(kind, rows):
-    # Long enough for a sample; of the kinds, only the first lets it tell what the rows are like.
-    generator = np.random.default_rng(0)
-    values = np.abs(generator.normal(size=(rows, 20000))).astype(np.float32)
-    match kind:
-        case "sparse":
-            values *= generator.random(values.shape) < 0.01
-        case "tied":
-            values = np.round(values)
-        case "sorted":
-            values = np.sort(values, axis=1)
-        case "zeros":
-            values[0] = 0
-        case "late":
-            # None of the largest is in the sample.
-            values[:, 1:200] += 10
-            values[:, ::61] = 0
-    check(select_largest(tf.constant(values), 200).numpy(), values)
+PLACES = np.arange(20000)
+KINDS = {
+    "normal": lambda values: values,
+    "sparse": lambda values: values * (values > 2.5),
+    "tied": lambda values: np.round(values),
+    "sorted": lambda values: np.sort(values, axis=1),
+    "one of zeros": lambda values: values * [[0], [1], [1], [1]],
+    "fewer than wanted": lambda values: values * (PLACES % 7919 < [[50], [0], [70], [1]]),
+    "none of the largest in the sample": lambda values: (values + 10 * (PLACES < 200)) * (PLACES % 61 > 0),
+}
 
 
-def test_rows_with_fewer_elements_than_are_wanted():
-    generator = np.random.default_rng(0)
-    values = np.zeros((4, 20000), np.float32)
-    for row, count in enumerate((150, 0, 200, 1)):
-        values[row, generator.choice(20000, count, replace=False)] = generator.random(count) + 1
-    check(select_largest(tf.constant(values), 200).numpy(), values)
+# Long enough for a sample; of the kinds, only the first lets it tell what the rows are like.
+@pytest.mark.parametrize("kind", KINDS)
+def test_long_rows_of_any_kind(kind):
+    values = KINDS[kind](np.abs(np.random.default_rng(0).normal(size=(4, 20000)))).astype(np.float32)
+    for rows in (values, values[:1]):
+        check(select_largest(tf.constant(rows), 200).numpy(), rows)
 
 
-@pytest.mark.parametrize("rows", [1, 4])
-def test_another_number_of_each_row(rows):
-    sizes = np.random.default_rng(0).integers(0, 5, (rows, 300)).astype(np.float32)  # most are tied
-    counts = np.array([17, 0, 300, 1][:rows], np.int32)
+def test_another_number_of_each_row():
+    sizes = np.random.default_rng(0).integers(0, 5, (4, 300)).astype(np.float32)  # most are tied
+    counts = np.array([17, 0, 300, 1], np.int32)
     chosen = largest_of_each(tf.constant(sizes), tf.constant(counts)).numpy()
     for row, size, count in zip(chosen, sizes, counts, strict=True):
-        expected = np.sort(np.argsort(-size, kind="stable")[:count])
-        np.testing.assert_array_equal(np.flatnonzero(row), expected)
+        np.testing.assert_array_equal(np.flatnonzero(row), np.sort(np.argsort(-size, kind="stable")[:count]))
 
 
 @pytest.mark.parametrize("elements", [2048, 20000])
-def test_size_may_be_that_of_one_sign(elements):
+@pytest.mark.parametrize("sign", [1, -1])
+def test_size_may_be_that_of_one_sign(elements, sign):
     values = np.random.default_rng(0).normal(size=(3, elements)).astype(np.float32)
-    for sign in (1, -1):
-        size = tf.nn.relu if sign == 1 else lambda each: tf.nn.relu(-each)
-        places = tf.function(select_largest)(tf.constant(values), 100, size)
-        expected = np.sort(np.argsort(-sign * values, axis=1, kind="stable")[:, :100], axis=1)
-        np.testing.assert_array_equal(places, expected)
+    places = tf.function(select_largest)(tf.constant(values), 100, lambda each: tf.nn.relu(sign * each))
+    expected = np.sort(np.argsort(-sign * values, axis=1, kind="stable")[:, :100], axis=1)
+    np.testing.assert_array_equal(places, expected)
 
 
 def check(places, values):

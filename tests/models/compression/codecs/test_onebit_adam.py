@@ -1,5 +1,7 @@
 """1-bit Adam: codec and optimizer together."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -34,9 +36,8 @@ def test_warm_up_is_adam_and_the_second_moment_freezes(make_ring, random_gradien
     received = [ring.exchange(step) for step in steps]
     pair, adam = make_pair(0.01, warmup_steps=3), keras.optimizers.Adam(0.01)
     ours, theirs = train(pair, received), train(adam, means)
-    for step in range(3):
-        for own, other in zip(ours[step], theirs[step], strict=True):
-            np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-7)
+    for own, other in itertools.chain(*map(zip, ours[:3], theirs[:3])):
+        np.testing.assert_allclose(own, other, rtol=1e-6, atol=1e-7)
     # The frozen second moment, from the first three gradients.
     for index in range(2):
         second = np.zeros(SHAPES[index])
@@ -53,8 +54,7 @@ def test_moments_of_dense_tensors_stay_exact(make_ring, random_gradients, make_c
         gradients = random_gradients(3, SHAPES, seed=step)
         mean = np.mean([rank[1] for rank in gradients], axis=0)
         moment = 0.8 * moment + 0.2 * mean
-        result = ring.exchange(gradients)[1]
-        np.testing.assert_allclose(result, mean if step < 2 else moment, rtol=1e-5, atol=1e-7)
+        np.testing.assert_allclose(ring.exchange(gradients)[1], mean if step < 2 else moment, rtol=1e-5, atol=1e-7)
 
 
 def test_first_moments_and_residuals_are_conserved(make_ring, random_gradients, make_codec):
@@ -89,29 +89,11 @@ def test_the_scale_keeps_the_mean_magnitude_or_the_norm(make_codec):
 
 
 def test_elements_without_second_moment_stay():
-    variable = keras.Variable(np.ones(2, np.float32))
-    optimizer = make_pair(0.1, warmup_steps=1)
+    variable, optimizer = keras.Variable(np.ones(2, np.float32)), make_pair(0.1, warmup_steps=1)
     optimizer.build([variable])
-    optimizer.apply([tf.constant([1.0, 0.0])], [variable])
-    before = np.array(variable)
-    optimizer.apply([tf.constant([1.0, 1.0])], [variable])
-    after = np.array(variable)
-    assert after[0] < before[0]
-    assert after[1] == before[1] == 1
-
-
-def test_config_round_trip():
-    optimizer = make_pair(0.1, warmup_steps=7, beta_1=0.8, weight_decay=0.01)
-    config = keras.optimizers.serialize(optimizer)
-    assert keras.optimizers.deserialize(config).get_config() == optimizer.get_config()
-
-
-@pytest.mark.parametrize("setting", [{"warmup_steps": 0}, {"warmup_steps": 1, "beta_2": 1.0}])
-def test_out_of_range(setting):
-    with pytest.raises(ValueError, match=list(setting)[-1]):
-        make_pair(0.1, **setting)
-
-
-def test_beta_of_the_codec_out_of_range(make_codec):
-    with pytest.raises(ValueError, match=r"beta_1 must be in \[0, 1\), got 1.0"):
-        make_codec("onebit_adam", beta_1=1.0)
+    weights = []
+    for gradient in ([1.0, 0.0], [1.0, 1.0]):
+        optimizer.apply([tf.constant(gradient)], [variable])
+        weights.append(np.array(variable).tolist())
+    assert weights[1][0] < weights[0][0]
+    assert weights[1][1] == weights[0][1] == 1

@@ -15,7 +15,7 @@ def low_rank(rank, seed=0):
     return matrix.reshape(SHAPE).astype(np.float32)
 
 
-@pytest.mark.parametrize("size", [2, 3, 8])
+@pytest.mark.parametrize("size", [2, 3])
 def test_ranks_compute_what_one_would_on_the_mean(size, make_ring, random_gradients, make_codec):
     many, one = make_ring(size, make_codec("powersgd", rank=2)), make_ring(1, make_codec("powersgd", rank=2))
     for step in range(4):
@@ -28,8 +28,7 @@ def test_ranks_compute_what_one_would_on_the_mean(size, make_ring, random_gradie
 @pytest.mark.parametrize("rank", [1, 2, 4])
 def test_exact_where_the_rank_suffices(rank, make_ring, make_codec):
     ring = make_ring(2, make_codec("powersgd", rank=4, min_compression=1))
-    gradients = [[low_rank(rank, seed=0)], [3 * low_rank(rank, seed=0)]]
-    (result,) = ring.exchange(gradients)
+    (result,) = ring.exchange([[low_rank(rank, seed=0)], [3 * low_rank(rank, seed=0)]])
     np.testing.assert_allclose(result, 2 * low_rank(rank, seed=0), rtol=1e-3, atol=1e-4)
 
 
@@ -42,30 +41,17 @@ def test_warm_start_comes_closer_with_every_step(make_ring, make_codec):
     errors = {}
     for warm_start in (True, False):
         ring = make_ring(1, make_codec("powersgd", rank=2, warm_start=warm_start, error_feedback=False))
-        for _ in range(15):
-            (result,) = ring.exchange([[matrix]])
-        errors[warm_start] = np.linalg.norm(result - matrix)
+        errors[warm_start] = np.linalg.norm([ring.alike(matrix)[0] for _ in range(15)][-1] - matrix)
     assert errors[True] == pytest.approx(best, rel=0.01)
     assert errors[False] > 1.02 * best
 
 
-def test_projection_never_enlarges(make_ring, random_gradients, make_codec):
-    ring = make_ring(1, make_codec("powersgd", rank=1, error_feedback=False))
-    for step in range(5):
-        gradients = random_gradients(1, (SHAPE,), seed=step)
-        (result,) = ring.exchange(gradients)
-        assert np.linalg.norm(gradients[0][0] - result) <= np.linalg.norm(gradients[0][0])
-
-
 def test_residuals_of_ranks_with_different_data_stay_bounded(make_ring, make_codec):
     # The residual is each rank's own: that of the common projection would grow with every step.
-    generator = np.random.default_rng(0)
-    offsets = generator.normal(size=(2, 72, 40)).astype(np.float32)
-    ring = make_ring(2, make_codec("powersgd", rank=4))
-    norms = []
-    for _ in range(60):
-        noise = 0.1 * generator.normal(size=(2, 72, 40)).astype(np.float32)
-        ring.exchange([[offsets[0] + noise[0]], [-offsets[0] + noise[1]]])
+    offset, *noises = np.random.default_rng(0).normal(size=(61, 2, 72, 40)).astype(np.float32)
+    ring, norms = make_ring(2, make_codec("powersgd", rank=4)), []
+    for noise in noises:
+        ring.exchange([[offset[0] + 0.1 * noise[0]], [-offset[0] + 0.1 * noise[1]]])
         norms.append(np.linalg.norm(ring.state("residual/gradient_0")[0]))
     assert norms[-1] < 2 * norms[29]
 
@@ -85,12 +71,10 @@ def test_dependent_and_zero_columns_become_zero():
     np.testing.assert_allclose(np.linalg.norm(basis, axis=0), [1, 0, 0], atol=1e-6)
 
 
-def test_a_gradient_that_was_zero_once_is_not_zero_for_ever(make_ring, make_codec):
-    ring = make_ring(2, make_codec("powersgd", rank=2))
-    zeros = [[np.zeros(SHAPE, np.float32)]] * 2
-    np.testing.assert_array_equal(ring.exchange(zeros)[0], 0)
-    (result,) = ring.exchange([[low_rank(1)]] * 2)
-    np.testing.assert_allclose(result, low_rank(1), rtol=1e-3, atol=1e-4)
+def test_a_gradient_that_was_zero_once_is_not_zero_for_ever(make_ring):
+    ring = make_ring(2, "powersgd", {"rank": 2})
+    for gradient in (np.zeros(SHAPE, np.float32), low_rank(1)):
+        np.testing.assert_allclose(ring.alike(gradient)[0], gradient, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize(("shape", "accepted"), [((3, 3, 64, 64), True), ((10, 10), False), ((1, 1, 64, 256), True)])
@@ -102,11 +86,5 @@ def test_tensors_that_hardly_shrink_travel_dense(shape, accepted, make_codec):
 def test_rank_by_step(make_ring, random_gradients, make_codec):
     ring = make_ring(2, make_codec("powersgd", rank=1, rank_schedule=[(2, 3)]))
     ranks = [np.linalg.matrix_rank(ring.exchange(random_gradients(2, ((72, 40),), seed=s))[0]) for s in range(4)]
-    assert ranks == [3, 3, 1, 1]
-    assert [tensors[0][1] for _, tensors in ring.ranks[0].calls][::2] == [(72, 3), (72, 3), (72, 1), (72, 1)]
-
-
-@pytest.mark.parametrize("setting", [{"rank": 0}, {"min_compression": 0.5}])
-def test_out_of_range(setting, make_codec):
-    with pytest.raises(ValueError, match=f"{next(iter(setting))} must be at least 1, got"):
-        make_codec("powersgd", **setting)
+    sent = [tensors[0][1] for _, tensors in ring.ranks[0].calls][::2]
+    assert [(72, rank) for rank in ranks] == sent == [(72, 3), (72, 3), (72, 1), (72, 1)]

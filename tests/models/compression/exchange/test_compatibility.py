@@ -28,8 +28,14 @@ def test_refused_with_the_reason(codec, optimizer, warmup_steps, reason, make_co
         check_optimizer(make_codec(codec), optimizer, warmup_steps=warmup_steps)
 
 
-def test_pairs_that_fit(make_codec):
-    check_optimizer(make_codec("dgc"), keras.optimizers.SGD(0.1), warmup_steps=0)
-    check_optimizer(make_codec("onebit"), LARS_RULE, warmup_steps=0)
-    check_optimizer(make_codec("qsgd"), keras.optimizers.Adam(0.1), warmup_steps=0)
-    check_optimizer(make_codec("onebit_adam"), PAIR, warmup_steps=5)
+@pytest.mark.parametrize(
+    ("codec", "optimizer", "warmup_steps"),
+    [
+        ("dgc", keras.optimizers.SGD(0.1), 0),
+        ("onebit", LARS_RULE, 0),
+        ("qsgd", keras.optimizers.Adam(0.1), 0),
+        ("onebit_adam", PAIR, 5),
+    ],
+)
+def test_pairs_that_fit(codec, optimizer, warmup_steps, make_codec):
+    check_optimizer(make_codec(codec), optimizer, warmup_steps=warmup_steps)

@@ -39,7 +39,7 @@ def run(make_ring, random_gradients, name, size):
 
 
 @needs_library
-@pytest.mark.parametrize("size", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 3])
 @pytest.mark.parametrize("name", METHODS)
 def test_results_and_states_are_those_without(name, size, make_ring, random_gradients, monkeypatch):
     ring, results, states = run(make_ring, random_gradients, name, size)
@@ -53,23 +53,21 @@ def test_results_and_states_are_those_without(name, size, make_ring, random_grad
     assert sent[0] == sent[1]
 
 
+KINDS = {
+    "normal": lambda values: values,
+    "ties": lambda values: np.round(values),
+    "few": lambda values: values * (np.arange(10000) % 1009 == 0),
+    "zeros": lambda values: 0 * values,
+    "unlike the sample": lambda values: np.where(np.arange(10000) % 61, values, 100),
+    "tiny": lambda values: values * 1e-30,
+}
+
+
 @needs_library
 @pytest.mark.parametrize("count", [1, 5, 63, 64, 4000, 9999, 10000])
-@pytest.mark.parametrize("kind", ["normal", "ties", "few", "zeros", "unlike the sample", "tiny"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_largest_are_exact(kind, count):
-    generator = np.random.default_rng(count)
-    values = generator.normal(size=10000).astype(np.float32)
-    match kind:
-        case "ties":
-            values = np.round(values)
-        case "few":
-            values[generator.permutation(10000)[:9990]] = 0
-        case "zeros":
-            values[:] = 0
-        case "unlike the sample":
-            values[::61] = 100
-        case "tiny":
-            values *= np.float32(1e-30)
+    values = KINDS[kind](np.random.default_rng(count).normal(size=10000)).astype(np.float32)
     order = np.argsort(-np.abs(values), kind="stable")[:count]
     places, sent, remainder, finite = kernels.load().groundswell_encode_largest(values, (), 1.0, 1, 10000, count)
     np.testing.assert_array_equal(places[0], np.sort(order))
@@ -96,27 +94,31 @@ def test_what_is_not_finite_is_found(wrong, place):
     np.testing.assert_allclose(operations.groundswell_encode_columns(huge, (), 1.0, 1).upper, 3e38, rtol=1e-6)
 
 
+ONE = np.ones((1, 1), np.float32)
+
+
 @needs_library
-def test_wrong_messages_are_refused():
-    operations = kernels.load()
-    value = tf.ones((1, 1))
-    for place in (-1, 16, 1 << 30):
-        with pytest.raises(tf.errors.InvalidArgumentError, match="a place out of range"):
-            operations.groundswell_decode_largest(tf.constant([[place]]), value, 16, 16)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="messages of too few parts"):
-        operations.groundswell_decode_largest(tf.constant([[0]]), value, 16, 17)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a message for other rows"):
-        operations.groundswell_decode_columns(tf.zeros((1, 2, 1), tf.uint8), value, value, 8, 1)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a message for fewer columns"):
-        operations.groundswell_decode_columns(tf.zeros((1, 1, 1), tf.uint8), value, value, 8, 2)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="the residual has another shape"):
-        operations.groundswell_encode_columns(tf.ones((4, 4)), tf.ones((4, 3)), 1.0, 1)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="a tensor with another number of axes"):
-        operations.groundswell_expand(tf.ones((4, 3, 0)), tf.ones((4, 3, 0)))
+@pytest.mark.parametrize(
+    ("kernel", "arguments", "message"),
+    [
+        *(("decode_largest", ([[place]], ONE, 16, 16), "a place out of range") for place in (-1, 16, 1 << 30)),
+        ("decode_largest", ([[0]], ONE, 16, 17), "messages of too few parts"),
+        ("decode_columns", (np.zeros((1, 2, 1), np.uint8), ONE, ONE, 8, 1), "a message for other rows"),
+        ("decode_columns", (np.zeros((1, 1, 1), np.uint8), ONE, ONE, 8, 2), "a message for fewer columns"),
+        ("encode_columns", (tf.ones((4, 4)), tf.ones((4, 3)), 1.0, 1), "the residual has another shape"),
+        ("expand", (tf.ones((4, 3, 0)), tf.ones((4, 3, 0))), "a tensor with another number of axes"),
+        ("expand", (tf.ones((4, 2)), tf.ones((4, 3))), "factors of different ranks"),
+    ],
+)
+def test_wrong_messages_are_refused(kernel, arguments, message):
+    with pytest.raises(tf.errors.InvalidArgumentError, match=message):
+        getattr(kernels.load(), f"groundswell_{kernel}")(*arguments)
+
+
+@needs_library
+def test_a_message_that_no_memory_holds_is_refused():
     with pytest.raises(tf.errors.ResourceExhaustedError):
-        operations.groundswell_encode_largest(tf.ones(4), (), 1.0, (1 << 31) - 1, 1 << 20, 1 << 20)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="factors of different ranks"):
-        operations.groundswell_expand(tf.ones((4, 2)), tf.ones((4, 3)))
+        kernels.load().groundswell_encode_largest(tf.ones(4), (), 1.0, (1 << 31) - 1, 1 << 20, 1 << 20)
 
 
 @needs_library
