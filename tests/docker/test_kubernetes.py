@@ -4,7 +4,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 
 from conf.launch import LaunchConfig
 from tests.patience import patient
+from tests.pipelines.launch.waiting import wait_until
 
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
@@ -39,25 +39,24 @@ def spark_application_schema(path: Path) -> Document:
     definition = yaml.safe_load(path.read_text())
     (version,) = (each for each in definition["spec"]["versions"] if each["name"] == "v1beta2")
     schema = version["schema"]["openAPIV3Schema"]
-    close(schema)
+    for part in mappings(schema):
+        if part.get("x-kubernetes-int-or-string"):
+            for key in ("type", "anyOf", "pattern"):
+                part.pop(key, None)
+        open_ended = "additionalProperties" in part or part.get("x-kubernetes-preserve-unknown-fields")
+        if part.get("type") == "object" and "properties" in part and not open_ended:
+            part["additionalProperties"] = False
     schema["properties"]["metadata"] = {"type": "object"}
     return schema
 
 
-def close(schema: Any) -> None:
-    if isinstance(schema, list):
-        for each in schema:
-            close(each)
-    elif isinstance(schema, dict):
-        if schema.get("x-kubernetes-int-or-string"):
-            for key in ("type", "anyOf", "pattern"):
-                schema.pop(key, None)
-            return
-        open_ended = "additionalProperties" in schema or schema.get("x-kubernetes-preserve-unknown-fields")
-        if schema.get("type") == "object" and "properties" in schema and not open_ended:
-            schema["additionalProperties"] = False
-        for each in schema.values():
-            close(each)
+def mappings(document: Any) -> Iterator[Document]:
+    """The document itself and all mappings in it."""
+    if isinstance(document, dict):
+        yield document
+        document = list(document.values())
+    for each in document if isinstance(document, list) else ():
+        yield from mappings(each)
 
 
 @pytest.fixture(scope="module")
@@ -157,35 +156,20 @@ def test_every_executor_has_one_rank_and_the_command_is_one_of_ours(application:
     spec = application["spec"]
     config = read_config(parser_of("train").parse(spec["arguments"]))
     conf, executor = spec["sparkConf"], spec["executor"]
-    assert executor["instances"] == config.launch.num_workers
-    assert executor["cores"] == int(conf["spark.task.cpus"])
+    assert (executor["instances"], executor["cores"]) == (config.launch.num_workers, int(conf["spark.task.cpus"]))
     assert int(conf["spark.task.resource.gpu.amount"]) == config.launch.gpus_per_worker
-    assert spec["restartPolicy"] == {"type": "Never"}
+    assert (spec["restartPolicy"], spec["dynamicAllocation"]) == ({"type": "Never"}, {"enabled": False})
     assert config.launch.retries > 0
-    assert spec["dynamicAllocation"] == {"enabled": False}
-    paths = [mount["mountPath"] for mount in executor["volumeMounts"]]
-    assert "/dev/shm" in paths
+    assert "/dev/shm" in [mount["mountPath"] for mount in executor["volumeMounts"]]
     assert config.dataset.path.startswith("/data/")
 
 
 def test_secrets_are_references() -> None:
     for name, document in documents():
-        for value in values_named(document, "env"):
-            for variable in value:
-                if re.search(r"KEY|SECRET|TOKEN|PASSWORD$", variable["name"]):
-                    assert "secretKeyRef" in variable["valueFrom"], f"{name}: {variable['name']} holds its value"
+        for variable in [each for part in mappings(document) for each in part.get("env", [])]:
+            if re.search(r"KEY|SECRET|TOKEN|PASSWORD$", variable["name"]):
+                assert "secretKeyRef" in variable["valueFrom"], f"{name}: {variable['name']} holds its value"
     assert not any(re.search(r"://[^/\s@]+:[^/\s@]+@", path.read_text()) for path in FOLDER.iterdir())
-
-
-def values_named(document: Any, key: str) -> Iterator[Any]:
-    if isinstance(document, list):
-        for each in document:
-            yield from values_named(each, key)
-    elif isinstance(document, dict):
-        for name, each in document.items():
-            if name == key:
-                yield each
-            yield from values_named(each, key)
 
 
 def test_the_plain_submission_asks_for_what_the_application_asks_for(application: Document) -> None:
@@ -193,15 +177,16 @@ def test_the_plain_submission_asks_for_what_the_application_asks_for(application
     command = (FOLDER / "README.md").read_text().split("\nspark-submit ")[1].split("```")[0]
     options, arguments = command.split(spec["mainApplicationFile"])
     settings = dict(re.findall(r"--conf (\S+?)=(\S+)", options))
-    for name, value in spec["sparkConf"].items():
-        assert settings[name] == value
+    asked = {
+        **spec["sparkConf"],
+        "spark.executor.instances": str(spec["executor"]["instances"]),
+        "spark.dynamicAllocation.enabled": str(spec["dynamicAllocation"]["enabled"]).lower(),
+        "spark.kubernetes.container.image": spec["image"],
+    }
     for role in ("driver", "executor"):
-        for name in ("cores", "memory", "memoryOverhead"):
-            assert settings[f"spark.{role}.{name}"] == str(spec[role][name])
+        asked |= {f"spark.{role}.{name}": str(spec[role][name]) for name in ("cores", "memory", "memoryOverhead")}
         assert Path(settings[f"spark.kubernetes.{role}.podTemplateFile"]).name == f"{role}-template.yaml"
-    assert settings["spark.executor.instances"] == str(spec["executor"]["instances"])
-    assert settings["spark.dynamicAllocation.enabled"] == str(spec["dynamicAllocation"]["enabled"]).lower()
-    assert settings["spark.kubernetes.container.image"] == spec["image"]
+    assert asked.items() <= settings.items()
     assert arguments.replace("\\\n", " ").split() == spec["arguments"]
 
 
@@ -210,19 +195,17 @@ def test_a_template_makes_the_pod_that_the_application_makes(application: Docume
     spec, asked = application["spec"], application["spec"][role]
     pod = yaml.safe_load((FOLDER / f"{role}-template.yaml").read_text())["spec"]
     (container,) = pod["containers"]
-    for name in ("env", "volumeMounts", "securityContext"):
-        assert container[name] == asked[name], name
+    shared = ("env", "volumeMounts", "securityContext")
+    assert [container[name] for name in shared] == [asked[name] for name in shared]
     assert pod["securityContext"] == asked["podSecurityContext"]
     assert {each["name"]: each for each in pod["volumes"]} == {
         each["name"]: each
         for each in spec["volumes"]
         if each["name"] in {mount["name"] for mount in asked["volumeMounts"]}
     }
-    for name in ("nodeSelector", "tolerations"):
-        assert pod.get(name) == asked.get(name)
-    assert pod.get("serviceAccountName") == asked.get("serviceAccount")
-    assert pod["restartPolicy"] == spec["restartPolicy"]["type"]
-    assert pod["terminationGracePeriodSeconds"] == asked["terminationGracePeriodSeconds"]
+    asked = {**asked, "serviceAccountName": asked.get("serviceAccount"), "restartPolicy": spec["restartPolicy"]["type"]}
+    same = ("nodeSelector", "tolerations", "serviceAccountName", "restartPolicy", "terminationGracePeriodSeconds")
+    assert [pod.get(name) for name in same] == [asked.get(name) for name in same]
     assert pod["terminationGracePeriodSeconds"] > LaunchConfig.default("stop_grace_seconds")
 
 
@@ -251,13 +234,6 @@ def test_the_entrypoint_starts_a_driver(tmp_path: Path) -> None:
     assert words[-5:] == ["--deploy-mode", "client", "--class", "x", "a b"]
 
 
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + patient(60)
-    while not path.exists():
-        assert time.monotonic() < deadline, f"{path} never came"
-        time.sleep(0.05)
-
-
 def test_sigterm_reaches_the_program_and_not_the_jvm(tmp_path: Path) -> None:
     """The JVM is a shell script that starts a program and ends as that does; a second child stands for a daemon."""
     (tmp_path / "program.py").write_text(
@@ -279,7 +255,7 @@ def test_sigterm_reaches_the_program_and_not_the_jvm(tmp_path: Path) -> None:
     (tmp_path / "submit").chmod(0o755)
     script = FOLDER.parent / "spark" / "pass-sigterm.sh"
     process = subprocess.Popen(["bash", str(script), "./submit"], cwd=tmp_path)
-    wait_for(tmp_path / "started")
+    wait_until((tmp_path / "started").exists)
     process.terminate()
     assert process.wait(patient(60)) == 130
     assert sorted(path.name for path in tmp_path.iterdir()) == ["program.py", "saved", "started", "submit"]

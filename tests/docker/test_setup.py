@@ -1,6 +1,5 @@
 """What the set-up says on a machine that lacks something."""
 
-import ast
 import importlib.util
 import os
 import re
@@ -37,47 +36,46 @@ def run(script: Path, path: Path, *arguments: str, **environment: str) -> tuple[
     return done.returncode, done.stderr.strip()
 
 
+def tool(path: Path, name: str, text: str) -> None:
+    (path / name).write_text(f"#!/usr/bin/bash\n{text}\n")
+    (path / name).chmod(0o755)
+
+
 def fake_java(path: Path, version: str, modules: str) -> None:
-    java = path / "java"
-    java.write_text(
-        '#!/usr/bin/env bash\nif [ "$1" = -version ]; then\n'
-        f"  echo 'openjdk version \"{version}\" 2025-04-15' >&2\nelse\n  echo {modules}@17\nfi\n"
-    )
-    java.chmod(0o755)
+    shown = f"echo 'openjdk version \"{version}\" 2025-04-15' >&2"
+    tool(path, "java", f'if [ "$1" = -version ]; then {shown}; else echo {modules}@17; fi')
 
 
 def test_no_java_is_one_sentence_with_the_package(project: Path, bare_path: Path) -> None:
-    code, error = run(project / "docker/horovod/check_host.sh", bare_path)
-    assert code == 1
-    assert error == (
+    assert run(project / "docker/horovod/check_host.sh", bare_path) == (
+        1,
         "groundswell: Java is missing, and Spark needs Java 17 or 21. "
-        "On Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless"
+        "On Debian or Ubuntu: sudo apt-get install openjdk-17-jre-headless",
     )
 
 
 @pytest.mark.parametrize(
-    ("version", "modules", "reason"),
+    ("version", "modules", "home", "reason"),
     [
-        ("11.0.2", "jdk.incubator.vector", "Java 11 is too old"),
-        ("1.8.0_292", "", "Java 1 is too old"),
-        ("25.0.1", "jdk.incubator.vector", "Java 25 is too new"),
-        ("17.0.1", "java.base", "lacks the module jdk.incubator.vector"),
+        ("11.0.2", "jdk.incubator.vector", "", "Java 11 is too old.*openjdk-17-jre-headless"),
+        ("1.8.0_292", "", "", "Java 1 is too old.*openjdk-17-jre-headless"),
+        ("25.0.1", "jdk.incubator.vector", "", "Java 25 is too new.*openjdk-17-jre-headless"),
+        ("17.0.1", "java.base", "", r"lacks the module jdk\.incubator\.vector.*openjdk-17-jre-headless"),
+        (
+            "17.0.1",
+            "jdk.incubator.vector",
+            "/nowhere",
+            "JAVA_HOME=/nowhere has no bin/java: unset it, or name a Java 17 or",
+        ),
     ],
 )
-def test_an_unfit_java_is_named(project: Path, bare_path: Path, version: str, modules: str, reason: str) -> None:
+def test_an_unfit_java_is_named(
+    project: Path, bare_path: Path, version: str, modules: str, home: str, reason: str
+) -> None:
     fake_java(bare_path, version, modules)
-    code, error = run(project / "docker/horovod/check_host.sh", bare_path)
+    code, error = run(project / "docker/horovod/check_host.sh", bare_path, **({"JAVA_HOME": home} if home else {}))
     assert code == 1
-    assert reason in error
-    assert "openjdk-17-jre-headless" in error
-    assert "\n" not in error
-
-
-def test_a_java_home_that_is_none_is_named(project: Path, bare_path: Path) -> None:
-    fake_java(bare_path, "17.0.1", "jdk.incubator.vector")
-    code, error = run(project / "docker/horovod/check_host.sh", bare_path, JAVA_HOME="/nowhere")
-    assert code == 1
-    assert error.startswith("groundswell: JAVA_HOME=/nowhere has no bin/java: unset it, or name a Java 17 or 21.")
+    assert re.fullmatch(f"groundswell: .*{reason}.*", error), "one line"
 
 
 def test_this_machines_java_is_accepted(project: Path) -> None:
@@ -90,11 +88,6 @@ def test_no_compiler_is_one_sentence_with_the_package(project: Path, bare_path: 
     assert code == 1
     assert error.endswith("is missing. On Debian or Ubuntu: sudo apt-get install g++")
     assert not (tmp_path / "environment").exists()
-
-
-def tool(path: Path, name: str, text: str) -> None:
-    (path / name).write_text(f"#!/usr/bin/bash\n{text}\n")
-    (path / name).chmod(0o755)
 
 
 @pytest.fixture
@@ -113,8 +106,7 @@ def test_the_set_up_changes_its_own_environment_alone(
     """Whatever Python uv would take by the user's settings, and with a compiler behind a launcher."""
     environment = tmp_path / "environment"
     settings = {"UV_SYSTEM_PYTHON": "1", "UV_PYTHON": "/usr/bin/python3", "CXX": "ccache g++"}
-    code, error = run(project / "docker/horovod/install.sh", bare_path, str(environment), "cpu", **settings)
-    assert (code, error) == (0, "")
+    assert run(project / "docker/horovod/install.sh", bare_path, str(environment), "cpu", **settings) == (0, "")
     made, synced = logged_uv.read_text().splitlines()
     assert made == f"venv --quiet --python 3.11 {environment}"
     assert synced.startswith(f"pip sync --python {environment}/bin/python --quiet --require-hashes ")
@@ -168,17 +160,16 @@ def test_make_sets_up_again_where_the_environment_is_not_this_folders(
     (tmp_path / ".venv" / "bin").mkdir()
     if fault != "no python":
         tool(tmp_path / ".venv" / "bin", "python", "exit 0")
-    for name in ("requirements.lock", "pyproject.toml", "hatch_build.py"):
-        (tmp_path / name).touch()
     for name in (
+        *("requirements.lock", "pyproject.toml", "hatch_build.py"),
         "docker/horovod/install.sh",
         "docker/horovod/uv.sh",
         "docker/horovod/include/x.h",
         "models/compiled.py",
+        ".venv/.ready",
     ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    (tmp_path / ".venv" / ".ready").touch()
     command = ["make", "--dry-run", "--directory", str(tmp_path), "setup"]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=patient(60), env={"PATH": os.environ["PATH"]}
@@ -190,7 +181,6 @@ def test_make_sets_up_again_where_the_environment_is_not_this_folders(
 @pytest.mark.parametrize(
     ("arguments", "reason"),
     [
-        ((), "usage: build_wheel.sh PYTHON TENSORFLOW [FOLDER] [cpu|gpu]"),
         (("3.12",), "usage: build_wheel.sh PYTHON TENSORFLOW [FOLDER] [cpu|gpu]"),
         (("3.12", "2.15.0"), "TensorFlow '2.15.0': expected a full version from 2.16.1 to 2.21, such as 2.19.0"),
         (("3.12", "2.19"), "TensorFlow '2.19': expected a full version from 2.16.1 to 2.21, such as 2.19.0"),
@@ -217,34 +207,28 @@ def test_every_runtime_has_a_wheel_of_horovod_and_fits_the_wheels_ranges(project
     supported = re.search(r"\^2\\\.\(([\d|]+)\)", recipe)
     assert supported is not None
     for column in columns.values():
-        pinned = {Requirement(line).name: Requirement(line) for line in column["packages"]}
-        for name, requirement in pinned.items():
-            (version,) = (each.version for each in requirement.specifier)
+        required = [Requirement(line) for line in column["packages"]]
+        pinned = {each.name: next(iter(each.specifier)).version for each in required}
+        for name, version in pinned.items():
             assert name not in ranges or ranges[name].contains(version), f"{name}=={version}"
         assert SpecifierSet(metadata["requires-python"]).contains(column["python"])
-        (tensorflow,) = (each.version for each in pinned["tensorflow-cpu"].specifier)
-        assert tensorflow.split(".")[1] in supported[1].split("|")
+        assert pinned["tensorflow-cpu"].split(".")[1] in supported[1].split("|")
 
 
 @pytest.fixture(scope="module")
 def runtimes(project: Path) -> ModuleType:
     """The script of `make test-runtimes`."""
     spec = importlib.util.spec_from_file_location("runtimes", project / "tests" / "runtimes" / "run.py")
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
 
 
 def test_every_step_in_a_runtime_names_tests_that_exist(project: Path, runtimes: ModuleType) -> None:
-    for step in runtimes.STEPS.values():
-        for name in (each for each in step if each.startswith("tests/")):
-            path, _, test = name.partition("::")
-            assert (project / path).exists(), path
-            if test:
-                written = ast.parse((project / path).read_text())
-                assert test in {each.name for each in written.body if isinstance(each, ast.FunctionDef)}, name
+    for name in (each for step in runtimes.STEPS.values() for each in step if each.startswith("tests/")):
+        path, _, test = name.partition("::")
+        assert (project / path).exists(), path
+        assert not test or f"\ndef {test}(" in (project / path).read_text(), name
 
 
 @pytest.mark.parametrize(
