@@ -13,9 +13,11 @@ from pipelines.launch.jvm import SparkGoneError, is_jvm_gone, reason_of
 from pipelines.launch.preflight import decommissioned_executor, is_local
 from pipelines.launch.task import Launch, RankResult, Site, run_task
 
-_CANCEL_SECONDS = 10.0
+CANCEL_SECONDS = 10.0
+"""How long Spark may take to end a stage that was cancelled."""
 _FINISH_SECONDS = 1.5
-_RESULT_SECONDS = 120.0
+RESULT_SECONDS = 120.0
+"""How long Spark may take to end a stage whose ranks have finished."""
 _DECOMMISSION_PERIOD_SECONDS = 2.0
 
 
@@ -72,10 +74,10 @@ class BarrierTasks:
         Raises:
             InfrastructureError: The stage failed after all, or Spark does not end it.
         """
-        self._thread.join(_RESULT_SECONDS)
+        self._thread.join(RESULT_SECONDS)
         if self._thread.is_alive():
             raise InfrastructureError(
-                f"all ranks have finished, but Spark has not ended their stage within {_RESULT_SECONDS:g} s: look at "
+                f"all ranks have finished, but Spark has not ended their stage within {RESULT_SECONDS:g} s: look at "
                 "the log of its driver and at the driver's memory (spark.driver.memory)"
             )
         if (reason := self.failure()) is not None:
@@ -93,9 +95,9 @@ class BarrierTasks:
         """End the stage if it has not ended."""
         self._ended.set()
         # Spark complains where a job is cancelled twice, but takes no notice of what comes before the job.
-        self._thread.join(_CANCEL_SECONDS if self._cancelled else _FINISH_SECONDS)
+        self._thread.join(CANCEL_SECONDS if self._cancelled else _FINISH_SECONDS)
         self.cancel()
-        self._thread.join(_CANCEL_SECONDS)
+        self._thread.join(CANCEL_SECONDS)
 
     def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
         try:

@@ -36,8 +36,10 @@ from pipelines.launch.messages import (
     encode,
 )
 
-_MAXIMUM_STRANGERS = 256
-_QUEUED_EVENTS = 1000
+MAXIMUM_STRANGERS = 256
+"""Connections that have not proved the secret yet; newer ones replace older ones."""
+QUEUED_EVENTS = 1000
+"""How many events wait for the driver at most."""
 _SECONDS_BETWEEN_TRIES = 1.0
 _PAUSE_SECONDS = 0.1
 """Between two tries to take a connection."""
@@ -128,7 +130,7 @@ class DriverChannel:
         """
         self._listener = socket.create_server((bind or host, 0), backlog=1024)
         self.address = ChannelAddress(host, self._listener.getsockname()[1], secrets.token_bytes(SECRET_BYTES))
-        self.events: queue.Queue[tuple[int, Event]] = queue.Queue(_QUEUED_EVENTS)
+        self.events: queue.Queue[tuple[int, Event]] = queue.Queue(QUEUED_EVENTS)
         self.peers: set[str] = set()
         """Addresses from which tasks have proved the secret."""
         self._lock = threading.Lock()
@@ -189,7 +191,7 @@ class DriverChannel:
             with self._lock:
                 self._strangers[connection] = None
                 # Those that connect and say nothing give way to newcomers: a task proves itself within milliseconds.
-                if len(self._strangers) > _MAXIMUM_STRANGERS:
+                if len(self._strangers) > MAXIMUM_STRANGERS:
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
                     with suppress(OSError):

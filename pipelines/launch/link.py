@@ -39,14 +39,17 @@ from pipelines.launch.messages import (
 )
 from pipelines.launch.rank_log import RankLog
 
-_RECONNECT_SECONDS = 1.0
+RECONNECT_SECONDS = 1.0
+"""Between two tries to connect."""
 _HEARTBEAT_SECONDS = 2.0
 _LOOK_SECONDS = 0.01
-_LOG_PERIOD_SECONDS = 0.05
-_LOG_BYTES_PER_PERIOD = 1 << 18  # 5 MiB/s for each rank
+LOG_PERIOD_SECONDS = 0.05
+LOG_BYTES_PER_PERIOD = 1 << 18
+"""How much of a rank's log is sent in `LOG_PERIOD_SECONDS`: 5 MiB/s."""
 _MESSAGE_BYTES_AT_ONCE = 1 << 20
 _RESULT_PART_BYTES = 1 << 20
-_MAXIMUM_HELD_BYTES = 1 << 26  # 64 MiB of messages that the driver has not received
+MAXIMUM_HELD_BYTES = 1 << 26
+"""Of messages that the driver has not received: 64 MiB."""
 _log = logging.getLogger(__name__)
 
 
@@ -88,7 +91,7 @@ class Link:
         driver has received them; further reports and lines are dropped, and the driver is told how many.
         """
         with self._lock:
-            if isinstance(message, Report | ShownLine | StepDone) and self._held_bytes >= _MAXIMUM_HELD_BYTES:
+            if isinstance(message, Report | ShownLine | StepDone) and self._held_bytes >= MAXIMUM_HELD_BYTES:
                 self._dropped += not isinstance(message, StepDone)
                 return
             if self._dropped:
@@ -170,7 +173,7 @@ class Link:
                     warned = True
                     _log.warning("the channel to the driver broke (%s); the run continues without it", error)
             self.connected = False
-            self._closing.wait(_RECONNECT_SECONDS)
+            self._closing.wait(RECONNECT_SECONDS)
 
     def _talk(self, connection: socket.socket) -> None:
         prove_task(connection, self._address.secret)
@@ -189,7 +192,7 @@ class Link:
         last_sent = time.monotonic()
         try:
             while not self._closing.is_set() and listener.is_alive():
-                self._wake.wait(_LOG_PERIOD_SECONDS)
+                self._wake.wait(LOG_PERIOD_SECONDS)
                 self._wake.clear()
                 log_offset = self._log_offset
                 data = self._next_log() + self._next_result() + self._next_messages()
@@ -199,9 +202,9 @@ class Link:
                 if data:
                     connection.sendall(data)
                     last_sent = time.monotonic()
-                if self._log_offset - log_offset > _LOG_BYTES_PER_PERIOD // 2:
+                if self._log_offset - log_offset > LOG_BYTES_PER_PERIOD // 2:
                     # Messages wake this loop; the log of a talkative rank must not.
-                    self._closing.wait(_LOG_PERIOD_SECONDS)
+                    self._closing.wait(LOG_PERIOD_SECONDS)
         finally:
             with suppress(OSError):
                 connection.shutdown(socket.SHUT_RDWR)
@@ -211,7 +214,7 @@ class Link:
     def _next_log(self) -> bytes:
         """The next part of the log; it goes first, so that the log never comes after what was said later."""
         offset = self._log_offset
-        lines, self._log_offset = self._log.read(offset, _LOG_BYTES_PER_PERIOD)
+        lines, self._log_offset = self._log.read(offset, LOG_BYTES_PER_PERIOD)
         return encode(Log(offset, self._log_offset, lines)) if self._log_offset > offset else b""
 
     def _next_result(self) -> bytes:

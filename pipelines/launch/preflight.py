@@ -13,9 +13,11 @@ from pipelines.connect import is_connect
 from pipelines.launch.messages import Hello
 from pipelines.versions import OWN, check_code
 
-_REGISTRATION_SECONDS = 30.0
-_LOOK_SECONDS = 0.2
-_SETTLED_SECONDS = 3.0
+REGISTRATION_SECONDS = 30.0
+"""How long executors may take to register."""
+LOOK_SECONDS = 0.2
+"""Between two looks at Spark's slots."""
+SETTLED_SECONDS = 3.0
 """Executors of one cluster that start together have registered within so long of each other."""
 _ANSWER_SECONDS = 2.0
 # What each covers: https://spark.apache.org/docs/latest/security.html
@@ -118,13 +120,13 @@ def count_slots(spark: SparkSession, wanted: int | None = None, seconds: float |
         seconds: How long to wait for it; None: as long as executors take to register.
     """
     context = spark.sparkContext._jsc.sc()
-    limit = _REGISTRATION_SECONDS if seconds is None else seconds
+    limit = REGISTRATION_SECONDS if seconds is None else seconds
     deadline = time.monotonic() + (0 if wanted is None or is_local(spark) else limit)
     while True:
         slots = int(context.maxNumConcurrentTasks(context.resourceProfileManager().defaultResourceProfile()))
         if (wanted is not None and slots >= wanted) or time.monotonic() >= deadline:
             return slots
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)
 
 
 def settled_slots(spark: SparkSession) -> int:
@@ -133,19 +135,19 @@ def settled_slots(spark: SparkSession) -> int:
     Raises:
         RuntimeError: No executor has registered.
     """
-    deadline = time.monotonic() + (0 if is_local(spark) else _REGISTRATION_SECONDS)
+    deadline = time.monotonic() + (0 if is_local(spark) else REGISTRATION_SECONDS)
     slots, since = count_slots(spark), time.monotonic()
     started = spark.sparkContext.startTime or 0  # milliseconds since 1970
     while time.monotonic() < deadline:
-        is_old = time.time() - started / 1000 > _REGISTRATION_SECONDS
-        if slots and (is_old or time.monotonic() - since > _SETTLED_SECONDS):
+        is_old = time.time() - started / 1000 > REGISTRATION_SECONDS
+        if slots and (is_old or time.monotonic() - since > SETTLED_SECONDS):
             return slots
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(LOOK_SECONDS)
         if slots != (slots := count_slots(spark)):
             since = time.monotonic()
     if not slots:
         raise RuntimeError(
-            f"no executor of {spark.sparkContext.master} has a free slot for a worker after {_REGISTRATION_SECONDS:g} s"
+            f"no executor of {spark.sparkContext.master} has a free slot for a worker after {REGISTRATION_SECONDS:g} s"
         )
     return slots
 

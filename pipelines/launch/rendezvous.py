@@ -19,9 +19,10 @@ _BYTES_PER_ADDRESS = 256
 _MAXIMUM_KEYS_PER_RANK = 64
 _MAXIMUM_CONNECTIONS_PER_RANK = 8
 _REQUEST_SECONDS = 3.0
-_LOOK_SECONDS = 1.0
-# Process sets given to `hvd.init` are joined right after the ranks have.
-_QUIET_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""Between two looks at whether all have joined."""
+QUIET_SECONDS = 10.0
+"""Without a request before the server closes: process sets given to `hvd.init` are joined after the ranks."""
 
 
 class RendezvousServer:
@@ -94,10 +95,10 @@ class RendezvousServer:
         self._server.server_close()
 
     def _close_when_joined(self) -> None:
-        while not self._closed.wait(_LOOK_SECONDS):
+        while not self._closed.wait(LOOK_SECONDS):
             with self._lock:
                 joined = len(self._joined) >= self._size
-                quiet = time.monotonic() - self._last_request > _QUIET_SECONDS
+                quiet = time.monotonic() - self._last_request > QUIET_SECONDS
             if joined and quiet and not self._stay_open:
                 self.close()
 

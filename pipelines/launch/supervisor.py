@@ -42,11 +42,13 @@ from pipelines.launch.preflight import answers
 
 _LOOK_SECONDS = 0.1
 _GONE_SECONDS = 3.0
-_SILENT_SECONDS = 5.0
+SILENT_SECONDS = 5.0
+"""How long a task may be silent before its host is asked."""
 _PAUSED_SECONDS = 2.0
-# Survivors notice within a tenth of a second that a rank has ended; the rank that caused it may take longer to say so.
-_CONSEQUENCES_SECONDS = 1.0
-_LAST_REPORTS_SECONDS = 10.0
+CONSEQUENCES_SECONDS = 1.0
+"""Survivors notice in 0.1 s that a rank has ended; the rank that caused it may take longer to say so."""
+LAST_REPORTS_SECONDS = 10.0
+"""How long reports may take to arrive after the results."""
 _CAUSE_SECONDS = 10.0
 _STOP_SECONDS = 5.0
 _STACKS_SECONDS = 4.0
@@ -183,7 +185,7 @@ class Supervisor:
         while any(each.gone_since is None for each in self._open()):
             if self._take(_LOOK_SECONDS):
                 heard = time.monotonic()
-            elif time.monotonic() - heard > _LAST_REPORTS_SECONDS:
+            elif time.monotonic() - heard > LAST_REPORTS_SECONDS:
                 return
 
     def _take_until(self, seconds: float, enough: Callable[[], bool]) -> None:
@@ -282,7 +284,7 @@ class Supervisor:
             return
         for _ in range(self._channel.events.qsize()):  # what has come may say who failed first, and how
             self._take(0)
-        self._take_until(_CONSEQUENCES_SECONDS, lambda: not self._open())
+        self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
         open_members = self._open()
         if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
             return
@@ -298,7 +300,7 @@ class Supervisor:
             if member.outcome is not None:
                 continue
             if member.probe is None:
-                if self._is_silent(task, member, now) and now - member.last_probe > _SILENT_SECONDS:
+                if self._is_silent(task, member, now) and now - member.last_probe > SILENT_SECONDS:
                     member.probe = self._ask(member)
             elif member.probe.done():
                 answered, member.probe, member.last_probe = member.probe.result(), None, now
@@ -309,7 +311,7 @@ class Supervisor:
 
     def _is_silent(self, task: int, member: Member, now: float) -> bool:
         gone = member.gone_since is not None and now - member.gone_since > _GONE_SECONDS
-        return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= _SILENT_SECONDS
+        return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= SILENT_SECONDS
 
     def _can_be_asked(self, task: int, hello: Hello) -> bool:
         """Whether the driver reaches the port of a task that has just connected: a firewall may be between them."""
@@ -320,7 +322,7 @@ class Supervisor:
             return True
         # Only the silence of a task that is heard afterwards says something about the way to its host.
         while (silent := self._channel.seconds_silent(task)) > time.monotonic() - began:
-            if silent > _SILENT_SECONDS or self._closed.wait(_LOOK_SECONDS):
+            if silent > SILENT_SECONDS or self._closed.wait(_LOOK_SECONDS):
                 return True
         if not self._unreachable:
             _log.warning(
@@ -415,7 +417,7 @@ class Supervisor:
         if not caused:
             self._take_until(_CAUSE_SECONDS, lambda: not self._open() or self._caused())
         if not hung:
-            self._take_until(_CONSEQUENCES_SECONDS, lambda: not self._open())
+            self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
         self.stop()
         self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._open()))
         # A host that is cut off is found here where its peers were faster than the limit of silence.

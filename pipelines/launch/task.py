@@ -42,7 +42,7 @@ from pipelines.versions import versions
 _LOOK_SECONDS = 0.1
 _SPARE_SECONDS = 30.0
 """From the moment at which ranks have joined again to the next spare, where the function shows no sign of life."""
-_FAILED_SECONDS = 10.0
+FAILED_SECONDS = 10.0
 """How long a process may take to end after its function has raised."""
 _FLUSH_SECONDS = 30.0
 _FAILURE_FLUSH_SECONDS = 3.0
@@ -242,7 +242,7 @@ class _RunningRank:
                         time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
                 if not running and not self._is_replaced():
                     break
-                if self._failed_at is not None and time.monotonic() > self._failed_at + _FAILED_SECONDS:
+                if self._failed_at is not None and time.monotonic() > self._failed_at + FAILED_SECONDS:
                     break  # a thread of the function keeps the process, and the other ranks wait for this one
                 self._obey()
         return self._end()

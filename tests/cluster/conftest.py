@@ -8,9 +8,8 @@ import pickle
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,21 @@ import pyspark
 import pytest
 
 from tests.patience import patient
+from tests.pipelines.launch.waiting import wait_until
 
 NETWORK = "10.213.77"
-_START_SECONDS = patient(180)
-_RUN = """
-import pickle, sys
-function, args = pickle.load(open(sys.argv[1], "rb"))
-pickle.dump(function(*args), open(sys.argv[2], "wb"))
+_SERVE = """
+import os, pickle, sys, traceback
+for line in sys.stdin:
+    call, value = line.split()
+    try:
+        function, args = pickle.load(open(call, "rb"))
+        answer = function(*args), ""
+    except BaseException:
+        answer = None, traceback.format_exc()
+    with open(value + ".new", "wb") as file:
+        pickle.dump(answer, file)
+    os.rename(value + ".new", value)
 """
 
 
@@ -33,56 +40,21 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, check=check, capture_output=True, text=True, timeout=patient(30))
 
 
-def missing() -> str:
-    """Why namespaces cannot be made here; empty where they can."""
-    if os.geteuid() != 0:
-        return "not root"
-    if shutil.which("ip") is None:
-        return "no `ip` command (iproute2)"
-    name = f"gs-probe-{os.getpid()}"
-    try:
-        run("ip", "netns", "add", name)
-        run("ip", "link", "add", name[-12:], "type", "bridge")
-    except subprocess.CalledProcessError as error:
-        return f"no network namespaces: {error.stderr.strip()}"
-    finally:
-        run("ip", "link", "del", name[-12:], check=False)
-        run("ip", "netns", "del", name, check=False)
-    return ""
-
-
 class Cluster:
     """A master and a worker per host; hosts are `h1`, `h2`, ... at 10.213.77.1, .2, ..."""
 
-    def __init__(self, folder: Path, project: Path) -> None:
-        self.folder = folder
-        self.project = project
+    def __init__(self, folder: Path, project: Path, stack: ExitStack) -> None:
+        self.folder, self.project, self._stack = folder, project, stack
         self.token = f"gs{os.getpid() % 10000}"
         self.bridge = f"{self.token}br"
-        self.log = folder / "daemons.log"
-        self._stack = ExitStack()
+        self.log = folder / "processes.log"
+        self._pythons: dict[int, subprocess.Popen[bytes]] = {}
 
     def namespace(self, host: int) -> str:
         return f"{self.token}h{host}"
 
     def address(self, host: int) -> str:
         return f"{NETWORK}.{host}"
-
-    @property
-    def master(self) -> str:
-        return f"spark://{self.address(1)}:7077"
-
-    def environment(self, host: int) -> dict[str, str]:
-        return {
-            **os.environ,
-            "SPARK_HOME": str(Path(pyspark.__file__).parent),
-            "SPARK_LOCAL_IP": self.address(host),
-            "SPARK_LOCAL_HOSTNAME": self.address(host),
-            "SPARK_LOCAL_DIRS": str(self.folder / "spark"),
-            "PYSPARK_PYTHON": sys.executable,
-            "PYTHONPATH": f"{self.folder / f'host{host}'}:{self.project}",
-            "TMPDIR": str(self.folder / "tmp"),
-        }
 
     def start(self, slots: Sequence[int]) -> None:
         (self.folder / "tmp").mkdir()
@@ -96,12 +68,10 @@ class Cluster:
         for host, cores in enumerate(slots, 1):
             self._daemon(
                 host, "worker.Worker", "--host", self.address(host), "--cores", str(cores), "--memory", "2g",
-                "--webui-port", "0", "--work-dir", str(self.folder / f"work{host}"), self.master,
+                "--webui-port", "0", "--work-dir", str(self.folder / f"work{host}"), f"spark://{self.address(1)}:7077",
             )  # fmt: skip
-        deadline = time.monotonic() + _START_SECONDS
-        while self.log.read_text().count("Successfully registered with master") < len(slots):
-            assert time.monotonic() < deadline, self.log.read_text()[-3000:]
-            time.sleep(0.2)
+        registered = "Successfully registered with master"
+        wait_until(lambda: self.log.read_text().count(registered) == len(slots), 180)
 
     def set_hosts(self, host: int, text: str) -> None:
         """The host's /etc/hosts; in place, because running processes have the file mounted."""
@@ -113,7 +83,7 @@ class Cluster:
         run("ip", "link", "set", f"{self.token}v{host}", state)
 
     def call(self, function: Callable[..., Any], *args: Any, host: int = 1, timeout: float = 240) -> Any:
-        """Call a function in a new Python on a host; its value."""
+        """Call a function in the host's Python, which is the same for all calls, so that they share a session."""
         number = len(list(self.folder.glob("call*")))
         call, value = self.folder / f"call{number}", self.folder / f"value{number}"
         module = sys.modules[function.__module__]
@@ -122,16 +92,16 @@ class Cluster:
             call.write_bytes(cloudpickle.dumps((function, args)))
         finally:
             cloudpickle.unregister_pickle_by_value(module)
-        command = [sys.executable, "-c", _RUN, str(call), str(value)]
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.namespace(host), *command],
-            env=self.environment(host), capture_output=True, text=True, timeout=patient(timeout), cwd=self.folder,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
-        return pickle.loads(value.read_bytes())
-
-    def close(self) -> None:
-        self._stack.close()
+        if host not in self._pythons:
+            self._pythons[host] = self._start(host, sys.executable, "-c", _SERVE)
+        python = self._pythons[host]
+        python.stdin.write(f"{call} {value}\n".encode())
+        python.stdin.flush()
+        wait_until(lambda: value.exists() or python.poll() is not None, timeout)
+        assert python.poll() is None, self.log.read_text()[-6000:]
+        answer, error = pickle.loads(value.read_bytes())
+        assert not error, f"{self.log.read_text()[-3000:]}\n{error}"
+        return answer
 
     def _add_host(self, host: int, hosts_file: str) -> None:
         namespace, link = self.namespace(host), f"{self.token}v{host}"
@@ -139,56 +109,55 @@ class Cluster:
         folder.mkdir(parents=True)
         self._stack.callback(shutil.rmtree, folder, ignore_errors=True)
         (folder / "hosts").write_text(hosts_file)
-        run("ip", "netns", "add", namespace)
-        self._stack.callback(run, "ip", "netns", "del", namespace, check=False)
-        self._stack.callback(self._kill_all, namespace)
-        run("ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", namespace)
-        self._stack.callback(run, "ip", "link", "del", link, check=False)
-        run("ip", "link", "set", link, "master", self.bridge, "up")
-        run("ip", "-n", namespace, "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
-        run("ip", "-n", namespace, "link", "set", "eth0", "up")
-        run("ip", "-n", namespace, "link", "set", "lo", "up")
+        for undo in (f"netns del {namespace}", f"link del {link}"):
+            self._stack.callback(run, "ip", *undo.split(), check=False)
+        self._stack.callback(run, "sh", "-c", f"kill -9 $(ip netns pids {namespace})", check=False)
+        for words in (
+            f"netns add {namespace}",
+            f"link add {link} type veth peer name eth0 netns {namespace}",
+            f"link set {link} master {self.bridge} up",
+            f"-n {namespace} addr add {self.address(host)}/24 dev eth0",
+            f"-n {namespace} link set eth0 up",
+            f"-n {namespace} link set lo up",
+        ):
+            run("ip", *words.split())
 
     def _daemon(self, host: int, name: str, *arguments: str) -> None:
         spark_class = str(Path(pyspark.__file__).parent / "bin" / "spark-class")
-        daemon = [spark_class, f"org.apache.spark.deploy.{name}", *arguments]
-        command = ["ip", "netns", "exec", self.namespace(host), *daemon]
+        self._start(host, spark_class, f"org.apache.spark.deploy.{name}", *arguments)
+
+    def _start(self, host: int, *words: str) -> "subprocess.Popen[bytes]":
+        """A process on a host, in which `PYTHONPATH` has a folder of that host."""
+        environment = {
+            **os.environ,
+            "SPARK_HOME": str(Path(pyspark.__file__).parent),
+            "SPARK_LOCAL_IP": self.address(host),
+            "SPARK_LOCAL_HOSTNAME": self.address(host),
+            "SPARK_LOCAL_DIRS": str(self.folder / "spark"),
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONPATH": f"{self.folder / f'host{host}'}:{self.project}",
+            "TMPDIR": str(self.folder / "tmp"),
+        }
+        command = ["ip", "netns", "exec", self.namespace(host), *words]
         with self.log.open("ab") as log:
             process = subprocess.Popen(
-                command, env=self.environment(host), stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
+                command, env=environment, cwd=self.folder, stdin=subprocess.PIPE, stdout=log, stderr=subprocess.STDOUT
             )
-        self._stack.callback(process.wait)
+        self._stack.enter_context(process)
         self._stack.callback(process.kill)
-
-    def _kill_all(self, namespace: str) -> None:
-        for pid in run("ip", "netns", "pids", namespace, check=False).stdout.split():
-            with suppress(ProcessLookupError):
-                os.kill(int(pid), 9)
-
-
-@pytest.fixture(scope="session")
-def needs_namespaces() -> None:
-    if reason := missing():
-        pytest.skip(reason)
+        return process
 
 
 @pytest.fixture(scope="module")
-def make_cluster(
-    needs_namespaces: None, tmp_path_factory: pytest.TempPathFactory, project: Path
-) -> Iterator[Callable[[Sequence[int]], Cluster]]:
-    """Makes a cluster with so many slots on each host."""
+def cluster(tmp_path_factory: pytest.TempPathFactory, project: Path) -> Iterator[Cluster]:
+    """Two slots on the first host, one on the second, and a third host for strangers."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("not root, or no `ip` command (iproute2)")
+    probe = run("unshare", "--net", "ip", "link", "add", "gs-probe", "type", "bridge", check=False)
+    if probe.returncode:
+        pytest.skip(f"no network namespaces: {probe.stderr.strip()}")
     with ExitStack() as stack:
-
-        def make(slots: Sequence[int]) -> Cluster:
-            cluster = Cluster(tmp_path_factory.mktemp("cluster"), project)
-            stack.callback(cluster.close)
-            try:
-                cluster.start(slots)
-            except BaseException:
-                cluster.close()  # the next one has the same names
-                raise
-            return cluster
-
-        yield make
-    left = run("ip", "netns", "list").stdout
-    assert f"gs{os.getpid() % 10000}h" not in left
+        cluster = Cluster(tmp_path_factory.mktemp("cluster"), project, stack)
+        cluster.start((2, 1))
+        yield cluster
+    assert cluster.namespace(1) not in run("ip", "netns", "list").stdout

@@ -1,171 +1,101 @@
-"""The launcher on several hosts: real Spark daemons, real links, one network namespace each."""
+"""The launcher on several hosts: real Spark daemons, real links, one network namespace each, one session for all."""
 
+import hmac
+import logging
 import os
+import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from pyspark.sql import SparkSession
 
-from tests.patience import patient
+from pipelines.launch import preflight, runner
+from pipelines.launch.channel import DriverChannel
+from pipelines.launch.placement import place
+from pipelines.launch.rendezvous import RendezvousServer
+from pipelines.launch.report import attempt, report, step_done
+from pipelines.launch.runner import BarrierRunner
+from tests.pipelines.launch.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
+RANKS = 3
+"""Two on the first host, one on the second."""
 
 
-@contextmanager
-def session(master: str, host: str) -> Iterator[Any]:
-    from pyspark.sql import SparkSession
-
-    builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
-    builder = builder.config("spark.driver.host", host).config("spark.driver.bindAddress", host)
-    spark = builder.getOrCreate()
-    try:
-        yield spark
-    finally:
-        spark.stop()
+def session(host: str) -> SparkSession:
+    """The session of the Python in which all runs are: each run has new processes on the executors."""
+    builder = SparkSession.builder.master(f"spark://{host}:7077").config("spark.python.worker.reuse", "false")
+    addresses = {"spark.driver.host": host, "spark.driver.bindAddress": host, "spark.ui.enabled": "false"}
+    return builder.config(map=dict(addresses)).getOrCreate()
 
 
-def ring() -> tuple[str, list[float], dict[str, str]]:
-    """A sum over all ranks, and where this one was."""
-    import socket
-
+def ring() -> tuple[str, list[float], tuple[int, ...]]:
+    """Where this rank is, a sum over all ranks, and its place among them."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     hvd.init()
     total = hvd.allreduce(tf.constant([1.0, hvd.rank() + 1.0]), op=hvd.Sum)
-    place = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
-    names = ("rank", "local_rank", "local_size", "cross_rank", "cross_size")
-    return (
-        socket.gethostbyname(socket.gethostname()),
-        [float(value) for value in total.numpy()],
-        {name: str(value) for name, value in zip(names, place, strict=True)},
-    )
+    numbers = (hvd.rank(), hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size())
+    return socket.gethostbyname(socket.gethostname()), total.numpy().tolist(), numbers
 
 
-def run_ring(master: str, host: str, ranks: int) -> list[Any]:
-    from pipelines.launch.runner import BarrierRunner
-
-    with session(master, host) as spark:
-        return BarrierRunner(spark, ranks, log_to_driver="none").run_all(ring)
+def run_ring(host: str) -> list[Any]:
+    return BarrierRunner(session(host), RANKS, log_to_driver="none").run_all(ring)
 
 
-@pytest.mark.parametrize("slots", [(2, 2), (3, 1)])
-def test_a_ring_over_even_and_uneven_hosts(
-    make_cluster: Callable[[Sequence[int]], Any], slots: tuple[int, int]
-) -> None:
-    cluster = make_cluster(slots)
-    try:
-        ranks = cluster.call(run_ring, cluster.master, cluster.address(1), 4)
-    finally:
-        cluster.close()
-    assert [total for _, total, _ in ranks] == [[4.0, 10.0]] * 4
-    assert [place["rank"] for _, _, place in ranks] == ["0", "1", "2", "3"]
-    hosts = [host for host, _, _ in ranks]
-    sizes = {host: hosts.count(host) for host in hosts}
-    assert sorted(sizes.values()) == sorted(slots)
-    assert hosts == sorted(hosts, key=hosts.index), "ranks of a host are not contiguous"
-    for host, _, place in ranks:
-        assert int(place["local_size"]) == sizes[host]
-        peers = [other for other in sizes if sizes[other] > int(place["local_rank"])]
-        assert (int(place["cross_rank"]), int(place["cross_size"])) == (peers.index(host), len(peers))
+def test_a_ring_over_uneven_hosts(cluster: Any) -> None:
+    ranks = cluster.call(run_ring, cluster.address(1))
+    hosts = [host for host, *_ in ranks]
+    assert sorted(hosts.count(cluster.address(host)) for host in (1, 2)) == [1, 2]
+    assert [total for _, total, _ in ranks] == [[3.0, 6.0]] * RANKS
+    # `test_placement` compares this with Horovod's own plan; it numbers the ranks of a host one after the other.
+    expected = [(p.rank, p.local_rank, p.local_size, p.cross_rank, p.cross_size) for p in place(hosts)]
+    assert [numbers for *_, numbers in ranks] == expected
+    assert [rank for rank, *_ in expected] == list(range(RANKS))
 
 
-@pytest.fixture(scope="module")
-def pair(make_cluster: Callable[[Sequence[int]], Any]) -> Any:
-    """Two hosts with a slot each."""
-    return make_cluster((1, 1))
-
-
-def error_of(master: str, host: str) -> str:
+def error_of(host: str) -> str:
     """What a run on both hosts fails with."""
-    from pipelines.launch.runner import BarrierRunner
-
-    with session(master, host) as spark:
-        try:
-            return str(BarrierRunner(spark, 2, log_to_driver="none").run(len, ""))
-        except RuntimeError as error:
-            return str(error)
-
-
-def train_until_lost(master: str, host: str, folder: str) -> tuple[str, str]:
-    """Train for ever on both hosts, then on what is left: the value, and the first attempt's error."""
-    import logging
-
-    from pipelines.launch import preflight
-    from pipelines.launch.runner import BarrierRunner
-
-    logging.basicConfig(level=logging.INFO)
-    errors: list[str] = []
-    logging.getLogger("pipelines.launch.runner").addFilter(lambda record: errors.append(record.getMessage()) or True)
-
-    def work() -> str:
-        from pipelines.launch.report import attempt, step_done
-
-        (Path(folder) / f"started-{attempt()}-{os.environ['HOROVOD_RANK']}").touch()
-        while attempt() == 1:
-            time.sleep(0.2)
-            step_done()
-        return f"attempt {attempt()} with {os.environ['HOROVOD_SIZE']} ranks"
-
-    with session(master, host) as spark:
-        runner = BarrierRunner(
-            spark,
-            2,
-            retries=1,
-            retry_wait=0.1,
-            allowed_sizes=[1, 2],
-            log_to_driver="none",
-            # Executors of the host that is lost will not come back: no need to wait long for them.
-            on_attempt=lambda attempt: setattr(preflight, "_REGISTRATION_SECONDS", 5.0),
-        )
-        return runner.run(work), errors[0]
-
-
-def cut_off_when_started(cluster: Any, folder: Path, host: int, done: threading.Event) -> None:
-    deadline = time.monotonic() + patient(150)
-    while len(list(folder.glob("started-1-*"))) < 2:
-        if time.monotonic() > deadline:
-            return
-        time.sleep(0.1)
-    time.sleep(1.0)
-    cluster.link(host, "down")
-    done.set()
-
-
-def test_a_loopback_hostname_is_refused_before_anything_starts(pair: Any) -> None:
-    name = socket.gethostname()
-    pair.set_hosts(2, f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
     try:
-        error = pair.call(error_of, pair.master, pair.address(1))
+        return str(BarrierRunner(session(host), RANKS, log_to_driver="none").run(len, ""))
+    except RuntimeError as error:
+        return str(error)
+
+
+def test_a_loopback_hostname_is_refused_before_anything_starts(cluster: Any) -> None:
+    name = socket.gethostname()
+    cluster.set_hosts(2, f"127.0.0.1 localhost\n127.0.1.1 {name}\n")
+    try:
+        error = cluster.call(error_of, cluster.address(1))
     finally:
-        pair.set_hosts(2, f"127.0.0.1 localhost\n{pair.address(2)} {name}\n")
-    assert f"host {pair.address(2)} resolves its own name '{name}' to 127.0.1.1" in error
-    assert f"map '{name}' to {pair.address(2)} in its /etc/hosts" in error
+        cluster.set_hosts(2, f"127.0.0.1 localhost\n{cluster.address(2)} {name}\n")
+    assert f"host {cluster.address(2)} resolves its own name '{name}' to 127.0.1.1" in error
+    assert f"map '{name}' to {cluster.address(2)} in its /etc/hosts" in error
 
 
-def test_different_versions_on_the_hosts_are_refused(pair: Any) -> None:
-    other = pair.folder / "host2" / "horovod-0.27.0.dist-info"
+def test_different_versions_on_the_hosts_are_refused(cluster: Any) -> None:
+    other = cluster.folder / "host2" / "horovod-0.27.0.dist-info"
     other.mkdir(parents=True)
     (other / "METADATA").write_text("Metadata-Version: 2.1\nName: horovod\nVersion: 0.27.0\n")
     try:
-        error = pair.call(error_of, pair.master, pair.address(1))
+        error = cluster.call(error_of, cluster.address(1))
     finally:
         (other / "METADATA").unlink()
         other.rmdir()
     assert "ranks have different versions of horovod" in error
-    assert f"0.27.0 on {pair.address(2)}" in error
+    assert f"0.27.0 on {cluster.address(2)}" in error
 
 
 def flood(address: str, ports: Sequence[int], requests: int) -> dict[str, int]:
     """From a host that has no part in the job: without the secret, with a wrong one, as HTTP; what came of it."""
-    import hmac
-    import secrets
-
     answers = {"refused": 0, "answered": 0}
     for number in range(requests):
         port = ports[number % len(ports)]
@@ -191,33 +121,24 @@ def flood(address: str, ports: Sequence[int], requests: int) -> dict[str, int]:
     return answers
 
 
-def run_and_tell_ports(master: str, host: str, folder: str) -> tuple[list[int], float, list[str]]:
-    """A run that lasts until strangers are done; its values, its duration and the secret's traces."""
-    from pipelines.launch import runner as module
-    from pipelines.launch.runner import BarrierRunner
-
-    channels: list[Any] = []
-
-    class Recorded(module.DriverChannel):  # type: ignore[name-defined, misc]
-        def __init__(self, *args):  # type: ignore[no-untyped-def]  # the name `Any` does not travel this deep
-            super().__init__(*args)
-            channels.append(self)
-
-    servers: list[Any] = []
-
-    class RecordedServer(module.RendezvousServer):  # type: ignore[name-defined, misc]
-        def __init__(self, *args, **kwargs):  # type: ignore[no-untyped-def]
-            super().__init__(*args, **kwargs)
-            servers.append(self)
-            (Path(folder) / "ports.tmp").write_text(f"{channels[-1].address.port} {self.port}")
-            (Path(folder) / "ports.tmp").rename(Path(folder) / "ports")
-
-    module.DriverChannel, module.RendezvousServer = Recorded, RecordedServer  # type: ignore[attr-defined, misc]
+def run_and_tell_ports(host: str, folder: str) -> tuple[int, list[str]]:
+    """A run that lasts until strangers are done; how many were refused, and who was not."""
+    channels: list[DriverChannel] = []
+    servers: list[RendezvousServer] = []
     lines: list[str] = []
+    reports: list[int] = []
+
+    def channel(host: str, bind: str) -> DriverChannel:
+        channels.append(DriverChannel(host, bind))
+        return channels[-1]
+
+    def server(*args: object, **options: object) -> RendezvousServer:
+        servers.append(RendezvousServer(*args, **options))
+        (Path(folder) / "ports.tmp").write_text(f"{channels[-1].address.port} {servers[-1].port}")
+        (Path(folder) / "ports.tmp").rename(Path(folder) / "ports")
+        return servers[-1]
 
     def work() -> int:
-        from pipelines.launch.report import report
-
         number = 0
         while not (Path(folder) / "flooded").exists():
             number += 1
@@ -226,55 +147,75 @@ def run_and_tell_ports(master: str, host: str, folder: str) -> tuple[list[int], 
             time.sleep(0.01)
         return number
 
-    with session(master, host) as spark:
-        reports: list[int] = []
-        runner = BarrierRunner(
-            spark,
-            2,
+    with patch.multiple(runner, DriverChannel=channel, RendezvousServer=server):
+        numbers = BarrierRunner(
+            session(host),
+            RANKS,
             on_log=lambda rank, line: lines.append(line) if rank == 0 else None,
             on_report=lambda message: reports.append(message["number"]) if message["rank"] == 0 else None,
-        )
-        numbers = runner.run_all(work)
+        ).run_all(work)
     assert reports == list(range(1, numbers[0] + 1)), "reports were lost or out of order"
     assert [line for line in lines if line.startswith("line")] == [f"line {n + 1}" for n in range(numbers[0])]
-    assert servers[-1]._values == {}, "a stranger wrote to the rendezvous"
-    return numbers, float(channels[-1]._refused), sorted(channels[-1].peers)
+    assert servers[-1].get("global", "0") is None, "a stranger wrote to the rendezvous"
+    return channels[-1]._refused, sorted(channels[-1].peers)
 
 
-def test_strangers_of_another_host_are_refused_while_a_job_runs(pair: Any, tmp_path: Path) -> None:
+def test_strangers_of_another_host_are_refused_while_a_job_runs(cluster: Any, tmp_path: Path) -> None:
     """10,000 bad requests to both ports from a third host."""
     answers: list[dict[str, int]] = []
 
     def attack() -> None:
-        deadline = time.monotonic() + patient(60)
-        while not (tmp_path / "ports").exists() and time.monotonic() < deadline:
-            time.sleep(0.1)
-        with suppress(FileNotFoundError):
+        with suppress(AssertionError, FileNotFoundError):
+            wait_until((tmp_path / "ports").exists)
             ports = [int(port) for port in (tmp_path / "ports").read_text().split()]
-            answers.append(pair.call(flood, pair.address(1), ports, 10_000, host=3))
+            answers.append(cluster.call(flood, cluster.address(1), ports, 10_000, host=3))
         (tmp_path / "flooded").touch()
 
     thread = threading.Thread(target=attack)
     thread.start()
     try:
-        _, refused, peers = pair.call(run_and_tell_ports, pair.master, pair.address(1), str(tmp_path))
+        refused, peers = cluster.call(run_and_tell_ports, cluster.address(1), str(tmp_path))
     finally:
         thread.join()
     assert answers == [{"refused": 10_000, "answered": 0}]
     assert refused >= 4_900
-    assert peers == [pair.address(1), pair.address(2)]
+    assert peers == [cluster.address(1), cluster.address(2)]
 
 
-def test_a_host_that_is_cut_off_is_named_and_the_rest_continues(pair: Any, tmp_path: Path) -> None:
+def train_until_lost(host: str, folder: str) -> tuple[str, str]:
+    """Train for ever on both hosts, then on what is left: the value, and the first attempt's error."""
+    logging.basicConfig(level=logging.INFO)
+    errors: list[str] = []
+    logging.getLogger("pipelines.launch.runner").addFilter(lambda record: errors.append(record.getMessage()) or True)
+    preflight.REGISTRATION_SECONDS = 5.0  # executors of the host that is lost will not come back
+
+    def work() -> str:
+        (Path(folder) / f"started-{attempt()}-{os.environ['HOROVOD_RANK']}").touch()
+        while attempt() == 1:
+            time.sleep(0.2)
+            step_done()
+        return f"attempt {attempt()} with {os.environ['HOROVOD_SIZE']} ranks"
+
+    runner = BarrierRunner(
+        session(host), RANKS, retries=1, retry_wait=0.1, allowed_sizes=[1, 2, 3], log_to_driver="none"
+    )
+    return runner.run(work), errors[0]
+
+
+def test_a_host_that_is_cut_off_is_named_and_the_rest_continues(cluster: Any, tmp_path: Path) -> None:
     """Last: Spark drops the worker of that host."""
-    cut_off = threading.Event()
-    thread = threading.Thread(target=cut_off_when_started, args=(pair, tmp_path, 2, cut_off))
+
+    def cut_off_when_started() -> None:
+        wait_until(lambda: len(list(tmp_path.glob("started-1-*"))) == RANKS, 150)
+        time.sleep(1.0)
+        cluster.link(2, "down")
+
+    thread = threading.Thread(target=cut_off_when_started)
     thread.start()
     try:
-        value, error = pair.call(train_until_lost, pair.master, pair.address(1), str(tmp_path), timeout=240)
+        value, error = cluster.call(train_until_lost, cluster.address(1), str(tmp_path))
     finally:
         thread.join()
-        pair.link(2, "up")
-    assert f"on {pair.address(2)} failed: lost: neither its Spark task nor its host answers" in error
-    assert cut_off.is_set(), "the job did not start"
-    assert value == "attempt 2 with 1 ranks"
+        cluster.link(2, "up")
+    assert f"on {cluster.address(2)} failed: lost: neither its Spark task nor its host answers" in error
+    assert value == "attempt 2 with 2 ranks"

@@ -1,10 +1,10 @@
 """Rules that keep the images reproducible and safe. No Docker engine is needed: the files themselves are read."""
 
+import itertools
 import json
 import re
 import subprocess
 import tomllib
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,11 @@ def instructions(dockerfile: Path) -> list[Instruction]:
     return [(i["instruction"], i["value"]) for i in parser.structure if i["instruction"] != "COMMENT"]
 
 
-def stages(dockerfile: Path) -> Iterator[list[Instruction]]:
+def stages(dockerfile: Path) -> list[list[Instruction]]:
     """The instructions of one stage after the other, each from its FROM on."""
-    stage: list[Instruction] = []
-    for name, value in instructions(dockerfile):
-        if name == "FROM" and stage:
-            yield stage
-            stage = []
-        stage.append((name, value))
-    yield stage
+    found = instructions(dockerfile)
+    starts = [number for number, (name, _) in enumerate(found) if name == "FROM"]
+    return [found[start:end] for start, end in itertools.pairwise([*starts, len(found)])]
 
 
 def is_pinned(image: str) -> bool:
@@ -124,10 +120,9 @@ class TestDockerfile:
         assert rules[0] == "*"
         allowed = [rule.removeprefix("!") for rule in rules if rule.startswith("!")]
         for name, value in instructions(dockerfile):
-            if name == "COPY" and "--from=" not in value:
-                for source in value.split()[:-1]:
-                    inside = [path for path in allowed if source == path or source.startswith(f"{path}/")]
-                    assert inside, f"{source} is left out of the build context"
+            for source in value.split()[:-1] if name == "COPY" and "--from=" not in value else ():
+                inside = any(f"{source}/".startswith(f"{path}/") for path in allowed)
+                assert inside, f"{source} is left out of the build context"
 
 
 @pytest.mark.parametrize("variant", ["cpu", "gpu"])

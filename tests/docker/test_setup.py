@@ -112,28 +112,23 @@ def test_the_set_up_changes_its_own_environment_alone(
     assert synced.startswith(f"pip sync --python {environment}/bin/python --quiet --require-hashes ")
 
 
-@pytest.mark.parametrize("broken", ["no python", "another place", ""])
+@pytest.mark.parametrize("broken", ["no python", "another place", "a user's folder", ""])
 def test_an_environment_that_does_not_run_is_made_again(
     project: Path, bare_path: Path, logged_uv: Path, tmp_path: Path, broken: str
 ) -> None:
+    """A folder that is no environment is not cleared."""
     environment = tmp_path / "environment"
     (environment / "bin").mkdir(parents=True)
-    (environment / "pyvenv.cfg").touch()
+    if broken != "a user's folder":
+        (environment / "pyvenv.cfg").touch()
     place = "/elsewhere" if broken == "another place" else environment
     (environment / "bin" / "activate").write_text(f"VIRTUAL_ENV='{place}'\n")
-    if broken != "no python":
+    if broken in {"another place", ""}:
         tool(environment / "bin", "python", "exit 0")
     assert run(project / "docker/horovod/install.sh", bare_path, str(environment), "cpu") == (0, "")
     made = [line for line in logged_uv.read_text().splitlines() if line.startswith("venv")]
-    assert made == ([f"venv --quiet --clear --python 3.11 {environment}"] if broken else [])
-
-
-def test_a_folder_that_is_no_environment_is_not_cleared(
-    project: Path, bare_path: Path, logged_uv: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "thesis").mkdir()
-    run(project / "docker/horovod/install.sh", bare_path, str(tmp_path / "thesis"), "cpu")
-    assert "--clear" not in logged_uv.read_text()
+    clear = "" if broken == "a user's folder" else "--clear "
+    assert made == ([f"venv --quiet {clear}--python 3.11 {environment}"] if broken else [])
 
 
 @pytest.mark.parametrize("script", ["install.sh", "build_wheel.sh"])

@@ -80,11 +80,18 @@ print("returned", len(hr.run(train_hvd, checkpoint_path=CHECKPOINTS, learning_ra
 """  # noqa: E501  as such notebooks are
 
 
-def run(code: str, path: list[Path], folder: Path) -> str:
+def environment(path: list[Path]) -> dict[str, str]:
+    """That of this process, with folders in which Python looks first."""
     entries = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable}
+    # Where pytest is named there, a kernel leaves out of its cells what its child processes print.
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    return {**inherited, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable}
+
+
+def run(code: str, path: list[Path], folder: Path) -> str:
+    command = [sys.executable, "-c", code]
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(240)
+        command, cwd=folder, env=environment(path), capture_output=True, text=True, timeout=patient(240)
     )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
@@ -97,13 +104,10 @@ def executed(cells: list[str], path: list[Path], folder: Path) -> list[str]:
     from nbconvert import HTMLExporter
 
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip("\n")) for text in cells])
-    entries = os.pathsep.join([*map(str, path), os.environ.get("PYTHONPATH", "")])
     client = NotebookClient(
         notebook, timeout=int(patient(200)), coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
     )
-    # Where pytest is named there, a kernel leaves out of its cells what its child processes print.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    client.execute(env={**environment, "PYTHONPATH": entries, "PYSPARK_PYTHON": sys.executable})
+    client.execute(env=environment(path))
     (folder / "notebook.html").write_text(HTMLExporter().from_notebook_node(notebook)[0])
     return ["".join(each.get("text", "") for each in cell.outputs) for cell in notebook.cells]
 
@@ -148,9 +152,9 @@ def test_a_real_sparkdl_comes_first(project: Path, tmp_path: Path) -> None:
 
 
 def test_it_says_that_groundswell_is_missing(project: Path, tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": str(project / "docker" / "sparkdl")}
     command = [sys.executable, "-S", "-c", "import sparkdl"]  # without the packages of this environment
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=patient(60))
+    variables = {**os.environ, "PYTHONPATH": str(project / "docker" / "sparkdl")}
+    done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=patient(60))
     (line,) = done.stderr.splitlines()[-1:]
     assert line.startswith("ModuleNotFoundError: this sparkdl gives old names to Groundswell, which is not installed")
 

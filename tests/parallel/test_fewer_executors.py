@@ -48,7 +48,7 @@ def train_while_an_executor_goes(dataset: str, output: str, network: str) -> tup
 
     def take(fields):  # type: ignore[no-untyped-def]
         if fields["event"] == "waits":
-            preflight._REGISTRATION_SECONDS = 2.0  # the executor will not come back
+            preflight.REGISTRATION_SECONDS = 2.0  # the executor will not come back
             spark.sparkContext._jsc.sc().killExecutor("1")
         return event_of(fields)
 

@@ -9,20 +9,22 @@ MODULE = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  {driver}  Thu Feb 22 0
 OPEN_MODULE = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {driver}  Release Build  (dvs-builder@U22)\n"
 
 
+DRIVERS = {"418.226.00": 10, "450.80.02": 11, "470.57.02": 11, "550.54.14": 12, "580.65.06": 13}
+OLD = HEADER.format(driver="470.57.02", cuda="12.4"), MODULE.format(driver="470.57.02")
+
+
 @pytest.mark.parametrize(
-    ("driver", "served"),
-    [("418.226.00", 10), ("450.80.02", 11), ("470.57.02", 11), ("550.54.14", 12), ("580.65.06", 13)],
+    ("nvidia_smi", "module", "served"),
+    [
+        *(
+            ("", module.format(driver=driver), served)
+            for module in (MODULE, OPEN_MODULE)
+            for driver, served in DRIVERS.items()
+        ),
+        (*OLD, 12),  # with a compatibility package
+        ("", "", None),
+        (HEADER.format(driver="N/A", cuda="N/A"), "", None),
+    ],
 )
-def test_without_nvidia_smi_the_driver_s_version_says_it(driver: str, served: int) -> None:
-    assert served_by("", MODULE.format(driver=driver)) == served
-    assert served_by("", OPEN_MODULE.format(driver=driver)) == served
-
-
-def test_a_compatibility_package_counts_as_nvidia_smi_has_it() -> None:
-    header = HEADER.format(driver="470.57.02", cuda="12.4")
-    assert served_by(header, MODULE.format(driver="470.57.02")) == 12
-
-
-def test_a_host_without_a_driver_says_nothing() -> None:
-    assert served_by("", "") is None
-    assert served_by(HEADER.format(driver="N/A", cuda="N/A"), "") is None
+def test_the_cuda_that_a_driver_serves(nvidia_smi: str, module: str, served: int | None) -> None:
+    assert served_by(nvidia_smi, module) == served

@@ -96,23 +96,23 @@ def test_consequences_are_not_the_cause() -> None:
     )
 
 
-def test_the_first_cause_counts() -> None:
-    ends = [Outcome(2, "a", "died", "killed by SIGKILL"), Outcome(0, "a", "exception", "ValueError: late")]
-    assert failure_of(ends).root.rank == 2
+DIED = Outcome(2, "a", "died", "killed by SIGKILL")
+CONSEQUENCE = outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN))
 
 
-def test_a_consequence_without_a_cause_is_the_networks() -> None:
-    error = failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN))])
-    assert error.root.rank == 0
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        [DIED, Outcome(0, "a", "exception", "ValueError: late")],
+        [CONSEQUENCE],  # without a cause it is the network's
+        [Outcome(1, "a", "requested", "stopped on request"), CONSEQUENCE],
+    ],
+)
+def test_the_first_cause_counts_or_a_request_or_the_network(outcomes: list[Outcome]) -> None:
+    error = failure_of(outcomes)
     assert isinstance(error, RankLostError)
     assert isinstance(error, InfrastructureError)
-
-
-def test_a_request_explains_the_ranks_that_missed_it() -> None:
-    requested = Outcome(1, "a", "requested", "stopped on request")
-    error = failure_of([outcome_of_exit(0, "a", replace(PLAIN, failure=SHUT_DOWN)), requested])
-    assert isinstance(error, InfrastructureError)
-    assert error.root is requested
+    assert error.root is outcomes[0]
 
 
 def test_tensorflows_trace_of_the_graph_does_not_hide_what_failed() -> None:

@@ -1,21 +1,31 @@
 """Ways to fail, at several moments, on rank 0 and on another, in a real barrier stage; makes a table of RESULTS.md.
 
-`GROUNDSWELL_FAILURE_MATRIX=<file>` keeps the table, and then those that take long fail at every moment too. Ranks wait
+`GROUNDSWELL_FAILURE_MATRIX=<file>` keeps the table, and then all of them fail at every moment, on both. Ranks wait
 for each other at every step, as a ring does, but through files: TensorFlow's import would cost ten seconds each.
 """
 
+import ctypes
 import os
 import re
+import signal
+import tempfile
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from contextlib import suppress
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 
+from jobs.session import spark_session
+from pipelines.launch.failure import RankLostError
+from pipelines.launch.report import report, step_done
+from pipelines.launch.runner import BarrierRunner, WorkerError
 from tests.patience import patient
+from tests.pipelines.launch.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -37,52 +47,22 @@ import time
 while not path.exists():
     time.sleep(0.01)
 """
+MEMORY = Path("/sys/fs/cgroup/memory")
+LIMITS_MEMORY = os.access(MEMORY, os.W_OK) and (MEMORY / "memory.limit_in_bytes").is_file()
+"""Whether control groups with a memory limit can be made here."""
 Case = tuple[str, str, int]
 """Failure, moment, culprit."""
-# Each takes seconds more: the moments and ranks of the others show the rest.
-LONG_FAILURES = {"out of memory", "hang", "lost executor"}
-LONG_PLACES = {("start", 1), ("middle", 0), ("end", 1)}
+# The moments and ranks of these show the rest.
+EVERYWHERE = {"exception", "SIGKILL"}
+PLACES = {("start", 1), ("middle", 0), ("end", 1)}
 CASES: list[Case] = [
     (failure, moment, culprit)
     for failure, moment, culprit in product(FAILURES, MOMENTS, CULPRITS)
-    if failure not in LONG_FAILURES or (moment, culprit) in LONG_PLACES or "GROUNDSWELL_FAILURE_MATRIX" in os.environ
+    if failure in EVERYWHERE or (moment, culprit) in PLACES or "GROUNDSWELL_FAILURE_MATRIX" in os.environ
 ]
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How one case ended."""
-
-    text: str
-    seconds: float
-    kinds: dict[int, str]
-    root: int
-    traceback: str
-    exit_code: int | None
-    last_lines: tuple[str, ...]
-    left_over: list[str]
-
-
-def memory_folder() -> Path | None:
-    """Where control groups with a memory limit can be made."""
-    for folder in (Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")):
-        if os.access(folder, os.W_OK) and (folder / "memory.limit_in_bytes").is_file():
-            return folder
-    return None
-
-
-def touch(path: Path, report: object) -> None:
-    path.touch()
-
-
 def fail(failure: str, folder: str) -> None:
-    import ctypes
-    import signal
-    import subprocess
-    import time
-
-    from pipelines.launch.report import report
-
     match failure:
         case "exception":
             raise LookupError("no such thing")
@@ -93,7 +73,7 @@ def fail(failure: str, folder: str) -> None:
         case "SIGSEGV":
             ctypes.string_at(0)
         case "out of memory":
-            group = Path("/sys/fs/cgroup/memory", f"groundswell-{os.getpid()}")
+            group = MEMORY / f"groundswell-{os.getpid()}"
             group.mkdir()
             (Path(folder) / "group").write_text(str(group))
             (group / "memory.limit_in_bytes").write_text(str(100 << 20))
@@ -104,24 +84,18 @@ def fail(failure: str, folder: str) -> None:
         case "hang":
             time.sleep(patient(300))
         case "lost executor":
-            pid = os.getppid()
-            while b"CoarseGrainedExecutorBackend" not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                status = Path(f"/proc/{pid}/status").read_text()
-                pid = int(status.split("PPid:")[1].split()[0])
+            process = psutil.Process().parent()
+            while "CoarseGrainedExecutorBackend" not in " ".join(process.cmdline()):
+                process = process.parent()
             # What the driver has not heard by now is lost with the executor.
             report(about_to_end=True)
-            while not Path(folder, "heard").exists():
-                time.sleep(0.01)
-            os.kill(pid, signal.SIGKILL)
+            wait_until(Path(folder, "heard").exists)
+            process.kill()
             time.sleep(patient(300))
-    raise AssertionError(subprocess.list2cmdline([failure, "did not happen"]))
+    raise AssertionError(f"{failure} did not happen")
 
 
 def work(failure: str, moment: str, culprit: int, folder: str) -> None:
-    import time
-
-    from pipelines.launch.report import step_done
-
     rank = int(os.environ["HOROVOD_RANK"])
     place = Path(folder)
     (place / f"pid-{rank}").write_text(str(os.getpid()))
@@ -149,21 +123,14 @@ def work(failure: str, moment: str, culprit: int, folder: str) -> None:
     if moment == "end" and rank == culprit:
         meet("end")
         other = Path("/proc", (place / f"pid-{1 - rank}").read_text())
-        while other.exists():
-            time.sleep(0.01)
+        wait_until(lambda: not other.exists())
         time.sleep(patient(0.5))  # for its task to say so, and the driver waits another second
         perhaps("end")
     (place / f"end-{rank}").touch()
 
 
-def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
-    """Run the cases one after the other on one small cluster with two executors; the fields of `Ended` of each."""
-    import time
-
-    from jobs.session import spark_session
-    from pipelines.launch.failure import RankLostError
-    from pipelines.launch.runner import BarrierRunner, WorkerError
-
+def all_cases(cases: list[Case], folder: str) -> dict[Case, SimpleNamespace]:
+    """Run the cases one after the other on one small cluster with two executors; how each ended."""
     ended = {}
     with spark_session("failure matrix", "local-cluster[2,1,1024]") as spark:
         BarrierRunner(spark, 2, log_to_driver="none").run(len, "")
@@ -176,16 +143,21 @@ def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
                 2,
                 log_to_driver="none",
                 hang_timeout=HANG_SECONDS if case[0] == "hang" else None,
-                on_report=partial(touch, place / "heard"),
+                on_report=lambda report, place=place: (place / "heard").touch(),
             )
             try:
                 runner.run(work, *case, str(place))
             except (WorkerError, RankLostError) as error:
-                seconds = time.time() - float((place / "failed-at").read_text())
-                kinds = {outcome.rank: outcome.kind for outcome in error.outcomes}
-                root = error.root
-                evidence = (root.traceback, root.exit_code, root.last_lines)
-                ended[case] = (str(error), seconds, kinds, root.rank, *evidence, left_over())
+                ended[case] = SimpleNamespace(
+                    text=str(error),
+                    seconds=time.time() - float((place / "failed-at").read_text()),
+                    kinds={outcome.rank: outcome.kind for outcome in error.outcomes},
+                    root=error.root.rank,
+                    traceback=error.root.traceback,
+                    exit_code=error.root.exit_code,
+                    last_lines=error.root.last_lines,
+                    left_over=left_over(),
+                )
             if (place / "group").exists():
                 Path((place / "group").read_text()).rmdir()
     return ended
@@ -193,22 +165,15 @@ def all_cases(cases: list[Case], folder: str) -> dict[Case, tuple[Any, ...]]:
 
 def left_over() -> list[str]:
     """Workers, guards, temporary folders and listening ports that are still there a moment after a run."""
-    import tempfile
-    import time
-
-    mine = tempfile.gettempdir().encode()
-    deadline = time.monotonic() + patient(10)
+    mine, deadline = tempfile.gettempdir().encode(), time.monotonic() + patient(10)
     while True:
-        left = [str(path) for path in Path(tempfile.gettempdir()).glob("groundswell-*")]
+        left = [str(path) for path in Path(tempfile.gettempdir()).glob("groundswell-*")] + open_ports()
         for path in Path("/proc").glob("[0-9]*"):
-            try:
+            with suppress(OSError):
                 words = (path / "cmdline").read_bytes()
-                ours = mine in words or mine in (path / "environ").read_bytes()
-            except OSError:
-                continue
-            if ours and (b"pipelines.launch.rank_main" in words or b"groundswell-guard" in words):
-                left.append(words.replace(b"\0", b" ").decode(errors="replace"))
-        left += open_ports()
+                is_rank = b"pipelines.launch.rank_main" in words or b"groundswell-guard" in words
+                if is_rank and (mine in words or mine in (path / "environ").read_bytes()):
+                    left.append(words.replace(b"\0", b" ").decode(errors="replace"))
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.1)
@@ -216,10 +181,6 @@ def left_over() -> list[str]:
 
 def open_ports() -> list[str]:
     """Listening ports of the driver and of Spark's Python processes, beyond pyspark's own in driver and daemons."""
-    from contextlib import suppress
-
-    import psutil
-
     driver = psutil.Process()
     ports = []
     for process in [driver, *driver.children(recursive=True)]:
@@ -233,16 +194,18 @@ def open_ports() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def matrix(in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> dict[Case, Ended]:
-    cases = [case for case in CASES if case[0] != "out of memory" or memory_folder()]
-    found = in_fresh_process(all_cases, cases, str(tmp_path_factory.mktemp("cases")), timeout=800)
-    ended = {case: Ended(*fields) for case, fields in found.items()}
+def matrix(
+    in_fresh_process: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory
+) -> dict[Case, SimpleNamespace]:
+    cases = [case for case in CASES if case[0] != "out of memory" or LIMITS_MEMORY]
+    ended: dict[Case, SimpleNamespace]
+    ended = in_fresh_process(all_cases, cases, str(tmp_path_factory.mktemp("cases")), timeout=800)
     if "GROUNDSWELL_FAILURE_MATRIX" in os.environ:
         Path(os.environ["GROUNDSWELL_FAILURE_MATRIX"]).write_text(as_markdown(ended))
     return ended
 
 
-def as_markdown(ended: dict[Case, Ended]) -> str:
+def as_markdown(ended: dict[Case, SimpleNamespace]) -> str:
     """Seconds from the failure to the error, rank 0 / rank 1, and the first line for rank 1 in the middle."""
     lines = [f"| failure | {' | '.join(MOMENTS)} | first line of the error |", "|---|---|---|---|---|"]
     for failure in dict.fromkeys(failure for failure, _, _ in ended):
@@ -256,8 +219,10 @@ def as_markdown(ended: dict[Case, Ended]) -> str:
 
 
 @pytest.mark.parametrize(("failure", "moment", "culprit"), CASES)
-def test_one_error_names_the_cause(matrix: dict[Case, Ended], failure: str, moment: str, culprit: int) -> None:
-    if failure == "out of memory" and memory_folder() is None:
+def test_one_error_names_the_cause(
+    matrix: dict[Case, SimpleNamespace], failure: str, moment: str, culprit: int
+) -> None:
+    if failure == "out of memory" and not LIMITS_MEMORY:
         pytest.skip("no control group with a memory limit can be made here")
     assert (failure, moment, culprit) in matrix, "the job did not fail"
     ended = matrix[failure, moment, culprit]
@@ -267,13 +232,6 @@ def test_one_error_names_the_cause(matrix: dict[Case, Ended], failure: str, mome
     assert f"rank {culprit} is about to end: {failure}" in ended.last_lines, ended.text
     assert ended.kinds[1 - culprit] == ("finished" if moment == "end" else "stopped"), ended.text
     assert ended.left_over == []
-    match failure:
-        case "exception":
-            assert "in fail" in ended.traceback
-            assert ended.exit_code == 1
-        case "hang" | "SIGSEGV":
-            assert "in fail" in ended.traceback
-        case "os._exit(3)":
-            assert ended.exit_code == 3
-        case "SIGKILL" | "out of memory":
-            assert ended.exit_code == -9
+    assert failure not in {"exception", "hang", "SIGSEGV"} or "in fail" in ended.traceback
+    codes = {"exception": 1, "os._exit(3)": 3, "SIGKILL": -9, "out of memory": -9}
+    assert ended.exit_code == codes.get(failure, ended.exit_code)

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import pytest
 from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkedProcess, ForkServer, RefusedError
 from pipelines.launch.process import rank_environment
 from pipelines.launch.runner import BarrierRunner
+from tests.patience import patient
+from tests.pipelines.launch.waiting import alive, wait_until
 
 MODULE = """
 import json, os, random, signal, sys, tempfile
@@ -141,8 +142,9 @@ def test_a_server_of_other_code_refuses(server: ForkServer, tmp_path: Path) -> N
         f"ForkedProcess({server.address!r}, 'told', [], {{'KERAS_BACKEND': 'tensorflow'}}, stdin=0, output=1)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True
-    )
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(tmp_path)}, cwd=tmp_path, capture_output=True, text=True,
+        timeout=patient(60),
+    )  # fmt: skip
     assert "RefusedError" in done.stderr
     assert f"it belongs to {sys.prefix}, {package}" in done.stderr
 
@@ -150,12 +152,10 @@ def test_a_server_of_other_code_refuses(server: ForkServer, tmp_path: Path) -> N
 def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) -> None:
     with ForkServer([], {"KERAS_BACKEND": "tensorflow"}) as server:
         told = Told(server, folder, "wait")
-        while os.fstat(told.output.fileno()).st_size == 0:  # it runs its module
-            assert told.poll() is None, "it ended without a word"
-            time.sleep(0.01)
-    assert told.wait() == -signal.SIGKILL, told.output.seek(0) or told.output.read()
-    while Path(f"/proc/{told.pid}").exists() and "State:\tZ" not in Path(f"/proc/{told.pid}/status").read_text():
-        time.sleep(0.01)
+        wait_until(lambda: os.fstat(told.output.fileno()).st_size or told.poll() is not None)  # it runs its module
+        assert told.poll() is None, "it ended without a word"
+    assert told.wait() == -signal.SIGKILL, told.text()
+    wait_until(lambda: not alive(told.pid))
     with pytest.raises(OSError, match="No such file"):
         Told(server, folder, "end")
 
@@ -163,41 +163,8 @@ def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) 
 def test_a_server_ends_with_its_owner(folder: Path) -> None:
     code = "import os; from pipelines.launch.fork_server import ForkServer\nprint(ForkServer([]).pid)\nos._exit(0)"
     environment = {**os.environ, "TMPDIR": str(folder)}  # the owner's death leaves the socket's folder behind
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    while Path(f"/proc/{int(done.stdout)}").exists():
-        time.sleep(0.01)
-
-
-DRIVER = """
-import os, sys, time
-from pathlib import Path
-from pipelines.launch.runner import BarrierRunner
-
-def work(folder):
-    Path(folder, os.environ["HOROVOD_RANK"]).write_text(str(os.getpid()))
-    time.sleep(300)
-
-BarrierRunner(None, 2).run(work, sys.argv[1])
-"""
-
-
-@pytest.mark.parallel
-def test_forked_ranks_end_with_their_driver(tmp_path: Path, project: Path) -> None:
-    """The marks in the environments that tell the guard which processes to kill are those of the server here."""
-    with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
-        environment = {**os.environ, FORK_SERVER_VARIABLE: server.address, "PYTHONPATH": str(project)}
-        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], env=environment)
-        try:
-            while not all((tmp_path / rank).exists() and (tmp_path / rank).read_text() for rank in "01"):
-                assert driver.poll() is None
-                time.sleep(0.01)
-            pids = [int((tmp_path / rank).read_text()) for rank in "01"]
-            assert {int(Path(f"/proc/{pid}/stat").read_text().split()[3]) for pid in pids} == {server.pid}
-        finally:
-            driver.kill()
-            driver.wait()
-        while any(Path(f"/proc/{pid}").exists() for pid in pids):
-            time.sleep(0.01)
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
 
 
 def facts() -> tuple[int, bool, str]:

@@ -3,8 +3,10 @@
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import numpy
 import pytest
 from pyspark.sql import SparkSession
 
@@ -14,7 +16,7 @@ from pipelines.launch.runner import BarrierRunner, WorkerError
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
 
-@pytest.mark.parametrize(("np", "size"), [(2, 2), (1, 1), (0, 2), (-1, 1), (-3, 3)])
+@pytest.mark.parametrize(("np", "size"), [(2, 2), (0, 2), (-3, 3)])
 def test_ranks(spark: SparkSession, np: int, size: int, capfd: pytest.CaptureFixture[str]) -> None:
     def main(base: int) -> tuple[str, int]:
         log_to_driver(f"rank {os.environ['HOROVOD_RANK']} is here")
@@ -33,20 +35,14 @@ def test_all_output_is_shown_where_asked(spark: SparkSession, capfd: pytest.Capt
     assert sorted(capfd.readouterr().out.split("\n")) == ["", "[0] this is shown", "[1] this is shown"]
 
 
-def test_arguments_may_have_any_name() -> None:
-    assert HorovodRunner(np=-1).run(lambda **names: sorted(names), self=1, main=2, function=3, args=4) == [
-        "args",
-        "function",
-        "main",
-        "self",
-    ]
-
-
-def test_the_function_may_be_given_by_its_name() -> None:
-    assert HorovodRunner(np=-1).run(main=lambda base: base + 1, base=5) == 6
+def test_arguments_may_have_any_name_and_the_function_may_be_given_by_its_name() -> None:
+    runner = HorovodRunner(np=-1)
+    names = ["args", "function", "main", "self"]
+    assert runner.run(lambda **names: sorted(names), self=1, main=2, function=3, args=4) == names
+    assert runner.run(main=lambda base: base + 1, base=5) == 6
     for wrong in ({"base": 5}, {"main": 5}):
         with pytest.raises(TypeError, match=r"run\(\) takes one function, main, and its arguments by name"):
-            HorovodRunner(np=-1).run(**wrong)
+            runner.run(**wrong)
 
 
 def test_the_gpu_at_the_local_rank_is_the_own_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,21 +59,20 @@ def test_the_gpu_at_the_local_rank_is_the_own_one(monkeypatch: pytest.MonkeyPatc
     assert own == [("0", "4"), ("1", "7")]
 
 
-@pytest.mark.parametrize("code", [0, None])
-def test_a_script_that_ends_itself_with_success_has_succeeded(code: int | None) -> None:
-    assert HorovodRunner(np=-2).run(lambda: sys.exit(code)) is None
+def test_a_script_that_ends_itself_with_success_has_succeeded() -> None:
+    assert HorovodRunner(np=-2).run(lambda: sys.exit(0 if os.environ["HOROVOD_RANK"] == "0" else None)) is None
 
 
-def test_a_script_that_ends_itself_otherwise_has_failed() -> None:
-    with pytest.raises(WorkerError, match=r"failed: SystemExit: 3"):
-        HorovodRunner(np=-1).run(lambda: sys.exit(3))
+def fail() -> None:
+    raise KeyError("lost")
 
 
-def test_a_failure_of_local_processes_is_the_same_error() -> None:
-    def main() -> None:
-        raise KeyError("lost")
-
-    with pytest.raises(WorkerError, match=r"rank 0 on 127\.0\.0\.1 failed: KeyError: 'lost'"):
+@pytest.mark.parametrize(
+    ("main", "error"),
+    [(lambda: sys.exit(3), "SystemExit: 3"), (fail, r"rank 0 on 127\.0\.0\.1 failed: KeyError: 'lost'")],
+)
+def test_a_failure_of_local_processes_is_the_same_error(main: Callable[[], None], error: str) -> None:
+    with pytest.raises(WorkerError, match=error):
         HorovodRunner(np=-1).run(main)
 
 
@@ -88,45 +83,23 @@ def test_arguments() -> None:
         HorovodRunner(np=1, driver_log_verbosity="some")  # type: ignore[arg-type]
 
 
-def test_outside_a_worker_a_line_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
-    log_to_driver("hello")
-    assert capfd.readouterr().out == "hello\n"
-
-
 def test_a_driver_that_imports_it_has_no_keras(project: Path) -> None:
     code = "import sys; import pipelines.launch.horovod_runner; sys.exit('keras' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=project).returncode == 0
 
 
-@pytest.mark.long
-@pytest.mark.timeout(240)
-def test_a_ring_of_local_processes_trains_with_the_callback(capfd: pytest.CaptureFixture[str]) -> None:
-    def main(epochs: int) -> float:
-        import horovod.tensorflow as hvd
-        import keras
-        import numpy as np
-        import tensorflow as tf
+def test_the_callback_says_where_training_is(capfd: pytest.CaptureFixture[str]) -> None:
+    import keras
 
-        from pipelines.launch.horovod_runner import LogCallback
+    from pipelines.launch.horovod_runner import LogCallback
 
-        hvd.init()
-        model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        callbacks = [LogCallback(per_batch_log=True)] if hvd.rank() == 0 else []
-        model.fit(np.ones((4, 2)), np.ones(4), batch_size=2, epochs=epochs, verbose=0, callbacks=callbacks)
-        return float(hvd.allreduce(tf.constant(hvd.rank() + 1.0), op=hvd.Sum))
-
-    assert HorovodRunner(np=-2).run(main, epochs=2) == 3.0
-    shown = [line for line in capfd.readouterr().out.splitlines() if "] epoch " in line]
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    callbacks = [LogCallback(per_batch_log=True)]
+    model.fit(numpy.ones((4, 2)), numpy.ones(4), batch_size=2, epochs=2, verbose=0, callbacks=callbacks)
+    shown = capfd.readouterr().out.splitlines()
     assert [line.split(":")[0].split(" after")[0] for line in shown] == [
-        line
-        for epoch in (1, 2)
-        for line in (
-            f"[0] epoch {epoch} begins",
-            f"[0] epoch {epoch}, batch 1",
-            f"[0] epoch {epoch}, batch 2",
-            f"[0] epoch {epoch} ends",
-        )
+        f"epoch {epoch}{event}" for epoch in (1, 2) for event in (" begins", ", batch 1", ", batch 2", " ends")
     ]
     assert "loss" in shown[-1]
 

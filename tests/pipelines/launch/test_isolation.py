@@ -4,19 +4,20 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from functools import partial
+import tempfile
 from pathlib import Path
 
 import cloudpickle
 import pytest
 
-from pipelines.launch.process import RankProcess
+from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkServer
+from pipelines.launch.process import RankProcess, rank_environment
 from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import Header
+from pipelines.launch.report import stop_requested
 from pipelines.launch.runner import BarrierRunner
 from tests.patience import patient
+from tests.pipelines.launch.waiting import alive, wait_until
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -29,57 +30,44 @@ def work(folder):
     import signal
     # A child in a session of its own, and a rank that is frozen: neither would end by itself.
     child = subprocess.Popen(["sleep", "300"], start_new_session=True)
-    Path(folder, os.environ["HOROVOD_RANK"]).write_text(f"{os.getpid()} {child.pid} {os.environ['TMPDIR']}")
+    found = [os.getpid(), child.pid, os.getppid(), os.environ["TMPDIR"]]
+    Path(folder, os.environ["HOROVOD_RANK"]).write_text(" ".join(map(str, found)))
     os.kill(os.getpid(), signal.SIGSTOP)
 
 BarrierRunner(None, 2).run(work, sys.argv[1])
 """
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + patient(60)
-    while not condition():
-        assert time.monotonic() < deadline, f"waited for {patient(60):g} s"
-        time.sleep(0.05)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return False
-
-
-def gone(pid: int) -> bool:
-    return not alive(pid)
-
-
-def test_a_driver_that_is_killed_takes_frozen_ranks_and_their_children_along(tmp_path: Path, project: Path) -> None:
-    command = [sys.executable, "-c", DRIVER, str(tmp_path)]
-    driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(project)})
-    try:
-        wait_until(lambda: len([path for path in tmp_path.iterdir() if path.read_text().count(" ") == 2]) == 2)
-    finally:
-        driver.send_signal(signal.SIGKILL)
-        driver.wait()
-    words = [word for path in tmp_path.iterdir() for word in path.read_text().split()]
-    pids = [int(word) for word in words if word.isdecimal()]
-    folders = [Path(word) for word in words if not word.isdecimal()]
-    assert (len(pids), len(folders)) == (4, 2)
-    wait_until(lambda: not any(map(alive, pids)) and not any(folder.exists() for folder in folders))
+@pytest.mark.parametrize("forked", [False, True])
+def test_a_driver_that_is_killed_takes_frozen_ranks_and_their_children_along(
+    tmp_path: Path, project: Path, forked: bool
+) -> None:
+    """The marks in the environments that tell the guard which processes to kill: those of forks are the server's."""
+    with ForkServer(["colorsys"], {**os.environ, **rank_environment(1)}) as server:
+        environment = {**os.environ, "PYTHONPATH": str(project)}
+        if forked:
+            environment[FORK_SERVER_VARIABLE] = server.address
+        driver = subprocess.Popen([sys.executable, "-c", DRIVER, str(tmp_path)], env=environment)
+        try:
+            wait_until(lambda: [path.read_text().count(" ") for path in tmp_path.iterdir()] == [3, 3])
+        finally:
+            driver.kill()
+            driver.wait()
+        found = [path.read_text().split() for path in tmp_path.iterdir()]
+        assert {int(parent) for *_, parent, _ in found} == {server.pid if forked else driver.pid}
+        wait_until(lambda: not any(alive(int(pid)) for *pids, _, _ in found for pid in pids))
+        wait_until(lambda: not any(Path(folder).exists() for *_, folder in found))
 
 
 def test_a_run_that_ends_well_leaves_nothing(tmp_path: Path) -> None:
     def work() -> tuple[int, int, str]:
-        import tempfile
-
         child = subprocess.Popen(["sleep", "300"], start_new_session=True)
         Path(tempfile.mkdtemp(), "something").write_text("left behind")
         return os.getpid(), child.pid, tempfile.gettempdir()
 
     for pid, child, folder in BarrierRunner(None, 2).run_all(work):
         assert not alive(pid)
-        wait_until(partial(gone, child))
+        wait_until(lambda child=child: not alive(child))
         assert not Path(folder).exists()
 
 
@@ -102,8 +90,6 @@ def test_a_process_that_gets_no_function_ends_with_its_task() -> None:
 
 def test_a_stop_that_comes_while_a_process_starts_waits_until_it_is_heard() -> None:
     def function() -> None:
-        from pipelines.launch.report import stop_requested
-
         assert stop_requested()
 
     process = RankProcess({}, threads=1, log=RankLog())

@@ -1,5 +1,6 @@
 """What each task says about itself, judged; the checks before that are in test_runner and test_gpus."""
 
+import re
 import time
 from dataclasses import replace
 from types import SimpleNamespace
@@ -10,75 +11,63 @@ import pytest
 from pipelines.launch import preflight
 from pipelines.launch.messages import Hello
 from pipelines.launch.preflight import check_cluster, check_tasks, gpus_per_task, unused_gpus
-from pipelines.launch.runner import BarrierRunner
 from tests.patience import patient
 
 OWN_VERSION = "1.0.0 (code 5f0c21a9d3e7)"
 
 
 def hello(task: int = 0, **changes: Any) -> Hello:
-    plain = Hello(
-        task=task,
-        host="10.0.0.1",
-        probe_port=None,
-        devices="-1",
-        complaint="",
-        hostname="node",
-        resolves_to="10.0.0.1",
-        shared_memory_mib=8000,
-        versions={"python": "3.11.7", "horovod": "0.28.1", "groundswell": OWN_VERSION},
-    )
-    return replace(plain, **changes)
+    versions = {"python": "3.11.7", "horovod": "0.28.1", "groundswell": OWN_VERSION}
+    return replace(Hello(task, "10.0.0.1", None, "-1", "", "node", "10.0.0.1", 8000, versions), **changes)
 
 
-def test_equal_tasks_pass() -> None:
-    check_tasks([hello(0), hello(1)], OWN_VERSION)
-    check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="10.0.0.2")], OWN_VERSION)
+def other_host(**changes: Any) -> Hello:
+    return hello(1, **{"host": "10.0.0.2", "resolves_to": "10.0.0.2", **changes})
 
 
-def test_a_loopback_name_matters_on_several_hosts_only() -> None:
-    check_tasks([hello(0, resolves_to="127.0.1.1"), hello(1, resolves_to="127.0.1.1")], OWN_VERSION)
-    with pytest.raises(
-        RuntimeError, match=r"10\.0\.0\.2 .*'node' to 127\.0\.1\.1.* map 'node' to 10\.0\.0\.2 in its /etc/hosts"
-    ):
-        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to="127.0.1.1")], OWN_VERSION)
+@pytest.mark.parametrize(
+    "hellos",
+    [
+        [hello(0), hello(1)],
+        [hello(0), other_host()],
+        [hello(0, resolves_to="127.0.1.1"), hello(1, resolves_to="127.0.1.1")],
+        [hello(0, devices="0,1"), hello(1, devices="2,3")],
+        [hello(0, devices="0"), other_host(devices="0")],
+    ],
+    ids=["one host", "two", "a loopback name on one host", "own GPUs", "GPUs of two hosts"],
+)
+def test_what_fits_passes(hellos: list[Hello]) -> None:
+    check_tasks(hellos, OWN_VERSION)
 
 
-@pytest.mark.parametrize("resolved", ["nothing (name unknown)", "10.9.9.9, which is no address of that host"])
-def test_a_name_that_leads_nowhere(resolved: str) -> None:
-    with pytest.raises(RuntimeError, match=r"/etc/hosts"):
-        check_tasks([hello(0), hello(1, host="10.0.0.2", resolves_to=resolved)], OWN_VERSION)
+NAME = r"10\.0\.0\.2 .*'node' to {}.* map 'node' to 10\.0\.0\.2 in its /etc/hosts"
 
 
-@pytest.mark.parametrize("package", ["python", "tensorflow-cpu", "horovod", "groundswell"])
-def test_different_versions(package: str) -> None:
-    hellos = [hello(task, versions={"python": "3", package: version}) for task, version in enumerate(("1.0", "none"))]
-    with pytest.raises(
-        RuntimeError, match=rf"different versions of {package}: 1\.0 on 10\.0\.0\.1, none on .*spark\.pyspark\.python"
-    ):
+@pytest.mark.parametrize(
+    ("hellos", "error"),
+    [
+        ([hello(0), other_host(resolves_to="127.0.1.1")], NAME.format(r"127\.0\.1\.1")),
+        ([hello(0), other_host(resolves_to="nothing (name unknown)")], NAME.format("nothing")),
+        ([hello(0), other_host(resolves_to="10.9.9.9, which is no address of that host")], NAME.format(r"10\.9")),
+        ([hello(0, devices="GPU-77,GPU-8f"), hello(1, devices="GPU-8f")], r"GPU GPU-8f of host 10\.0\.0\.1 was given"),
+        (
+            [hello(0, versions={"python": "3", "horovod": "1.0"}), other_host(versions={"python": "3"})],
+            r"different versions of horovod: 1\.0 on 10\.0\.0\.1, none on 10\.0\.0\.2; .*spark\.pyspark\.python",
+        ),
+        *(
+            (
+                [hello(task, versions={"python": "3", "groundswell": found}) for task in range(2)],
+                rf"^the driver runs groundswell {re.escape(OWN_VERSION)}, and the executor on 10\.0\.0\.1 would run "
+                rf"{re.escape(found)}: install one",
+            )
+            for found in ("1.0.0 (code 000000000000)", "0.9.0 (code 000000000000)", "1.0.0")
+        ),
+        ([hello(0, complaint="Spark gave a task 0 GPUs")], r"host 10\.0\.0\.1: Spark gave a task 0 GPUs"),
+    ],
+)
+def test_what_does_not_fit_is_named(hellos: list[Hello], error: str) -> None:
+    with pytest.raises(RuntimeError, match=error):
         check_tasks(hellos, OWN_VERSION)
-
-
-@pytest.mark.parametrize("found", ["1.0.0 (code 000000000000)", "0.9.0 (code 000000000000)", "1.0.0"])
-def test_another_code_than_the_drivers(found: str) -> None:
-    hellos = [hello(task, versions={"python": "3", "groundswell": found}) for task in range(2)]
-    with pytest.raises(RuntimeError) as caught:
-        check_tasks(hellos, OWN_VERSION)
-    assert str(caught.value).startswith(
-        f"the driver runs groundswell {OWN_VERSION}, and the executor on 10.0.0.1 would run {found}: install one"
-    )
-
-
-def test_a_gpu_given_twice() -> None:
-    check_tasks([hello(0, devices="0,1"), hello(1, devices="2,3")], OWN_VERSION)
-    check_tasks([hello(0, devices="0"), hello(1, devices="0", host="10.0.0.2", resolves_to="10.0.0.2")], OWN_VERSION)
-    with pytest.raises(RuntimeError, match=r"GPU GPU-8f of host 10\.0\.0\.1 was given to two tasks"):
-        check_tasks([hello(0, devices="GPU-77,GPU-8f"), hello(1, devices="GPU-8f")], OWN_VERSION)
-
-
-def test_a_tasks_own_complaint() -> None:
-    with pytest.raises(RuntimeError, match=r"host 10\.0\.0\.1: Spark gave a task 0 GPUs"):
-        check_tasks([hello(0, complaint="Spark gave a task 0 GPUs")], OWN_VERSION)
 
 
 def test_a_containers_shared_memory_is_said_where_nccl_may_need_it(caplog: pytest.LogCaptureFixture) -> None:
@@ -92,8 +81,10 @@ def test_a_containers_shared_memory_is_said_where_nccl_may_need_it(caplog: pytes
     assert "--shm-size 1g" in message
 
 
-def session(**settings: str) -> Any:
-    return SimpleNamespace(sparkContext=SimpleNamespace(getConf=lambda: settings))
+def session(start: float = 0, **settings: str) -> Any:
+    """A session on `spark://host:7077` with these settings, which was started then."""
+    context = SimpleNamespace(getConf=lambda: settings, master="spark://host:7077", startTime=int(start * 1000))
+    return SimpleNamespace(sparkContext=context)
 
 
 def test_gpus_of_a_task() -> None:
@@ -113,7 +104,6 @@ def test_gpus_that_the_workers_do_not_use_are_named(owner: str) -> None:
 def test_settings_that_leave_cores_unused_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "count_slots", lambda spark, wanted: 1)
     spark = session(**{"spark.executor.cores": "7", "spark.task.cpus": "4"})
-    spark.sparkContext.master = "spark://host:7077"
     with pytest.raises(
         RuntimeError,
         match=r"2 workers do not fit 1 slots of spark://host:7077: .* \(spark\.executor\.cores=7 and "
@@ -137,18 +127,11 @@ def test_an_executor_that_spark_has_just_started_is_not_dropped(monkeypatch: pyt
         killAndReplaceExecutor=dropped.append,
     )
     spark = session()
-    spark.sparkContext.master = "spark://host:7077"
     spark.sparkContext._jsc = SimpleNamespace(sc=lambda: jvm_context)
     preflight.drop_lost_executors(spark, {"10.0.0.2"})
     assert dropped == [], "its silence says nothing where the driver never reached it"
     preflight.drop_lost_executors(spark)
     assert dropped == ["2"]
-
-
-@pytest.mark.parametrize("setting", ["retries", "stop_grace"])
-def test_numbers_below_zero_are_refused(setting: str) -> None:
-    with pytest.raises(ValueError, match=rf"^{setting}=-1 is negative$"):
-        BarrierRunner(None, 2, **{setting: -1})
 
 
 @pytest.mark.parametrize(
@@ -161,17 +144,13 @@ def test_executors_that_have_just_been_started_are_waited_for(
 ) -> None:
     slots = iter(seen)
     monkeypatch.setattr(preflight, "count_slots", lambda spark: next(slots, seen[-1]))
-    monkeypatch.setattr(preflight, "_SETTLED_SECONDS", patient(0.05))
-    monkeypatch.setattr(preflight, "_LOOK_SECONDS", 0.03)
-    spark = session()
-    spark.sparkContext.master, spark.sparkContext.startTime = "spark://host:7077", int((time.time() - age) * 1000)
-    assert preflight.settled_slots(spark) == found
+    monkeypatch.setattr(preflight, "SETTLED_SECONDS", patient(0.05))
+    monkeypatch.setattr(preflight, "LOOK_SECONDS", 0.03)
+    assert preflight.settled_slots(session(time.time() - age)) == found
 
 
 def test_no_executor_at_all_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "count_slots", lambda spark: 0)
-    monkeypatch.setattr(preflight, "_REGISTRATION_SECONDS", 0.1)
-    spark = session()
-    spark.sparkContext.master, spark.sparkContext.startTime = "spark://host:7077", 0
+    monkeypatch.setattr(preflight, "REGISTRATION_SECONDS", 0.1)
     with pytest.raises(RuntimeError, match=r"^no executor of spark://host:7077 has a free slot for a worker"):
-        preflight.settled_slots(spark)
+        preflight.settled_slots(session())

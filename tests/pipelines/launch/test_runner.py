@@ -2,8 +2,9 @@
 
 import os
 import secrets
+import sys
 import threading
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -11,9 +12,14 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.launch import runner as module
+from pipelines.launch.channel import DriverChannel
 from pipelines.launch.horovod_runner import HorovodRunner
+from pipelines.launch.listener import Listener, LogToDriver
 from pipelines.launch.messages import JsonObject
+from pipelines.launch.process import rank_environment
+from pipelines.launch.report import report
 from pipelines.launch.runner import Attempt, BarrierRunner
+from tests.pipelines.launch.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 
@@ -47,16 +53,11 @@ def test_lines_and_reports_reach_the_driver_while_the_ranks_run(spark: SparkSess
             (tmp_path / f"{rank}-was-heard").touch()
 
     def function() -> None:
-        import sys
-
-        from pipelines.launch.report import report
-
         for number in range(20):
             print("line", number)
         print("to stderr", file=sys.stderr)
         report(progress=0.5)
-        while not (tmp_path / f"{os.environ['HOROVOD_RANK']}-was-heard").exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / f"{os.environ['HOROVOD_RANK']}-was-heard").exists)
 
     BarrierRunner(spark, 2, on_log=show, on_report=reports.append).run(function)
     for rank in (0, 1):
@@ -67,41 +68,16 @@ def test_lines_and_reports_reach_the_driver_while_the_ranks_run(spark: SparkSess
 
 
 @pytest.mark.parametrize(("choice", "shown"), [("all", {0, 1}), ("rank0", {0}), ("callback", set()), ("none", set())])
-def test_the_choice_of_what_is_shown(tmp_path: Path, choice: str, shown: set[int]) -> None:
+def test_the_choice_of_what_is_shown(tmp_path: Path, choice: LogToDriver, shown: set[int]) -> None:
     seen: list[tuple[int, str]] = []
-
-    def function() -> None:
-        from pipelines.launch.report import log_to_driver
-
-        print("printed")
-        log_to_driver("told")
-
-    runner = BarrierRunner(
-        None,
-        2,
-        log_to_driver=choice,  # type: ignore[arg-type]
-        log_folder=tmp_path / "logs",
-        on_log=lambda rank, line: seen.append((rank, line)),
-    )
-    runner.run(function)
+    listener = Listener(choice, lambda rank, line: seen.append((rank, line)), lambda report: None, tmp_path)
+    for rank in (0, 1):
+        listener.lines(rank, ["printed"])
+        listener.shown_line(rank, "told")
+    listener.close()
     assert {rank for rank, line in seen if line == "printed"} == shown
     assert {rank for rank, line in seen if line == "told"} == (set() if choice == "none" else {0, 1})
-    for rank in (0, 1):
-        assert set((tmp_path / "logs" / f"rank-{rank}.log").read_text().splitlines()) == {"printed", "told"}
-
-
-def test_the_whole_log_is_saved_however_long(spark: SparkSession, tmp_path: Path) -> None:
-    shown: list[str] = []
-
-    def function() -> None:
-        for number in range(100_000):
-            print(f"line {number}")
-
-    runner = BarrierRunner(spark, 1, log_folder=tmp_path, on_log=lambda rank, line: shown.append(line))
-    runner.run(function)
-    assert (tmp_path / "rank-0.log").read_text() == "".join(f"line {number}\n" for number in range(100_000))
-    assert len(shown) < 50_000
-    assert "lines not shown" in shown[-1]
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["printed\ntold\n"] * 2
 
 
 def test_local_ranks_and_their_driver_meet_on_loopback_only(tmp_path: Path) -> None:
@@ -109,11 +85,8 @@ def test_local_ranks_and_their_driver_meet_on_loopback_only(tmp_path: Path) -> N
     during: dict[int, str] = {}
 
     def function() -> None:
-        from pipelines.launch.report import report
-
         report(here=True)
-        while not (tmp_path / "looked").exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / "looked").exists)
 
     def look(report: JsonObject) -> None:
         during.update(listening_ports())
@@ -123,20 +96,21 @@ def test_local_ranks_and_their_driver_meet_on_loopback_only(tmp_path: Path) -> N
     opened = {port: address for port, address in during.items() if port not in before}
     # The channel, the rendezvous and the rank's own probe.
     assert list(opened.values()) == ["127.0.0.1"] * 3
-    while listening_ports().keys() - before.keys():  # the server's thread closes its port a moment later
-        time.sleep(0.05)
+    # The server's thread closes its port a moment later.
+    wait_until(lambda: not listening_ports().keys() - before.keys())
 
 
-def test_more_workers_than_slots_is_said_before_anything_starts(spark: SparkSession) -> None:
+@pytest.mark.parametrize(
+    ("workers", "gpus", "words"),
+    [(3, 0, r"3 workers do not fit 2 slots of local\[2\]"), (1, 1, r"spark\.task\.resource\.gpu\.amount")],
+)
+def test_what_spark_does_not_offer_is_said_before_anything_starts(
+    spark: SparkSession, workers: int, gpus: int, words: str
+) -> None:
     attempts: list[Attempt] = []
-    with pytest.raises(RuntimeError, match=r"3 workers do not fit 2 slots of local\[2\]"):
-        BarrierRunner(spark, 3, on_attempt=attempts.append).run(print)
+    with pytest.raises(RuntimeError, match=words):
+        BarrierRunner(spark, workers, gpus_per_worker=gpus, on_attempt=attempts.append).run(print)
     assert attempts == []
-
-
-def test_gpus_that_spark_does_not_offer_are_named_with_the_setting(spark: SparkSession) -> None:
-    with pytest.raises(RuntimeError, match=r"spark\.task\.resource\.gpu\.amount"):
-        BarrierRunner(spark, 1, gpus_per_worker=1).run(print)
 
 
 def test_more_workers_than_the_driver_may_have_files_for_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,31 +124,37 @@ def test_what_cannot_be_pickled_is_refused(spark: SparkSession) -> None:
         BarrierRunner(spark, 1).run(print, threading.Lock())
 
 
-@pytest.mark.parametrize("value", ["true", " True"])  # as Spark reads it
 @pytest.mark.parametrize(
-    "setting", ["spark.ssl.enabled", "spark.ssl.rpc.enabled", "spark.authenticate", "spark.network.crypto.enabled"]
+    ("setting", "value", "words"),
+    [
+        (
+            "spark.ssl.enabled",
+            "true",
+            "spark.ssl.enabled=true covers .* not covered: gradients .*accept_unencrypted=True",
+        ),
+        ("spark.ssl.rpc.enabled", "true", "spark.ssl.rpc.enabled=true covers"),
+        ("spark.authenticate", " True", "spark.authenticate=true covers"),  # as Spark reads it
+        ("spark.network.crypto.enabled", "true", "spark.network.crypto.enabled=true covers"),
+        ("spark.dynamicAllocation.enabled", "TRUE", "spark.dynamicAllocation.enabled=false"),
+    ],
 )
-def test_encryption_that_does_not_reach_the_ranks_is_refused(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, setting: str, value: str
+def test_settings_of_spark_that_do_not_fit_ranks_are_refused(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, setting: str, value: str, words: str
 ) -> None:
     """By the settings alone: `test_executors` has a session that authenticates."""
     asked = spark.sparkContext.getConf().set(setting, value)
     monkeypatch.setattr(spark.sparkContext, "getConf", lambda: asked)
-    with pytest.raises(
-        RuntimeError, match=rf"{setting}=true covers .* not covered: gradients .*accept_unencrypted=True"
-    ):
-        BarrierRunner(spark, 1).run(len, "")
-
-
-def test_dynamic_allocation_is_refused(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = spark.sparkContext.getConf().set("spark.dynamicAllocation.enabled", "TRUE")
-    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: asked)
-    with pytest.raises(RuntimeError, match=r"spark\.dynamicAllocation\.enabled=false"):
+    with pytest.raises(RuntimeError, match=words):
         BarrierRunner(spark, 1).run(len, "")
 
 
 def test_ranks_that_never_start_are_named(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.launch.channel.DriverChannel._accept", lambda self: None)
+    def deaf(host: str, bind: str) -> DriverChannel:
+        channel = DriverChannel(host, bind)
+        channel.close()
+        return channel
+
+    monkeypatch.setattr(module, "DriverChannel", deaf)
     with pytest.raises(
         RuntimeError, match=r"2 of 2 tasks have not reached the driver at 127\.0\.0\.1:\d+ after start_timeout=1"
     ):
@@ -188,29 +168,21 @@ def test_neither_arguments_nor_logs_nor_the_environment_hold_the_secret(
     monkeypatch.setattr(secrets, "token_bytes", lambda size: secret)
 
     def function() -> list[str]:
-        found = []
+        found = [*os.environ.values()]
         for path in Path("/proc").glob("[0-9]*/cmdline"):
-            try:
+            with suppress(OSError):
                 found.append(path.read_bytes().decode(errors="replace"))
-            except OSError:
-                continue
-        return [*found, *os.environ.values()]
+        return found
 
     seen = BarrierRunner(spark, 2, log_folder=tmp_path).run(function)
     assert any("pipelines.launch.rank_main" in text for text in seen)
-    logs = "".join(path.read_text() for path in tmp_path.iterdir()) if any(tmp_path.iterdir()) else ""
+    logs = "".join(path.read_text() for path in tmp_path.iterdir())
     for form in (secret.decode(), secret.hex()):
         assert form not in "".join(seen) + logs
 
 
 def test_the_job_has_its_description_in_sparks_page_and_says_when_its_ranks_are_ready(spark: SparkSession) -> None:
     events: list[str] = []
-
-    def function() -> None:
-        from pipelines.launch.report import report
-
-        report()
-
     BarrierRunner(
         spark,
         2,
@@ -218,7 +190,7 @@ def test_the_job_has_its_description_in_sparks_page_and_says_when_its_ranks_are_
         on_attempt=lambda attempt: events.append(f"starting {attempt.num_workers} workers"),
         on_ready=lambda attempt: events.append("workers ready"),
         on_report=lambda report: events.append("function"),
-    ).run(function)
+    ).run(report)
     assert events == ["starting 2 workers", "workers ready", "function", "function"]
     jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
     descriptions = [jobs.apply(number).description() for number in range(jobs.size())]
@@ -226,21 +198,11 @@ def test_the_job_has_its_description_in_sparks_page_and_says_when_its_ranks_are_
 
 
 @pytest.mark.parametrize(
-    ("inherited", "given", "seen"),
-    [
-        (None, {}, "Agg"),
-        ("module://matplotlib_inline.backend_inline", {}, "Agg"),
-        ("svg", {}, "svg"),
-        ("svg", {"MPLBACKEND": "pdf"}, "pdf"),
-    ],
+    ("inherited", "seen"), [("", "Agg"), ("module://matplotlib_inline.backend_inline", "Agg"), ("svg", "svg")]
 )
-def test_ranks_draw_without_windows(
-    monkeypatch: pytest.MonkeyPatch, inherited: str | None, given: dict[str, str], seen: str
-) -> None:
-    monkeypatch.delenv("MPLBACKEND", raising=False)
-    if inherited is not None:
-        monkeypatch.setenv("MPLBACKEND", inherited)
-    assert BarrierRunner(None, 1, env=given).run(os.getenv, "MPLBACKEND") == seen
+def test_ranks_draw_without_windows(monkeypatch: pytest.MonkeyPatch, inherited: str, seen: str) -> None:
+    monkeypatch.setenv("MPLBACKEND", inherited)
+    assert rank_environment(1)["MPLBACKEND"] == seen
 
 
 def connect_session() -> object:

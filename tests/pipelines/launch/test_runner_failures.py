@@ -1,7 +1,9 @@
 """Ranks that fail in real barrier stages, and what comes after; `test_failure_matrix` has every kind and moment."""
 
+import atexit
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -9,70 +11,63 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
+from jobs.session import spark_session
 from pipelines.launch import runner, task
+from pipelines.launch.channel import DriverChannel
 from pipelines.launch.failure import InfrastructureError, RankLostError, StartError
 from pipelines.launch.jvm import SparkGoneError
 from pipelines.launch.messages import JsonObject
+from pipelines.launch.report import attempt, report, signs_of_life, step_done
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
 from tests.patience import patient
+from tests.pipelines.launch.waiting import alive, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+TOO_LONG = patient(300)
+"""More seconds than a test may take."""
 
 
 def test_a_failed_run_counts_as_failed_and_its_tasks_end_by_themselves(spark: SparkSession, tmp_path: Path) -> None:
     """Spark waits two seconds before it kills a Python worker, and the user's next job waits for the slots."""
 
     def function() -> None:
-        from pipelines.launch.report import report
-
         (tmp_path / os.environ["HOROVOD_RANK"]).write_text(str(os.getppid()))
         report()
-        raise ValueError("on every rank")
+        raise ValueError("a mistake stays one")
 
+    attempts: list[Attempt] = []
     tracker = spark.sparkContext.statusTracker()
     jobs: set[int] = set()
-    with pytest.raises(WorkerError, match="on every rank"):
-        BarrierRunner(spark, 2, on_report=lambda _: jobs.update(tracker.getActiveJobsIds())).run(function)
+    with pytest.raises(WorkerError, match="a mistake stays one"):
+        BarrierRunner(
+            spark,
+            2,
+            retries=5,
+            retry_wait=0.1,
+            on_attempt=attempts.append,
+            on_report=lambda _: jobs.update(tracker.getActiveJobsIds()),
+        ).run(function)
+    assert len(attempts) == 1, "it is tried again"
     assert BarrierRunner(spark, 2).run(len, "ab") == 2  # its stage needs both slots
     assert [alive(int(path.read_text())) for path in tmp_path.iterdir()] == [True, True]
     assert [info.status for info in map(tracker.getJobInfo, jobs) if info] == ["FAILED"]
 
 
-@pytest.mark.parametrize("culprit", [0, 1])
-def test_the_rank_that_failed_first_is_named_with_its_traceback(spark: SparkSession, culprit: int) -> None:
+def test_a_rank_that_is_killed_is_named_with_its_last_lines_and_its_child_does_not_hold_up_the_error(
+    spark: SparkSession,
+) -> None:
     def function() -> None:
-        def deep_inside() -> None:
-            raise LookupError("no such thing")
-
-        if int(os.environ["HOROVOD_RANK"]) == culprit:
-            deep_inside()
-        time.sleep(patient(300))  # longer than this test may take
-
-    with pytest.raises(WorkerError, match=f"rank {culprit} on .* failed: LookupError: no such thing") as caught:
-        BarrierRunner(spark, 2).run(function)
-    assert "deep_inside" in str(caught.value)
-
-
-def test_a_worker_that_dies_is_named_with_its_signal_and_last_lines(spark: SparkSession) -> None:
-    def function() -> None:
-        import signal
-        import time
-
         print("about to go")
         if os.environ["HOROVOD_RANK"] == "1":
+            if os.fork() == 0:  # as a data loader would
+                time.sleep(TOO_LONG)
+                os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(patient(60))
+        time.sleep(TOO_LONG)
 
     with pytest.raises(RankLostError, match=r"rank 1 on .* failed: killed by SIGKILL") as caught:
         BarrierRunner(spark, 2, log_to_driver="none").run(function)
@@ -81,8 +76,6 @@ def test_a_worker_that_dies_is_named_with_its_signal_and_last_lines(spark: Spark
 
 def test_an_exit_after_the_function_has_returned_is_a_failure(spark: SparkSession) -> None:
     def function() -> None:
-        import atexit
-
         if os.environ["HOROVOD_RANK"] == "1":
             atexit.register(os._exit, 3)
 
@@ -90,35 +83,15 @@ def test_an_exit_after_the_function_has_returned_is_a_failure(spark: SparkSessio
         BarrierRunner(spark, 2).run(function)
 
 
-def test_a_talkative_rank_still_fails_with_its_own_error(spark: SparkSession) -> None:
-    lines: list[str] = []
-
-    def slow(rank: int, line: str) -> None:
-        time.sleep(0.002)
-        lines.append(line)
-
-    def function() -> None:
-        print("x" * (3 << 20))
-        print(*range(300), sep="\r")
-        raise LookupError("after all that")
-
-    with pytest.raises(WorkerError, match="LookupError: after all that"):
-        BarrierRunner(spark, 1, on_log=slow).run(function)
-    assert "299" in lines
-    assert max(map(len, lines)) <= 1 << 14
-
-
 @pytest.mark.long
 def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the survivor is.
-    monkeypatch.setattr("pipelines.launch.supervisor._CONSEQUENCES_SECONDS", patient(60))
+    monkeypatch.setattr("pipelines.launch.supervisor.CONSEQUENCES_SECONDS", patient(60))
     reports: list[dict[str, object]] = []
 
     def function() -> None:
         import horovod.tensorflow as hvd
         import tensorflow as tf
-
-        from pipelines.launch.report import report
 
         hvd.init()
         total = hvd.allreduce(tf.constant([1.0, hvd.rank() + 1.0]), op=hvd.Sum, name="first")
@@ -135,57 +108,39 @@ def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession, mon
     assert caught.value.outcomes[0].kind == "consequence"
 
 
-def test_no_worker_outlives_a_failure(spark: SparkSession, tmp_path: Path) -> None:
+def test_the_rank_that_failed_is_named_with_its_traceback_and_no_worker_outlives_it(
+    spark: SparkSession, tmp_path: Path
+) -> None:
     def function() -> None:
-        import subprocess
-        import time
-
         child = subprocess.Popen(["sleep", "300"])
         rank = os.environ["HOROVOD_RANK"]
-        (tmp_path / f"{rank}.pids").write_text(f"{os.getpid()} {child.pid}")
-        while len(list(tmp_path.glob("*.pids"))) < 2:
-            time.sleep(0.05)
-        if rank == "0":
-            raise ValueError("enough")
-        time.sleep(patient(300))
+        (tmp_path / rank).write_text(f"{os.getpid()} {child.pid}")
+        (tmp_path / rank).rename(tmp_path / f"{rank}.pids")
+        wait_until(lambda: len(list(tmp_path.glob("*.pids"))) == 2)
 
-    with pytest.raises(WorkerError, match="enough"):
+        def deep_inside() -> None:
+            raise LookupError("no such thing")
+
+        if rank == "0":
+            deep_inside()
+        time.sleep(TOO_LONG)
+
+    with pytest.raises(WorkerError, match=r"rank 0 on .* failed: LookupError: no such thing") as caught:
         BarrierRunner(spark, 2).run(function)
+    assert "deep_inside" in str(caught.value)
     # Rank 1's own process goes as soon as its task does; its child belongs to a process group of that process.
     pids = [int(pid) for path in tmp_path.glob("*.pids") for pid in path.read_text().split()]
     assert len(pids) == 4
-    deadline = time.monotonic() + patient(60)
-    while remaining := [pid for pid in pids if alive(pid)]:
-        assert time.monotonic() < deadline, f"still running: {remaining}"
-        time.sleep(0.1)
-
-
-def test_a_child_that_outlives_its_rank_does_not_hold_up_the_error(spark: SparkSession) -> None:
-    def function() -> None:
-        import signal
-        import time
-
-        if os.environ["HOROVOD_RANK"] == "1":
-            if os.fork() == 0:  # as a data loader would
-                time.sleep(patient(300))  # longer than this test may take
-                os._exit(0)
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(patient(300))
-
-    with pytest.raises(RankLostError, match=r"rank 1 on .* failed: killed by SIGKILL"):
-        BarrierRunner(spark, 2, log_to_driver="none").run(function)
+    wait_until(lambda: not any(map(alive, pids)))
 
 
 def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSession, tmp_path: Path) -> None:
     def function() -> None:
-        import time
-
         (tmp_path / os.environ["HOROVOD_RANK"]).write_text(str(os.getpid()))
         time.sleep(patient(120))
 
     def interrupt() -> None:
-        while len(list(tmp_path.iterdir())) < 2:
-            time.sleep(0.05)
+        wait_until(lambda: len(list(tmp_path.iterdir())) == 2)
         signal.raise_signal(signal.SIGINT)
 
     previous = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -195,10 +150,7 @@ def test_an_interrupt_cancels_the_stage_and_reaches_the_caller(spark: SparkSessi
             BarrierRunner(spark, 2).run(function)
     finally:
         signal.signal(signal.SIGINT, previous)
-    deadline = time.monotonic() + patient(60)
-    while any(alive(int(path.read_text())) for path in tmp_path.iterdir()):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
+    wait_until(lambda: not any(alive(int(path.read_text())) for path in tmp_path.iterdir()))
     assert BarrierRunner(spark, 2).run(len, "ab") == 2
 
 
@@ -208,10 +160,6 @@ def test_infrastructure_is_tried_again_after_a_wait_that_doubles(
     attempts: list[Attempt] = []
 
     def function() -> tuple[int, int]:
-        import signal
-
-        from pipelines.launch.report import attempt
-
         print("attempt", attempt())
         if attempt() < 3 and os.environ["HOROVOD_RANK"] == "1":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -233,10 +181,10 @@ def test_infrastructure_is_tried_again_after_a_wait_that_doubles(
     assert waits == ["the next one in 0.1 s", "the next one in 0.2 s"]
 
 
-def test_retries_come_to_an_end(spark: SparkSession) -> None:
+def test_retries_come_to_an_end() -> None:
     attempts: list[Attempt] = []
     with pytest.raises(InfrastructureError, match="exited with code 9"):
-        BarrierRunner(spark, 1, retries=1, retry_wait=0.1, on_attempt=attempts.append).run(os._exit, 9)
+        BarrierRunner(None, 1, retries=1, retry_wait=0.1, on_attempt=attempts.append).run(os._exit, 9)
     assert len(attempts) == 2
 
 
@@ -265,8 +213,7 @@ def test_the_next_attempt_waits_for_new_executors_as_long_as_ranks_may_take_to_s
 
     monkeypatch.setattr(runner, "drop_lost_executors", lambda spark, unreachable_hosts: None)
     monkeypatch.setattr(runner, "count_slots", count)
-    job = BarrierRunner(None, 4, retries=5, retry_wait=0, start_timeout=77, allowed_sizes=allowed)
-    job._spark = object()  # type: ignore[assignment]
+    job = BarrierRunner(object(), 4, retries=5, retry_wait=0, start_timeout=77, allowed_sizes=allowed)
     lost = InfrastructureError("an executor was lost")
     if size is None:
         with pytest.raises(InfrastructureError, match="an executor was lost"):
@@ -284,45 +231,29 @@ def test_an_exception_is_told_though_a_thread_keeps_the_process(monkeypatch: pyt
         if os.environ["HOROVOD_RANK"] == "1":
             threading.Thread(target=threading.Event().wait).start()
             raise ValueError("with a thread that waits for ever")
-        time.sleep(patient(300))  # longer than this test may take
+        time.sleep(TOO_LONG)
 
-    monkeypatch.setattr(task, "_FAILED_SECONDS", 1.0)
+    monkeypatch.setattr(task, "FAILED_SECONDS", 1.0)
     with pytest.raises(WorkerError, match=r"rank 1 on .* failed: ValueError: with a thread that waits for ever"):
         BarrierRunner(None, 2).run(function)
-
-
-def test_the_users_exception_is_not_tried_again(spark: SparkSession) -> None:
-    attempts: list[Attempt] = []
-
-    def function() -> None:
-        raise ValueError("a mistake stays one")
-
-    with pytest.raises(WorkerError, match="a mistake stays one"):
-        BarrierRunner(spark, 2, retries=5, retry_wait=0.1, on_attempt=attempts.append).run(function)
-    assert len(attempts) == 1
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_training_goes_on_when_the_channel_dies(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
 ) -> None:
-    from pipelines.launch.channel import DriverChannel
-
     channels: list[DriverChannel] = []
-    accept = DriverChannel._accept
 
-    def recorded(channel: DriverChannel) -> None:
-        channels.append(channel)
-        accept(channel)
+    def recorded(host: str, bind: str) -> DriverChannel:
+        channels.append(DriverChannel(host, bind))
+        return channels[-1]
 
-    monkeypatch.setattr(DriverChannel, "_accept", recorded)
+    monkeypatch.setattr(runner, "DriverChannel", recorded)
+    monkeypatch.setattr("pipelines.launch.supervisor.LAST_REPORTS_SECONDS", 1.0)  # none arrives
 
     def function() -> int:
-        from pipelines.launch.report import report
-
         report(begun=True)
-        while not (tmp_path / "closed").exists():
-            time.sleep(0.01)
+        wait_until((tmp_path / "closed").exists)
         print("nobody hears this")
         if fails and os.environ["HOROVOD_RANK"] == "1":
             raise LookupError("not heard either")
@@ -332,12 +263,12 @@ def test_training_goes_on_when_the_channel_dies(
         channels[0].close()
         (tmp_path / "closed").touch()
 
-    runner = BarrierRunner(spark, 2, log_to_driver="none", on_report=close)
+    job = BarrierRunner(spark, 2, log_to_driver="none", on_report=close)
     if fails:
         with pytest.raises(InfrastructureError, match="rank 1 failed: exited with code 1"):
-            runner.run_all(function)
+            job.run_all(function)
     else:
-        assert runner.run_all(function) == [0, 1]
+        assert job.run_all(function) == [0, 1]
 
 
 def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -352,33 +283,24 @@ def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.Mo
 
 def test_long_work_with_signs_of_life_is_no_hang() -> None:
     def function(seconds: float) -> str:
-        from pipelines.launch.report import signs_of_life, step_done
-
         step_done()
         with signs_of_life():
             time.sleep(seconds)
-        time.sleep(patient(300) if seconds == 0 else 0)  # longer than this test may take
+        time.sleep(TOO_LONG if seconds == 0 else 0)
         return "done"
 
     runner = BarrierRunner(None, 1, hang_timeout=patient(4), log_to_driver="none")
-    assert runner.run(function, patient(9)) == "done"
+    assert runner.run(function, patient(6)) == "done"
     with pytest.raises(RankLostError, match=r"hung: no sign of life for \d+ s"):  # after such work as at any time
         runner.run(function, 0)
 
 
 def lose_the_jvm() -> tuple[list[str], int]:
     """Kill Spark's driver while ranks run, and use the session again: the errors, and the number of attempts."""
-    import psutil
-
-    from jobs.session import spark_session
-    from pipelines.launch.failure import InfrastructureError
-    from pipelines.launch.runner import BarrierRunner
 
     def function() -> None:
-        from pipelines.launch.report import report
-
         report()
-        time.sleep(patient(300))
+        time.sleep(TOO_LONG)
 
     def kill(report: JsonObject) -> None:
         for process in psutil.Process().children(recursive=True):
@@ -386,20 +308,15 @@ def lose_the_jvm() -> tuple[list[str], int]:
                 process.kill()
 
     errors: list[str] = []
-    attempts = 0
-
-    def count(attempt: Attempt) -> None:
-        nonlocal attempts
-        attempts += 1
-
+    attempts: list[Attempt] = []
     with suppress(Exception), spark_session("groundswell tests", "local[2]") as spark:  # it cannot be stopped
-        runner = BarrierRunner(spark, 2, retries=2, retry_wait=0, on_report=kill, on_attempt=count)
+        runner = BarrierRunner(spark, 2, retries=2, retry_wait=0, on_report=kill, on_attempt=attempts.append)
         for _ in range(2):
             try:
                 runner.run(function)
             except InfrastructureError as error:
                 errors.append(str(error))
-    return errors, attempts
+    return errors, len(attempts)
 
 
 @pytest.mark.long
@@ -412,10 +329,6 @@ def test_a_dead_jvm_is_one_clear_line(in_fresh_process: Callable[..., Any]) -> N
 
 def fail_with_sparks_log(log: str) -> str:
     """A rank fails in a session that writes warnings and errors to a file: Spark's verdict on the job."""
-    from pyspark.sql import SparkSession
-
-    from pipelines.launch.runner import BarrierRunner, WorkerError
-
     Path(log + ".properties").write_text(
         "rootLogger.level = warn\nrootLogger.appenderRef.file.ref = file\nappender.file.type = File\n"
         f"appender.file.name = file\nappender.file.fileName = {log}\n"
@@ -423,23 +336,19 @@ def fail_with_sparks_log(log: str) -> str:
     )
     options = f"-Dlog4j2.configurationFile=file:{log}.properties"
     builder = SparkSession.builder.master("local[2]").config("spark.driver.extraJavaOptions", options)
-    spark = builder.config("spark.ui.enabled", "false").getOrCreate()
 
     def function() -> None:
         if os.environ["HOROVOD_RANK"] == "1":
             raise LookupError("no such thing")
-        time.sleep(patient(300))
+        time.sleep(TOO_LONG)
 
-    try:
-        BarrierRunner(spark, 2).run(function)
-    except WorkerError:
+    with builder.config("spark.ui.enabled", "false").getOrCreate() as spark:
+        with suppress(WorkerError):
+            BarrierRunner(spark, 2).run(function)
         store = spark.sparkContext._jsc.sc().statusStore()  # hears of the job's end a moment later
         while (status := str(store.jobsList(None).apply(0).status().toString())) == "RUNNING":
             time.sleep(0.1)
         return status
-    finally:
-        spark.stop()
-    return "no error"
 
 
 @pytest.mark.long

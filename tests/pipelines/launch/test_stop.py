@@ -12,9 +12,11 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.failure import RankLostError
 from pipelines.launch.policy import Attempt
+from pipelines.launch.report import StoppedOnRequest, attempt, report, stop_requested
 from pipelines.launch.runner import BarrierRunner
 from pipelines.launch.termination import Termination
 from tests.patience import patient
+from tests.pipelines.launch.waiting import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
@@ -40,9 +42,7 @@ def test_sigterm_takes_effect_on_the_driver_when_the_ranks_have_saved(tmp_path: 
     command = [sys.executable, "-c", DRIVER, str(tmp_path)]
     driver = subprocess.Popen(command, env={**os.environ, "PYTHONPATH": str(project)}, stderr=subprocess.PIPE)
     try:
-        while len(list(tmp_path.glob("begun-*"))) < 2:
-            assert driver.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: len(list(tmp_path.glob("begun-*"))) == 2 or driver.poll() is not None)
         driver.terminate()
         _, errors = driver.communicate(timeout=patient(100))
     finally:
@@ -58,13 +58,10 @@ def test_sigterm_of_one_task_stops_all_ranks_and_is_tried_again(spark: SparkSess
     attempts: list[Attempt] = []
 
     def function() -> int:
-        from pipelines.launch.report import StoppedOnRequest, attempt, stop_requested
-
         if attempt() == 1:
             if os.environ["HOROVOD_RANK"] == "1":
                 os.kill(os.getppid(), signal.SIGTERM)  # the process of Spark's task
-            while not stop_requested():
-                time.sleep(0.01)
+            wait_until(stop_requested)
             raise StoppedOnRequest("step 7 is saved")
         return attempt()
 
@@ -84,27 +81,18 @@ def test_a_rank_that_does_not_listen_is_killed_after_the_grace(spark: SparkSessi
 
 
 def test_outside_a_rank_nobody_asks() -> None:
-    from pipelines.launch.report import stop_requested
-
     assert not stop_requested()
 
 
-def test_a_second_sigterm_takes_effect_at_once() -> None:
-    reasons: list[str] = []
-    termination = Termination()
-    termination.tell(reasons.append)
-    termination.handle(signal.SIGTERM, None)
-    assert (termination.received, reasons) == (True, ["the driver received SIGTERM"])
-    with pytest.raises(KeyboardInterrupt, match="SIGTERM came twice"):
-        termination.handle(signal.SIGTERM, None)
-
-
-def test_a_sigterm_that_came_while_an_attempt_was_started_is_told_to_it() -> None:
+def test_sigterm_is_told_to_an_attempt_though_it_came_before_and_a_second_one_takes_effect_at_once() -> None:
     reasons: list[str] = []
     termination = Termination()
     termination.handle(signal.SIGTERM, None)
+    assert termination.received
     termination.tell(reasons.append)
     assert reasons == ["the driver received SIGTERM"]
+    with pytest.raises(KeyboardInterrupt, match="SIGTERM came twice"):
+        termination.handle(signal.SIGTERM, None)
 
 
 @pytest.mark.long
@@ -112,13 +100,10 @@ def test_a_rank_that_stops_at_once_leaves_the_others_the_grace(spark: SparkSessi
     """Spark ends the stage with the first task that fails."""
 
     def function() -> None:
-        from pipelines.launch.report import StoppedOnRequest, report, stop_requested
-
         report()
         if os.environ["HOROVOD_RANK"] == "1":
             os.kill(os.getppid(), signal.SIGTERM)
-        while not stop_requested():
-            time.sleep(0.01)
+        wait_until(stop_requested)
         if os.environ["HOROVOD_RANK"] == "0":
             time.sleep(25)  # longer than a task waits for the driver's last word otherwise
             (tmp_path / "saved").touch()
