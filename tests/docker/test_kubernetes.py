@@ -5,7 +5,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -33,10 +32,10 @@ def documents() -> Iterator[tuple[str, Document]]:
 PLAIN = [(name, document) for name, document in documents() if document["kind"] != "SparkApplication"]
 
 
-@cache
-def spark_application_schema(path: Path) -> Document:
+@pytest.fixture(scope="module")
+def validator(shared_data: Path) -> Any:
     """The operator's schema, in which an unknown field is a mistake too."""
-    definition = yaml.safe_load(path.read_text())
+    definition = yaml.safe_load((shared_data / "schemas" / "sparkapplication.crd.yaml").read_text())
     (version,) = (each for each in definition["spec"]["versions"] if each["name"] == "v1beta2")
     schema = version["schema"]["openAPIV3Schema"]
     for part in mappings(schema):
@@ -47,7 +46,12 @@ def spark_application_schema(path: Path) -> Document:
         if part.get("type") == "object" and "properties" in part and not open_ended:
             part["additionalProperties"] = False
     schema["properties"]["metadata"] = {"type": "object"}
-    return schema
+    return jsonschema.Draft4Validator(schema)
+
+
+def mistakes(validator: Any, document: Document) -> list[str]:
+    found = validator.iter_errors(document)
+    return ["/".join(map(str, error.absolute_path)) + ": " + error.message for error in found]
 
 
 def mappings(document: Any) -> Iterator[Document]:
@@ -65,21 +69,8 @@ def application() -> Document:
     return found
 
 
-@pytest.fixture
-def mistakes(shared_data: Path) -> Callable[[Document], list[str]]:
-    schema = spark_application_schema(shared_data / "schemas" / "sparkapplication.crd.yaml")
-
-    def find(document: Document) -> list[str]:
-        found = jsonschema.Draft4Validator(schema).iter_errors(document)
-        return ["/".join(map(str, error.absolute_path)) + ": " + error.message for error in found]
-
-    return find
-
-
-def test_the_application_fits_the_operators_schema(
-    application: Document, mistakes: Callable[[Document], list[str]]
-) -> None:
-    assert mistakes(application) == []
+def test_the_application_fits_the_operators_schema(application: Document, validator: Any) -> None:
+    assert mistakes(validator, application) == []
 
 
 @pytest.mark.parametrize(
@@ -99,14 +90,9 @@ def test_the_application_fits_the_operators_schema(
     ],
 )
 def test_mistakes_in_the_application_are_found(
-    application: Document,
-    mistakes: Callable[[Document], list[str]],
-    changed: Callable[..., Document],
-    path: str,
-    value: Any,
-    found: str,
+    application: Document, validator: Any, changed: Callable[..., Document], path: str, value: Any, found: str
 ) -> None:
-    (mistake,) = mistakes(changed(application, path, value))
+    (mistake,) = mistakes(validator, changed(application, path, value))
     assert found in mistake
 
 

@@ -28,8 +28,7 @@ def run_and_lose_executors() -> SimpleNamespace:
         "spark.authenticate": "true",
         "spark.authenticate.secret": secrets.token_hex(16),
     }
-    builder = SparkSession.builder.master("local-cluster[3,1,1024]").config(map=dict(settings))
-    spark = builder.getOrCreate()
+    spark = SparkSession.builder.master("local-cluster[3,1,1024]").config(map=dict(settings)).getOrCreate()
 
     def work() -> str:
         # The executor's number is on the command line of the JVM that this process descends from.

@@ -223,8 +223,3 @@ def test_a_smaller_attempt_grows_again_when_slots_are_back(
     assert runner.run(function) == 3
     assert [(each.number, each.num_workers) for each in attempts] == [(1, 2), (2, 1), (3, 2)]
     assert attempts[2].after == "slots for all 2 workers are back", "it is no retry, of which there was one"
-
-
-def test_a_cycle_of_ones_own_is_refused_with_spares() -> None:
-    with pytest.raises(ValueError, match="HOROVOD_CYCLE_TIME=5: where it is set and ranks join again"):
-        BarrierRunner(None, 2, spares=True, env={"HOROVOD_CYCLE_TIME": "5"})

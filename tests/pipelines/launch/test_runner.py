@@ -225,6 +225,10 @@ def test_a_session_of_spark_connect_is_refused_with_what_to_pass(monkeypatch: py
         ({"num_workers": 1, "log_to_driver": "some"}, "log_to_driver='some' is not one of all, rank0"),
         ({"num_workers": 1, "retries": -1}, "retries=-1"),
         ({"num_workers": 1, "stop_grace": -1}, "stop_grace=-1"),
+        (
+            {"num_workers": 2, "spares": True, "env": {"HOROVOD_CYCLE_TIME": "5"}},
+            "HOROVOD_CYCLE_TIME=5: where it is set and ranks join again",
+        ),
     ],
 )
 def test_values_out_of_range(arguments: dict[str, object], message: str) -> None:
