@@ -54,7 +54,7 @@ def run_and_lose_executors() -> SimpleNamespace:
             retries=1,
             retry_wait=0.1,
             # As long it waits for executors in place of the lost ones, of which none comes here.
-            start_timeout=patient(30),
+            start_timeout=patient(15),
             allowed_sizes=allowed_sizes,
             on_report=take_back,
             on_attempt=lambda attempt: errors.append(attempt.after),

@@ -58,7 +58,7 @@ def fitted(optimizer: Any, rank: int | None, batch: int = BATCH, epochs: int = 2
 
 
 def averaging(hvd: Any, rank: int) -> dict[str, Any]:
-    """Weights of this rank, by what is tried, and on rank 0 those of plain Keras on the joined batches."""
+    """Weights of this rank, and of plain Keras on the joined batches, by what is tried."""
     import horovod.keras as hvd_keras
     import horovod.tensorflow as hvd_tensorflow
     from tensorflow.keras.optimizers import SGD
@@ -78,13 +78,13 @@ def averaging(hvd: Any, rank: int) -> dict[str, Any]:
         "two passes": (wrap(SGD(0.1), **two), (0.2, 0.0, 2)),
         "mean of two passes": (wrap(SGD(0.1), **two, average_aggregated_gradients=True), (0.1, 0.0, 2)),
     }
-    first = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
-    plain = {
+    first = hvd.callbacks.BroadcastGlobalVariablesCallback
+    plain = {  # on both ranks: Horovod names what it sends by Keras's numbers of the networks
         how: fitted(SGD(how[0], momentum=how[1]), None, how[2] * RANKS * BATCH).get_weights()
-        for how in ({how for _, how in tried.values()} if rank == 0 else ())
+        for how in dict.fromkeys(how for _, how in tried.values())
     }
     return {
-        name: (fitted(optimizer, rank, callbacks=[first]).get_weights(), plain.get(how))
+        name: (fitted(optimizer, rank, callbacks=[first(0)]).get_weights(), plain[how])
         for name, (optimizer, how) in tried.items()
     }
 
