@@ -68,13 +68,3 @@ groundswell.train
     assert last.startswith(
         "pipelines.packages.MissingPackageError: groundswell.train needs tensorflow, keras, horovod,"
     )
-
-
-@pytest.mark.parametrize("name", ["conf", "jobs", "models", "pipelines"])
-def test_a_folder_of_the_users_that_hides_a_package_is_named(name: str, project: Path, tmp_path: Path) -> None:
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "__init__.py").write_text("")
-    done = python("import groundswell", tmp_path)
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(f"ImportError: {tmp_path / name} hides Groundswell's package '{name}' ({project / name})")

@@ -21,6 +21,7 @@ from tests.mutations.mutated import Place, applied, replaced, restore
 from tests.mutations.pytest_run import Ended, run_pytest
 from tests.mutations.run import Trial
 from tests.mutations.tiny import PRODUCT, TESTS
+from tests.patience import patient
 
 SETTINGS = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Importing the plugins of this environment takes longer than these tests."""
@@ -42,7 +43,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = measure.write_config(folder / "measured", [folder])
     environment = {**os.environ, **SETTINGS, measure.CONFIG_VARIABLE: str(config), "PYTHONPATH": f"{site}:{folder}"}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "traced_tests"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(120))
     assert "1 failed, 5 passed" in done.stdout, done.stdout + done.stderr
     measure.collect(folder / "measured", folder)
     return folder
@@ -54,16 +55,16 @@ def line_of(text: str) -> int:
     return number
 
 
-@pytest.mark.parametrize("text", ["subprocess", "fork", "fixture", "later"])
-def test_processes_are_measured(project: Path, text: str) -> None:
+@pytest.mark.parametrize(
+    "end",
+    [
+        *(f'return "{kind}"' for kind in ("subprocess", "fork", "fixture", "later")),
+        *("    os._exit(0)\n\ndef in_kill", "os.kill(", "os.execv("),  # processes are measured however they end
+    ],
+)
+def test_processes_are_measured(project: Path, end: str) -> None:
     covered = json.loads((project / "measured" / "covered.json").read_text())["product.py"]
-    assert line_of(f'return "{text}"') in covered["lines"]
-
-
-@pytest.mark.parametrize("call", ["    os._exit(0)\n\ndef in_kill", "os.kill(", "os.execv("])
-def test_processes_are_measured_however_they_end(project: Path, call: str) -> None:
-    covered = json.loads((project / "measured" / "covered.json").read_text())["product.py"]
-    assert PRODUCT[: PRODUCT.index(call)].count("\n") + 1 in covered["lines"]
+    assert PRODUCT[: PRODUCT.index(end)].count("\n") + 1 in covered["lines"]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +99,7 @@ def test_a_mutation_is_found_by_the_test_of_its_line(
     assert trial.first_failure(guards.tests_of(place, project)) == "test_product.py::test_add"
     assert (project / "product.py").read_text() == PRODUCT
     unknown = "test_product.py::test_gone"
-    assert run_pytest(project, [unknown], 60, tmp_path / "log") == Ended(4, [], [unknown], False)
+    assert run_pytest(project, [unknown], patient(60), tmp_path / "log") == Ended(4, [], [unknown], False)
 
 
 FAILS, PASSES = Ended(1, ["x.py::b"], [], False), Ended(0, [], [], False)

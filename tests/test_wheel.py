@@ -12,13 +12,14 @@ import pytest
 
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.petastorm_schema import UNISCHEMA_KEY, pickled_schema
+from tests.patience import patient
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 NEVER_IN_THE_CORE = {"tensorflow", "tensorflow-cpu", "keras", "pyspark", "horovod", "petastorm"}
 
 
 def call(*command: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, timeout=800, **options)
+    return subprocess.run(command, capture_output=True, text=True, timeout=patient(800), **options)
 
 
 @pytest.fixture(scope="module")

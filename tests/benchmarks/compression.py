@@ -21,26 +21,23 @@ The last line is JSON: `methods` by name, and for each method its times at each 
 measured is null. `--smoke` measures three methods on a few small gradients, and nothing over links.
 """
 
-import argparse
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
+
+from links import measure as links
+from links import shapes
+from links.network import missing
+
+from tests.benchmarks.parts.command import clean_up_on_sigterm, command
+from tests.benchmarks.parts.ranks import each_on_ranks
 
 PROJECT = Path(__file__).parents[2]
 RAW = PROJECT / "outputs" / "compression_links"
 PLOT = Path(__file__).parent / "results" / "compression_links.png"
 SPEEDS = (None, 1000, 500, 250, 100, 50)
-ALLOCATOR = {
-    "MALLOC_MMAP_THRESHOLD_": "4294967296",
-    "MALLOC_TRIM_THRESHOLD_": "17179869184",
-    "MALLOC_TOP_PAD_": "268435456",
-}
 METHODS: dict[str, dict[str, Any]] = {
     "none": {},
     "fp16": {},
@@ -60,7 +57,6 @@ METHODS: dict[str, dict[str, Any]] = {
 }
 REPEATS = 5
 SMOKE_METHODS = ("none", "onebit", "topk")
-SMOKE_SHAPES = [(3, 3, 64, 64), (64,), (256, 43), (43,)]
 FIGURES = (
     "step_wire_over_payload",
     "sent_bytes",
@@ -72,32 +68,30 @@ FIGURES = (
 """What the last line has for every method, beside its times at each speed."""
 
 
-def measure(names, shapes):
-    """Milliseconds and bytes by name; in a process of its own, with one thread."""
-    import tensorflow as tf
-
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(1)
-    return {name: measure_method(name, shapes) for name in names}
-
-
-def measure_method(name, shapes):
-    """Milliseconds and bytes of one method, for gradients of these shapes."""
+def measure_method(name, sizes):
+    """Milliseconds and bytes of one method, for gradients of these shapes, on one core with one thread."""
     import numpy as np
     import tensorflow as tf
-    from links.alone import Alone
 
-    from conf.exchange import ExchangeConfig
     from conf.optimizers import LARSConfig, OneBitAdamConfig
-    from models.compression.exchange.exchange import GradientExchange
-    from pipelines.training.recipe import make_codec
+    from tests.benchmarks.parts import training
 
-    settings = ExchangeConfig(codec={"name": name.split()[0], **METHODS[name]}, bucket_mib=None)
-    codec = make_codec(settings.codec, OneBitAdamConfig() if name == "onebit_adam" else LARSConfig())
-    exchange = GradientExchange(codec, Alone(), seed=0, **settings.arguments())
-    exchange.build([tf.zeros(shape) for shape in shapes])
+    training.pin()
+
+    def milliseconds(call):
+        seconds = []
+        for _ in range(REPEATS + 2):
+            start = time.process_time()
+            np.asarray(tf.nest.flatten(call(), expand_composites=True)[-1])
+            seconds.append(time.process_time() - start)
+        return round(1000 * statistics.median(seconds[2:]), 1)
+
+    optimizer = OneBitAdamConfig() if name == "onebit_adam" else LARSConfig()
+    codec = {"name": name.split()[0], **METHODS[name]}
+    exchange = training.exchange_of(training.Alone(), codec, optimizer, bucket_mib=None)
+    exchange.build([tf.zeros(shape) for shape in sizes])
     gradients = [
-        tf.random.stateless_normal(shape, (0, index)) * 10.0 ** (index % 3 - 1) for index, shape in enumerate(shapes)
+        tf.random.stateless_normal(shape, (0, index)) * 10.0 ** (index % 3 - 1) for index, shape in enumerate(sizes)
     ]
     whole = tf.function(exchange.exchange)
     started = time.process_time()
@@ -107,11 +101,10 @@ def measure_method(name, shapes):
     last = len(exchange.codec.collectives)
     timings = {"exchange_ms": lambda: whole(gradients)}
     if last:
-        first, decode = _phases(exchange, tf)
-        values, memories = (
-            [gradients[i] for i in exchange._buckets[0]],
-            [exchange._read(i) for i in exchange._buckets[0]],
-        )
+        first = tf.function(lambda *args: exchange._phase(0, 0)(*args)[:2])
+        decode = tf.function(lambda *args: exchange._phase(0, last)(*args)[0])
+        values = [gradients[i] for i in exchange._buckets[0]]
+        memories = [exchange._read(i) for i in exchange._buckets[0]]
         messages, between = first(values, memories, step, scale)
         if last == 2 and exchange.codec.collectives[0] == "allreduce":
             # PowerSGD computes Q from P once before it decodes.
@@ -122,7 +115,7 @@ def measure_method(name, shapes):
         else:
             timings["decode"] = lambda: decode(messages, between, step, scale)
         timings["encode"] = lambda: first(values, memories, step, scale)
-    result = {key: _milliseconds(call, np, tf) for key, call in timings.items()}
+    result = {key: milliseconds(call) for key, call in timings.items()}
     parts = [result.pop(key, 0.0) for key in ("encode", "middle", "decode")]
     result["encode_ms"], result["decode_ms"] = round(parts[0] + parts[1], 1), round(parts[2], 1)
     result["encode_decode_ms"] = round(sum(parts), 1)
@@ -131,59 +124,18 @@ def measure_method(name, shapes):
     return result
 
 
-def resnet50_shapes(bands=12, classes=43):
-    """Shapes of all gradients: kernels, gains and shifts, and the head; 23.6 million elements."""
-    kernels, channels = [(7, 7, bands, 64)], 64
-    for width, blocks in ((64, 3), (128, 4), (256, 6), (512, 3)):
-        for block in range(blocks):
-            kernels += [(1, 1, channels, width), (3, 3, width, width), (1, 1, width, 4 * width)]
-            kernels += [(1, 1, channels, 4 * width)] if block == 0 else []
-            channels = 4 * width
-    return [shape for kernel in kernels for shape in (kernel, kernel[-1:], kernel[-1:])] + [(2048, classes), (classes,)]
-
-
-def _phases(exchange, tf):
-    last = len(exchange.codec.collectives)
-    first = tf.function(lambda *args: exchange._phase(0, 0)(*args)[:2])
-    decode = tf.function(lambda *args: exchange._phase(0, last)(*args)[0])
-    return first, decode
-
-
-def _milliseconds(call, np, tf):
-    seconds = []
-    for repeat in range(REPEATS + 2):
-        start = time.process_time()
-        result = tf.nest.flatten(call(), expand_composites=True)
-        np.asarray(result[-1])
-        if repeat >= 2:
-            seconds.append(time.process_time() - start)
-    return round(1000 * statistics.median(seconds), 1)
-
-
 def encode_decode(names, *, smoke):
-    """Results of `measure` by name: one process per method, or one for all in a smoke run."""
+    """Results of `measure_method` by name: one process per method, or one for all in a smoke run."""
+    cases = [(name, shapes.SMALL if smoke else shapes.resnet50()) for name in names]
     methods = {}
-    for group in [names] if smoke else [[name] for name in names]:
-        done = subprocess.run(
-            ["taskset", "-c", "0", sys.executable, __file__, "--measure", "small" if smoke else "resnet50", *group],
-            env={**os.environ, **ALLOCATOR, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"},
-            cwd=PROJECT,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            raise RuntimeError(f"{', '.join(group)}: {done.stderr[-2000:]}")
-        measured = json.loads(done.stdout.splitlines()[-1])
-        for name, result in measured.items():
-            print(name.ljust(16), result, flush=True)
-        methods |= measured
+    for name, (result,) in zip(names, each_on_ranks(1, measure_method, cases, together=smoke), strict=True):
+        print(name.ljust(16), result, flush=True)
+        methods[name] = result
     return methods
 
 
 def over_links(names, options):
     """Write all figures and the plot; return the summary by name, those of Horovod's own included."""
-    from links import measure as links
     from links.plot import plot
     from links.table import bytes_table, steps_table
 
@@ -196,9 +148,9 @@ def over_links(names, options):
             file.unlink(missing_ok=True)
         raw["methods"][name] = links.steps_at_every_speed(name, method, options.speeds, file, options.bucket_mib)
     if not options.steps_only:
-        shapes = resnet50_shapes()
-        raw["exchange_alone"] = links.beside_the_peer(shapes, options.speeds)
-        raw["bytes_by_ranks"] = links.bytes_by_size({name: METHODS[name] for name in names}, shapes)
+        sizes = shapes.resnet50()
+        raw["exchange_alone"] = links.beside_the_peer(sizes, options.speeds)
+        raw["bytes_by_ranks"] = links.bytes_by_size({name: METHODS[name] for name in names}, sizes)
     steps = {
         name: {speed: result["seconds_per_step"] for speed, result in results.items()}
         for name, results in raw["methods"].items()
@@ -215,7 +167,7 @@ def over_links(names, options):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "a minute at the most: three methods, small, no links")
     parser.add_argument("names", nargs="*", help="of METHODS; default: all")
     parser.add_argument("--resume", action="store_true", help="keep what an earlier run measured over links")
     parser.add_argument("--speeds", type=speed, nargs="+", default=list(SPEEDS), help="Mbit/s, or none for no limit")
@@ -223,15 +175,11 @@ def main():
         "--steps-only", action="store_true", help="neither encoding alone, nor more ranks, nor the peer"
     )
     parser.add_argument("--bucket-mib", type=float, default=8.0, help="of the exchange; default: the configuration's")
-    parser.add_argument("--smoke", action="store_true", help="a minute at the most: three methods, small, no links")
     options = parser.parse_args()
     options.names = options.names or list(SMOKE_METHODS if options.smoke else METHODS)
     if unknown := set(options.names) - set(METHODS):
         parser.error(f"unknown methods {sorted(unknown)}: they are {list(METHODS)}")
     local = {} if options.steps_only else encode_decode(options.names, smoke=options.smoke)
-    from links import measure as links
-    from links.network import missing
-
     if reason := "a smoke run" if options.smoke else missing():
         print(f"steps over links: skipped, {reason}", flush=True)
         measured = {}
@@ -250,10 +198,5 @@ def speed(text):
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--measure"]:
-        print(json.dumps(measure(sys.argv[3:], SMOKE_SHAPES if sys.argv[2] == "small" else resnet50_shapes())))
-    else:
-        # The end of this process by a signal must remove the namespaces too.
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-        sys.path.insert(0, str(PROJECT))
-        main()
+    clean_up_on_sigterm()
+    main()

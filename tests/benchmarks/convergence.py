@@ -9,7 +9,6 @@ JSON lines when it ends; what is there with the same settings is not run again. 
 invented images and keeps no results.
 """
 
-import argparse
 import io
 import json
 import math
@@ -35,6 +34,8 @@ from cifar10.methods import (
 from PIL import Image
 
 from pipelines.launch.runner import BarrierRunner, WorkerError
+from tests.benchmarks.parts.command import command
+from tests.benchmarks.parts.figures import head, row
 
 ROOT = Path(__file__).parents[2]
 ARCHIVE = Path(os.environ.get("GROUNDSWELL_CIFAR10", ROOT.parent / "shared/data/cifar10.zip"))
@@ -108,12 +109,8 @@ def run_missing(names, seeds, finished, record):
 
 def ordered(names, seeds):
     """Baseline first, then what has a goal, then the others; seed by seed."""
-    groups = (
-        ["none"],
-        [name for name, method in METHODS.items() if method.parity],
-        [name for name, method in METHODS.items() if not method.parity and name != "none"],
-    )
-    return [(name, seed) for group in groups for seed in seeds for name in group if name in names]
+    kinds = {name: 0 if name == "none" else 1 if METHODS[name].parity else 2 for name in METHODS if name in names}
+    return [(name, seed) for kind in range(3) for seed in seeds for name in kinds if kinds[name] == kind]
 
 
 def summarise(results):
@@ -153,7 +150,7 @@ def _deviation(values):
 
 def print_table(summary, failures):
     """In Markdown; accuracies in per cent."""
-    print("| method | settings | ratio | accuracy | difference | verdict |\n|---|---|---|---|---|---|")
+    print(head(["method", "settings", "ratio", "accuracy", "difference", "verdict"]))
     for name in METHODS:
         if name in summary:
             entry = summary[name]
@@ -161,10 +158,9 @@ def print_table(summary, failures):
             if entry.get("verdict", "").split() and METHODS[name].parity:
                 difference = f"**{difference}**"
             deviation = f" ± {100 * entry['deviation']:.2f}" if entry["seeds"] > 1 else ""
-            print(
-                f"| {name} | {settings_text(METHODS[name])} | {entry['ratio']:.1f} | {100 * entry['accuracy']:.2f}"
-                f"{deviation} | {difference} | {entry.get('verdict', '')} |"
-            )
+            accuracy = f"{100 * entry['accuracy']:.2f}{deviation}"
+            texts = [settings_text(METHODS[name]), f"{entry['ratio']:.1f}", accuracy, difference]
+            print(row([name, *texts, entry.get("verdict", "")]))
     for (name, seed), reason in failures.items():
         print(f"| {name} | seed {seed} | | failed: {reason} | | |")
 
@@ -188,18 +184,15 @@ def settings_text(method):
 
 def main():
     """Read the arguments and run."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "two methods on a few invented images, without results")
     chosen = SMOKE_METHODS if IS_SMOKE else list(METHODS)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=chosen)
     parser.add_argument("--seeds", nargs="+", type=int, default=SEEDS)
     parser.add_argument("--results", type=Path, default=RESULTS)
-    parser.add_argument("--smoke", action="store_true", help="two methods on a few invented images, without results")
     arguments = parser.parse_args()
-    if arguments.smoke:
-        with tempfile.TemporaryDirectory() as folder:
-            run_and_show(arguments.methods, arguments.seeds, Path(folder))
-    else:
-        run_and_show(arguments.methods, arguments.seeds, arguments.results)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary) if arguments.smoke else arguments.results
+        run_and_show(arguments.methods, arguments.seeds, folder)
 
 
 def run_and_show(methods, seeds, folder):

@@ -4,7 +4,6 @@ The trainings are those of the tests, which have the bounds; this prints what is
 networks with batch norm. `--smoke` leaves out the four ranks.
 """
 
-import argparse
 import importlib
 import json
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from pipelines.launch.runner import BarrierRunner
+from tests.benchmarks.parts.command import is_smoke
+from tests.benchmarks.parts.ranks import on_ranks
 
 TESTS = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(TESTS / "parallel"), str(TESTS / "pipelines" / "training")]
@@ -91,17 +91,12 @@ def first_steps(test: Any, precisions: tuple[str, ...]) -> list[tuple[float, np.
 def run(ranks: int, test: Any, function: Any, *arguments: Any) -> list[Any]:
     """What a function of a test's module gives on each of some ranks, one thread each."""
     cloudpickle.register_pickle_by_value(test)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    runner = BarrierRunner(None, ranks, threads_per_worker=1, log_to_driver="none")
-    results: list[Any] = runner.run_all(function, *arguments)
-    return results
+    return on_ranks(ranks, function, *arguments)
 
 
 def main() -> None:
     """Print each figure and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="one and two ranks only")
-    smoke = parser.parse_args().smoke
+    smoke = is_smoke(__doc__, "one and two ranks only")
     figures: dict[str, Any] = {}
     for measure in (accumulation, batch_norm, precision):
         figures[measure.__name__] = measure(smoke=smoke)

@@ -20,23 +20,20 @@ by grid, optimizer and change the mean accuracy, the difference and the number o
 cells. `--smoke` draws into a temporary folder.
 """
 
-import argparse
 import csv
 import json
 import statistics
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 from pipelines.comparison.grid_results import CellLine, cells_of, read_lines
+from tests.benchmarks.parts.command import is_smoke
+from tests.benchmarks.parts.figures import head, row
 
 RESULTS = Path(__file__).parent / "results"
 GRIDS = ("sgd", "lars", "lamb", "beyond", "lecture_rule", "seeds")
@@ -106,12 +103,19 @@ def training_of(grid: str, line: CellLine) -> Training | None:
 
 
 def _change(settings: Mapping[str, Any]) -> str:
-    texts = []
-    for key, value in settings.items():
-        if key not in NAMED_ELSEWHERE:
-            text = " ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
-            texts.append(f"{key}={text}")
-    return ", ".join(texts)
+    own = {key: value for key, value in settings.items() if key not in NAMED_ELSEWHERE}
+    texts = {
+        key: " ".join(map(str, value.values())) if isinstance(value, dict) else value for key, value in own.items()
+    }
+    return ", ".join(f"{key}={text}" for key, text in texts.items())
+
+
+def grouped(found: Iterable[Training], key: Callable[[Training], Any]) -> dict[Any, list[Training]]:
+    """Trainings by a key."""
+    groups: dict[Any, list[Training]] = {}
+    for each in found:
+        groups.setdefault(key(each), []).append(each)
+    return groups
 
 
 def trainings(grids: Sequence[str]) -> list[Training]:
@@ -127,18 +131,16 @@ def trainings(grids: Sequence[str]) -> list[Training]:
 def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
     """By optimizer and global batch the best rate of those with most seeds; a diverged training counts as chance."""
     best: dict[str, dict[int, dict[str, Any]]] = {}
-    keys = sorted({(each.optimizer, each.global_batch_size) for each in found})
-    for optimizer, batch in keys:
-        alike = [each for each in found if (each.optimizer, each.global_batch_size) == (optimizer, batch)]
-        by_rate: dict[float, list[Training]] = {}
-        for each in alike:
-            by_rate.setdefault(each.learning_rate, []).append(each)
+    cells = grouped(found, lambda each: (each.optimizer, each.global_batch_size))
+    for optimizer, batch in sorted(cells):
+        alike = cells[optimizer, batch]
+        by_rate = grouped(alike, lambda each: each.learning_rate)
         scores = {rate: [_or_chance(each.top_1) for each in runs] for rate, runs in by_rate.items()}
         rate = max(scores, key=lambda rate: (len(scores[rate]), statistics.mean(scores[rate])))
         to_goal = [each.steps_to_goal for each in by_rate[rate]]
         best.setdefault(optimizer, {})[batch] = {
             "top_1": round(statistics.mean(scores[rate]), 4),
-            "deviation": round(statistics.stdev(scores[rate]), 4) if len(scores[rate]) > 1 else None,
+            "deviation": _deviation(scores[rate]),
             "seeds": len({each.seed for each in by_rate[rate]}),
             "learning_rate": rate,
             "rates": len(by_rate),
@@ -147,6 +149,10 @@ def best_of(found: Sequence[Training]) -> dict[str, dict[int, dict[str, Any]]]:
             "diverged": sum(each.status == "diverged" for each in alike),
         }
     return best
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return round(statistics.stdev(values), 4) if len(values) > 1 else None
 
 
 def _or_chance(score: float) -> float:
@@ -158,17 +164,14 @@ def changes_of(grid: str, usual: Sequence[Training]) -> dict[str, dict[str, dict
     found = trainings([grid])
     dense = [each for each in found if each.change.endswith(f"exchange.codec={DENSE}")]
     unchanged = {each.recipe: _or_chance(each.top_1) for each in dense or usual}
-    alike: dict[tuple[str, str], list[Training]] = {}
-    for each in found:
-        alike.setdefault((each.optimizer, each.change), []).append(each)
     changes: dict[str, dict[str, dict[str, Any]]] = {}
-    for (optimizer, change), runs in alike.items():
+    for (optimizer, change), runs in grouped(found, lambda each: (each.optimizer, each.change)).items():
         scores = {each.recipe: _or_chance(each.top_1) for each in runs}
         differences = [score - unchanged[recipe] for recipe, score in scores.items() if recipe in unchanged]
         changes.setdefault(optimizer, {})[change] = {
             "top_1": round(statistics.mean(scores.values()), 4),
             "difference": round(statistics.mean(differences), 4) if differences else None,
-            "deviation": round(statistics.stdev(differences), 4) if len(differences) > 1 else None,
+            "deviation": _deviation(differences),
             "seeds": len(scores),
         }
     return changes
@@ -176,33 +179,33 @@ def changes_of(grid: str, usual: Sequence[Training]) -> dict[str, dict[str, dict
 
 def print_changes(grid: str, changes: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> None:
     """In Markdown, accuracies in per cent, differences in points."""
-    print(f"\n{grid}:\n\n| | change | top-1 | difference | seeds |\n|---|---|---|---|---|")
+    print(f"\n{grid}:\n\n{head(['', 'change', 'top-1', 'difference', 'seeds'])}")
     for optimizer, by_change in changes.items():
         for change, figures in by_change.items():
             points = f"{100 * figures['difference']:+.1f}" if figures["difference"] is not None else "-"
-            deviation = f" ± {100 * figures['deviation']:.1f}" if figures["deviation"] is not None else ""
-            top_1, seeds = 100 * figures["top_1"], figures["seeds"]
-            print(f"| {optimizer} | {change} | {top_1:.1f} | {points}{deviation} | {seeds} |")
+            top_1 = f"{100 * figures['top_1']:.1f}"
+            print(row([optimizer, change, top_1, f"{points}{_plus_minus(figures)}", figures["seeds"]]))
 
 
 def print_table(best: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> None:
     """In Markdown, accuracies in per cent."""
-    print("| | global batch | steps | rate | top-1 | seeds | rates tried | steps to 80 % |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(head(["", "global batch", "steps", "rate", "top-1", "seeds", "rates tried", "steps to 80 %"]))
     for optimizer, batches in best.items():
         for batch, figures in batches.items():
-            deviation = f" ± {100 * figures['deviation']:.1f}" if figures["deviation"] is not None else ""
-            to_goal = f"{figures['steps_to_goal']:,}" if figures["steps_to_goal"] else "-"
-            print(
-                f"| {optimizer} | {batch:,} | {figures['steps']:,} | {figures['learning_rate']:g} | "
-                f"{100 * figures['top_1']:.1f}{deviation} | {figures['seeds']} | {figures['rates']} | "
-                f"{to_goal} |"
-            )
+            top_1 = f"{100 * figures['top_1']:.1f}{_plus_minus(figures)}"
+            to_goal = f"{figures['steps_to_goal']:,}" if figures["steps_to_goal"] else None
+            cells = [optimizer, f"{batch:,}", f"{figures['steps']:,}", f"{figures['learning_rate']:g}", top_1]
+            print(row([*cells, figures["seeds"], figures["rates"], to_goal]))
+
+
+def _plus_minus(figures: Mapping[str, Any]) -> str:
+    return f" ± {100 * figures['deviation']:.1f}" if figures["deviation"] is not None else ""
 
 
 def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str, Any]]], path: Path) -> None:
     """One panel: top-1 over the global batch."""
-    figure, axes = plt.subplots(figsize=(8, 5))
+    figure = Figure(figsize=(8, 5))
+    axes = figure.subplots()
     for optimizer in best:
         colour, mark = COLOURS[optimizer], MARKS[optimizer]
         alike = [each for each in found if each.optimizer == optimizer]
@@ -239,7 +242,6 @@ def draw(found: Sequence[Training], best: Mapping[str, Mapping[int, Mapping[str,
     axes.legend(loc="lower left")
     figure.tight_layout()
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def draw_rates(found: Sequence[Training], path: Path) -> None:
@@ -249,26 +251,21 @@ def draw_rates(found: Sequence[Training], path: Path) -> None:
     """
     bottom = 100 * max(each.top_1 for each in found if each.top_1 == each.top_1) - 15
     batches = sorted({each.global_batch_size for each in found})
-    figure, panels = plt.subplots(
-        1, len(batches), figsize=(3.2 * len(batches) + 0.8, 3.8), sharey=True, squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(3.2 * len(batches) + 0.8, 3.8), layout="constrained")
+    panels = figure.subplots(1, len(batches), sharey=True, squeeze=False)
     present = {each.optimizer for each in found}
     for axes, batch in zip(panels[0], batches, strict=True):
         for optimizer, colour in COLOURS.items():
             if optimizer not in present:
                 continue
             alike = [each for each in found if (each.optimizer, each.global_batch_size) == (optimizer, batch)]
-            scores: dict[float, list[float]] = {}
-            for each in alike:
-                scores.setdefault(each.learning_rate, []).append(100 * _or_chance(each.top_1))
-            rates = sorted(scores)
-            means = [statistics.mean(scores[rate]) for rate in rates]
-            axes.plot(
-                rates, [max(bottom, mean) for mean in means], marker=MARKS[optimizer], color=colour, label=optimizer
-            )
+            by_rate = sorted(grouped(alike, lambda each: each.learning_rate).items())
+            means = {rate: 100 * statistics.mean(_or_chance(each.top_1) for each in runs) for rate, runs in by_rate}
+            shown = [max(bottom, mean) for mean in means.values()]
+            axes.plot(list(means), shown, marker=MARKS[optimizer], color=colour, label=optimizer)
             single = [max(bottom, 100 * _or_chance(each.top_1)) for each in alike]
             axes.plot([each.learning_rate for each in alike], single, MARKS[optimizer], color=colour, alpha=0.35)
-            for rate, mean in zip(rates, means, strict=True):
+            for rate, mean in means.items():
                 if mean < bottom:
                     axes.annotate(f"{mean:.0f}", (rate, bottom), (-4, 6), textcoords="offset points", ha="right")
         axes.set_xscale("log", base=2)
@@ -284,7 +281,6 @@ def draw_rates(found: Sequence[Training], path: Path) -> None:
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(present))
     panels[0][0].set_ylabel("top-1 on the official test images, %")
     figure.savefig(path, dpi=120)
-    plt.close(figure)
 
 
 def write_csv(found: Sequence[Training], path: Path) -> None:
@@ -297,9 +293,7 @@ def write_csv(found: Sequence[Training], path: Path) -> None:
 
 def main() -> None:
     """Read, print, draw, and print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="draw into a temporary folder")
-    options = parser.parse_args()
+    smoke = is_smoke(__doc__, "draw into a temporary folder")
     found = trainings(GRIDS)
     best = best_of(found)
     print_table(best)
@@ -312,7 +306,7 @@ def main() -> None:
         print_table(claim)
     recorded = [*found, *trainings([*CHANGES, CLAIM])]
     with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary) if options.smoke else RESULTS
+        folder = Path(temporary) if smoke else RESULTS
         if found:
             write_csv(recorded, folder / "large_batch.csv")
             draw(found, best, folder / "large_batch.png")

@@ -8,7 +8,6 @@ seeds. The data are the 1,797 digits that come with scikit-learn, every fifth of
 `--smoke` takes 5 steps of two pairs.
 """
 
-import argparse
 import json
 import statistics
 
@@ -21,6 +20,7 @@ from conf.load import load
 from models.losses import classification_loss
 from pipelines.training.rates import make_schedule
 from pipelines.training.recipe import make_optimizer
+from tests.benchmarks.parts.command import is_smoke
 
 BATCH_SIZE, EPOCHS, SEEDS = 256, 60, (0, 1, 2)
 PAIRS = ((0.1, 0.001), (0.1, 0.003), (0.1, 0.01), (0.1, 0.03), (0.1, 0.1), (2.9, 0.001))
@@ -85,9 +85,7 @@ def accuracy(rate, trust, seed, *, most_steps):
 
 def main():
     """Train every pair from every seed, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="5 steps of two pairs, one seed")
-    smoke = parser.parse_args().smoke
+    smoke = is_smoke(__doc__, "5 steps of two pairs, one seed")
     found = {}
     for rate, trust in PAIRS[:2] if smoke else PAIRS:
         values = [

@@ -9,7 +9,6 @@ TorchDistributor needs PyTorch, which the project does not depend on. The first 
 `--smoke` launches two ranks once, in less than a minute and without the other launchers, whose ratios are null.
 """
 
-import argparse
 import json
 import os
 import platform
@@ -22,12 +21,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pyspark
 from pyspark.sql import SparkSession
 
 from jobs.session import spark_session
 from pipelines.launch.runner import BarrierRunner
+from tests.benchmarks.parts.command import is_smoke
 
 ROUNDS = {2: 5, 4: 3, 8: 3}
 SMOKE_ROUNDS = {2: 1}
@@ -94,10 +93,7 @@ def measure(ranks: int, rounds: int, launchers: dict[str, Launcher], *, warm: bo
 
 def main() -> None:
     """Print a line for each number of ranks, then the JSON line of two ranks."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="two ranks once, in less than a minute")
-    smoke = parser.parse_args().smoke
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    smoke = is_smoke(__doc__, "two ranks once, in less than a minute")
     ours: dict[str, Launcher] = {"BarrierRunner": barrier_runner}
     all_launchers = dict(ours)
     if not smoke:

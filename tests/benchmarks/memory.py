@@ -6,16 +6,14 @@ differ by, and a global batch of 32,768 on two ranks. Rounds in turn; medians. `
 round twice.
 """
 
-import argparse
 import json
 import os
 import statistics
-import sys
 from dataclasses import dataclass
 
-import cloudpickle
-
-from pipelines.launch.runner import BarrierRunner
+from conf.networks import ResNetCifarConfig, ResNetConfig
+from tests.benchmarks.parts.command import is_smoke
+from tests.benchmarks.parts.ranks import each_on_ranks
 
 
 @dataclass(frozen=True)
@@ -24,8 +22,7 @@ class Case:
 
     micro_batches: tuple[int, ...]
     ranks: int = 1
-    depth: int = 50
-    width_factor: float = 1.0
+    network: ResNetConfig | ResNetCifarConfig = ResNetConfig()  # noqa: RUF009  it is frozen
     batch_size: int = 4
     side: int = 60
     """Pixels on each side."""
@@ -34,88 +31,63 @@ class Case:
 
 ROUNDS = 3
 CASES = {
-    "twice the width": Case((1, 2, 64), width_factor=2.0),
+    "twice the width": Case((1, 2, 64), network=ResNetConfig(width_factor=2.0)),
     "global batch 32,768": Case((1, 256), ranks=2, batch_size=64, side=32, steps=1),
 }
-SMOKE = {
-    "twice the width": Case((1, 2), depth=18, width_factor=0.125, batch_size=1, side=12, steps=2),
-    "global batch 32,768": Case((1, 2), ranks=2, depth=18, width_factor=0.125, batch_size=1, side=12, steps=2),
-}
-MIB = 1 << 20
+SMOKE = {"two ranks": Case((1, 2), 2, ResNetCifarConfig(depth=2, width_factor=0.5), batch_size=1, side=12, steps=2)}
 
 
 def peak_mib(size: Case, micro_batches: int) -> tuple[float, float]:
     """Peak of this process's resident memory, and the size of one float32 gradient."""
-    import numpy as np
-    import tensorflow as tf
-
-    from conf.exchange import ExchangeConfig
-    from conf.networks import ResNetConfig
-    from conf.optimizers import LARSConfig
-    from models.compression.exchange.exchange import GradientExchange
-    from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
-    from models.networks.model import build_model
     from pipelines.training.accumulation import Accumulation
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.finders.memory import resident_peak
-    from pipelines.training.recipe import make_codec, make_optimizer
-    from pipelines.training.step import make_accumulate, make_train_step
+    from pipelines.training.step import make_accumulate
+    from tests.benchmarks.parts import training
 
-    group = InputGroup("image", (size.side, size.side, 4), "uint16", (1000.0,) * 4, (500.0,) * 4)
-    network = ResNetConfig(depth=size.depth, width_factor=size.width_factor).arguments()
-    model = build_model(
-        [group], network="resnet", classes=19, precision="float32", **network, upsampling="nearest", augmentation=None
-    )
-    optimizer, loss = make_optimizer(LARSConfig(), model), classification_loss("multi_label")
-    settings = ExchangeConfig()
-    exchange = GradientExchange(
-        make_codec(settings.codec, LARSConfig()), HorovodCollective(), seed=0, **settings.arguments()
-    )
+    groups = [training.image_group("image", size.side, 4)]
+    model = training.network(groups, size.network, 19)
+    exchange = training.exchange_of(HorovodCollective())
     accumulation = Accumulation(model, micro_batches) if micro_batches > 1 else None
-    step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=accumulation)
+    trained = training.lars_training(model, exchange, accumulation=accumulation)
+    loss, batch = classification_loss("multi_label"), training.noise(groups, size.batch_size, 19)
     add = None if accumulation is None else make_accumulate(model, loss, accumulation, jit_compile=False)
-    random = np.random.default_rng(0)
-    images = {"image": tf.constant(random.integers(0, 5000, (size.batch_size, *group.shape), dtype=np.uint16))}
-    targets = tf.constant(random.integers(0, 2, (size.batch_size, 19)).astype(np.float32))
     for _ in range(size.steps):
         for _ in range(micro_batches - 1):
-            add(images, targets)
-        float(step(images, targets))
-    gradient = sum(4 * int(np.prod(variable.shape)) for variable in model.trainable_variables)
-    return resident_peak() / MIB, gradient / MIB
+            add(*batch)
+        float(trained.step(*batch))
+    return resident_peak() / training.MIB, 4 * training.elements(model) / training.MIB
 
 
 def main() -> None:
     """Measure in turn, and print one line per case and round and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="one round with tiny networks")
-    smoke = parser.parse_args().smoke
+    smoke = is_smoke(__doc__, "one round with a tiny network")
     cases, rounds = (SMOKE, 1) if smoke else (CASES, ROUNDS)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    figures = {name: measure(name, case, rounds) for name, case in cases.items()}
+    figures = {name: measure(name, case, rounds, together=smoke) for name, case in cases.items()}
     print(json.dumps({"cases": figures, "cores": os.cpu_count()}))
 
 
-def measure(name: str, case: Case, rounds: int) -> dict[str, object]:
+def measure(name: str, case: Case, rounds: int, *, together: bool) -> dict[str, object]:
     """Figures of one case: peaks of the rank with the highest one, medians of the rounds."""
-    peaks: dict[int, list[float]] = {count: [] for count in case.micro_batches}
+    peaks: list[list[float]] = []
     gradient = 0.0
     for number in range(rounds):
-        for count in case.micro_batches:
-            threads = max(1, (os.cpu_count() or 1) // case.ranks)
-            runner = BarrierRunner(None, case.ranks, threads_per_worker=threads, log_to_driver="none")
-            peak, gradient = max(runner.run_all(peak_mib, case, count))
-            peaks[count].append(peak)
-        texts = (f"{count} micro-batches {values[-1]:,.0f} MiB" for count, values in peaks.items())
+        asked = [(case, count) for count in case.micro_batches]
+        found = [max(ranks) for ranks in each_on_ranks(case.ranks, peak_mib, asked, together=together, threads=None)]
+        peaks.append([peak for peak, _ in found])
+        gradient = found[0][1]
+        texts = (
+            f"{count} micro-batches {peak:,.0f} MiB" for count, peak in zip(case.micro_batches, peaks[-1], strict=True)
+        )
         print(f"{name}, round {number + 1}: {', '.join(texts)}", flush=True)
-    first, *_, last = case.micro_batches
-    more = statistics.median(b - a for a, b in zip(peaks[first], peaks[last], strict=True))
+    more = statistics.median(last - first for first, *_, last in peaks)
+    median = map(statistics.median, zip(*peaks, strict=True))
     return {
-        "peak_mib": {str(count): round(statistics.median(values)) for count, values in peaks.items()},
+        "peak_mib": {str(count): round(peak) for count, peak in zip(case.micro_batches, median, strict=True)},
         "gradient_mib": round(gradient, 1),
         "more_gradients": round(more / gradient, 3),
-        "global_batch": case.ranks * case.batch_size * last,
+        "global_batch": case.ranks * case.batch_size * case.micro_batches[-1],
     }
 
 

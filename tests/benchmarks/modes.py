@@ -14,20 +14,20 @@ of a step before. In turn; medians.
 The last line is JSON. `--part NAME` measures one part. `--smoke` has no links, one death and a tiny network.
 """
 
-import argparse
 import functools
 import itertools
 import json
 import os
 import statistics
-import sys
 import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import pytest
+from cifar10.methods import EPOCHS_PER_EVALUATION
+from links.network import Hosts
+from links.ring import PROJECT, Ring
 from mlflow import MlflowClient
 
 from conf.load import load
@@ -37,6 +37,8 @@ from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.archives.synthetic import generate_bigearthnet_v2
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.training import entry
+from tests.benchmarks.parts.command import command
+from tests.benchmarks.parts.figures import slowest
 
 MBIT = 100
 METHODS: dict[str, dict[str, Any]] = {
@@ -52,25 +54,22 @@ PARTS = ("links", "accuracy", "recovery")
 ROUNDS = 3
 DEATH = 28
 """Optimizer steps before the death, of 36: a spare takes half a minute on a shared core to be ready."""
+SETTINGS = ["training.batch_size_per_worker=8", "model.depth=50", "model.width_factor=1"]
 SMOKE_DEATH = 6
+SMOKE_SETTINGS = ["training.batch_size_per_worker=2", "model={name: resnet_cifar, depth: 2, width_factor: 0.5}"]
 
 
 def over_a_link() -> dict[str, dict[str, float]]:
     """Seconds and bytes of a step by method."""
-    sys.path.insert(0, str(Path(__file__).parent))
-    from links.network import Hosts
-    from links.ring import Ring
-
     found = {}
     for name, method in METHODS.items():
         every = method.get("mode", {}).get("every_steps", 4)
         with Hosts(2) as hosts, Ring(hosts, {"kind": "step", "method": method, "bucket_mib": None}) as ring:
-            ring.wait_until_ready()
             ring.ask(steps=every)  # whole blocks, of which the last step exchanges
             hosts.shape(MBIT)
             ring.ask(steps=every)
             answers = ring.ask(steps=2 * every if every < 32 else every)
-        steps = [max(both) for both in zip(*(answer["seconds"] for answer in answers), strict=True)]
+        steps = slowest(answers)
         found[name] = {
             "seconds_per_step": round(statistics.mean(steps), 4),
             "sent_bytes_per_step": round(statistics.mean(answer["sent_bytes"] for answer in answers) / len(steps)),
@@ -82,14 +81,10 @@ def over_a_link() -> dict[str, dict[str, float]]:
 
 def to_an_accuracy() -> dict[str, dict[str, Any]]:
     """Training seconds and epochs until the test accuracy is `TARGET`, by method; nothing without the images."""
-    benchmarks = Path(__file__).parent
-    sys.path.insert(0, str(benchmarks))
     import numpy as np
-    from cifar10.methods import EPOCHS_PER_EVALUATION
     from convergence import ARCHIVE, read_archive  # type: ignore[import-not-found]
-    from links.network import Hosts
-    from links.ring import PROJECT, Ring
 
+    benchmarks = Path(__file__).parent
     if not ARCHIVE.exists():
         print(f"{ARCHIVE} is not there: no training over the link", flush=True)
         return {}
@@ -99,7 +94,6 @@ def to_an_accuracy() -> dict[str, dict[str, Any]]:
         np.savez(images, **read_archive(ARCHIVE))
         paths = {"PYTHONPATH": f"{PROJECT}{os.pathsep}{benchmarks}"}
         with Ring(hosts, {"images": str(images)}, benchmarks / "cifar10" / "link_rank.py", paths) as ring:
-            ring.wait_until_ready()
             hosts.shape(MBIT)
             for name in TRAINED:
                 first, second = ring.ask(method=name, seed=0)
@@ -150,17 +144,15 @@ def seconds_after_a_death(
         done = train(load("smoke", [*fixed, *settings]))
     died = (done.folder / "death").stat().st_mtime
     points = MlflowClient().get_metric_history(done.run.run_id, "train/step_loss")
-    ended = sorted(point.timestamp / 1000 for point in points)
+    ended = sorted(point.timestamp / 1000 for point in points)[1:]
     before = [at for at in ended if at < died]
-    steps = [later - earlier for earlier, later in itertools.pairwise(before[1:])]
+    steps = [later - earlier for earlier, later in itertools.pairwise(before)]
     return min(at for at in ended if at > died) - died, statistics.median(steps)
 
 
 def recoveries(*, smoke: bool) -> tuple[dict[str, list[float]], dict[str, list[float]]]:
     """Seconds to the next step after each death, and of a step before it, by way to recover."""
-    settings = ["training.batch_size_per_worker=2" if smoke else "training.batch_size_per_worker=8"]
-    settings += [] if smoke else ["model.depth=50", "model.width_factor=1"]
-    death = SMOKE_DEATH if smoke else DEATH
+    death, settings = (SMOKE_DEATH, SMOKE_SETTINGS) if smoke else (DEATH, SETTINGS)
     seconds: dict[str, list[float]] = {"in_place": [], "restart": []}
     steps: dict[str, list[float]] = {"in_place": [], "restart": []}
     with tempfile.TemporaryDirectory() as temporary, spark_session("benchmark", "local[2]") as spark:
@@ -169,33 +161,32 @@ def recoveries(*, smoke: bool) -> tuple[dict[str, list[float]], dict[str, list[f
         generate_bigearthnet_v2(folder / "BigEarthNet", train=40 if smoke else 576, validation=8, test=0)
         archive = BigEarthNetV2(str(folder / "BigEarthNet"))
         prepare_dataset(spark, archive, folder / "dataset", row_group_mib=1, row_groups_per_shard=4)
-        for number in range(1 if smoke else ROUNDS):
-            for recover in ("in_place",) if smoke else ("in_place", "restart"):
-                output = folder / f"{recover}-{number}"
-                after, step = seconds_after_a_death(folder / "dataset", output, settings, recover, death)
-                seconds[recover].append(after)
-                steps[recover].append(step)
-                print(f"{recover:9} {after:6.2f} s to the next step, {step:.2f} s a step before", flush=True)
-                time.sleep(1)
+        ways = ("in_place",) if smoke else ("in_place", "restart")
+        for number, recover in itertools.product(range(1 if smoke else ROUNDS), ways):
+            output = folder / f"{recover}-{number}"
+            after, step = seconds_after_a_death(folder / "dataset", output, settings, recover, death)
+            seconds[recover].append(after)
+            steps[recover].append(step)
+            print(f"{recover:9} {after:6.2f} s to the next step, {step:.2f} s a step before", flush=True)
+            time.sleep(1)
     return seconds, steps
 
 
 def main() -> None:
     """Measure, and print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="no links, one death, a tiny network")
+    parser = command(__doc__, "no links, one death, a tiny network")
     parser.add_argument("--part", choices=PARTS, help="measure this part only")
     chosen = parser.parse_args()
     smoke, parts = chosen.smoke, PARTS if chosen.part is None else (chosen.part,)
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     links = over_a_link() if "links" in parts and not smoke else {}
     accuracy = to_an_accuracy() if "accuracy" in parts and not smoke else {}
     seconds, steps = recoveries(smoke=smoke) if "recovery" in parts else ({}, {})
-    median = {name: round(statistics.median(values), 2) for name, values in seconds.items() if values}
-    local, synchronous = links.get("local, every 8 steps"), links.get("synchronous")
+    median = {name: round(statistics.median(values), 2) if values else None for name, values in seconds.items()}
+    local, synchronous = links.get("local, every 8 steps", {}), links.get("synchronous", {})
+    bytes_sent, step = "sent_bytes_per_step", "seconds_per_step"
     figures = {
-        "bytes_local_h8": None,
-        "speedup_local_h8_100mbit": None,
+        "bytes_local_h8": round(local[bytes_sent] / synchronous[bytes_sent], 4) if local else None,
+        "speedup_local_h8_100mbit": round(synchronous[step] / local[step], 2) if local else None,
         "seconds_in_place_recovery": median.get("in_place"),
         "seconds_restart": median.get("restart"),
         "steps": {name: round(statistics.median(values), 2) if values else None for name, values in steps.items()},
@@ -203,9 +194,6 @@ def main() -> None:
         "target_accuracy": TARGET,
         "to_accuracy": accuracy,
     }
-    if local is not None and synchronous is not None:
-        figures["bytes_local_h8"] = round(local["sent_bytes_per_step"] / synchronous["sent_bytes_per_step"], 4)
-        figures["speedup_local_h8_100mbit"] = round(synchronous["seconds_per_step"] / local["seconds_per_step"], 2)
     print(json.dumps(figures))
 
 

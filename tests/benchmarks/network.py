@@ -16,17 +16,18 @@ It needs root for the namespaces. The last line is JSON: the file, and of each l
 the nominal speed. `--smoke` measures a tiny network at two batches, two codecs, and no link: those figures are null.
 """
 
-import argparse
 import datetime
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
+
+from links import alone, shapes
+
+from tests.benchmarks.parts.command import clean_up_on_sigterm, command
+from tests.benchmarks.parts.ranks import each_on_ranks, on_ranks
 
 PROJECT = Path(__file__).parents[2]
 RESULT = Path(__file__).parent / "results" / "network.json"
@@ -39,42 +40,11 @@ SIZES = (8_192, 131_072, 1_048_576, 4_194_304, 8_388_608)
 REPEATS, STEPS = 5, 6
 
 
-def own_process(name, *arguments, cores="0"):
-    """The JSON that a function of `links.alone` prints, in a process with one thread on one core."""
-    from pipelines.launch.process import ALLOCATOR, THREAD_VARIABLES
-
-    command = ["taskset", "-c", cores, sys.executable, str(Path(__file__).parent / "links" / "alone.py"), name]
-    environment = {
-        **os.environ,
-        **ALLOCATOR,
-        **dict.fromkeys(THREAD_VARIABLES, "1"),
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "-1",
-        "PYTHONPATH": str(PROJECT),
-    }
-    return subprocess.Popen(
-        [*command, json.dumps(arguments)],
-        env=environment,
-        cwd=PROJECT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def answer_of(process):
-    """What it printed last."""
-    output, errors = process.communicate()
-    if process.returncode:
-        raise RuntimeError(errors[-3000:])
-    return json.loads(output.splitlines()[-1])
-
-
 def computing(batches, steps, *, small):
     """Seconds of each step by batch, and the gradients in the order in which they are ready."""
     points, gradients = [], []
-    for batch in batches:
-        found = answer_of(own_process("compute", batch, steps, small))
+    cases = [(batch, steps, small) for batch in batches]
+    for batch, (found,) in zip(batches, each_on_ranks(1, alone.compute, cases, together=small), strict=True):
         points.append({"batch_size": batch, "seconds": found["seconds"]})
         gradients = found["gradients"]
         print(f"batch {batch:3}: {statistics.median(found['seconds']):.3f} s a step", flush=True)
@@ -83,52 +53,40 @@ def computing(batches, steps, *, small):
 
 def straggling(batch, steps, *, small):
     """Standard deviation over mean of the steps of two ranks at the same time, the mean of both."""
-    cores = [str(rank % (os.cpu_count() or 1)) for rank in range(2)]
-    both = [own_process("compute", batch, steps, small, cores=core) for core in cores]
-    seconds = [answer_of(process)["seconds"] for process in both]
+    seconds = [each["seconds"] for each in on_ranks(2, alone.compute, batch, steps, small)]
     found = statistics.mean(statistics.stdev(each) / statistics.mean(each) for each in seconds)
     print(f"stragglers: a step's deviation is {100 * found:.2f} % of its mean", flush=True)
     return found
 
 
-def codec_costs(codecs, repeats, *, small):
-    """The part `codecs` of the file."""
+def codec_costs(codecs, repeats, sizes, *, together):
+    """The part `codecs` of the file, for gradients of these shapes."""
+    cases = [(name, parameters, repeats, sizes) for name, parameters in codecs.items()]
     found = []
-    for name, parameters in codecs.items():
-        found.append(answer_of(own_process("codec", name, parameters, repeats, small)))
-        costs = {key: round(statistics.median(found[-1][key]), 4) for key in ("encode_seconds", "decode_seconds")}
-        print(f"{name:10} {found[-1]['messages']} {costs}", flush=True)
+    for (costs,) in each_on_ranks(1, alone.codec, cases, together=together):
+        found.append(costs)
+        seconds = {key: round(statistics.median(costs[key]), 4) for key in ("encode_seconds", "decode_seconds")}
+        print(f"{costs['name']:10} {costs['messages']} {seconds}", flush=True)
     return found
 
 
 def over_links(links, sizes, repeats):
     """The parts `links` and `collectives` of the file."""
     from links.network import Hosts
-    from links.ring import Ring
+    from links.ring import Ring, latency_of, timed_collective
 
     measured, points = [], []
     script = Path(__file__).parent / "links" / "questions.py"
     with Hosts(2) as hosts, Ring(hosts, {}, script) as ring:
-        ring.wait_until_ready()
         for name, mbit in links.items():
-            hosts.shape(mbit)
-            latency = [hosts.round_trip() / 2 for _ in range(repeats)]
-            nominal = None if mbit is None else mbit * 1e6 / 8
-            measured.append({"name": name, "bytes_per_second": nominal, "latency_seconds": latency})
-            for collective in COLLECTIVES:
-                for size in sizes:
-                    points.append(timed_collective(ring, name, collective, size, repeats))
-            print(f"{name}: latency {1e6 * statistics.median(latency):.0f} us", flush=True)
+            measured.append(latency_of(hosts, name, mbit, repeats))
+            points += [
+                timed_collective(ring, name, collective, size, repeats, warm_up=2)
+                for collective in COLLECTIVES
+                for size in sizes
+            ]
+            print(f"{name}: latency {1e6 * statistics.median(measured[-1]['latency_seconds']):.0f} us", flush=True)
     return measured, points
-
-
-def timed_collective(ring, link, collective, size, repeats):
-    """One point of the part `collectives`: the slowest rank's seconds."""
-    ask = {"collective": collective, "bytes": size}
-    ring.ask(**ask, repeats=2)  # connections open their windows at this speed
-    answers = ring.ask(**ask, repeats=repeats)
-    seconds = [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
-    return {"link": link, "collective": collective, "ranks": len(answers), "bytes": size, "seconds": seconds}
 
 
 def summary(measurements):
@@ -160,22 +118,23 @@ def summary(measurements):
 
 def main():
     """Measure, write the file, and print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "a tiny network, no links, nothing kept")
     parser.add_argument("--output", type=Path, default=RESULT, help="file of the measurements")
     parser.add_argument("--resume", action="store_true", help="keep the parts that an interrupted run has measured")
-    parser.add_argument("--smoke", action="store_true", help="a tiny network, no links, nothing kept")
     options = parser.parse_args()
     from links.network import missing
 
     smoke = options.smoke
     if reason := "" if smoke else missing():
         parser.error(reason)
-    batches, steps = ((2, 32), 3) if smoke else (BATCHES, STEPS)
+    batches, steps = ((2, 64), 3) if smoke else (BATCHES, STEPS)
     codecs = {name: CODECS[name] for name in ("none", "onebit")} if smoke else CODECS
     ways = {
         "compute": lambda: computing(batches, steps, small=smoke),
         "stragglers": lambda: straggling(batches[0 if smoke else 1], steps if smoke else 4 * steps, small=smoke),
-        "codecs": lambda: codec_costs(codecs, 2 if smoke else REPEATS, small=smoke),
+        "codecs": lambda: codec_costs(
+            codecs, 2 if smoke else REPEATS, shapes.SMALL if smoke else shapes.resnet50(), together=smoke
+        ),
         "links": lambda: ([], []) if smoke else over_links(LINKS, SIZES, REPEATS),
     }
     kept = json.loads(PARTS.read_text()) if options.resume and PARTS.exists() else {}
@@ -206,7 +165,5 @@ def main():
 
 
 if __name__ == "__main__":
-    # The end of this process by a signal must remove the namespaces too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.path.insert(0, str(PROJECT))
+    clean_up_on_sigterm()
     main()

@@ -48,12 +48,11 @@ null, and `reader_reasons` and `link_reasons` say why. `--smoke` takes a few row
 has no link, and its figures mean nothing.
 """
 
-import argparse
 import json
 import os
-import signal
-import sys
 from typing import Any
+
+from tests.benchmarks.parts.command import clean_up_on_sigterm, command
 
 PARTS = ("reader", "link")
 KEYS: dict[str, tuple[str, ...]] = {
@@ -69,12 +68,10 @@ KEYS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     """Make the environment where it is missing, measure, print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a few rows, no link, no new environment")
+    parser = command(__doc__, "a few rows, no link, no new environment")
     parser.add_argument("--part", choices=PARTS, help="measure this part only")
     chosen = parser.parse_args()
-    # The end of this process by a signal must remove the namespaces too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    clean_up_on_sigterm()
     from peer_parts import environment, reading, slow_link
 
     if not chosen.smoke:

@@ -22,7 +22,6 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import numpy as np
 import psutil
 import pyarrow.parquet as pq
@@ -35,6 +34,7 @@ from pipelines.archives.nomenclature import BIGEARTHNET_19
 from pipelines.archives.synthetic import generate_bigearthnet_v2
 from pipelines.dataset.rows import fixed_fields
 from pipelines.dataset.writer import prepare_dataset
+from tests.benchmarks.parts.figures import ratio
 
 SMOKE = "--smoke" in sys.argv
 PATCHES = 40 if SMOKE else int(os.environ.get("PATCHES", "5000"))
@@ -135,7 +135,6 @@ def plan_official(queue: Any) -> None:
 def main() -> None:
     """Generate an archive, prepare it, and print one line per round and the JSON line."""
     warnings.simplefilter("ignore")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as temporary, spark_session("benchmark", "local[2]") as spark:
         root, folder = Path(temporary, "BigEarthNet"), Path(temporary)
@@ -157,7 +156,7 @@ def main() -> None:
             print(f"round {number + 1}: {ours[-1]:.0f} patches/s, rows {rows[-1]:.1f} patches/s")
         figures = {
             "patches_per_second": round(statistics.median(ours), 1),
-            "ratio_vs_rows": round(statistics.median(a / b for a, b in zip(ours, rows, strict=True)), 1),
+            "ratio_vs_rows": ratio(ours, rows, 1),
             "rows_patches_per_second": round(statistics.median(rows), 1),
             **figures,
             "patches": PATCHES,

@@ -15,6 +15,7 @@ The last line is JSON. `--smoke` measures a few rows for a moment, all in one pr
 null then, and the figures mean nothing.
 """
 
+import io
 import json
 import os
 import statistics
@@ -23,13 +24,17 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from peer_parts.measures import drop_from_memory, entropy
+
+from tests.benchmarks.parts.figures import ratio
+from tests.patience import patient
 
 SMOKE = "--smoke" in sys.argv
 ROWS = 96 if SMOKE else int(os.environ.get("ROWS", "6000"))
@@ -38,7 +43,6 @@ BATCH_SIZE = 16 if SMOKE else 256
 ROW_GROUP_ROWS, ROW_GROUPS_PER_SHARD = (12, 4) if SMOKE else (262, 4)
 SECONDS = 0.1 if SMOKE else 6.0
 ROUNDS = 1 if SMOKE else 3
-TRAINING_DEPTH = 18 if SMOKE else 50
 TRAINING_STEPS, TRAINING_BATCH = (1, 2) if SMOKE else (12, 32)
 MEMORY_EPOCHS = 2 if SMOKE else 10
 THREAD_COUNTS = (2, 4, 10)
@@ -46,75 +50,72 @@ Source = Iterator[tuple[int, NDArray[Any], Mapping[str, Any]]]
 """Of each batch: how many rows, their labels, and the images by group, uint16 but for Petastorm."""
 
 
+class Noise:
+    """An archive without files, whose samples have random pixels."""
+
+    root, read_settings = "", {}
+
+    def __init__(self) -> None:
+        from pipelines.archives.archive import ArchiveDescription
+        from pipelines.archives.bigearthnet_patch import GROUPS
+
+        names = tuple(f"class {number}" for number in range(CLASSES))
+        self.description = ArchiveDescription("bigearthnet_v2", "multi_label", names, GROUPS)
+        self._random = np.random.default_rng(0)
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Fill the arrays."""
+        for pixels in out.values():
+            pixels[...] = self._random.integers(0, 10_000, pixels.shape)
+
+
 def write_dataset(folder: Path) -> None:
-    """Write rows sorted by class, as our writer lays them out; the same rows as TFRecord."""
-    import hashlib
-
+    """Write rows sorted by class as a dataset; the same rows as TFRecord."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
-    import tensorflow as tf
 
-    from pipelines.archives.bigearthnet_patch import GROUPS
-    from pipelines.dataset.columns import METADATA_SCHEMA, plain_values
-    from pipelines.dataset.layout import PARQUET_OPTIONS
-    from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split, write_manifest
+    from pipelines.archives.archive import index_table
+    from pipelines.dataset.manifest import write_manifest
     from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-    from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields, row_checksum
+    from pipelines.dataset.shard import ShardPlan, write_shard
+    from pipelines.dataset.summary import summarise
     from pipelines.storage import Folder
 
     (folder / "train").mkdir(parents=True)
-    fields = fixed_fields(GROUPS, CLASSES)
-    columns = {name: ColumnBuffer(*field, ROW_GROUP_ROWS) for name, field in fields.items()}
-    schema = arrow_schema(GROUPS, CLASSES)
-    random = np.random.default_rng(0)
-    known: dict[str, Any] = {"label_names": [], "split": "train"}
-    shards, row = [], 0
-    while row < ROWS:
-        file, row_groups, digest = f"train/part-{len(shards):05d}.parquet", [], hashlib.sha256()
-        records = tf.io.TFRecordWriter(str(folder / f"{len(shards):05d}.tfrecord"))
-        with pq.ParquetWriter(folder / file, schema, **PARQUET_OPTIONS) as writer:
-            while len(row_groups) < ROW_GROUPS_PER_SHARD and row < ROWS:
-                count = min(ROW_GROUP_ROWS, ROWS - row)
-                checksums = []
-                for place in range(count):
-                    values = {name: random.integers(0, 10_000, shape).astype(d) for name, (shape, d) in fields.items()}
-                    values["labels"] = np.eye(CLASSES, dtype=np.uint8)[(row + place) * CLASSES // ROWS]
-                    features = {}
-                    for name, value in values.items():
-                        columns[name].row(place)[:] = value
-                        features[name] = tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.tobytes()]))
-                    example = tf.train.Example(features=tf.train.Features(feature=features))
-                    records.write(example.SerializeToString())
-                    checksums.append(row_checksum(value.data for value in values.values()))
-                arrays = [pa.array([f"{row + place:07d}" for place in range(count)])]
-                arrays += [column.arrow(count) for column in columns.values()]
-                arrays.append(pa.array(checksums, pa.uint32()))
-                arrays += [pa.array([known.get(field.name)] * count, field.type) for field in METADATA_SCHEMA]
-                table = pa.table(arrays, schema=schema)
-                writer.write_table(table, row_group_size=count)
-                digest.update(plain_values(table, fields))
-                row_groups.append(count)
-                row += count
-        records.close()
-        size = (folder / file).stat().st_size
-        shards.append(Shard(file=file, row_groups=tuple(row_groups), size=size, content_digest=digest.hexdigest()))
-    write_petastorm_metadata(Folder.at(folder / "train"), shards, GROUPS, CLASSES)
-    statistics_ = {
-        group.name: BandStatistics(mean=(5000.0,) * group.shape[2], std=(2900.0,) * group.shape[2]) for group in GROUPS
-    }
-    write_manifest(
-        Manifest(
-            archive="bigearthnet_v2",
-            task="multi_label",
-            class_names=tuple(f"class {number}" for number in range(CLASSES)),
-            groups=GROUPS,
-            splits={"train": Split(shards=tuple(shards), class_counts=(0,) * CLASSES)},
-            statistics=statistics_,
-            settings={},
-            source_fingerprint="benchmark",
-        ),
-        folder,
-    )
+    archive, written, whole = Noise(), [], ROW_GROUP_ROWS * ROW_GROUPS_PER_SHARD
+    for number, first in enumerate(range(0, ROWS, whole)):
+        rows = range(first, min(first + whole, ROWS))
+        labels, nothing = [[row * CLASSES // ROWS] for row in rows], [[] for _ in rows]
+        ids, split = [f"{row:07d}" for row in rows], ["train"] * len(rows)
+        samples, stream = index_table({"id": ids, "split": split, "labels": labels, "paths": nothing}), io.BytesIO()
+        with pa.ipc.new_stream(stream, samples.schema) as writer:
+            writer.write_table(samples)
+        name = f"train/part-{number:05d}.parquet"
+        plan = ShardPlan(name, stream.getvalue(), len(rows), ROW_GROUP_ROWS, digest="benchmark")
+        written.append(write_shard(plan, archive, folder))
+    manifest = summarise(archive.description, {"train": written}, {}, {}, "benchmark", [])
+    write_petastorm_metadata(Folder.at(folder / "train"), manifest.splits["train"].shards, manifest.groups, CLASSES)
+    write_manifest(manifest, folder)
+    write_tfrecords(folder, whole)
+
+
+def write_tfrecords(folder: Path, rows_per_file: int) -> None:
+    """Write the rows of the dataset as TFRecord."""
+    import tensorflow as tf
+
+    from pipelines.dataset.reader import SplitReader
+
+    reader = SplitReader(folder, "train")
+    for number, first in enumerate(range(0, ROWS, rows_per_file)):
+        with tf.io.TFRecordWriter(str(folder / f"{number:05d}.tfrecord")) as records:
+            for row in range(first, min(first + rows_per_file, ROWS)):
+                batch = reader.gather(np.array([row]))
+                values = {**batch.images, "labels": batch.targets.astype(np.uint8)}
+                features = {
+                    name: tf.train.Feature(bytes_list=tf.train.BytesList(value=[value.tobytes()]))
+                    for name, value in values.items()
+                }
+                example = tf.train.Example(features=tf.train.Features(feature=features))
+                records.write(example.SerializeToString())
 
 
 def ours(folder: Path, verify: Literal["first_epoch", "always", "never"] = "never") -> Source:
@@ -231,8 +232,6 @@ def measure_cold(folder: Path, _: str) -> float:
     """Rows per second of the first epoch, verified, with nothing in the page cache."""
     import tensorflow as tf
 
-    from jobs.benchmark_reader import drop_from_memory
-
     tf.zeros(1)
     drop_from_memory(folder / "train")
     batches, rows = ours(folder, "first_epoch"), 0
@@ -244,11 +243,8 @@ def measure_cold(folder: Path, _: str) -> float:
 
 def measure_entropy(folder: Path, name: str) -> float:
     """Mean over one epoch's batches of the entropy of their classes, in bits; the rows are sorted by class."""
-    batches, entropies = SOURCES[name](folder), []
-    for _ in range(ROWS // BATCH_SIZE):
-        shares = next(batches)[1].reshape(BATCH_SIZE, CLASSES).mean(axis=0)
-        entropies.append(-float(sum(share * np.log2(share) for share in shares if share > 0)))
-    return statistics.mean(entropies)
+    batches = SOURCES[name](folder)
+    return statistics.mean(entropy(next(batches)[1], CLASSES) for _ in range(ROWS // BATCH_SIZE))
 
 
 def measure_memory(folder: Path, _: str) -> list[float]:
@@ -268,30 +264,22 @@ def measure_training(folder: Path, _: str) -> float:
     """Part of the time in which ResNet-50's training step waits for its batch, in the first epoch, on all cores."""
     import keras
 
-    from conf.exchange import ExchangeConfig
-    from conf.networks import ResNetConfig
-    from conf.optimizers import LARSConfig
-    from models.compression.codecs.none import NoneCodec
-    from models.compression.exchange.exchange import GradientExchange
-    from models.losses import classification_loss
-    from models.networks.model import build_model
+    from conf.networks import ResNetCifarConfig, ResNetConfig
     from pipelines.dataset.reader import SplitReader, training_batches
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.loop import Trainer, train_epoch
-    from pipelines.training.recipe import input_groups, make_optimizer
-    from pipelines.training.step import make_train_step
+    from pipelines.training.recipe import input_groups
+    from tests.benchmarks.parts import training
 
     keras.utils.set_random_seed(0)
     reader = SplitReader(folder, "train")
-    settings = {**ResNetConfig(depth=TRAINING_DEPTH).arguments(), "upsampling": "nearest", "augmentation": None}
-    model = build_model(input_groups(reader.manifest, None), network="resnet", classes=CLASSES, **settings)
-    optimizer = make_optimizer(LARSConfig(), model)
+    network = ResNetCifarConfig(depth=2) if SMOKE else ResNetConfig()
+    model = training.network(input_groups(reader.manifest, None), network, CLASSES)
     collective = HorovodCollective()
-    exchange = GradientExchange(NoneCodec(), collective, seed=0, **ExchangeConfig(bucket_mib=None).arguments())
-    step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
+    parts = training.lars_training(model, training.exchange_of(collective, bucket_mib=None))
     last = len(reader) // TRAINING_BATCH - TRAINING_STEPS
     batches = training_batches(reader, seed=0, epoch=0, global_batch_size=TRAINING_BATCH, start_step=last)
-    result = train_epoch(batches, Trainer(step, optimizer, lambda number: 0.001, collective), first_step=0)
+    result = train_epoch(batches, Trainer(parts.step, parts.optimizer, lambda number: 0.001, collective), first_step=0)
     return result.input_wait_fraction
 
 
@@ -318,7 +306,7 @@ def measure(folder: Path, name: str, source: str = "ours", *, times: int = 1) ->
     ]
     values = []
     for process in processes:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=patient(300))
         if process.returncode:
             raise RuntimeError(f"{process.args!r} failed")
         values.append(json.loads(output.splitlines()[-1]))
@@ -347,24 +335,19 @@ def main() -> None:
     median = {name: statistics.median(values) for name, values in rates.items()}
     best = max((name for name in rates if name.startswith("petastorm")), key=lambda name: median[name])
 
-    def ratio(values: list[float], name: str) -> float | None:
-        if not values:
-            return None
-        return round(statistics.median([a / b for a, b in zip(values, rates[name], strict=True)]), 2)
-
     ideal = expected_entropy()
     print(f"cold page cache {cold:,.0f} rows/s; memory by epoch, MiB: {memory}")
     print(f"class entropy of a batch, bits: {entropy}, independent draws {ideal:.3f}")
     figures = {
         "rows_per_second": round(median["ours"]),
-        "ratio_vs_petastorm": ratio(rates["ours"], best),
-        "ratio_vs_limit": ratio(rates["ours"], "limit"),
-        "ratio_vs_tfrecord": ratio(rates["ours"], "tfrecord"),
-        "ratio_always_vs_never": ratio(rates["ours always"], "ours"),
-        "ratio_always_vs_petastorm": ratio(rates["ours always"], best),
+        "ratio_vs_petastorm": ratio(rates["ours"], rates[best], 2),
+        "ratio_vs_limit": ratio(rates["ours"], rates["limit"], 2),
+        "ratio_vs_tfrecord": ratio(rates["ours"], rates["tfrecord"], 2),
+        "ratio_always_vs_never": ratio(rates["ours always"], rates["ours"], 2),
+        "ratio_always_vs_petastorm": ratio(rates["ours always"], rates[best], 2),
         "input_wait_fraction": round(wait, 4),
-        "two_processes_ratio_vs_petastorm": ratio(pairs, best),
-        "two_processes_ratio_vs_limit": ratio(pairs, "limit"),
+        "two_processes_ratio_vs_petastorm": ratio(pairs, rates[best], 2),
+        "two_processes_ratio_vs_limit": ratio(pairs, rates["limit"], 2),
         "cold_rows_per_second": round(cold),
         "cold_ratio_vs_petastorm_warm": round(cold / median[best], 2),
         "rows_per_second_of": {name: round(value) for name, value in median.items()},
@@ -380,8 +363,7 @@ def expected_entropy() -> float:
     """Of batches drawn without any order from equally frequent classes, simulated."""
     random = np.random.default_rng(0)
     order = [random.permutation(np.arange(ROWS) * CLASSES // ROWS)[:BATCH_SIZE] for _ in range(50)]
-    shares = [np.bincount(batch, minlength=CLASSES) / BATCH_SIZE for batch in order]
-    return round(statistics.mean(-float(sum(p * np.log2(p) for p in share if p > 0)) for share in shares), 3)
+    return round(statistics.mean(entropy(np.eye(CLASSES)[batch], CLASSES) for batch in order), 3)
 
 
 if __name__ == "__main__":

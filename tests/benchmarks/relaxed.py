@@ -13,30 +13,26 @@ networks and one round.
 The last line is JSON.
 """
 
-import argparse
 import json
 import os
-import statistics
-import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
-import cloudpickle
 from relaxed_parts.pipeline import pipeline_figures
 from relaxed_parts.server import straggler_figures
 
-from pipelines.launch.runner import BarrierRunner
+from tests.benchmarks.parts.command import is_smoke
+from tests.benchmarks.parts.figures import largest, medians
+from tests.benchmarks.parts.ranks import each_on_ranks
 
 RANKS = 2
 MOMENTS = {"lars": 1, "adamw": 2}
-MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Size:
     """What is trained, and how long."""
 
-    depth: int = 50
-    width_factor: float = 1.0
+    network: str = "{name: resnet}"
     batch_size: int = 8
     side: int = 60
     """Pixels on each side."""
@@ -44,108 +40,77 @@ class Size:
     rounds: int = 3
 
 
-SMOKE = Size(depth=18, width_factor=0.125, batch_size=1, side=12, steps=2, rounds=1)
+SMOKE = Size("{name: resnet_cifar, depth: 2, width_factor: 0.5}", batch_size=1, side=12, steps=1, rounds=1)
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One rank's training."""
-
-    bytes_per_parameter: float
-    peak_mib: float
-    seconds_per_step: float
-
-
-def train(size: Size, optimizer: str, *, sharded: bool) -> Measured:
+def train(size: Size, optimizer: str, sharded: bool) -> dict[str, float]:
     """Take some steps on this rank; its time is the median of all steps but the first two."""
-    import math
-    import time
+    import statistics
 
+    import keras
     import numpy as np
-    import tensorflow as tf
 
     from conf.load import resolve
-    from models.layers.preprocessing import InputGroup
-    from models.losses import classification_loss
-    from models.networks.model import build_model
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.finders.memory import resident_peak
-    from pipelines.training.modes.table import make_mode
-    from pipelines.training.recipe import make_exchange, make_optimizer, make_shards
-    from pipelines.training.step import make_train_step
-    from pipelines.training.stop import StopAgreement
+    from tests.benchmarks.parts import training
 
     mode = f"training.mode={{name: synchronous, shard_optimizer: {str(sharded).lower()}}}"
-    network = f"model={{name: resnet, depth: {size.depth}, width_factor: {size.width_factor}}}"
-    config, collective = resolve("smoke", [mode, network, f"optimizer={optimizer}"]), HorovodCollective()
-    tf.keras.utils.set_random_seed(0)
-    group = InputGroup("image", (size.side, size.side, 12), "uint16", (1000.0,) * 12, (500.0,) * 12)
-    model = build_model(
-        [group],
-        network="resnet",
-        classes=19,
-        precision="float32",
-        upsampling="nearest",
-        augmentation=None,
-        **config.model.arguments(),
-    )
-    exchange = make_exchange(config, collective)
-    shards = make_shards(config, model, exchange, collective)
-    adapt = make_optimizer(config.optimizer, model, shards=shards)
-    stop = StopAgreement(collective, requested=lambda: False)
-    rule = make_mode(config.training.mode, model, adapt, exchange, stop, steps_per_epoch=size.steps)
-    step = make_train_step(
-        model, classification_loss("multi_label"), adapt, exchange, jit_compile=config.training.jit_compile, mode=rule
-    )
-    adapt.learning_rate = 1e-3
-    random = np.random.default_rng(collective.rank)
-    images = {"image": tf.constant(random.integers(0, 5000, (size.batch_size, *group.shape), dtype=np.uint16))}
-    targets = tf.constant(random.integers(0, 2, (size.batch_size, 19)).astype(np.float32))
-    seconds = []
-    for _ in range(2 + size.steps):
-        began = time.perf_counter()
-        float(step(images, targets))
-        seconds.append(time.perf_counter() - began)
-    trained = model.trainable_variables
-    parameters = sum(math.prod(variable.shape) for variable in trained)
-    held = sum(np.asarray(variable).nbytes for variable in [*trained, *adapt.variables]) + 4 * parameters
-    return Measured(held / parameters, resident_peak() / MIB, statistics.median(seconds[2:]))
+    config = resolve("smoke", [mode, f"model={size.network}", f"optimizer={optimizer}"])
+    collective = HorovodCollective()
+    keras.utils.set_random_seed(0)
+    groups = [training.image_group("image", size.side, 12)]
+    model = training.network(groups, config.model, 19)
+    trained = training.configured_training(config, model, collective, "multi_label", size.steps)
+    trained.optimizer.learning_rate = 1e-3
+    batch = training.noise(groups, size.batch_size, 19, collective.rank)
+    seconds = training.timed(trained.step, *batch, steps=2 + size.steps)
+    parameters = training.elements(model)
+    variables = [*model.trainable_variables, *trained.optimizer.variables]
+    held = sum(np.asarray(variable).nbytes for variable in variables) + 4 * parameters
+    return {
+        "bytes_per_parameter": held / parameters,
+        "peak_mib": resident_peak() / training.MIB,
+        "seconds_per_step": statistics.median(seconds[2:]),
+    }
 
 
-def measure(size: Size, optimizer: str) -> dict[str, dict[str, float]]:
-    """Figures with and without sharding: medians over the rounds of the rank with the most."""
-    found: dict[str, list[Measured]] = {"synchronous": [], "sharded": []}
+def measure(size: Size, *, together: bool) -> dict[str, dict[str, dict[str, float]]]:
+    """Figures by optimizer, with and without sharding: medians over the rounds of the rank with the most."""
+    cases = [(size, optimizer, sharded) for optimizer in MOMENTS for sharded in (False, True)]
+    found: dict[tuple[str, bool], list[dict[str, float]]] = {
+        (optimizer, sharded): [] for _, optimizer, sharded in cases
+    }
     for number in range(size.rounds):
-        for name, measured in found.items():
-            runner = BarrierRunner(None, RANKS, threads_per_worker=1, log_to_driver="none")
-            ranks: list[Measured] = runner.run_all(train, size, optimizer, sharded=name == "sharded")
-            most = Measured(*(max(values) for values in zip(*(asdict(rank).values() for rank in ranks), strict=True)))
-            measured.append(most)
+        for (optimizer, sharded), ranks in zip(
+            found, each_on_ranks(RANKS, train, cases, together=together), strict=True
+        ):
+            most = largest(ranks)
+            found[optimizer, sharded].append(most)
             print(
-                f"{optimizer}, round {number + 1}, {name:11} {most.bytes_per_parameter:.3f} bytes a parameter, "
-                f"peak {most.peak_mib:,.0f} MiB, {most.seconds_per_step:.3f} s a step",
+                f"{optimizer}, round {number + 1}, {'sharded' if sharded else 'synchronous':11} "
+                f"{most['bytes_per_parameter']:.3f} bytes a parameter, peak {most['peak_mib']:,.0f} MiB, "
+                f"{most['seconds_per_step']:.3f} s a step",
                 flush=True,
             )
     return {
-        name: {key: round(statistics.median(asdict(each)[key] for each in measured), 4) for key in asdict(measured[0])}
-        for name, measured in found.items()
+        optimizer: {
+            "synchronous": medians(found[optimizer, False]),
+            "sharded": medians(found[optimizer, True]),
+            "bytes_formula": 8 + 4 * moments / RANKS,
+        }
+        for optimizer, moments in MOMENTS.items()
     }
 
 
 def main() -> None:
     """Measure, and print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="one round with a tiny network")
-    smoke = parser.parse_args().smoke
-    size = SMOKE if smoke else Size()
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    optimizers = {name: measure(size, name) for name in MOMENTS}
+    smoke = is_smoke(__doc__, "one round with a tiny network")
+    optimizers = measure(SMOKE if smoke else Size(), together=smoke)
     figures = {
         "shard_bytes_per_parameter": optimizers["lars"]["sharded"]["bytes_per_parameter"],
-        "shard_bytes_formula": 8 + 4 * MOMENTS["lars"] / RANKS,
-        "shard_optimizers": {
-            name: {**of, "bytes_formula": 8 + 4 * MOMENTS[name] / RANKS} for name, of in optimizers.items()
-        },
+        "shard_bytes_formula": optimizers["lars"]["bytes_formula"],
+        "shard_optimizers": optimizers,
         **pipeline_figures(smoke=smoke),
         **straggler_figures(smoke=smoke),
         "ranks": RANKS,

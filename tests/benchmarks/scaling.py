@@ -22,13 +22,15 @@ The last line is JSON: `mean_error` and `worst_error`, of the absolute errors of
 no links, and the tables where they are.
 """
 
-import argparse
 import json
 import math
-import signal
 import statistics
-import sys
 from pathlib import Path
+
+from links import alone, shapes
+
+from tests.benchmarks.parts.command import clean_up_on_sigterm, command
+from tests.benchmarks.parts.ranks import on_ranks
 
 PROJECT = Path(__file__).parents[2]
 RAW = PROJECT / "outputs" / "scaling.json"
@@ -45,7 +47,6 @@ def computing(file):
 
     A gradient is ready when as large a part of the bytes is as in the network.
     """
-    from links.measure import SCALED_SHAPES
     from links.shaped import BATCH
 
     from pipelines.scaling.fit import fit
@@ -53,7 +54,7 @@ def computing(file):
     from pipelines.scaling.step import compute_seconds
 
     measurements = read_measurements(file)
-    sizes = [math.prod(shape) for shape in SCALED_SHAPES]
+    sizes = [math.prod(shape) for shape in shapes.SCALED]
     ready, done = [], 0
     for size in reversed(sizes):
         done += size
@@ -89,13 +90,8 @@ def over_links(options):
 
 def messages_of(codecs):
     """By codec what its exchange of the scaled gradients sends."""
-    from network import answer_of, own_process
-
-    found = {}
-    for name, parameters in codecs.items():
-        answer = answer_of(own_process("codec", name, parameters, 0, "scaled"))
-        found[name] = {key: answer[key] for key in ("messages", "dense_bytes")}
-    return found
+    found = [on_ranks(1, alone.codec, name, parameters, 0, shapes.SCALED)[0] for name, parameters in codecs.items()]
+    return {answer["name"]: {key: answer[key] for key in ("messages", "dense_bytes")} for answer in found}
 
 
 def shown(rows):
@@ -131,11 +127,10 @@ def tables():
 
 def main():
     """Measure, predict, compare, and print the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = command(__doc__, "the published tables alone")
     parser.add_argument("--ranks", type=int, nargs="*", default=list(RANKS), choices=RANKS, help="default: all")
     parser.add_argument("--measurements", type=Path, default=NETWORK, help="of make bench NAME=network")
     parser.add_argument("--resume", action="store_true", help="keep the numbers of ranks that were measured before")
-    parser.add_argument("--smoke", action="store_true", help="the published tables alone")
     options = parser.parse_args()
     from links import network, shaped
     from links.plot import plot_scaling
@@ -167,7 +162,5 @@ def main():
 
 
 if __name__ == "__main__":
-    # The end of this process by a signal must remove the namespaces too.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    sys.path.insert(0, str(PROJECT))
+    clean_up_on_sigterm()
     main()

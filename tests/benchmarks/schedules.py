@@ -4,7 +4,6 @@ Nothing is trained: the number of training images of each archive is the publish
 picture has some rates of each curve, which a test compares with the recipes. `--smoke` draws into a temporary folder.
 """
 
-import argparse
 import json
 import tempfile
 from pathlib import Path
@@ -13,6 +12,7 @@ from conf.load import load, shipped_names
 from conf.schema import RunConfig
 from pipelines.training.plots import schedule_curve
 from pipelines.training.rates import boundary_steps, make_schedule, peak_learning_rate
+from tests.benchmarks.parts.command import is_smoke
 
 RESULTS = Path(__file__).parent / "results"
 IMAGES = {"image_folder": 1_281_167, "bigearthnet_v1": 269_695, "bigearthnet_v2": 237_871}
@@ -47,27 +47,21 @@ def recorded(config: RunConfig) -> list[float]:
     return [float(f"{rate(part * last // RECORDED):.5g}") for part in range(RECORDED + 1)]
 
 
-def draw(folder: Path) -> Path:
-    """Draw all recipes, and return the picture's path."""
+def draw(folder: Path) -> None:
+    """Draw all recipes."""
     named = sorted(recipes().items(), key=lambda item: (item[0].rpartition("_")[0], item[1].global_batch_size))
     figure = schedule_curve({f"{name}, batch {config.global_batch_size:,}": curve(config) for name, config in named})
-    path = folder / "schedules.png"
-    figure.savefig(path, format="png", dpi=120)
+    figure.savefig(folder / "schedules.png", dpi=120)
     lines = (f"  {json.dumps(name)}: {json.dumps(recorded(config))}" for name, config in named)
     (folder / "schedules.json").write_text("{\n" + ",\n".join(lines) + "\n}\n")
     print(json.dumps({"peaks": {name: round(peak_learning_rate(config), 6) for name, config in named}}))
-    return path
 
 
 def main() -> None:
     """Draw once."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--smoke", action="store_true", help="draw into a temporary folder")
-    if parser.parse_args().smoke:
-        with tempfile.TemporaryDirectory() as folder:
-            draw(Path(folder))
-    else:
-        draw(RESULTS)
+    smoke = is_smoke(__doc__, "draw into a temporary folder")
+    with tempfile.TemporaryDirectory() as temporary:
+        draw(Path(temporary) if smoke else RESULTS)
 
 
 if __name__ == "__main__":

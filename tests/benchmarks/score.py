@@ -32,7 +32,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import cloudpickle
 import mlflow
 import psutil
 from pyspark.ml.functions import predict_batch_udf
@@ -55,13 +54,18 @@ from pipelines.scoring.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source, archive_source, dataset_source
 from pipelines.storage import Folder
 from pipelines.tracking.served import find_model, read_model_file
+from tests.benchmarks.parts.figures import ratio
 
 SMOKE = "--smoke" in sys.argv
 PATCHES = int(os.environ.get("PATCHES", "2048"))
 TRAIN, VALIDATION = (64, 16) if SMOKE else (PATCHES // 2, PATCHES // 2)
 UDF_PATCHES = 8 if SMOKE else 24
 ROUNDS = 1 if SMOKE else int(os.environ.get("ROUNDS", "3"))
-DEPTH, WIDTH = (18, 0.125) if SMOKE else (50, 1.0)
+MODEL = (
+    ["model={name: resnet_cifar, depth: 2, width_factor: 0.5}"]
+    if SMOKE
+    else ["model.depth=50", "model.width_factor=1.0"]
+)
 OFFICIAL_PATCHES = 549_488
 INPUTS = ("bands_10m", "bands_20m", "bands_60m")
 SHAPES = [[120, 120, 4], [60, 60, 6], [20, 20, 2]]
@@ -79,8 +83,8 @@ from pipelines.tracking.runs import start_run
 from pipelines.training.recipe import make_model
 from pipelines.training.description import metadata_of_model
 
-dataset, file, depth, width = sys.argv[1:]
-config = load("smoke", [f"dataset.path={dataset}", f"model.depth={depth}", f"model.width_factor={width}"])
+dataset, file, *model = sys.argv[1:]
+config = load("smoke", [f"dataset.path={dataset}", *model])
 manifest = read_manifest(dataset)
 keras.utils.set_random_seed(0)
 model = make_model(config, manifest)
@@ -276,7 +280,6 @@ def largest_worker_mib() -> float:
 def main() -> None:
     """Train, score in turn, and print one line per round and the JSON line."""
     warnings.simplefilter("ignore")
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"
     runtimes: list[Runtime] = ["keras"]
     rates: dict[str, list[float]] = {}
@@ -289,7 +292,7 @@ def main() -> None:
         generate_bigearthnet_v2(root, train=TRAIN, validation=VALIDATION, test=0)
         prepare_dataset(spark, BigEarthNetV2(str(root)), dataset, row_group_mib=8, row_groups_per_shard=5)
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        command = [sys.executable, "-c", _TRAIN, str(dataset), str(file), str(DEPTH), str(WIDTH)]
+        command = [sys.executable, "-c", _TRAIN, str(dataset), str(file), *MODEL]
         done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(done.stderr[-3000:])
@@ -357,17 +360,14 @@ def main() -> None:
     medians = {name: statistics.median(values) for name, values in rates.items()}
     best = max(runtimes, key=lambda runtime: medians[f"ours {runtime}"])
 
-    def ratio(ours_: str, other: str) -> float:
-        return round(statistics.median(a / b for a, b in zip(rates[ours_], rates[other], strict=True)), 3)
-
     figures = {
-        "ratio_keras_vs_predict": ratio("ours keras", "predict"),
-        "ratio_best_vs_predict": ratio(f"ours {best}", "predict"),
+        "ratio_keras_vs_predict": ratio(rates["ours keras"], rates["predict"]),
+        "ratio_best_vs_predict": ratio(rates[f"ours {best}"], rates["predict"]),
         "best_runtime": best,
-        "ratio_vs_spark_udf": ratio("ours keras", "spark_udf"),
-        "ratio_vs_predict_batch_udf": ratio("ours keras", "predict_batch_udf"),
+        "ratio_vs_spark_udf": ratio(rates["ours keras"], rates["spark_udf"]),
+        "ratio_vs_predict_batch_udf": ratio(rates["ours keras"], rates["predict_batch_udf"]),
         "patches_per_second": round(medians[f"ours {best}"], 1),
-        "ratio_raw_keras_vs_predict": ratio("ours keras, raw archive", "predict"),
+        "ratio_raw_keras_vs_predict": ratio(rates["ours keras, raw archive"], rates["predict"]),
         "raw_archive_best_patches_per_second": round(
             max(value for name, value in medians.items() if name.endswith("raw archive")), 1
         ),

@@ -5,32 +5,29 @@ marks of a trace. Then some steps are traced, with Horovod's timeline, and at la
 as Horovod's thread stays. A codec has more parts than plain gradients. `--smoke` takes few small steps.
 """
 
-import argparse
 import json
-import os
-import sys
 from dataclasses import dataclass
 from typing import Any
 
-import cloudpickle
-
-from jobs.session import spark_session
-from pipelines.launch.runner import BarrierRunner
+from conf.networks import ResNetCifarConfig, ResNetConfig
+from tests.benchmarks.parts.command import is_smoke
+from tests.benchmarks.parts.ranks import each_on_ranks
 
 
 @dataclass(frozen=True)
 class Size:
     """How much is measured."""
 
-    depth: int = 18
+    network: ResNetConfig | ResNetCifarConfig = ResNetConfig(depth=18)  # noqa: RUF009  it is frozen
     side: int = 120
     batch_size: int = 8
     pairs: int = 25
     traced: int = 25
 
 
-SMOKE = Size(side=36, batch_size=2, pairs=3, traced=3)
+SMOKE = Size(ResNetCifarConfig(depth=2, width_factor=0.5), side=12, batch_size=2, pairs=3, traced=3)
 CODECS = ("none", "onebit")
+RATIOS = {"ratio_outside": "marked", "ratio_inside": "traced", "ratio_after": "after"}
 
 
 def measure(size: Size, codec: str) -> dict[str, float]:
@@ -40,51 +37,32 @@ def measure(size: Size, codec: str) -> dict[str, float]:
     from pathlib import Path
 
     import numpy as np
-    import tensorflow as tf
 
-    from conf.exchange import ExchangeConfig
-    from conf.networks import ResNetConfig
-    from conf.optimizers import LARSConfig
     from models.compression.arithmetic.marks import Marks
-    from models.compression.exchange.exchange import GradientExchange
-    from models.layers.preprocessing import InputGroup
-    from models.losses import classification_loss
-    from models.networks.model import build_model
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.loop import Trainer
-    from pipelines.training.recipe import make_codec, make_optimizer
-    from pipelines.training.step import make_train_step
     from pipelines.training.tracing.timeline import allow_timeline
     from pipelines.training.tracing.tracer import StepTracer
+    from tests.benchmarks.parts import training
 
     allow_timeline()
     collective = HorovodCollective()
-    group = InputGroup("rgb", (size.side, size.side, 3), "uint8", (100.0,) * 3, (50.0,) * 3)
-    network = {**ResNetConfig(depth=size.depth).arguments(), "upsampling": "nearest", "augmentation": None}
-    random = np.random.default_rng(collective.rank)
-    images = {"rgb": tf.constant(random.integers(0, 255, (size.batch_size, *group.shape), dtype=np.uint8))}
-    targets = tf.constant(random.integers(0, 2, (size.batch_size, 19)).astype(np.float32))
+    groups = [training.image_group("rgb", size.side, 3, "uint8", 100.0, 50.0)]
+    batch = training.noise(groups, size.batch_size, 19, collective.rank, below=255)
 
-    def make(marks: Marks | None) -> tuple[Any, Any]:
-        model = build_model([group], network="resnet", classes=19, precision="float32", **network)
-        optimizer = make_optimizer(LARSConfig(), model)
-        settings = ExchangeConfig.model_validate({"codec": {"name": codec}})
-        made = make_codec(settings.codec, LARSConfig())
-        exchange = GradientExchange(made, collective, seed=0, **settings.arguments())
+    def make(marks: Marks | None) -> training.Training:
+        exchange = training.exchange_of(collective, {"name": codec})
         exchange.marks = marks
-        loss = classification_loss("multi_label")
-        return make_train_step(model, loss, optimizer, exchange, jit_compile=False), optimizer
+        return training.lars_training(training.network(groups, size.network, 19), exchange)
 
-    def seconds(step: Any) -> float:
-        started = time.perf_counter()
-        float(step(images, targets))
-        return time.perf_counter() - started
+    def seconds(step: Any, count: int = 1) -> list[float]:
+        return training.timed(step, *batch, steps=count)
 
     marks = Marks()
-    (plain, _), (marked, optimizer) = make(None), make(marks)
-    for step in (plain, marked):
+    plain, marked = make(None).step, make(marks)
+    for step in (plain, marked.step):
         seconds(step)
-    outside = np.array([[seconds(plain), seconds(marked)] for _ in range(size.pairs)])
+    outside = np.median([seconds(plain) + seconds(marked.step) for _ in range(size.pairs)], axis=0)
     with tempfile.TemporaryDirectory() as folder:
         tracer = StepTracer(
             [1, size.traced + 1],  # the end is called for below
@@ -96,21 +74,21 @@ def measure(size: Size, codec: str) -> dict[str, float]:
             profiles=False,
             about={},
         )
-        traced_step = tracer.of_trainer(Trainer(marked, optimizer, lambda step: 0.0, collective)).step
+        trainer = Trainer(marked.step, marked.optimizer, lambda step: 0.0, collective)
+        traced_step = tracer.of_trainer(trainer).step
         begun = time.perf_counter()
-        batches: Any = tracer.of_batches(iter([images] * size.traced))  # type: ignore[list-item]  # only waited for
+        batches: Any = tracer.of_batches(iter([batch] * size.traced))  # type: ignore[list-item]  # only waited for
         next(batches)
         begin = time.perf_counter() - begun
-        traced = [seconds(traced_step), *(seconds(traced_step) for _ in batches)]
+        traced = seconds(traced_step) + [each for _ in batches for each in seconds(traced_step)]
         ending = time.perf_counter()
         tracer.finish()
         end = time.perf_counter() - ending
-        after = [seconds(plain) for _ in range(size.pairs)]
     return {
-        "plain": float(np.median(outside[:, 0])),
-        "marked": float(np.median(outside[:, 1])),
+        "plain": float(outside[0]),
+        "marked": float(outside[1]),
         "traced": float(np.median(traced)),
-        "after": float(np.median(after)),
+        "after": float(np.median(seconds(plain, size.pairs))),
         "begin": begin,
         "end": end,
     }
@@ -118,27 +96,15 @@ def measure(size: Size, codec: str) -> dict[str, float]:
 
 def main() -> None:
     """Print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="few small steps, in about a minute")
-    size = SMOKE if parser.parse_args().smoke else Size()
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    threads = str(max(1, (os.cpu_count() or 1) // 2))
-    environment = dict.fromkeys(("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS"), threads)
+    smoke = is_smoke(__doc__, "few small steps of a tiny network")
+    cases = [(SMOKE if smoke else Size(), codec) for codec in CODECS]
     result: dict[str, dict[str, float]] = {}
-    with spark_session("benchmark", "local[2]") as spark:
-        for codec in CODECS:
-            runner = BarrierRunner(spark, 2, env=environment, log_to_driver="none")
-            slowest = max(runner.run_all(measure, size, codec), key=lambda each: float(each["plain"]))
-            plain = slowest["plain"]
-            result[codec] = {
-                "ms_per_step": round(1000 * plain, 1),
-                "ratio_outside": round(slowest["marked"] / plain, 4),
-                "ratio_inside": round(slowest["traced"] / plain, 4),
-                "ratio_after": round(slowest["after"] / plain, 4),
-                "seconds_begin": round(slowest["begin"], 3),
-                "seconds_end": round(slowest["end"], 3),
-            }
-            print(f"{codec}: {result[codec]}", flush=True)
+    for codec, ranks in zip(CODECS, each_on_ranks(2, measure, cases, together=smoke, threads=None), strict=True):
+        slowest = max(ranks, key=lambda each: float(each["plain"]))
+        ratios = {name: round(slowest[key] / slowest["plain"], 4) for name, key in RATIOS.items()}
+        seconds = {f"seconds_{name}": round(slowest[name], 3) for name in ("begin", "end")}
+        result[codec] = {"ms_per_step": round(1000 * slowest["plain"], 1), **ratios, **seconds}
+        print(f"{codec}: {result[codec]}", flush=True)
     print(json.dumps({"codecs": result}))
 
 

@@ -14,15 +14,15 @@ server took them with the order of the steps.
 `--smoke` takes few steps.
 """
 
-import argparse
 import json
 import os
 import sys
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from http import HTTPStatus
 from itertools import pairwise
 from pathlib import Path
@@ -32,6 +32,7 @@ from outages.server import Door, Request, Server, free_port
 from outages.training import STEP_SECONDS, Trained, log_small_model, seconds_of_figures, train
 
 from pipelines.tracking.sync import sync, unsynced
+from tests.benchmarks.parts.command import is_smoke
 
 
 @dataclass(frozen=True)
@@ -42,9 +43,13 @@ class Size:
     epochs_of_an_outage: int = 3
     steps: int = 200
     """Steps of an epoch."""
+    moments: Mapping[str, Sequence[str]] = field(default_factory=lambda: dict.fromkeys(KINDS, EVERY_MOMENT))
+    """When each kind of outage begins."""
 
 
-SMOKE = Size(epochs=2, epochs_of_an_outage=2, steps=30)
+EVERY_MOMENT = ("start", "middle", "end")
+KINDS = ("slow", "error_500", "restarted")
+SMOKE = Size(2, 2, 15, {"slow": ("start",), "error_500": ("end",), "restarted": ("middle",)})
 SECONDS_LATE = 1.0
 
 
@@ -126,9 +131,7 @@ def find_models(run_id: str, uri: str) -> int:
 
 def main() -> None:
     """Print the cost, a table of outages and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="few steps, in about a minute")
-    size = SMOKE if parser.parse_args().smoke else Size()
+    size = SMOKE if is_smoke(__doc__, "few steps, each kind of outage at one moment") else Size()
     with tempfile.TemporaryDirectory() as folder:
         server = Server(Path(folder))
         door = Door(server)
@@ -155,7 +158,7 @@ def run_all(size: Size, folder: Path, server: Server, door: Door) -> dict[str, o
         figures = measure(trained, short, door)
         show(name, moment, trained, figures)
         table.append({"outage": name, "moment": moment, **figures})
-        if moment in ("middle", "to the end"):
+        if moment in ("middle", "to the end") or name not in outages:
             outages[name] = figures
 
     os.environ["MLFLOW_TRACKING_URI"] = f"http://127.0.0.1:{free_port()}"
@@ -179,25 +182,15 @@ def run_all(size: Size, folder: Path, server: Server, door: Door) -> dict[str, o
     show("down_at_start", "offline", offline, outages["down_at_start"])
 
     kinds = {
-        "slow": Outage(lambda: late(door, SECONDS_LATE), lambda: late(door, 0.0)),
-        "error_500": Outage(lambda: fail(door, True), lambda: fail(door, False)),
+        "slow": Outage(*(partial(setattr, door, "seconds_late", seconds) for seconds in (SECONDS_LATE, 0.0))),
+        "error_500": Outage(*(partial(setattr, door, "fails", fails) for fails in (True, False))),
         "restarted": Outage(server.kill, server.start),
     }
     for name, kind in kinds.items():
-        for moment in ("start", "middle", "end"):
+        for moment in size.moments[name]:
             outage(name, moment, kind)
     outage("down_to_end", "to the end", Outage(server.kill, lambda: None))
     return {"cost_fraction": round(cost, 5), "outages": outages, "table": table}
-
-
-def late(door: Door, seconds: float) -> None:
-    """Make every answer come so much later."""
-    door.seconds_late = seconds
-
-
-def fail(door: Door, fails: bool) -> None:
-    """Make every answer an error 500, or none."""
-    door.fails = fails
 
 
 def show(name: str, moment: str, trained: Trained, figures: dict[str, float]) -> None:

@@ -1,8 +1,6 @@
 """One rank of `convergence`: trainings one after the other in one process."""
 
-import functools
 import gc
-import math
 import statistics
 import time
 
@@ -15,6 +13,7 @@ from cifar10.methods import (
     DEPTH,
     EPOCHS,
     EPOCHS_PER_EVALUATION,
+    IS_SMOKE,
     METHODS,
     RANKS,
     STEPS_PER_EPOCH,
@@ -24,10 +23,9 @@ from cifar10.methods import (
 )
 
 from conf.load import resolve
+from conf.networks import ResNetCifarConfig, ResNetConfig
 from models.layers.meprop import MeProp
 from models.layers.preprocessing import InputGroup
-from models.losses import classification_loss
-from models.networks.model import build_model
 from models.networks.resnet import BLOCKS_PER_STAGE
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.reader import Batch
@@ -36,12 +34,10 @@ from pipelines.training.collective import HorovodCollective
 from pipelines.training.loop import StepHooks, Trainer, average_statistics, train_epoch
 from pipelines.training.modes.parameter_server import ParameterServer
 from pipelines.training.modes.server_step import ServerStep
-from pipelines.training.modes.table import make_mode
 from pipelines.training.rates import make_schedule
-from pipelines.training.recipe import copy_optimizer, make_codec, make_exchange, make_optimizer
-from pipelines.training.step import make_predict, make_train_step
-from pipelines.training.stop import StopAgreement
+from pipelines.training.step import make_predict
 from pipelines.training.tensors import image_tensors
+from tests.benchmarks.parts import training
 
 
 def train_all(runs, data_path):
@@ -50,11 +46,17 @@ def train_all(runs, data_path):
     with np.load(data_path) as arrays:
         data = dict(arrays)
     for name, seed in runs:
-        result = train(METHODS[name], seed, data, collective)
+        result = train_and_forget(METHODS[name], seed, data, collective)
         if collective.rank == 0:
             report(method=name, seed=seed, fingerprint=fingerprint(METHODS[name], seed), **result)
-        keras.backend.clear_session()
-        gc.collect()
+
+
+def train_and_forget(method, seed, data, collective):
+    """What `train` gives; what TensorFlow keeps of a training is given back."""
+    result = train(method, seed, data, collective)
+    keras.backend.clear_session()
+    gc.collect()
+    return result
 
 
 def train(method, seed, data, collective):
@@ -65,38 +67,17 @@ def train(method, seed, data, collective):
     pixels = data["train_images"]
     group = InputGroup("rgb", pixels.shape[1:], "uint8", tuple(pixels.mean((0, 1, 2))), tuple(pixels.std((0, 1, 2))))
     BLOCKS_PER_STAGE[DEPTH] = (1, 1, 1, 1)
-    network = {
-        "depth": DEPTH,
-        "width_factor": WIDTH_FACTOR,
-        "dropout": 0.0,
-        "stochastic_depth": 0.0,
-        "zero_init_residual": True,
-    }
-    network |= {"upsampling": "nearest", "augmentation": None}
-    model = build_model([group], network="resnet", classes=CLASSES, precision=config.training.precision, **network)
+    network, settings = ResNetConfig(width_factor=WIDTH_FACTOR), {"depth": DEPTH}
+    if IS_SMOKE:
+        network, settings = ResNetCifarConfig(depth=2, width_factor=0.5), {}
+    model = training.network([group], network, CLASSES, precision=config.training.precision, **settings)
     if method.meprop is not None:
         model = sparsify_backward_pass(model, method.meprop)
-    optimizer = make_optimizer(config.optimizer, model)
-    exchange = make_exchange(config, collective)
-    agreement = StopAgreement(collective, requested=lambda: False)
-    mode = make_mode(
-        config.training.mode,
-        model,
-        optimizer,
-        exchange,
-        agreement,
-        steps_per_epoch=STEPS_PER_EPOCH,
-        copy_optimizer=functools.partial(copy_optimizer, config, model),
-        codec=make_codec(config.exchange.codec, config.optimizer),
-    )
-    loss, server = classification_loss("single_label"), isinstance(mode, ParameterServer)
-    if server:
-        step = ServerStep(mode, model, loss, optimizer, micro_batches=1, jit_compile=False)
-    else:
-        step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
+    parts = training.configured_training(config, model, collective, "single_label", STEPS_PER_EPOCH)
+    step, exchange, mode, server = parts.step, parts.exchange, parts.mode, isinstance(parts.mode, ParameterServer)
     mode.begin(0)
     predict = make_predict(model, jit_compile=False)
-    trainer = Trainer(step, optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
+    trainer = Trainer(step, parts.optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
     accuracies, losses, metrics, training_seconds = [], [], [], []
     payload = PayloadSum(step if server else exchange) if method.mode is not None else None
     for epoch in range(EPOCHS):
@@ -112,14 +93,14 @@ def train(method, seed, data, collective):
             average_statistics(model, collective)
             metrics.append(exchange.metrics())
             accuracies.append(accuracy(predict, data["test_images"], data["test_labels"], collective))
-    if isinstance(mode, ParameterServer):
+    if server:
         mode.close()
     if payload is None:
         sent = statistics.median(each["payload_bytes"] for each in metrics)
         ratio = statistics.median(each["compression_ratio"] for each in metrics)
     else:
         sent = payload.total / (EPOCHS * STEPS_PER_EPOCH)
-        ratio = 4 * sum(math.prod(each.shape) for each in model.trainable_variables) / sent
+        ratio = 4 * training.elements(model) / sent
     return {
         "accuracy": accuracies,
         "loss": losses,

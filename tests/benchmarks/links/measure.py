@@ -6,8 +6,11 @@ import os
 import statistics
 from pathlib import Path
 
+from links import shapes
 from links.network import Hosts
 from links.ring import Ring
+
+from tests.benchmarks.parts.figures import slowest
 
 WARMUP_STEPS = 3
 """The first traces and compiles, PyTorch's hook and 1-bit Adam begin with dense ones."""
@@ -22,8 +25,6 @@ SIZES = (2, 4, 8)
 LONG_CYCLES = {"HOROVOD_CYCLE_TIME": "1000"}
 # Without a limit the bridge drops frames, by the hundred, which then travel twice.
 LOSSLESS_MBIT = 1000
-# 18 MB: the memory of 8 ranks with a whole network's gradient is more than one machine has.
-SCALED_SHAPES = [(3, 3, 512, 512), (1, 1, 1024, 2048), (512,), (2048,)]
 SCALED_METHODS = ("none", "fp16", "onebit", "qsgd", "topk 1 %", "powersgd")
 TORCH = "GROUNDSWELL_TORCH"
 
@@ -67,13 +68,12 @@ def steps_at_every_speed(name, method, speeds, file, bucket_mib=None):
         return done
     file.parent.mkdir(parents=True, exist_ok=True)
     with Hosts(2) as hosts, Ring(hosts, {"kind": "step", "method": method, "bucket_mib": bucket_mib}) as ring:
-        ring.wait_until_ready()
         ring.ask(steps=WARMUP_STEPS)
         idle = statistics.mean(answer["sent_bytes"] for answer in ring.ask(idle=IDLE_SECONDS)) / IDLE_SECONDS
         for mbit in missing:
             hosts.shape(mbit)
             result = {"speed": label(mbit), "bucket_mib": bucket_mib, "idle_bytes_per_second": idle}
-            result |= _timed_steps(ring)
+            result |= timed_steps(ring)
             with file.open("a") as lines:
                 lines.write(json.dumps(result) + "\n")
             done[result["speed"]] = result
@@ -111,14 +111,14 @@ def summary(results, steps):
     return summarised
 
 
-def bytes_by_size(codecs, shapes):
+def bytes_by_size(codecs, pair_shapes):
     """Bytes that a rank sends in one exchange of gradients, the mean over ranks; all methods between two.
 
     Horovod's cycles are long for it, `LONG_CYCLES`, so that its control traffic hardly counts.
 
     Args:
         codecs: Parameters by name.
-        shapes: Of the gradients between two ranks; between more they are `SCALED_SHAPES`.
+        pair_shapes: Of the gradients between two ranks; between more they are `shapes.SCALED`.
 
     Returns:
         By name and number of ranks: by the interface's counter (`sent_bytes`, all control traffic included), by the
@@ -127,14 +127,13 @@ def bytes_by_size(codecs, shapes):
     """
     table = {name: {} for name in codecs}
     for size in SIZES:
-        shapes = shapes if size == SIZES[0] else SCALED_SHAPES
-        dense = 4 * sum(map(math.prod, shapes))
+        sizes = pair_shapes if size == SIZES[0] else shapes.SCALED
+        dense = 4 * sum(map(math.prod, sizes))
         names = [name for name in codecs if size == SIZES[0] or name in SCALED_METHODS]
         for name in names:
-            settings = {"kind": "exchange", "method": {**methods(codecs)[name], "shapes": shapes}}
+            settings = {"kind": "exchange", "method": {**methods(codecs)[name], "shapes": sizes}}
             # New ranks for each: Horovod's talk about every tensor that they ever had.
             with Hosts(size) as hosts, Ring(hosts, settings, environment=LONG_CYCLES) as ring:
-                ring.wait_until_ready()
                 hosts.shape(LOSSLESS_MBIT)
                 ring.ask(steps=WARMUP_STEPS)
                 answers = ring.ask(steps=STEPS)
@@ -150,7 +149,7 @@ def bytes_by_size(codecs, shapes):
     return table
 
 
-def beside_the_peer(shapes, speeds):
+def beside_the_peer(sizes, speeds):
     """Seconds and bytes of the exchange alone, ours and PyTorch's, PowerSGD of rank 4 and dense.
 
     Returns:
@@ -160,36 +159,35 @@ def beside_the_peer(shapes, speeds):
     if not torch:
         print(f"PyTorch's PowerSGD hook: skipped, {TORCH}=<folder with torch> is not set", flush=True)
         return None
-    powersgd = {"codec": "powersgd", "parameters": {"rank": 4}, "shapes": shapes}
-    dense = {"codec": "none", "parameters": {}, "shapes": shapes}
+    powersgd = {"codec": "powersgd", "parameters": {"rank": 4}, "shapes": sizes}
+    dense = {"codec": "none", "parameters": {}, "shapes": sizes}
     script = {"script": Path(__file__).with_name("torch_rank.py"), "environment": {"PYTHONPATH": torch}}
     contestants = {
         "powersgd": ({"kind": "exchange"}, powersgd, {}),
-        "PyTorch PowerSGD hook": ({}, {"rank": 4, "shapes": shapes}, script),
+        "PyTorch PowerSGD hook": ({}, {"rank": 4, "shapes": sizes}, script),
         "none": ({"kind": "exchange"}, dense, {}),
-        "PyTorch allreduce hook": ({}, {"rank": 0, "shapes": shapes}, script),
+        "PyTorch allreduce hook": ({}, {"rank": 0, "shapes": sizes}, script),
     }
     results = {}
     for name, (settings, method, options) in contestants.items():
         results[name] = {}
         with Hosts(2) as hosts, Ring(hosts, {**settings, "method": method}, **options) as ring:
-            ring.wait_until_ready()
             ring.ask(steps=WARMUP_STEPS)
             for mbit in speeds:
                 hosts.shape(mbit)
-                results[name][label(mbit)] = result = _timed_steps(ring)
+                results[name][label(mbit)] = result = timed_steps(ring)
                 print(f"{name:24} exchange alone {label(mbit):9} {_told(result)}", flush=True)
     return results
 
 
-def _timed_steps(ring):
+def timed_steps(ring):
     """The median of a few steps, after one that fills the connections' windows at this speed."""
-    (first,) = _slowest(ring.ask(steps=1))
+    (first,) = slowest(ring.ask(steps=1))
     steps = min(MOST_STEPS, max(STEPS, round(TIMED_SECONDS / first)))
     if first > SLOW_SECONDS:
         steps = STEPS_IF_SLOW
     answers = ring.ask(steps=steps)
-    seconds = _slowest(answers)
+    seconds = slowest(answers)
     result = {
         "seconds_per_step": statistics.median(seconds),
         "seconds": seconds,
@@ -204,11 +202,6 @@ def _timed_steps(ring):
             "parts": answers[0]["parts"],
         }
     return result
-
-
-def _slowest(answers):
-    """Seconds of each step: the ranks' largest."""
-    return [max(step) for step in zip(*(answer["seconds"] for answer in answers), strict=True)]
 
 
 def _told(result):

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
+from matplotlib import colormaps
+from matplotlib.figure import Figure
 
 # "Unshaped" has no speed of its own: it stands apart, at the right.
 _UNSHAPED_AT = 4000
@@ -20,9 +17,10 @@ def plot(steps, file):
         steps: Seconds by method and label of the speed.
         file: PNG.
     """
-    figure, axes = plt.subplots(figsize=(10, 7))
+    figure = Figure(figsize=(10, 7))
+    axes = figure.subplots()
     # Dark enough to be read as text.
-    colours = [*plt.get_cmap("Dark2").colors, *plt.get_cmap("tab10").colors]  # type: ignore[attr-defined]
+    colours = [*colormaps["Dark2"].colors, *colormaps["tab10"].colors]  # type: ignore[attr-defined]
     ours = [name for name in steps if not name.startswith("Horovod")]
     ends = {}
     for name, seconds in steps.items():
@@ -71,7 +69,6 @@ def plot(steps, file):
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=150)
-    plt.close(figure)
 
 
 def plot_scaling(rows, file):
@@ -83,9 +80,10 @@ def plot_scaling(rows, file):
     """
     links = list(dict.fromkeys(row["link"] for row in rows))
     codecs = list(dict.fromkeys(row["codec"] for row in rows))
-    figure, panels = plt.subplots(1, len(links), figsize=(6 * len(links), 5), squeeze=False)
+    figure = Figure(figsize=(6 * len(links), 5))
+    panels = figure.subplots(1, len(links), squeeze=False)
     for link, axes in zip(links, panels[0], strict=True):
-        for codec, colour in zip(codecs, plt.get_cmap("Dark2").colors, strict=False):  # type: ignore[attr-defined]
+        for codec, colour in zip(codecs, colormaps["Dark2"].colors, strict=False):  # type: ignore[attr-defined]
             chosen = [row for row in rows if row["link"] == link and row["codec"] == codec]
             ranks = [row["ranks"] for row in chosen]
             axes.plot(ranks, [row["predicted"] for row in chosen], "--", color=colour, label=f"{codec}, predicted")
@@ -102,7 +100,6 @@ def plot_scaling(rows, file):
     figure.tight_layout()
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=120)
-    plt.close(figure)
 
 
 def _position(label):

@@ -7,39 +7,29 @@
 Input and output are lines of JSON, as in `rank.py`.
 """
 
-import json
-import os
-import sys
+import functools
 import time
 
 import rank
 
+from tests.benchmarks.parts.answers import answer
 
-def main(settings):
-    """Answer until the input ends."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    if settings["rank"] == 0:
-        rank.serve_rendezvous(settings["address"], settings["size"])
-    rank.join(settings["rendezvous"])
-    from pipelines.training.collective import HorovodCollective
 
-    collective = HorovodCollective()
-    operations, prepared = {}, None
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
+def prepare(settings):
+    """The function that answers each line."""
+    collective = rank.joined(settings)
+    operation = functools.cache(functools.partial(operation_of, collective=collective))
+    prepared = []
+
+    def answer_to(asked):
         if "collective" in asked:
-            key = (asked["collective"], asked["bytes"])
-            operation = operations.setdefault(key, None) or operation_of(*key, collective)
-            operations[key] = operation
-            answer = {"seconds": timed(operation, asked["repeats"])}
-        elif "prepare" in asked:
-            prepared = paced(asked["prepare"], collective)
-            answer = {"prepared": True}
-        else:
-            answer = rank.measure(*prepared, asked["steps"])
-        print(json.dumps(answer), file=answers, flush=True)
+            return {"seconds": timed(operation(asked["collective"], asked["bytes"]), asked["repeats"])}
+        if "prepare" in asked:
+            prepared[:] = paced(asked["prepare"], collective)
+            return {"prepared": True}
+        return rank.measure(*prepared, asked["steps"])
+
+    return answer_to
 
 
 def operation_of(name, size, collective):
@@ -80,10 +70,10 @@ def paced(method, collective):
     """
     import tensorflow as tf
 
+    from tests.benchmarks.parts import training
+
     exchange = rank.make_exchange(method, method["bucket_mib"], collective)
-    shapes = [tuple(shape) for shape in method["shapes"]]
-    exchange.build([tf.zeros(shape) for shape in shapes])
-    values = [tf.random.stateless_normal(shape, (collective.rank, i)) for i, shape in enumerate(shapes)]
+    values = training.random_gradients(exchange, method["shapes"], collective.rank)
     ready, seconds = method["ready"], method["seconds"]
 
     def sleep(pause):
@@ -92,8 +82,8 @@ def paced(method, collective):
 
     @tf.function
     def all_of_it():
-        gradients, before, waited = [None] * len(shapes), 0.0, None
-        for part, index in zip(ready, reversed(range(len(shapes))), strict=True):
+        gradients, before, waited = [None] * len(values), 0.0, None
+        for part, index in zip(ready, reversed(range(len(values))), strict=True):
             if part > before:
                 with tf.control_dependencies([] if waited is None else [waited]):
                     waited = tf.py_function(sleep, [(part - before) * seconds], tf.float32)
@@ -110,4 +100,4 @@ def paced(method, collective):
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer(prepare)

@@ -7,38 +7,38 @@ interface sent during them, and payload bytes of each. `{"idle": 2.0}` asks for 
 step: Horovod's ranks never stop talking. The end of the input ends the rank.
 """
 
-import json
-import os
+import functools
+import itertools
 import socket
-import sys
 import threading
 import time
 from pathlib import Path
 
+from tests.benchmarks.parts.answers import answer
+from tests.patience import patient
+
 RENDEZVOUS_PORT = 29400
-BATCH_SIZE, CLASSES, BANDS = 8, 43, 12
+BATCH_SIZE, CLASSES = 8, 43
 BATCHES = 4
 _SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
 
 
-def main(settings):
-    # Whatever libraries print must not end up among the answers.
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
+def prepare(settings):
+    """The function that answers each line."""
+    build = {"step": full_step, "exchange": exchange_alone}[settings["kind"]]
+    step, metrics = build(settings["method"], settings.get("bucket_mib"), joined(settings))
+    return lambda asked: idle(asked["idle"]) if "idle" in asked else measure(step, metrics, asked["steps"])
+
+
+def joined(settings):
+    """The collective of all ranks, when each has found the rendezvous."""
     if settings["rank"] == 0:
         serve_rendezvous(settings["address"], settings["size"])
     join(settings["rendezvous"])
     # After the rendezvous, which needs neither; each takes seconds to import.
     from pipelines.training.collective import HorovodCollective
 
-    collective = HorovodCollective()
-    build = {"step": full_step, "exchange": exchange_alone}[settings["kind"]]
-    step, metrics = build(settings["method"], settings.get("bucket_mib"), collective)
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer = idle(asked["idle"]) if "idle" in asked else measure(step, metrics, asked["steps"])
-        print(json.dumps(answer), file=answers, flush=True)
+    return HorovodCollective()
 
 
 def serve_rendezvous(address, size):
@@ -52,7 +52,7 @@ def serve_rendezvous(address, size):
 
 
 def join(address):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + patient(60)
     while True:
         try:
             socket.create_connection((address, RENDEZVOUS_PORT), timeout=1).close()
@@ -106,36 +106,25 @@ def full_step(method, bucket_mib, collective):
     import tensorflow as tf
 
     from conf.networks import ResNetConfig
-    from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
-    from models.networks.model import build_model
+    from pipelines.training.recipe import make_optimizer
     from pipelines.training.step import make_train_step
+    from tests.benchmarks.parts import training
 
     keras.utils.set_random_seed(0)
-    groups = [
-        InputGroup(f"bands_{metres}m", (side, side, bands), "uint16", (1000.0,) * bands, (500.0,) * bands)
-        for metres, side, bands in ((10, 120, 4), (20, 60, 6), (60, 20, 2))
-    ]
-    settings = {**ResNetConfig().arguments(), "upsampling": "nearest", "augmentation": None}
-    model = build_model(groups, network="resnet", classes=CLASSES, **settings)
+    groups = training.satellite_groups(120)
+    model = training.network(groups, ResNetConfig(), CLASSES)
     for variable in model.trainable_variables:
         if variable.name == "gamma":
             variable.assign(np.ones(variable.shape))  # blocks that start as their shortcut have no gradient inside
-    optimizer = make_optimizer(method, model)
+    optimizer = make_optimizer(optimizer_config(method), model)
+    # A rate that keeps the weights finite.
+    optimizer.learning_rate = {"dgc": 0.001, "onebit_adam": 1e-5}.get(method.get("codec"), 0.01)
     loss = classification_loss("multi_label")
-    random = np.random.default_rng(collective.rank)
     batches = [
-        (
-            {
-                group.name: tf.constant(random.integers(0, 5000, (BATCH_SIZE, *group.shape), dtype=np.uint16))
-                for group in groups
-            },
-            tf.constant(random.integers(0, 2, (BATCH_SIZE, CLASSES)).astype(np.float32)),
-        )
-        for _ in range(BATCHES)
+        training.noise(groups, BATCH_SIZE, CLASSES, BATCHES * collective.rank + number) for number in range(BATCHES)
     ]
     variables = model.trainable_variables
-    elements = sum(int(np.prod(variable.shape)) for variable in variables)
     if "horovod" in method:
         compression = getattr(hvd.Compression, method["horovod"])
 
@@ -147,17 +136,17 @@ def full_step(method, bucket_mib, collective):
             optimizer.apply(tape.gradient(value, [variable.value for variable in variables]), variables)
             return value
 
-        size = elements * {"none": 4, "fp16": 2}[method["horovod"]]
-        metrics = lambda: {"payload_bytes": size}  # noqa: E731
+        payload = training.elements(model) * {"none": 4, "fp16": 2}[method["horovod"]]
+        metrics = functools.partial(dict, payload_bytes=payload)
     else:
         exchange = make_exchange(method, bucket_mib, collective)
         mode = training_mode(method, model, optimizer, exchange, collective)
         train_step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
         metrics = exchange.metrics
-    counter = iter(range(1 << 30))
+    turns = itertools.cycle(batches)
 
     def step():
-        value = float(train_step(*batches[next(counter) % BATCHES]))
+        value = float(train_step(*next(turns)))
         if not np.isfinite(value):
             raise RuntimeError(f"the loss became {value}")
 
@@ -185,10 +174,10 @@ def exchange_alone(method, bucket_mib, collective):
     """An exchange of random gradients of `shapes`."""
     import tensorflow as tf
 
+    from tests.benchmarks.parts import training
+
     exchange = make_exchange(method, bucket_mib, collective)
-    shapes = [tuple(shape) for shape in method["shapes"]]
-    exchange.build([tf.zeros(shape) for shape in shapes])
-    gradients = [tf.random.stateless_normal(shape, (collective.rank, i)) for i, shape in enumerate(shapes)]
+    gradients = training.random_gradients(exchange, method["shapes"], collective.rank)
     function = tf.function(exchange.exchange)
 
     def step():
@@ -198,17 +187,11 @@ def exchange_alone(method, bucket_mib, collective):
 
 
 def make_exchange(method, bucket_mib, collective):
-    from conf.exchange import ExchangeConfig
-    from models.compression.exchange.exchange import GradientExchange
-    from pipelines.training.recipe import make_codec
+    from tests.benchmarks.parts import training
 
-    config = ExchangeConfig(
-        codec={"name": method["codec"], **method["parameters"]},
-        bucket_mib=bucket_mib,
-        warmup_steps=method.get("warmup_steps", 0),
-    )
-    codec = make_codec(config.codec, optimizer_config(method))
-    return GradientExchange(codec, collective, seed=0, **config.arguments())
+    codec = {"name": method["codec"], **method["parameters"]}
+    settings = {"bucket_mib": bucket_mib, "warmup_steps": method.get("warmup_steps", 0)}
+    return training.exchange_of(collective, codec, optimizer_config(method), **settings)
 
 
 def optimizer_config(method):
@@ -222,14 +205,5 @@ def optimizer_config(method):
     return LARSConfig()
 
 
-def make_optimizer(method, model):
-    """The optimizer at a learning rate that keeps the weights finite."""
-    from pipelines.training import recipe
-
-    optimizer = recipe.make_optimizer(optimizer_config(method), model)
-    optimizer.learning_rate = {"dgc": 0.001, "onebit_adam": 1e-5}.get(method.get("codec"), 0.01)
-    return optimizer
-
-
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer(prepare)

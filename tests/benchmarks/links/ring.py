@@ -8,6 +8,7 @@ from pathlib import Path
 
 from pipelines.launch.placement import place
 from pipelines.launch.process import ALLOCATOR, THREAD_VARIABLES
+from tests.benchmarks.parts.figures import slowest
 
 RANK = Path(__file__).with_name("rank.py")
 PROJECT = Path(__file__).parents[3]
@@ -26,12 +27,13 @@ class Ring:
             environment: Added to that of every rank.
         """
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  open as long as the ranks are
-        self._ranks = []
+        self.processes = []
+        """Those of the ranks, in their order."""
         for placement in place([hosts.address(host) for host in range(hosts.count)]):
             rank = placement.rank
             arguments = {**settings, "rank": rank, "size": hosts.count, "address": hosts.address(rank)}
             core = str(rank % (os.cpu_count() or 1))
-            self._ranks.append(
+            self.processes.append(
                 hosts.start(
                     rank,
                     *("taskset", "-c", core, sys.executable, str(script)),
@@ -58,35 +60,45 @@ class Ring:
             )
 
     def __enter__(self):
+        """Wait until all are ready."""
+        self._answers()
         return self
 
     def __exit__(self, *_):
-        for rank in self._ranks:
+        for rank in self.processes:
             rank.kill()
             rank.wait()
         self._log.close()
 
-    @property
-    def processes(self):
-        """Those of the ranks, in their order."""
-        return list(self._ranks)
-
-    def wait_until_ready(self):
-        self._answers()
-
     def ask(self, **question):
         """Every rank's answer."""
-        for rank in self._ranks:
+        for rank in self.processes:
             rank.stdin.write(json.dumps(question) + "\n")
             rank.stdin.flush()
         return self._answers()
 
     def _answers(self):
         answers = []
-        for rank in self._ranks:
+        for rank in self.processes:
             line = rank.stdout.readline()
             if not line:
                 self._log.seek(0)
                 raise RuntimeError(f"a rank ended:\n{self._log.read()[-4000:]}")
             answers.append(json.loads(line))
         return answers
+
+
+def latency_of(hosts, name, mbit, repeats):
+    """One entry of `links` in a file of measurements: half of some round trips at this speed."""
+    hosts.shape(mbit)
+    latency = [hosts.round_trip() / 2 for _ in range(repeats)]
+    nominal = None if mbit is None else mbit * 1e6 / 8
+    return {"name": name, "bytes_per_second": nominal, "latency_seconds": latency}
+
+
+def timed_collective(ring, link, collective, size, repeats, warm_up=1):
+    """One entry of `collectives` in a file of measurements: the slowest rank's seconds."""
+    ask = {"collective": collective, "bytes": size}
+    ring.ask(**ask, repeats=warm_up)  # connections open their windows at this speed
+    answers = ring.ask(**ask, repeats=repeats)
+    return {"link": link, **ask, "ranks": len(answers), "seconds": slowest(answers)}

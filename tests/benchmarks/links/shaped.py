@@ -6,14 +6,15 @@ import statistics
 from contextlib import ExitStack
 from pathlib import Path
 
-from links.measure import SCALED_SHAPES
+from links import shapes
 from links.network import Hosts
-from links.ring import Ring
+from links.ring import Ring, latency_of, timed_collective
 
 from pipelines.scaling.collectives import Topology
 from pipelines.scaling.fit import fit
 from pipelines.scaling.measurements import Measurements
 from pipelines.scaling.step import step_seconds
+from tests.benchmarks.parts.figures import slowest
 
 QUESTIONS = Path(__file__).with_name("questions.py")
 LINKS = {"mbit_100": 100, "mbit_1000": 1000}
@@ -70,7 +71,7 @@ def measure(ranks, codecs, compute, share):
     Args:
         ranks: N.
         codecs: Parameters by name.
-        compute: `seconds` of a step's computing, and `ready`, of each of `SCALED_SHAPES` from the last to the first.
+        compute: `seconds` of a step's computing, and `ready`, of each of `shapes.SCALED` from the last to the first.
         share: Of a core, for each rank.
 
     Returns:
@@ -79,20 +80,18 @@ def measure(ranks, codecs, compute, share):
     found = {"ranks": ranks, "steps": [], "links": [], "collectives": []}
     # The quota is left last: a group can only be removed when its process has ended.
     with Quota(share) as quota, Hosts(ranks) as hosts, Ring(hosts, {}, QUESTIONS, TWO_THREADS) as ring:
-        ring.wait_until_ready()
         if ranks == 2:
-            for name, mbit in LINKS.items():
-                hosts.shape(mbit)
-                latency = [hosts.round_trip() / 2 for _ in range(REPEATS)]
-                found["links"].append({"name": name, "bytes_per_second": mbit * 1e6 / 8, "latency_seconds": latency})
+            found["links"] = [latency_of(hosts, name, mbit, REPEATS) for name, mbit in LINKS.items()]
         quota.hold(ring.processes)
         quota.limit(True)
         if ranks == 2:
             for name, mbit in LINKS.items():
                 hosts.shape(mbit)
-                found["collectives"] += [_collective(ring, name, kind, size) for kind in COLLECTIVES for size in SIZES]
+                found["collectives"] += [
+                    timed_collective(ring, name, kind, size, REPEATS) for kind in COLLECTIVES for size in SIZES
+                ]
         for codec, parameters in codecs.items():
-            method = {"codec": codec, "parameters": parameters, "shapes": SCALED_SHAPES, "bucket_mib": BUCKET_MIB}
+            method = {"codec": codec, "parameters": parameters, "shapes": shapes.SCALED, "bucket_mib": BUCKET_MIB}
             hosts.shape(None)
             quota.limit(False)
             ring.ask(prepare=method | compute)
@@ -108,19 +107,11 @@ def measure(ranks, codecs, compute, share):
 
 def _steps(ring):
     answers = ring.ask(steps=STEPS)
-    seconds = [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
     parts = {
         name: [statistics.mean(answer["parts"][step][name] for answer in answers) for step in range(STEPS)]
         for name in ("encode_seconds", "decode_seconds")
     }
-    return {"seconds": [round(each, 4) for each in seconds]} | parts
-
-
-def _collective(ring, link, kind, size):
-    ring.ask(collective=kind, bytes=size, repeats=1)
-    answers = ring.ask(collective=kind, bytes=size, repeats=REPEATS)
-    seconds = [max(each) for each in zip(*(answer["seconds"] for answer in answers), strict=True)]
-    return {"link": link, "collective": kind, "ranks": len(answers), "bytes": size, "seconds": seconds}
+    return {"seconds": [round(each, 4) for each in slowest(answers)]} | parts
 
 
 def measurements_of(pair, compute, messages):
@@ -132,17 +123,13 @@ def measurements_of(pair, compute, messages):
         messages: By codec, `messages` and `dense_bytes`, as in the file of measurements.
     """
 
-    def made(rest):
-        return _measurements(pair, compute, messages, rest)
-
     # What the exchange takes beside encoding, sending and decoding (checks, copies) is what its steps take more.
-    rows = rows_of([pair], made({}))
-    rest = {codec: _median_rest(rows, codec) for codec in messages}
-    return made(rest)
-
-
-def _median_rest(rows, codec):
-    return max(0.0, statistics.median(row["measured"] - row["predicted"] for row in rows if row["codec"] == codec))
+    rows = rows_of([pair], _measurements(pair, compute, messages, {}))
+    rest = {
+        codec: max(0.0, statistics.median(row["measured"] - row["predicted"] for row in rows if row["codec"] == codec))
+        for codec in messages
+    }
+    return _measurements(pair, compute, messages, rest)
 
 
 def _measurements(pair, compute, messages, rest):
@@ -173,7 +160,7 @@ def _measurements(pair, compute, messages, rest):
 def _gradients(ready):
     """The scaled gradients; biases, which share no bucket with the kernels here, count with the kernel after them."""
     found, pending = [], 0
-    for shape, part in zip(reversed(SCALED_SHAPES), ready, strict=True):
+    for shape, part in zip(reversed(shapes.SCALED), ready, strict=True):
         pending += 4 * math.prod(shape)
         if len(shape) > 1:
             found.append({"bytes": pending, "ready": part})

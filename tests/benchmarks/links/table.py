@@ -1,5 +1,7 @@
 """The figures as Markdown, for RESULTS.md."""
 
+from tests.benchmarks.parts.figures import head, row
+
 
 def steps_table(summaries):
     """Seconds of a step at each speed, how many times faster than Horovod's own in brackets; megabytes.
@@ -10,15 +12,10 @@ def steps_table(summaries):
     speeds = [key for key, value in next(iter(summaries.values())).items() if isinstance(value, dict)]
     speeds.sort(key=lambda label: float("inf") if label == "unshaped" else int(label.removeprefix("mbit_")))
     heads = ["no limit" if label == "unshaped" else label.removeprefix("mbit_") + " Mbit/s" for label in speeds]
-    lines = [
-        _row(["seconds a step (times Horovod fp32, fp16)", *heads, "payload MB", "sent MB"]),
-        _rule(len(heads) + 3),
-    ]
+    lines = [head(["seconds a step (times Horovod fp32, fp16)", *heads, "payload MB", "sent MB"])]
     for name, summary in summaries.items():
         cells = [_step(summary[label], name.startswith("Horovod")) for label in speeds]
-        lines.append(
-            _row([name, *cells, f"{summary['payload_bytes'] / 1e6:.3g}", f"{summary['sent_bytes'] / 1e6:.3g}"])
-        )
+        lines.append(row([name, *cells, *(f"{summary[f'{what}_bytes'] / 1e6:.3g}" for what in ("payload", "sent"))]))
     return "\n".join(lines)
 
 
@@ -29,10 +26,9 @@ def bytes_table(table):
         table: See `measure.bytes_by_size`.
     """
     sizes = sorted({size for by_size in table.values() for size in by_size}, key=int)
-    lines = [_row(["MB sent (times the formula)", *[f"{size} ranks" for size in sizes]]), _rule(len(sizes) + 1)]
+    lines = [head(["MB sent (times the formula)", *(f"{size} ranks" for size in sizes)])]
     for name, by_size in table.items():
-        cells = [_sent(by_size[size]) if size in by_size else "" for size in sizes]
-        lines.append(_row([name, *cells]))
+        lines.append(row([name, *(_sent(by_size[size]) if size in by_size else "" for size in sizes)]))
     return "\n".join(lines)
 
 
@@ -45,11 +41,3 @@ def _step(result, is_baseline):
 
 def _sent(result):
     return f"{result['sent_bytes'] / 1e6:.3f} ({result['sent_bytes'] / result['formula_bytes']:.3f})"
-
-
-def _row(cells):
-    return f"| {' | '.join(cells)} |"
-
-
-def _rule(columns):
-    return "|" + "---|" * columns

@@ -4,18 +4,20 @@ Parameters have the shapes of a ResNet-50's, in PyTorch's order of axes; the bac
 there already, so that a step is the exchange and DDP's own copies, no more.
 """
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+# At the end: a script there has the name of a module of Python's own.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from links.torch_ranks import join, register_powersgd, sent_bytes
+from parts.answers import answer  # type: ignore[import-not-found]
 
 
 class HandOver(torch.autograd.Function):
@@ -43,24 +45,15 @@ class Model(torch.nn.Module):
         return HandOver.apply(gradients, *self.weights)
 
 
-def main(settings):
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    torch.set_num_threads(1)
+def prepare(settings):
+    """The function that answers each line."""
+    join(settings)
     method = settings["method"]
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{settings['rendezvous']}:29401",
-        rank=settings["rank"],
-        world_size=settings["size"],
-    )
     # One bucket, as ours has here: with several the hook's later collectives start when their bucket's first has ended,
     # which need not be in the same order on all ranks, and then both wait for ever.
     model = DistributedDataParallel(Model(method["shapes"]), gradient_as_bucket_view=False, bucket_cap_mb=1024)
     if method["rank"]:
-        # Two steps dense at least, or the hook refuses; its own default is 1000.
-        state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=method["rank"], start_powerSGD_iter=2)
-        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+        register_powersgd(model, method["rank"])
     else:
         model.register_comm_hook(None, default_hooks.allreduce_hook)
     generator = torch.Generator().manual_seed(settings["rank"])
@@ -71,23 +64,21 @@ def main(settings):
             weight.grad = None
         model(gradients).backward()
 
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(measure(step, json.loads(line)["steps"])), file=answers, flush=True)
+    return lambda asked: measure(step, asked["steps"])
 
 
 def measure(step, steps):
     seconds = []
     dist.barrier()
-    sent_before = int(_SENT.read_text())
+    sent_before = sent_bytes()
     for _ in range(steps):
         dist.barrier()
         started = time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
     dist.barrier()
-    return {"seconds": seconds, "sent_bytes": int(_SENT.read_text()) - sent_before}
+    return {"seconds": seconds, "sent_bytes": sent_bytes() - sent_before}
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer(prepare)

@@ -14,6 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from tests.patience import patient
+
 
 class Server:
     """An MLflow server, which can be killed and started again with what it held."""
@@ -44,7 +46,7 @@ class Server:
             self.process = subprocess.Popen(
                 command, stdout=log, stderr=log, env=environment, cwd=self.folder, start_new_session=True
             )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + patient(120)
         while True:
             try:
                 urllib.request.urlopen(f"{self.uri}/health", timeout=5).close()

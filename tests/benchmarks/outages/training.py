@@ -4,8 +4,8 @@ import os
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -16,11 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.exchange import ExchangeConfig
 from conf.load import load
-from conf.optimizers import LARSConfig
 from jobs.display import TrainingDisplay
-from models.compression.exchange.exchange import GradientExchange
 from pipelines.dataset.manifest import Manifest, Shard, Split
 from pipelines.sample import TRAINING_SPLIT, ImageGroup
 from pipelines.tracking.metrics import VALIDATION_GROUP
@@ -33,16 +30,16 @@ from pipelines.training.epoch_metrics import epoch_metrics
 from pipelines.training.loop import EpochResult
 from pipelines.training.observer import StepMeasurements, make_sampler
 from pipelines.training.phases import divide
-from pipelines.training.recipe import make_codec
 from pipelines.training.record import Record
 from pipelines.training.results import Evaluation, TrainingSummary
 from pipelines.training.step import Step, StepClocks, make_train_step
+from tests.benchmarks.parts.training import Alone, exchange_of, timed
+from tests.patience import patient
 
 STEP_SECONDS = 0.05
 _CLASSES = [f"class {number}" for number in range(19)]
 _THREADS = ("tracking", "pictures", "system")
 _RATE = 0.1
-_PATIENCE_OF_A_RANK = 60.0
 
 Points = dict[str, list[tuple[int, float]]]
 """Steps and values, by metric."""
@@ -106,7 +103,7 @@ def train(
         stack.enter_context(mock.patch("pipelines.training.record.tell", display))
         stack.enter_context(suppress(TrackingError))  # what the store has not taken is in the journal
         driver = stack.enter_context(recorded_run(config, manifest(), display.tracking))
-        with _as_a_rank(offline=offline):
+        with mock.patch.dict(os.environ, {} if offline else worker_environment()):
             record = Record(driver.run, driver.checkpoints, lambda step: _RATE, start_step=0)
             measurements = StepMeasurements(StepClocks(), record)
             measurements.measure()  # the first call prepares TensorFlow, which the first step of a training does
@@ -126,7 +123,7 @@ def train(
     trained.end_seconds = time.perf_counter() - ended
     trained.told = [line for line in told if line.startswith("MLflow")]
     for thread in threads:  # a rank's process would end with them
-        thread.join(_PATIENCE_OF_A_RANK)
+        thread.join(patient(60))
     return trained
 
 
@@ -143,9 +140,7 @@ def seconds_of_figures(steps: int) -> float:
     made = {has_figures: _small_step(StepClocks() if has_figures else None) for has_figures in seconds}
     for number in range(steps):
         for has_figures in seconds if number % 2 else reversed(seconds):
-            begun = time.perf_counter()
-            float(made[has_figures](images, targets))
-            seconds[has_figures].append(time.perf_counter() - begun)
+            seconds[has_figures] += timed(made[has_figures], images, targets, steps=1)
     return statistics.median(seconds[True]) - statistics.median(seconds[False])
 
 
@@ -154,20 +149,8 @@ def _small_step(clocks: StepClocks | None) -> Step:
     model = keras.Model({"image": image}, keras.layers.Dense(16)(image))
     optimizer = keras.optimizers.SGD(_RATE)
     optimizer.build(model.trainable_variables)
-    settings = ExchangeConfig()
-    exchange = GradientExchange(make_codec(settings.codec, LARSConfig()), _Alone(), seed=0, **settings.arguments())
-    return make_train_step(
-        model, keras.losses.mean_squared_error, optimizer, exchange, jit_compile=False, clocks=clocks
-    )
-
-
-class _Alone:
-    """The collective of one rank."""
-
-    rank, size = 0, 1
-
-    def allreduce(self, tensors: list[tf.Tensor], name: str | None = None) -> list[tf.Tensor]:
-        return tensors
+    loss, exchange = keras.losses.mean_squared_error, exchange_of(Alone())
+    return make_train_step(model, loss, optimizer, exchange, jit_compile=False, clocks=clocks)
 
 
 def manifest() -> Manifest:
@@ -227,16 +210,3 @@ class _Loop:
 def _processor(threads: list[threading.Thread]) -> float:
     """Processor time of threads that live, in seconds."""
     return sum(time.clock_gettime(time.pthread_getcpuclockid(each.ident)) for each in threads if each.ident)
-
-
-@contextmanager
-def _as_a_rank(*, offline: bool) -> Iterator[None]:
-    """Give this process what a rank's environment has of MLflow."""
-    before = dict(os.environ)
-    if not offline:
-        os.environ.update(worker_environment())
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)

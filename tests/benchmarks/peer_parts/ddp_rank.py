@@ -5,8 +5,6 @@ wall seconds of each step and the bytes that the interface sent during them. `{"
 number.
 """
 
-import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -14,10 +12,14 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from resnet import ResNet50, random_batch
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
-_SENT = Path("/sys/class/net/eth0/statistics/tx_bytes")
+# At the end: a script there has the name of a module of Python's own.
+sys.path.append(str(Path(__file__).parents[1]))
+
+from links.torch_ranks import join, register_powersgd, sent_bytes
+from parts.answers import answer  # type: ignore[import-not-found]
 
 
 def bf16_on_gloo(state, bucket):
@@ -36,24 +38,13 @@ def hooked(model: torch.nn.Module, hook: str) -> DistributedDataParallel:
     # One bucket: with several the hook's later collectives start when their bucket's first has ended, which need not
     # be in the same order on all ranks, and then both wait for ever.
     replica = DistributedDataParallel(model, bucket_cap_mb=1024)
-    # Two steps dense at least, or the hook refuses; its own default is 1000.
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
-    replica.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    register_powersgd(replica, 4)
     return replica
 
 
-def main(settings):
-    """Join, build, answer."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://{settings['rendezvous']}:29401",
-        rank=settings["rank"],
-        world_size=settings["size"],
-    )
+def prepare(settings):
+    """The function that answers each line."""
+    join(settings)
     model = ResNet50()
     parameters = sum(parameter.numel() for parameter in model.parameters())
     replica = hooked(model, settings["hook"])
@@ -69,11 +60,7 @@ def main(settings):
         if not torch.isfinite(value):
             raise RuntimeError(f"the loss became {value}")
 
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        asked = json.loads(line)
-        answer = {"parameters": parameters} if "parameters" in asked else measure(step, asked["steps"])
-        print(json.dumps(answer), file=answers, flush=True)
+    return lambda asked: {"parameters": parameters} if "parameters" in asked else measure(step, asked["steps"])
 
 
 def measure(step, steps):
@@ -81,13 +68,13 @@ def measure(step, steps):
     seconds, sent = [], 0
     for _ in range(steps):
         dist.barrier()
-        before, started = int(_SENT.read_text()), time.perf_counter()
+        before, started = sent_bytes(), time.perf_counter()
         step()
         seconds.append(time.perf_counter() - started)
-        sent += int(_SENT.read_text()) - before
+        sent += sent_bytes() - before
     dist.barrier()
     return {"seconds": seconds, "sent_bytes": sent}
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    answer(prepare)

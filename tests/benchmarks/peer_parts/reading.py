@@ -20,6 +20,9 @@ import reader
 from peer_parts import environment
 from peer_parts.measures import DESCRIPTION, digest_file, digests
 
+from tests.benchmarks.parts.figures import head, ratio, row
+from tests.patience import patient
+
 PARTS = Path(__file__).parent
 NAMES = {
     "ours always": "",
@@ -141,7 +144,7 @@ class Measurement:
             RuntimeError: It failed; with what it said last.
         """
         assert self._process.stdout is not None
-        timer = threading.Timer(SECONDS, self._process.kill)
+        timer = threading.Timer(patient(SECONDS), self._process.kill)
         timer.start()
         line = ""
         for line in self._process.stdout:
@@ -283,21 +286,20 @@ def figures(
         values = [found[key] for found in rounds[name] if found[key] is not None]
         return round(statistics.median(values), digits) if values else None
 
-    def ratio(one: str, other: str) -> float | None:
-        key = "cpu_seconds_per_1000_rows"
-        pairs = zip(rounds[one], rounds[other], strict=False)
-        ratios = [a[key] / b[key] for a, b in pairs]
-        return round(statistics.median(ratios), 3) if ratios else None
+    def cost_of(one: str, other: str) -> float | None:
+        costs = [[found["cpu_seconds_per_1000_rows"] for found in rounds[name]] for name in (one, other)]
+        least = min(map(len, costs))  # one that failed has fewer rounds
+        return ratio(costs[0][:least], costs[1][:least])
 
     per_row = {name: median(name, "cpu_seconds_per_1000_rows", 5) for name in NAMES}
     measured = [name for name in PEERS if per_row[name] is not None]
     best = min(measured, key=lambda name: per_row[name] or 0.0) if measured else None
     result: dict[str, Any] = {
-        "cpu_per_row_vs_best_peer": ratio(best, "ours always") if best else None,
+        "cpu_per_row_vs_best_peer": cost_of(best, "ours always") if best else None,
         "best_peer": best,
-        "cpu_per_row_vs_gather": ratio("ours always", "limit"),
-        "cpu_per_row_vs_gather_never": ratio("ours", "limit"),
-        "cpu_per_row_of_peer_vs_ours": {name: ratio(name, "ours always") for name in PEERS},
+        "cpu_per_row_vs_gather": cost_of("ours always", "limit"),
+        "cpu_per_row_vs_gather_never": cost_of("ours", "limit"),
+        "cpu_per_row_of_peer_vs_ours": {name: cost_of(name, "ours always") for name in PEERS},
         "cpu_seconds_per_1000_rows": per_row,
         "rows_per_second": {name: median(name, "rows_per_second", None) for name in NAMES},
         "cold_rows_per_second": {name: median(name, "cold_rows_per_second", None) for name in NAMES},
@@ -315,11 +317,9 @@ def figures(
 
 def table(result: Mapping[str, Any]) -> str:
     """A line for each reader."""
-    lines = [
-        "| reader | CPU s per 1,000 rows | to ours, always | rows/s | cold rows/s | entropy, bits | shuffled "
-        "| resumed on other ranks, bit-equal | state, bytes | kind of state |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]
+    costs = ("CPU s per 1,000 rows", "to ours, always", "rows/s", "cold rows/s")
+    resumed = ("resumed on other ranks, bit-equal", "state, bytes", "kind of state")
+    lines = [head(["reader", *costs, "entropy, bits", "shuffled", *resumed])]
     for name in NAMES:
         plain = name.partition(",")[0]
         cells = [
@@ -333,5 +333,5 @@ def table(result: Mapping[str, Any]) -> str:
             result["state_bytes"].get(name),
             STATES[plain],
         ]
-        lines.append(f"| {name} | {' | '.join('-' if cell is None else str(cell) for cell in cells)} |")
+        lines.append(row([name, *cells]))
     return "\n".join([*lines, f"Independent draws: {result['mixing_entropy']['ideal']} bits."])

@@ -80,7 +80,11 @@ def litdata(folder: Path, workers: int = WORKERS) -> Batches:
 
 def litdata_steps(folder: Path, rank: int, size: int, state: Any) -> Steps:
     """State: `StreamingDataLoader.state_dict()`."""
-    loader = litdata_loader(folder, describe(folder.parent)["batch_size"] // size, WORKERS)
+    return steps_of(litdata_loader(folder, describe(folder.parent)["batch_size"] // size, WORKERS), state)
+
+
+def steps_of(loader: Any, state: Any) -> Steps:
+    """The rest of an epoch of a loader that has a state."""
     if state is not None:
         loader.load_state_dict(state)
     for batch in loader:
@@ -138,11 +142,7 @@ def streaming(folder: Path, workers: int = WORKERS) -> Batches:
 
 def streaming_steps(folder: Path, rank: int, size: int, state: Any) -> Steps:
     """State: `StreamingDataLoader.state_dict()`."""
-    loader = streaming_loader(folder, describe(folder.parent)["batch_size"] // size, WORKERS)
-    if state is not None:
-        loader.load_state_dict(state)
-    for batch in loader:
-        yield split(batch)[2], loader.state_dict
+    return steps_of(streaming_loader(folder, describe(folder.parent)["batch_size"] // size, WORKERS), state)
 
 
 def write_grain(folder: Path, data: Path) -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,9 @@ from links import measure as links
 from links.network import Hosts, missing
 from links.ring import Ring
 from peer_parts import environment
+
+from tests.benchmarks.parts.figures import head, row
+from tests.patience import patient
 
 PARTS = Path(__file__).parent
 SPEEDS = (100, 1000)
@@ -66,12 +70,11 @@ def steps_of_the_peer(hook: str) -> dict[str, Any]:
     settings = {"hook": hook, "batch_size": BATCH_SIZE, "side": SIDE}
     found: dict[str, Any] = {}
     with Hosts(2) as hosts, Ring(hosts, settings, PARTS / "ddp_rank.py", torch_environment()) as ring:
-        ring.wait_until_ready()
         found["parameters"] = ring.ask(parameters=True)[0]["parameters"]
         ring.ask(steps=links.WARMUP_STEPS)
         for mbit in SPEEDS:
             hosts.shape(mbit)
-            found[links.label(mbit)] = links._timed_steps(ring)
+            found[links.label(mbit)] = links.timed_steps(ring)
     return found
 
 
@@ -137,7 +140,7 @@ def peers_recovery(*, smoke: bool) -> tuple[float, float]:
             start_new_session=True,
         )
         try:
-            code = process.wait(timeout=_RECOVERY_SECONDS)
+            code = process.wait(timeout=patient(_RECOVERY_SECONDS))
         except subprocess.TimeoutExpired:
             code = None
         finally:
@@ -186,15 +189,17 @@ def recoveries(reasons: dict[str, str], *, smoke: bool) -> dict[str, Any]:
         seconds, before = modes.recoveries(smoke=False)
         found |= {f"ours, {recover}": values for recover, values in seconds.items()}
         steps |= {f"ours, {recover}": values for recover, values in before.items()}
-    names = ("torchrun", "ours, in_place", "ours, restart")
+
+    def medians(values: dict[str, list[float]]) -> dict[str, float | None]:
+        return {
+            name: round(statistics.median(values[name]), 2) if name in values else None
+            for name in ("torchrun", "ours, in_place", "ours, restart")
+        }
+
     return {
-        "seconds_to_the_next_step": {name: _median(found.get(name)) for name in names},
-        "seconds_of_a_step_before": {name: _median(steps.get(name)) for name in names},
+        "seconds_to_the_next_step": medians(found),
+        "seconds_of_a_step_before": medians(steps),
     }
-
-
-def _median(values: list[float] | None) -> float | None:
-    return round(statistics.median(values), 2) if values else None
 
 
 def measure(*, smoke: bool) -> dict[str, Any]:
@@ -232,17 +237,13 @@ def measure(*, smoke: bool) -> dict[str, Any]:
 
 def table(result: dict[str, Any]) -> str:
     """Seconds and bytes by contestant, then the recoveries."""
-    labels = [links.label(mbit) for mbit in SPEEDS]
-    lines = [f"| two ranks | {' | '.join(f'{mbit} Mbit/s, s a step | MB sent' for mbit in SPEEDS)} |"]
-    lines.append("|---" * (1 + 2 * len(SPEEDS)) + "|")
+    lines = [head(["two ranks", *(f"{mbit} Mbit/s, {what}" for mbit in SPEEDS for what in ("s a step", "MB sent"))])]
     for name, speeds in result["steps"].items():
-        cells = [
-            f"{speeds[label]['seconds_per_step']:.3f} | {speeds[label]['sent_bytes_per_step'] / 1e6:.2f}"
-            for label in labels
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        steps = [speeds[links.label(mbit)] for mbit in SPEEDS]
+        cells = [(f"{step['seconds_per_step']:.3f}", f"{step['sent_bytes_per_step'] / 1e6:.2f}") for step in steps]
+        lines.append(row([name, *chain(*cells)]))
     if result["recovery"]:
-        lines += ["", "| killed worker | s to the end of the next step | s of a step before |", "|---|---|---|"]
+        lines += ["", head(["killed worker", "s to the end of the next step", "s of a step before"])]
         after, before = result["recovery"]["seconds_to_the_next_step"], result["recovery"]["seconds_of_a_step_before"]
-        lines += [f"| {name} | {after[name] or '-'} | {before[name] or '-'} |" for name in after]
+        lines += [row([name, after[name], before[name]]) for name in after]
     return "\n".join(lines)
