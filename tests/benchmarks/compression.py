@@ -32,6 +32,7 @@ from links import shapes
 from links.network import missing
 
 from tests.benchmarks.parts.command import clean_up_on_sigterm, command
+from tests.benchmarks.parts.figures import head, row
 from tests.benchmarks.parts.ranks import each_on_ranks
 
 PROJECT = Path(__file__).parents[2]
@@ -137,7 +138,6 @@ def encode_decode(names, *, smoke):
 def over_links(names, options):
     """Write all figures and the plot; return the summary by name, those of Horovod's own included."""
     from links.plot import plot
-    from links.table import bytes_table, steps_table
 
     raw = {"tcp_mbit": links.probe(options.speeds)}
     print(f"plain TCP, Mbit/s: {raw['tcp_mbit']}", flush=True)
@@ -164,6 +164,46 @@ def over_links(names, options):
     for name, by_size in raw.get("bytes_by_ranks", {}).items():
         summaries[name]["wire_over_payload"] = round(by_size["2"]["sent_bytes"] / by_size["2"]["formula_bytes"], 4)
     return summaries
+
+
+def steps_table(summaries):
+    """Seconds of a step at each speed, how many times faster than Horovod's own in brackets; megabytes.
+
+    Args:
+        summaries: By method, see `links.summary`.
+    """
+    speeds = [key for key, value in next(iter(summaries.values())).items() if isinstance(value, dict)]
+    speeds.sort(key=lambda label: float("inf") if label == "unshaped" else int(label.removeprefix("mbit_")))
+    heads = ["no limit" if label == "unshaped" else label.removeprefix("mbit_") + " Mbit/s" for label in speeds]
+    lines = [head(["seconds a step (times Horovod fp32, fp16)", *heads, "payload MB", "sent MB"])]
+    for name, summary in summaries.items():
+        cells = [_step(summary[label], name.startswith("Horovod")) for label in speeds]
+        lines.append(row([name, *cells, *(f"{summary[f'{what}_bytes'] / 1e6:.3g}" for what in ("payload", "sent"))]))
+    return "\n".join(lines)
+
+
+def bytes_table(table):
+    """Megabytes that a rank sends in one exchange, and how many times the formula 2(N-1)/N * payload that is.
+
+    Args:
+        table: See `links.bytes_by_size`.
+    """
+    sizes = sorted({size for by_size in table.values() for size in by_size}, key=int)
+    lines = [head(["MB sent (times the formula)", *(f"{size} ranks" for size in sizes)])]
+    for name, by_size in table.items():
+        lines.append(row([name, *(_sent(by_size[size]) if size in by_size else "" for size in sizes)]))
+    return "\n".join(lines)
+
+
+def _step(result, is_baseline):
+    seconds = f"{result['seconds_per_step']:.2f}"
+    if is_baseline or "speedup_vs_fp16" not in result:
+        return seconds
+    return f"{seconds} ({result['speedup_vs_fp32']:.2f}, {result['speedup_vs_fp16']:.2f})"
+
+
+def _sent(result):
+    return f"{result['sent_bytes'] / 1e6:.3f} ({result['sent_bytes'] / result['formula_bytes']:.3f})"
 
 
 def main():

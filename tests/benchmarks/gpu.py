@@ -109,17 +109,9 @@ def built(row: Row) -> tuple[Any, Any, Any, dict[str, Any], Any]:
 
 def operations(model: Any) -> float:
     """Multiplications and additions of a training step for one sample: three times the forward pass's."""
-    import math
+    from models.networks.operations import forward_flops
 
-    import keras
-
-    total = 0
-    for layer in model.layers:
-        if isinstance(layer, keras.layers.Conv2D):
-            total += 2 * math.prod(layer.kernel.shape) * math.prod(layer.output.shape[1:3])
-        elif isinstance(layer, keras.layers.Dense):
-            total += 2 * math.prod(layer.kernel.shape)
-    return 3.0 * total
+    return 3.0 * forward_flops(model)
 
 
 def run_tensorflow(row: Row) -> dict[str, float]:

@@ -6,22 +6,33 @@
 Sharded optimizer: two ranks of one core each train a ResNet-50 of 12 bands, with LARS (one moment) and with AdamW
 (two), with `training.mode={name: synchronous, shard_optimizer: true}` and without. Bytes are those of the variables of
 model and optimizer, as they lie in memory on the rank with the most, and 4 for a float32 gradient; the formula beside
-them is 8 + 4/N for each moment. The peak is that of the process's resident memory. Pipeline: see
-`relaxed_parts/pipeline.py`. Slow workers: see `relaxed_parts/server.py`. Rounds in turn; medians. `--smoke` takes tiny
-networks and one round.
+them is 8 + 4/N for each moment. The peak is that of the process's resident memory.
+
+Pipeline of two stages, beside two data-parallel ranks: both train a ResNet-50 on two ranks of one thread each, with the
+same global batch in the same micro-batches, in processes of their own, whose peak of resident memory is theirs alone.
+Memory is that of the rank that takes most, less what a rank holds before it makes the network.
+
+Slow workers, with a parameter server and in lock step: three ranks train a small network (a ResNet-20 for CIFAR-10, 2
+samples each). Each step also sleeps: there are fewer cores than ranks, and sleeping stands for the computing of
+machines of their own. One rank always sleeps 5 times as long (`straggler`), or in every step one rank does, which is
+another one each time (`passing`). All train for about the same time. A step is one update by all workers, or as many
+pushes as there are workers. Gradients that were dropped do not count.
+
+Rounds in turn; medians. `--smoke` takes tiny networks and one round.
 
 The last line is JSON.
 """
 
 import json
 import os
+import statistics
 from dataclasses import dataclass
+from typing import Any
 
-from relaxed_parts.pipeline import pipeline_figures
-from relaxed_parts.server import straggler_figures
-
+from conf.networks import ResNetCifarConfig, ResNetConfig
+from pipelines.training.modes.ticks import idle_formula
 from tests.benchmarks.parts.command import is_smoke
-from tests.benchmarks.parts.figures import largest, medians
+from tests.benchmarks.parts.figures import largest, medians, ratio
 from tests.benchmarks.parts.ranks import each_on_ranks
 
 RANKS = 2
@@ -45,8 +56,6 @@ SMOKE = Size("{name: resnet_cifar, depth: 2, width_factor: 0.5}", batch_size=1, 
 
 def train(size: Size, optimizer: str, sharded: bool) -> dict[str, float]:
     """Take some steps on this rank; its time is the median of all steps but the first two."""
-    import statistics
-
     import keras
     import numpy as np
 
@@ -100,6 +109,195 @@ def measure(size: Size, *, together: bool) -> dict[str, dict[str, dict[str, floa
             "bytes_formula": 8 + 4 * moments / RANKS,
         }
         for optimizer, moments in MOMENTS.items()
+    }
+
+
+@dataclass(frozen=True)
+class PipelineSize:
+    """How much is measured."""
+
+    network: ResNetConfig | ResNetCifarConfig = ResNetConfig()  # noqa: RUF009  it is frozen
+    side: int = 60
+    """Pixels of the images on each side."""
+    micro_batch: int = 16
+    micro_batches: int = 4
+    """Those of the pipeline in a step; data-parallel ranks share them."""
+    steps: int = 4
+    """The first one compiles, and is not counted."""
+    rounds: int = 3
+
+
+PIPELINE_SMOKE = PipelineSize(ResNetCifarConfig(depth=8, width_factor=0.5), side=16, micro_batch=2, steps=2, rounds=1)
+
+
+def steps_of(size: PipelineSize, stages: int) -> dict[str, float]:
+    """Train some steps on this rank: as a stage, or with the whole network where there is one stage."""
+    import keras
+
+    from conf.load import load
+    from models.losses import classification_loss
+    from models.networks.stages import cut
+    from pipelines.training.accumulation import Accumulation
+    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.finders.memory import resident_peak
+    from pipelines.training.modes.pipeline import Pipeline
+    from pipelines.training.modes.synchronous import Synchronous
+    from pipelines.training.recipe import make_exchange, make_optimizer
+    from pipelines.training.step import make_accumulate, make_train_step
+    from tests.benchmarks.parts import training
+
+    collective, config = HorovodCollective(stages, has_peers=stages > 1), load("smoke")
+    before = resident_peak()
+    keras.utils.set_random_seed(0)
+    groups = [training.image_group("image", size.side, 12)]
+    model = training.network(groups, size.network, 19)
+    optimizer, loss = make_optimizer(config.optimizer, model), classification_loss("multi_label")
+    optimizer.learning_rate = 0.01
+    taken = size.micro_batches * stages // RANKS
+    if stages > 1:
+        exchange = make_exchange(config, collective.peers)
+        step: Any = Pipeline(
+            cut(model, stages),
+            collective,
+            loss,
+            optimizer,
+            exchange,
+            Synchronous(optimizer, exchange),
+            micro_batches=taken,
+            samples=size.micro_batch,
+            jit_compile=False,
+        )
+        take = step.take
+    else:
+        sums, exchange = Accumulation(model, taken), make_exchange(config, collective)
+        step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=sums)
+        take = make_accumulate(model, loss, sums, jit_compile=False)
+    batch = training.noise(groups, size.micro_batch, 19)
+
+    def whole_step() -> Any:
+        for _ in range(taken - 1):
+            take(*batch)
+        return step(*batch)
+
+    seconds = training.timed(whole_step, steps=size.steps)
+    return {
+        "seconds_per_step": statistics.median(seconds[1:]),
+        "peak_mib": (resident_peak() - before) / training.MIB,
+        "idle_share": step.idle_share if stages > 1 else 0.0,
+    }
+
+
+def pipeline_figures(*, smoke: bool = False) -> dict[str, float]:
+    """Measure both in turn; figures by their names in the last line."""
+    size = PIPELINE_SMOKE if smoke else PipelineSize()
+    rounds = [
+        [largest(ranks) for ranks in each_on_ranks(RANKS, steps_of, [(size, 1), (size, RANKS)], together=smoke)]
+        for _ in range(size.rounds)
+    ]
+    parallel, pipeline = (medians(of_rounds) for of_rounds in zip(*rounds, strict=True))
+    return {
+        "pipeline_idle_share": pipeline["idle_share"],
+        "pipeline_idle_formula": idle_formula(RANKS, size.micro_batches),
+        "pipeline_seconds_per_step": pipeline["seconds_per_step"],
+        "pipeline_peak_mib": pipeline["peak_mib"],
+        "data_parallel_seconds_per_step": parallel["seconds_per_step"],
+        "data_parallel_peak_mib": parallel["peak_mib"],
+    }
+
+
+WORKERS = 3
+SLOWER = 5
+MODES = {
+    "synchronous": "synchronous",
+    "ssp": "{name: parameter_server, synchrony: ssp, bound: 3}",
+    "async": "{name: parameter_server, synchrony: async}",
+    "backup": "{name: parameter_server, synchrony: backup, backup_workers: 1}",
+}
+
+
+@dataclass(frozen=True)
+class ServerSize:
+    """How much is measured."""
+
+    depth: int = 20
+    side: int = 32
+    sleep: float = 0.1
+    """Seconds of a usual worker's step."""
+    seconds: float = 8.0
+    """Time of each training, after its first step."""
+    rounds: int = 3
+
+
+SERVER_SMOKE = ServerSize(depth=2, side=16, sleep=0.01, seconds=0.2, rounds=1)
+
+
+def steps_on_rank(size: ServerSize, mode: str, slow: str) -> float:
+    """Train for some seconds on this rank; steps per second of all workers, as the updates of its shard show them."""
+    import time
+
+    import keras
+    import numpy as np
+    import tensorflow as tf
+
+    from conf.load import resolve
+    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.modes.parameter_server import ParameterServer
+    from tests.benchmarks.parts import training
+
+    collective = HorovodCollective()
+    network = f"model={{name: resnet_cifar, depth: {size.depth}}}"
+    config = resolve("smoke", [f"training.mode={mode}", network, "optimizer=sgd", f"launch.num_workers={WORKERS}"])
+    keras.utils.set_random_seed(0)
+    groups = [training.image_group("image", size.side, 3, "uint8", 120.0, 60.0)]
+    model = training.network(groups, config.model, 10)
+    trained = training.configured_training(config, model, collective, "single_label", steps_per_epoch=1)
+    server = trained.mode if isinstance(trained.mode, ParameterServer) else None
+    trained.mode.begin(0)
+    trained.optimizer.learning_rate = 0.001
+    images, _ = training.noise(groups, 2, 10, collective.rank, below=255)
+    targets = tf.one_hot([collective.rank, 9 - collective.rank], 10)
+
+    def take(number: int) -> None:
+        slowest = WORKERS - 1 if slow == "straggler" else number % WORKERS
+        # A step that is over is left out before it would be computed.
+        if server is None or server.begin_batch():
+            time.sleep(size.sleep * (SLOWER if collective.rank == slowest else 1))
+        float(trained.step(images, targets))
+
+    take(0)  # compiles
+    collective.sum(np.zeros(1))
+    number, began = 1, time.monotonic()
+    if server is None:  # every step takes as long as the slowest worker
+        for number in range(1, 1 + max(1, round(size.seconds / (SLOWER * size.sleep)))):
+            take(number)
+        return number / (time.monotonic() - began)
+    before = server.updates
+    while time.monotonic() - began < size.seconds:
+        take(number)
+        number += 1
+    updates, took = server.updates - before, time.monotonic() - began
+    server.close()
+    # An update in lock step is a step of all workers; else it is a push of one of them.
+    return updates / took if server.rule.name == "backup" else updates / took / WORKERS
+
+
+def straggler_figures(*, smoke: bool = False) -> dict[str, float | None]:
+    """Measure all modes in turn; figures by their names in the last line."""
+    size = SERVER_SMOKE if smoke else ServerSize()
+    kinds = [(slow, name) for slow in ("straggler", "passing") for name in MODES]
+    cases = [(size, MODES[name], slow) for slow, name in kinds]
+    found: dict[tuple[str, str], list[float]] = {kind: [] for kind in kinds}
+    for _ in range(size.rounds):
+        for (slow, name), ranks in zip(
+            kinds, each_on_ranks(WORKERS, steps_on_rank, cases, together=smoke), strict=True
+        ):
+            found[slow, name].append(ranks[0])  # as rank 0 sees it
+            print(f"{slow}, {name:11} {ranks[0]:.2f} steps/s", flush=True)
+    return {
+        f"{name}_speedup_with_{words}": ratio(found[slow, name], found[slow, "synchronous"])
+        for slow, words in (("straggler", "straggler"), ("passing", "passing_stragglers"))
+        for name in MODES
+        if name != "synchronous"
     }
 
 

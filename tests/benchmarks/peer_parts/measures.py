@@ -138,16 +138,27 @@ def rates(folder: Path, data: Path, make: Callable[[Path], Batches], seconds: fl
     }
 
 
-def resumed(steps: Steps, save_after: int | None, state_file: Path) -> list[list[str]]:
-    """Digests of one rank's rows by step, up to the epoch's end; rank 0's state is saved after some steps."""
-    found = []
-    for images, state in steps:
+def resume(
+    make: Callable[[Path, int, int, Any], Steps], data: Path, save_after: str, state_file: str, new_state_file: str
+) -> dict[str, Any]:
+    """Digests of this rank's rows by step, up to the epoch's end; rank 0's state is saved after some steps.
+
+    Args:
+        make: Gives the steps of a rank, from the number of ranks and a state.
+        data: The reader's own files.
+        save_after: Number of steps as JSON; null: nothing is saved.
+        state_file: The file of the state with which the epoch begins; empty: at its start.
+        new_state_file: The file for the state that is saved.
+    """
+    state = pickle.loads(Path(state_file).read_bytes()) if state_file else None
+    rank, found = int(os.environ["RANK"]), []
+    for images, state_of_now in make(data, rank, int(os.environ["WORLD_SIZE"]), state):
         found.append(digests(images))
-        if len(found) == save_after:
-            saved = pickle.dumps(state())
-            if os.environ["RANK"] == "0":
-                state_file.write_bytes(saved)
-    return found
+        if len(found) == json.loads(save_after):
+            saved = pickle.dumps(state_of_now())
+            if rank == 0:
+                Path(new_state_file).write_bytes(saved)
+    return {"steps": found, "state_bytes": state and state_bytes(state)}
 
 
 def state_bytes(state: Any) -> int:

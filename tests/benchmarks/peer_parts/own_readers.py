@@ -7,13 +7,11 @@ The arguments and the last line are those of `rival_readers.py`.
 """
 
 import json
-import os
-import pickle
 import sys
 from pathlib import Path
 from typing import Any
 
-from measures import Steps, describe, rates, resumed, state_bytes
+from measures import Steps, describe, rates, resume
 
 # At the end: a script there has the name of a module of Python's own.
 sys.path.append(str(Path(__file__).parents[1]))
@@ -44,10 +42,7 @@ def main(task: str, name: str, folder: Path, *rest: str) -> Any:
     data = folder / "ours"
     if task == "rates":
         return rates(folder, data, reader.SOURCES[NAMES[name]], float(rest[0]), pixels=name != "limit")
-    save_after, state_file, new_state_file = json.loads(rest[0]), rest[1], Path(rest[2])
-    state = pickle.loads(Path(state_file).read_bytes()) if state_file else None
-    steps = our_steps(data, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), state)
-    return {"steps": resumed(steps, save_after, new_state_file), "state_bytes": state and state_bytes(state)}
+    return resume(our_steps, data, *rest)
 
 
 if __name__ == "__main__":

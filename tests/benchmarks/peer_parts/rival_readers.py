@@ -15,7 +15,6 @@ reads by `take`, two batches at once.
 
 import json
 import os
-import pickle
 import sys
 import tempfile
 from collections import deque
@@ -25,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measures import Batches, Steps, describe, rates, resumed, state_bytes
+from measures import Batches, Steps, describe, rates, resume
 
 WORKERS = 2
 SHARD_BYTES = 1 << 26
@@ -282,13 +281,9 @@ def main(task: str, name: str, folder: Path, *rest: str) -> Any:
         return {"mib": sum(path.stat().st_size for path in data.rglob("*") if path.is_file()) / 2**20}
     if task == "rates":
         return rates(folder, data, READERS[name], float(rest[0]), pixels=True)
-    save_after, state_file, new_state_file = json.loads(rest[0]), rest[1], Path(rest[2])
-    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if name != "grain":
-        join_ranks(rank, size, new_state_file.with_suffix(".meeting"))
-    state = pickle.loads(Path(state_file).read_bytes()) if state_file else None
-    steps = STEPS[name](data, rank, size, state)
-    return {"steps": resumed(steps, save_after, new_state_file), "state_bytes": state and state_bytes(state)}
+        join_ranks(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(rest[2]).with_suffix(".meeting"))
+    return resume(STEPS[name], data, *rest)
 
 
 if __name__ == "__main__":
