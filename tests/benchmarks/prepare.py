@@ -10,6 +10,7 @@ The last line is JSON. `--smoke` prepares a few patches once and plans none; its
 """
 
 import json
+import multiprocessing
 import os
 import resource
 import shutil
@@ -19,6 +20,9 @@ import tempfile
 import threading
 import time
 import warnings
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -43,30 +47,24 @@ ROUNDS = 1 if SMOKE else 3
 OFFICIAL = Path(__file__).parents[3] / "shared" / "data" / "bigearthnet_v2_full_metadata"
 
 
-class PeakMemory:
-    """Samples the resident sets of Spark's Python workers, and keeps the largest, in MiB."""
+@contextmanager
+def peak_memory() -> Iterator[list[float]]:
+    """Sample the resident sets of Spark's Python workers; give a list that has all sizes in MiB at the end."""
+    sizes, stop = [0.0], threading.Event()
 
-    def __init__(self) -> None:
-        self.mib = 0.0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> "PeakMemory":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stop.wait(0.05):
+    def watch() -> None:
+        while not stop.wait(0.05):
             for process in psutil.Process().children(recursive=True):
-                try:
-                    if "pyspark.daemon" in process.cmdline() or "pyspark/daemon" in " ".join(process.cmdline()):
-                        self.mib = max(self.mib, process.memory_info().rss / 2**20)
-                except psutil.Error:
-                    continue
+                with suppress(psutil.Error):
+                    command = " ".join(process.cmdline())
+                    if "pyspark.daemon" in command or "pyspark/daemon" in command:
+                        sizes.append(process.memory_info().rss / 2**20)
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    yield sizes
+    stop.set()
+    thread.join()
 
 
 def rate_of_rows(spark: SparkSession, root: Path, folder: Path) -> float:
@@ -109,11 +107,8 @@ def rate_of_rows(spark: SparkSession, root: Path, folder: Path) -> float:
     return len(records) / seconds
 
 
-def plan_official(queue: Any) -> None:
-    """Index and plan every official patch, its folder on disk, in a process of its own.
-
-    Puts patches, shards, seconds and the process's peak MiB.
-    """
+def plan_official() -> tuple[int, int, float, float]:
+    """Index and plan every official patch, its folder on disk; patches, shards, seconds and this process's peak MiB."""
     from pipelines.dataset.plan import plan_shards
 
     with tempfile.TemporaryDirectory() as temporary:
@@ -129,7 +124,7 @@ def plan_official(queue: Any) -> None:
         seconds = time.perf_counter() - started
     assert len(index.rejected) == len(index.unusable) == 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    queue.put((len(index.samples), sum(map(len, plans.values())), seconds, peak))
+    return len(index.samples), sum(map(len, plans.values())), seconds, peak
 
 
 def main() -> None:
@@ -143,9 +138,9 @@ def main() -> None:
         generate_bigearthnet_v2(root, train=PATCHES - validation - test, validation=validation, test=test)
         print(f"generated {PATCHES} patches in {time.perf_counter() - started:.0f} s")
         ours, rows = [], []
-        with PeakMemory() as peak:  # before the rival runs in the same workers
+        with peak_memory() as sizes:  # before the rival runs in the same workers
             prepare_dataset(spark, BigEarthNetV2(str(root)), folder / "dataset")
-        figures["peak_executor_mib"] = round(peak.mib)
+        figures["peak_executor_mib"] = round(max(sizes))
         shutil.rmtree(folder / "dataset")
         for number in range(ROUNDS):
             started = time.perf_counter()
@@ -166,14 +161,8 @@ def main() -> None:
             "plan_patches": None,
         }
     if OFFICIAL.is_dir() and not SMOKE:
-        import multiprocessing
-
-        context = multiprocessing.get_context("spawn")
-        queue = context.Queue()
-        process = context.Process(target=plan_official, args=(queue,))
-        process.start()
-        patches, shards, seconds, peak_mib = queue.get()
-        process.join()
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as one_process:
+            patches, shards, seconds, peak_mib = one_process.submit(plan_official).result()
         print(f"planned {patches} official patches as {shards} shards, peak {peak_mib:.0f} MiB")
         figures |= {
             "plan_seconds_549k": round(seconds, 2),
