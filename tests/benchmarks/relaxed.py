@@ -84,7 +84,7 @@ def train(size: Size, optimizer: str, sharded: bool) -> dict[str, float]:
     }
 
 
-def measure(size: Size, *, together: bool) -> dict[str, dict[str, dict[str, float]]]:
+def measure(size: Size, *, together: bool) -> dict[str, dict[str, Any]]:
     """Figures by optimizer, with and without sharding: medians over the rounds of the rank with the most."""
     cases = [(size, optimizer, sharded) for optimizer in MOMENTS for sharded in (False, True)]
     found: dict[tuple[str, bool], list[dict[str, float]]] = {

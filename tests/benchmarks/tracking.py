@@ -34,6 +34,9 @@ from outages.training import STEP_SECONDS, Trained, log_small_model, seconds_of_
 from pipelines.tracking.sync import sync, unsynced
 from tests.benchmarks.parts.command import is_smoke
 
+KINDS = ("slow", "error_500", "restarted")
+EVERY_MOMENT = ("start", "middle", "end")
+
 
 @dataclass(frozen=True)
 class Size:
@@ -47,8 +50,6 @@ class Size:
     """When each kind of outage begins."""
 
 
-EVERY_MOMENT = ("start", "middle", "end")
-KINDS = ("slow", "error_500", "restarted")
 SMOKE = Size(2, 2, 15, {"slow": ("start",), "error_500": ("end",), "restarted": ("middle",)})
 SECONDS_LATE = 1.0
 

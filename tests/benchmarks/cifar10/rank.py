@@ -88,7 +88,7 @@ def train(method, seed, data, collective):
         seconds = result.measured_seconds * STEPS_PER_EPOCH / max(result.measured_steps, 1)
         training_seconds.append(round(seconds, 2))
         if (epoch + 1) % EPOCHS_PER_EVALUATION == 0:
-            if server:
+            if isinstance(step, ServerStep):
                 step.come_together()
             average_statistics(model, collective)
             metrics.append(exchange.metrics())

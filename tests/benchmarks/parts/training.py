@@ -85,7 +85,7 @@ def noise(groups: Sequence[InputGroup], samples: int, classes: int, seed: int = 
     """A batch of random stored integers, with random targets of several labels."""
     random = np.random.default_rng(seed)
     images = {
-        group.name: tf.constant(random.integers(0, below, (samples, *group.shape), dtype=group.dtype))
+        group.name: tf.constant(random.integers(0, below, (samples, *group.shape), dtype=group.dtype))  # type: ignore[call-overload]
         for group in groups
     }
     return images, tf.constant(random.integers(0, 2, (samples, classes)).astype(np.float32))
