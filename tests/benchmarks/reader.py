@@ -74,13 +74,15 @@ def write_dataset(folder: Path) -> None:
     import pyarrow as pa
 
     from pipelines.archives.archive import index_table
+    from pipelines.dataset.files import PROGRESS_FOLDER
     from pipelines.dataset.manifest import write_manifest
     from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
     from pipelines.dataset.shard import ShardPlan, write_shard
     from pipelines.dataset.summary import summarise
     from pipelines.storage import Folder
 
-    (folder / "train").mkdir(parents=True)
+    for name in ("train", PROGRESS_FOLDER):
+        (folder / name).mkdir(parents=True)
     archive, written, whole = Noise(), [], ROW_GROUP_ROWS * ROW_GROUPS_PER_SHARD
     for number, first in enumerate(range(0, ROWS, whole)):
         rows = range(first, min(first + whole, ROWS))
