@@ -2,8 +2,8 @@
 
 Accumulation keeps a sum of gradients beside what one batch needs, for any number of micro-batches. Two cases: a network
 of twice the usual width on one rank, so that one float32 gradient is large beside what two processes of the same kind
-differ by, and a global batch of 32,768 on two ranks. Rounds in turn; medians. `--smoke` takes tiny networks and no
-round twice.
+differ by, and a global batch of 32,768 on two ranks. Rounds in turn; medians. `--smoke` takes a tiny network
+on two ranks once.
 """
 
 import json

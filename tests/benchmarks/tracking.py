@@ -11,7 +11,7 @@ waited for the record, less that of the same training with a server that answers
 function writes what is left. All points are then compared with those that were recorded, and the order in which the
 server took them with the order of the steps.
 
-`--smoke` takes few steps.
+`--smoke` takes few steps, and has each kind of outage once.
 """
 
 import json
