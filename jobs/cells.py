@@ -113,13 +113,13 @@ def _planned(cell: Cell, arguments: argparse.Namespace) -> PlannedCell:
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: ")
     if config.tracking.offline:
         raise ValueError("tracking.offline=true: a grid finds the runs of its cells in MLflow, set it to false")
-    config = _with_fixed_source(with_absolute_paths(config))
+    config = with_fixed_source(with_absolute_paths(config))
     manifest = check_dataset(config)
     check_output(config)
     return PlannedCell(cell, config, manifest, training_digest(config, manifest.fingerprint))
 
 
-def _with_fixed_source(config: RunConfig) -> RunConfig:
+def with_fixed_source(config: RunConfig) -> RunConfig:
     """Name the model version that an alias means now: later cells, and later calls, may find another one by it."""
     source = config.warm_start.source
     if source is None or not source.startswith("models:/") or not ("@" in source or source.endswith("/latest")):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import RunConfig
-from conf.training import TrainingConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.outputs import check_outputs
@@ -39,7 +38,7 @@ from pipelines.training.description import dataset_facts
 from pipelines.training.input import reader_settings
 from pipelines.training.plots import per_class_bars
 from pipelines.training.results import Evaluation
-from pipelines.training.trial import try_parts
+from pipelines.training.trial import try_metrics
 from pipelines.whole_files import write_whole
 
 _log = logging.getLogger(__name__)
@@ -83,8 +82,7 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     metrics = _own_metrics(config)
     if metrics:
         check_own_metrics(config)
-        only = TrainingConfig(metrics=config.training.metrics)
-        try_parts(RunConfig(dataset=config.dataset, training=only), manifest)
+        try_metrics(metrics, manifest)
     file = read_model_file(served)
     with spark_session("groundswell evaluate", config.launch.master, runs_on_connect=True) as spark:
         batch_size, threads = config.training.batch_size_per_worker, config.launch.threads_per_worker

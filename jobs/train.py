@@ -145,7 +145,7 @@ def train_on(
         def on_event(event: Event) -> None:
             display(event)
             shortage.take(event)
-            if _may_grow(event):
+            if may_grow(event):
                 runner.grow()
 
         runner = barrier_runner(
@@ -223,7 +223,7 @@ def _remember_checkpoint(result: Result, run: TrackedRun, checkpoints: AnyPath) 
         result.continue_with = ["--set", f"training.resume_run={run.run_id}"]
 
 
-def _may_grow(event: Event) -> bool:
+def may_grow(event: Event) -> bool:
     """Whether another epoch follows one that has ended: its checkpoint is being written, so that a stop costs least."""
     return isinstance(event, EpochTrained) and not event.is_last
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -390,3 +390,17 @@ def scaling_measurements() -> Callable[..., dict[str, Any]]:
         }
 
     return make
+
+
+@pytest.fixture
+def error_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command that must end with one line on standard error; gives the line."""
+    from jobs import cli
+
+    def run(*command: str, settings: Iterable[str] = (), code: int = 2) -> str:
+        capsys.readouterr()
+        assert cli.execute([*command, *(part for each in settings for part in ("--set", each))]) == code
+        (line,) = capsys.readouterr().err.splitlines()
+        return line
+
+    return run

@@ -34,7 +34,7 @@ class _Extracted:
 
 
 @dataclass(frozen=True)
-class _Extractor:
+class Extractor:
     """All that a task needs beside its part; sent to the executors."""
 
     model: ModelDescription
@@ -162,7 +162,7 @@ def extract_features(
                 found |= run_until_done(
                     spark,
                     {name: part for name, part in parts.items() if name not in found},
-                    _Extractor(model, sent, folder, batch_size, threads).extract,
+                    Extractor(model, sent, folder, batch_size, threads).extract,
                     finished=partial(_finished, folder, parts),
                     say=say,
                     job="probe",

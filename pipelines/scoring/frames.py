@@ -43,7 +43,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _RESULTS = ("probabilities", "labels", "model_version")
-_OWN_VERSION = imported_version()
+OWN_VERSION = imported_version()
+"""Version and code of this project on the driver, which executors must have too."""
 
 
 @dataclass(frozen=True)
@@ -220,7 +221,7 @@ def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id
     kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
     types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
     schema = ", ".join([*kept, *(f"`{name}` array<{kind}>" for name, kind in types.items())])
-    code = _OWN_VERSION
+    code = OWN_VERSION
 
     def flatten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         check_this_executor(code)
@@ -245,7 +246,7 @@ def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.
 def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | None) -> _Sent:
     served = find_model(model_uri)
     model = describe(served)
-    return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, _OWN_VERSION)
+    return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, OWN_VERSION)
 
 
 def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], results: Sequence[str]) -> None:

@@ -44,9 +44,14 @@ def predictor(identity: str, load: Callable[[], Predict], settings: LoadSettings
     """
     key = (identity, settings)
     if key not in _loaded:
-        _loaded.clear()
+        forget()
         _loaded[key] = load()
     return _loaded[key]
+
+
+def forget() -> None:
+    """Forget the model of this process."""
+    _loaded.clear()
 
 
 def load_keras(
@@ -66,7 +71,7 @@ def load_keras(
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     # Several workers may share a GPU. By default each takes nearly all its memory at once, and the second one fails.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    _use_own_gpu()
+    use_own_gpu()
     with _quiet_import():
         import keras
         import tensorflow as tf
@@ -106,7 +111,7 @@ def _quiet_import() -> Iterator[None]:
         os.close(nowhere)
 
 
-def _use_own_gpu() -> None:
+def use_own_gpu() -> None:
     """Show TensorFlow the GPU that Spark gave to this task, and no other.
 
     A process that Spark uses again keeps the GPU of its first task: TensorFlow looks once.

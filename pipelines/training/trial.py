@@ -9,6 +9,7 @@ import pickle
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from conf.codecs import NoneConfig
@@ -20,6 +21,7 @@ from pipelines.training.resolution import part_sizes
 
 if TYPE_CHECKING:
     from models.layers.augmentation import AugmentedModel
+    from models.metrics import Metric
 
 _SECONDS = 600
 _REFUSED = 9
@@ -84,7 +86,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     _check_paths(model, config)
     freeze_layers(config, model)
     make_rate_factors(config, model)
-    _score_made_up_samples(config, manifest)
+    _try_objective(config, manifest)
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
@@ -215,26 +217,44 @@ def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
         )
 
 
-def _score_made_up_samples(config: RunConfig, manifest: Manifest) -> None:
-    """Call loss and metrics by import path on samples of which every class has some and some others have not."""
+def try_metrics(metrics: "Mapping[str, Metric]", manifest: Manifest) -> None:
+    """Call metrics by import path on made-up samples, in this process.
+
+    Raises:
+        ValueError: As the metrics do.
+    """
+    import numpy as np
+
+    targets, logits = _made_up_samples(manifest)
+    odds = np.exp(logits)
+    probabilities = odds / (odds.sum(1, keepdims=True) if manifest.task == "single_label" else 1 + odds)
+    for metric in metrics.values():
+        metric(targets, probabilities)
+
+
+def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
+    """Targets and logits of samples of which every class has some and some others have not."""
+    import numpy as np
+
+    targets = np.tile(np.eye(len(manifest.class_names), dtype=np.uint8), (2, 1))
+    return targets, np.random.default_rng(0).normal(size=targets.shape).astype(np.float32)
+
+
+def _try_objective(config: RunConfig, manifest: Manifest) -> None:
+    """Call loss and metrics by import path on made-up samples."""
     import numpy as np
 
     from pipelines.training.objective import make_loss, make_metrics
 
-    classes = len(manifest.class_names)
-    targets = np.tile(np.eye(classes, dtype=np.uint8), (2, 1))
-    logits = np.random.default_rng(0).normal(size=targets.shape).astype(np.float32)
     if config.training.loss.name == "import":
+        targets, logits = _made_up_samples(manifest)
         losses = np.asarray(make_loss(config, manifest)(targets.astype(np.float32), logits))
         if losses.shape != (len(targets),):
             raise ValueError(
                 f"training.loss.path={config.training.loss.arguments()['path']}: the function returned "
                 f"{losses.shape[0]} losses for {len(targets)} samples"
             )
-    odds = np.exp(logits)
-    probabilities = odds / (odds.sum(1, keepdims=True) if manifest.task == "single_label" else 1 + odds)
-    for metric in make_metrics(config.training.metrics).values():
-        metric(targets, probabilities)
+    try_metrics(make_metrics(config.training.metrics), manifest)
 
 
 def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:

@@ -12,74 +12,163 @@ from conf.modes import SynchronousConfig
 from conf.optimizers import OPTIMIZER_NAMES
 
 LOCAL = "training.mode={name: local, every_steps: 4}"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["exchange.codec=dgc", "optimizer={name: sgd, momentum: 0.0, nesterov: false}"], "exchange.codec=dgc keeps"),
-        (
-            [
-                "exchange.codec=onebit_adam",
-                "exchange.warmup_steps=5",
-                "optimizer={name: onebit_adam, warmup_steps: 5}",
-            ],
-            "exchange.codec=onebit_adam keeps",
-        ),
-        (["training.precision=float16"], "training.precision=float16 has a loss scale"),
-        (["training.ema=0.9"], "training.ema=0.9 averages the weights after every step"),
-        (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 exchanges statistics in every step"),
-        (["training.checkpoint_every_steps=6"], "6 is no multiple of training.mode.every_steps=4"),
-    ],
-)
-def test_what_does_not_go_with_local_updates_is_refused(settings: list[str], message: str) -> None:
-    load("smoke", settings)
-    with pytest.raises(ValueError, match=message):
-        load("smoke", [*settings, LOCAL])
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["exchange.codec=dgc", "optimizer={name: sgd, momentum: 0.0, nesterov: false}"], "exchange.codec=dgc has"),
-        (
-            [
-                "exchange.codec=onebit_adam",
-                "exchange.warmup_steps=5",
-                "optimizer={name: onebit_adam, warmup_steps: 5}",
-            ],
-            "exchange.codec=onebit_adam has",
-        ),
-        (["training.precision=float16"], "training.precision=float16 skips the step"),
-    ],
-)
-def test_what_does_not_go_with_delayed_gradients_is_refused(settings: list[str], message: str) -> None:
-    load("smoke", settings)
-    with pytest.raises(ValueError, match=message):
-        load("smoke", [*settings, "training.mode=delayed"])
-
-
 SHARDED = "training.mode={name: synchronous, shard_optimizer: true}"
+PIPELINE = "training.mode={name: pipeline, stages: 2}"
+SERVER = "training.mode={name: parameter_server, synchrony: %s%s}"
+IN_PLACE = "launch.recover=in_place"
+PLAIN_SGD = "optimizer={name: sgd, momentum: 0.0, nesterov: false}"
+ONEBIT_ADAM = [
+    "exchange.codec=onebit_adam",
+    "exchange.warmup_steps=5",
+    "optimizer={name: onebit_adam, warmup_steps: 5}",
+]
+
+
+def of_mode(mode: str, *refused: tuple[list[str], str]) -> list[tuple[list[str], str, str]]:
+    return [(settings, mode, message) for settings, message in refused]
+
+
+FOR_ALL_WORKERS = "exchange.codec=%s gives every worker all of the mean"
 
 
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "mode", "message"),
     [
-        ["exchange.codec=powersgd"],
-        ["exchange.codec=onebit_adam", "exchange.warmup_steps=5", "optimizer={name: onebit_adam, warmup_steps: 5}"],
+        *of_mode(
+            LOCAL,
+            (["exchange.codec=dgc", PLAIN_SGD], "exchange.codec=dgc keeps"),
+            (ONEBIT_ADAM, "exchange.codec=onebit_adam keeps"),
+            (["training.precision=float16"], "training.precision=float16 has a loss scale"),
+            (["training.ema=0.9"], "training.ema=0.9 averages the weights after every step"),
+            (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 exchanges statistics in every step"),
+            (["training.checkpoint_every_steps=6"], "6 is no multiple of training.mode.every_steps=4"),
+        ),
+        *of_mode(
+            "training.mode=delayed",
+            (["exchange.codec=dgc", PLAIN_SGD], "exchange.codec=dgc has"),
+            (ONEBIT_ADAM, "exchange.codec=onebit_adam has"),
+            (["training.precision=float16"], "training.precision=float16 skips the step"),
+        ),
+        *of_mode(
+            SHARDED,
+            (["exchange.codec=powersgd"], FOR_ALL_WORKERS % "powersgd"),
+            (ONEBIT_ADAM, FOR_ALL_WORKERS % "onebit_adam"),
+            ([PLAIN_SGD], "shard_optimizer=True has no effect: optimizer.momentum=0 keeps no moments"),
+            (["launch.num_workers=1"], "launch.num_workers=1 has no other ranks"),
+        ),
+        *of_mode(
+            PIPELINE,
+            (["launch.num_workers=3"], "launch.num_workers=3 does not divide into pipelines of training.mode.stages=2"),
+            (["exchange.codec=powersgd"], "exchange.codec=powersgd keeps what is left to send by worker"),
+            (["training.precision=float16"], "training.precision=float16 skips the step"),
+            (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
+            (["training.ema=0.9"], "training.ema=0.9 averages the weights of the whole network"),
+            (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 sums over workers with the same layers"),
+            (
+                ["input.resolution_schedule=[{until: {fraction: 0.5}, scale: 0.5}]"],
+                "input.resolution_schedule changes the size of images",
+            ),
+            (["training.trace_steps=[2, 3]"], "each tick is one: set training.trace_steps=null"),
+            ([IN_PLACE], "launch.recover=in_place replaces one worker by a spare"),
+            (["reader.name=petastorm"], "reader.name=petastorm gives samples in an order that depends on its threads"),
+        ),
+        *of_mode(
+            SERVER % ("async", ""),
+            (["exchange.codec=powersgd"], "exchange.codec=powersgd is for an exchange among all workers"),
+            (["training.precision=float16"], "training.precision=float16 skips the step"),
+            (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
+            (["training.ema=0.9"], "training.ema=0.9 averages the weights after every step"),
+            (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 exchanges statistics in every step"),
+            (["training.trace_steps=[2, 3]"], "training.trace_steps=[2, 3] compares the same steps of all workers"),
+            ([IN_PLACE], "launch.recover=in_place lets a spare continue"),
+            (["exchange.bucket_mib=2"], "exchange.bucket_mib=2.0 has no effect"),
+            (["exchange.codec={name: topk, owner_factor: 3.0}"], "exchange.codec.owner_factor=3.0 has no effect"),
+        ),
+        *of_mode(
+            IN_PLACE,
+            (["training.trace_steps=[2, 3]"], "training.trace_steps brings the clocks of processes together"),
+            (["reader.name=petastorm"], "reader.name=petastorm begins epochs only at their start"),
+            (["launch.num_workers=1"], "launch.num_workers=1 has none"),
+        ),
+        (["launch.num_workers=2"], SERVER % ("backup", ", backup_workers: 2"), "backup_workers=2"),
+        *(
+            ([], SERVER % (synchrony, f", {key}: {value}"), f"training.mode.{key}={str(value).title()} has no effect")
+            for synchrony, key, value in (
+                *(("async", "bound", 5), ("backup", "bound", 5), ("async", "backup_workers", 0)),
+                *(("ssp", "fetch_every", 2), ("ssp", "push_every", 2), ("backup", "push_every", 2)),
+                *(("backup", "staleness_aware", "true"), ("backup", "synchronous_steps", 5)),
+            )
+        ),
+        *(
+            ([], f"training.mode={{name: {mode}}}", key)
+            for mode, key in (
+                ("local, shard_optimizer: true", "shard_optimizer"),
+                ("delayed, shard_optimizer: true", "shard_optimizer"),
+                ("synchronous, every_steps: 4", "every_steps"),
+                ("local, outer: {momentum: 1.0}", "momentum"),
+            )
+        ),
+        *((["launch.num_workers=20"], f"training.mode={{name: pipeline, stages: {n}}}", "stages") for n in (1, 5)),
     ],
 )
-def test_what_does_not_go_with_a_sharded_optimizer_is_refused(settings: list[str]) -> None:
+def test_what_does_not_go_together_is_refused(settings: list[str], mode: str, message: str) -> None:
     load("smoke", settings)
-    message = r"exchange\.codec=\w+ gives every worker all of the mean .* set exchange\.codec=none"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        load("smoke", [*settings, mode])
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "message"),
+    [
+        # Steps of one epoch with which they fit, and with one less they do not; there are two epochs.
+        (
+            [SERVER % ("async", ", synchronous_steps: 20")],
+            11,
+            "synchronous_steps=20 is not before the end of the run, which has 20 steps",
+        ),
+        (
+            ["exchange.codec=onebit", "exchange.warmup_steps=20"],
+            11,
+            r"warmup_steps=20 is not before the end of the run, which has 20 steps, so that exchange\.codec=onebit "
+            "never",
+        ),
+        (
+            [
+                *("exchange.codec=onebit", "exchange.warmup_steps=20"),
+                "training.mode={name: local, every_steps: 2}",
+            ],
+            21,
+            "which has 20 exchanges",
+        ),
+        (
+            [
+                "exchange.codec={name: topk, density: 0.001, density_schedule: [{before_step: 4, density: 0.25}, "
+                "{before_step: 20, density: 0.01}]}"
+            ],
+            11,
+            r"density_schedule ends with before_step=20, which is not before the end of the run of 20 steps, so that "
+            r"exchange\.codec\.density=0\.001 never holds",
+        ),
+        (
+            [
+                "exchange.codec={name: powersgd, rank_schedule: [{before_step: 5, rank: 8}]}",
+                "exchange.warmup_steps=5",
+            ],
+            None,
+            r"rank_schedule begins with before_step=5, and until exchange\.warmup_steps=5 gradients travel in float32",
+        ),
+        (
+            ["training.mode={name: local, every_steps: 2, local_after_steps: 20}"],
+            11,
+            r"local_after_steps=20 is not before the end of the run, which has 20 steps, .* training\.mode=synchro",
+        ),
+    ],
+)
+def test_a_part_of_the_run_begins_before_its_end(settings: list[str], steps: int | None, message: str) -> None:
+    config = load("smoke", [*settings, "training.epochs=2"])
+    assert steps is None or check_length(config, steps) is None
     with pytest.raises(ValueError, match=message):
-        load("smoke", [*settings, SHARDED])
-
-
-@pytest.mark.parametrize("mode", ["local", "delayed"])
-def test_only_synchronous_training_shards_its_optimizer(mode: str) -> None:
-    with pytest.raises(ValueError, match="shard_optimizer"):
-        load("smoke", [f"training.mode={{name: {mode}, shard_optimizer: true}}"])
+        check_length(config, 10 if steps is None else steps - 1)
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
@@ -92,53 +181,7 @@ def test_only_synchronous_training_shards_its_optimizer(mode: str) -> None:
 )
 def test_a_sharded_optimizer_goes_with_everything_else(optimizer: str, beside: list[str]) -> None:
     config = load("smoke", [SHARDED, f"optimizer={optimizer}", *beside])
-    assert config.optimizer.name == optimizer
-    assert config.training.mode == SynchronousConfig(shard_optimizer=True)
-
-
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        (["optimizer={name: sgd, momentum: 0.0, nesterov: false}"], "keeps no moments to divide"),
-        (["launch.num_workers=1"], "has no other ranks"),
-    ],
-)
-def test_sharding_where_nothing_can_be_divided_is_refused(settings: list[str], reason: str) -> None:
-    with pytest.raises(ValueError, match=f"training.mode.shard_optimizer=True has no effect: .*{reason}"):
-        load("smoke", [SHARDED, *settings])
-
-
-PIPELINE = "training.mode={name: pipeline, stages: 2}"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["launch.num_workers=3"], "launch.num_workers=3 does not divide into pipelines of training.mode.stages=2"),
-        (["exchange.codec=powersgd"], "exchange.codec=powersgd keeps what is left to send by worker"),
-        (["training.precision=float16"], "training.precision=float16 skips the step"),
-        (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
-        (["training.ema=0.9"], "training.ema=0.9 averages the weights of the whole network"),
-        (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 sums over workers with the same layers"),
-        (
-            ["input.resolution_schedule=[{until: {fraction: 0.5}, scale: 0.5}]"],
-            "input.resolution_schedule changes the size of images",
-        ),
-        (["training.trace_steps=[2, 3]"], "each tick is one: set training.trace_steps=null"),
-        (["launch.recover=in_place"], "launch.recover=in_place replaces one worker by a spare"),
-        (["reader.name=petastorm"], "reader.name=petastorm gives samples in an order that depends on its threads"),
-    ],
-)
-def test_what_does_not_go_with_a_pipeline_is_refused(settings: list[str], message: str) -> None:
-    load("smoke", settings)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        load("smoke", [*settings, PIPELINE])
-
-
-@pytest.mark.parametrize("stages", [1, 5])
-def test_a_pipeline_has_two_to_four_stages(stages: int) -> None:
-    with pytest.raises(ValueError, match="stages"):
-        load("smoke", ["launch.num_workers=20", f"training.mode={{name: pipeline, stages: {stages}}}"])
+    assert (config.optimizer.name, config.training.mode) == (optimizer, SynchronousConfig(shard_optimizer=True))
 
 
 def test_a_pipeline_takes_the_samples_of_one_worker() -> None:
@@ -152,40 +195,12 @@ def test_a_pipeline_takes_the_samples_of_one_worker() -> None:
     assert load("smoke").with_whole_networks() == load("smoke")
 
 
-def test_a_bucket_has_no_effect_in_one_pipeline() -> None:
-    config = load("smoke", [PIPELINE, "launch.num_workers=2"])
-    with pytest.raises(ValueError, match="one pipeline exchanges no gradients"):
-        refuse_without_effect(config, ["exchange.bucket_mib"], verb="train", reads=["training", "exchange"])
-
-
 def accepts(*settings: str) -> bool:
     try:
         load("smoke", ["training.checkpoint_every_steps=8", *settings])
     except ValueError:
         return False
     return True
-
-
-# Settings without which these codecs go with no optimizer.
-SERVER = "training.mode={name: parameter_server, synchrony: %s%s}"
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["exchange.codec=powersgd"], "exchange.codec=powersgd is for an exchange among all workers"),
-        (["training.precision=float16"], "training.precision=float16 skips the step"),
-        (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
-        (["training.ema=0.9"], "training.ema=0.9 averages the weights after every step"),
-        (["model.batch_norm_ranks=2"], "model.batch_norm_ranks=2 exchanges statistics in every step"),
-        (["training.trace_steps=[2, 3]"], "training.trace_steps=[2, 3] compares the same steps of all workers"),
-        (["launch.recover=in_place"], "launch.recover=in_place lets a spare continue"),
-    ],
-)
-def test_what_does_not_go_with_a_parameter_server_is_refused(settings: list[str], message: str) -> None:
-    load("smoke", settings)
-    with pytest.raises(ValueError, match=re.escape(message)):
-        load("smoke", [*settings, SERVER % ("async", "")])
 
 
 @pytest.mark.parametrize("codec", PUSHED_CODECS)
@@ -196,93 +211,17 @@ def test_a_parameter_server_takes_every_optimizer_and_these_codecs(codec: str, o
     assert (config.exchange.codec.name, config.optimizer.name) == (codec, optimizer)
 
 
-def test_a_step_waits_for_one_worker_at_least() -> None:
-    for backup, fits in ((1, True), (2, False)):
-        settings = ["launch.num_workers=2", SERVER % ("backup", f", backup_workers: {backup}")]
-        assert accepts(*settings) == fits
-
-
-@pytest.mark.parametrize(
-    ("synchrony", "key", "value"),
-    [
-        ("async", "bound", "5"),
-        ("backup", "bound", "5"),
-        ("async", "backup_workers", "0"),
-        ("ssp", "fetch_every", "2"),
-        ("ssp", "push_every", "2"),
-        ("backup", "push_every", "2"),
-        ("backup", "staleness_aware", "true"),
-        ("backup", "synchronous_steps", "5"),
-    ],
-)
-def test_settings_of_another_synchrony_are_refused(synchrony: str, key: str, value: str) -> None:
-    with pytest.raises(ValueError, match=rf"training\.mode\.{key}=\w+ has no effect"):
-        load("smoke", [SERVER % (synchrony, f", {key}: {value}")])
-
-
-@pytest.mark.parametrize("key", ["exchange.bucket_mib=2", "exchange.codec.owner_factor=3"])
-def test_settings_of_an_exchange_among_all_are_refused_with_a_parameter_server(key: str) -> None:
-    with pytest.raises(ValueError, match="has no effect"):
-        load("smoke", ["exchange.codec=topk", SERVER % ("async", ""), key])
-
-
-def test_workers_of_a_parameter_server_leave_lock_step_before_the_end() -> None:
-    settings = [SERVER % ("async", ", synchronous_steps: 20"), "training.epochs=2"]
-    assert check_length(load("smoke", settings), 11) is None
-    with pytest.raises(ValueError, match="synchronous_steps=20 is not before the end of the run, which has 20 steps"):
-        check_length(load("smoke", settings), 10)
-
-
 def test_ssp_has_no_periods_of_async() -> None:
-    mode = "training.mode={name: parameter_server, synchrony: async, push_every: 5, fetch_every: 4}"
-    config = load("smoke", [mode])
-    assert [config.training.mode.arguments()[key] for key in ("push_every", "fetch_every")] == [5, 4]
-    changed = config.override("training.mode.synchrony=ssp")
-    assert [changed.training.mode.arguments()[key] for key in ("push_every", "fetch_every")] == [1, 1]
-
-
-def test_a_codec_begins_before_the_end() -> None:
-    settings = ["exchange.codec=onebit", "training.epochs=2", "exchange.warmup_steps=20"]
-    assert check_length(load("smoke", settings), 11) is None
-    message = (
-        r"warmup_steps=20 is not before the end of the run, which has 20 steps, so that exchange\.codec=onebit never"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_length(load("smoke", settings), 10)
-    local = [*settings, "training.mode={name: local, every_steps: 2}"]
-    assert check_length(load("smoke", local), 22) is None
-    with pytest.raises(ValueError, match="which has 20 exchanges"):
-        check_length(load("smoke", local), 20)
-
-
-@pytest.mark.parametrize(
-    ("codec", "settings", "message"),
-    [
-        (
-            "{name: topk, density: 0.001, density_schedule: [{before_step: 4, density: 0.25}, "
-            "{before_step: 20, density: 0.01}]}",
-            [],
-            r"density_schedule ends with before_step=20, which is not before the end of the run of 20 steps, so that "
-            r"exchange\.codec\.density=0\.001 never holds",
-        ),
-        (
-            "{name: powersgd, rank_schedule: [{before_step: 5, rank: 8}]}",
-            ["exchange.warmup_steps=5"],
-            r"rank_schedule begins with before_step=5, and until exchange\.warmup_steps=5 gradients travel in float32",
-        ),
-    ],
-)
-def test_every_part_of_a_codecs_schedule_holds_for_a_while(codec: str, settings: list[str], message: str) -> None:
-    config = load("smoke", [f"exchange.codec={codec}", "training.epochs=2", *settings])
-    with pytest.raises(ValueError, match=message):
-        check_length(config, 10)
-    if not settings:
-        assert check_length(config, 11) is None
+    of_async = load("smoke", [SERVER % ("async", ", push_every: 5, fetch_every: 4")])
+    modes = [
+        config.training.mode.arguments() for config in (of_async, of_async.override("training.mode.synchrony=ssp"))
+    ]
+    assert [(mode["push_every"], mode["fetch_every"]) for mode in modes] == [(5, 4), (1, 1)]
 
 
 NEEDS = {
-    "dgc": ["optimizer={name: sgd, momentum: 0.0, nesterov: false}"],
-    "onebit_adam": ["optimizer={name: onebit_adam, warmup_steps: 5}", "exchange.warmup_steps=5"],
+    "dgc": [PLAIN_SGD],
+    "onebit_adam": ONEBIT_ADAM,
     "threshold": ["exchange.codec.tau=0.01"],
 }
 
@@ -302,48 +241,18 @@ def test_each_mode_takes_what_synchronous_training_takes_but_codecs_with_momentu
     assert taken, "no optimizer goes with this codec"
 
 
-def test_settings_of_another_mode_are_refused() -> None:
-    with pytest.raises(ValueError, match="every_steps"):
-        load("smoke", ["training.mode={name: synchronous, every_steps: 4}"])
-    with pytest.raises(ValueError, match="momentum"):
-        load("smoke", ["training.mode={name: local, outer: {momentum: 1.0}}"])
-
-
 @pytest.mark.parametrize(
-    ("keys", "reason"),
+    ("mode", "key", "reason"),
     [
-        (["exchange.rescale_residual"], "does not depend on the learning rate"),
-        (["training.mode.outer.nesterov"], "nothing to look ahead with"),
+        (LOCAL, "exchange.rescale_residual", "does not depend on the learning rate"),
+        (LOCAL, "training.mode.outer.nesterov", "nothing to look ahead with"),
+        (PIPELINE, "exchange.bucket_mib", "one pipeline exchanges no gradients"),
     ],
 )
-def test_settings_without_effect_on_local_updates_are_refused(keys: list[str], reason: str) -> None:
-    config = load("smoke", [LOCAL, "exchange.codec=onebit"])
+def test_settings_without_effect_in_a_mode_are_refused(mode: str, key: str, reason: str) -> None:
+    config = load("smoke", [mode, *(["exchange.codec=onebit"] if mode == LOCAL else [])])
     with pytest.raises(ValueError, match=reason):
-        refuse_without_effect(config, keys, verb="train", reads=["training", "exchange"])
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("training.trace_steps=[2, 3]", "training.trace_steps brings the clocks of processes together"),
-        ("reader.name=petastorm", "reader.name=petastorm begins epochs only at their start"),
-        ("launch.num_workers=1", "launch.num_workers=1 has none"),
-    ],
-)
-def test_what_does_not_go_with_recovery_in_place_is_refused(setting: str, message: str) -> None:
-    load("smoke", [setting])
-    with pytest.raises(ValueError, match=message):
-        load("smoke", [setting, "launch.recover=in_place"])
-
-
-def test_workers_train_alone_before_the_end() -> None:
-    local = "training.mode={name: local, every_steps: 2, local_after_steps: %d}"
-    assert check_length(load("smoke", [local % 19, "training.epochs=2"]), 10) is None
-    message = (
-        r"local_after_steps=20 is not before the end of the run, which has 20 steps, .* training\.mode=synchronous$"
-    )
-    with pytest.raises(ValueError, match=message):
-        check_length(load("smoke", [local % 20, "training.epochs=2"]), 10)
+        refuse_without_effect(config, [key], verb="train", reads=["training", "exchange"])
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,7 @@ def test_arguments_have_the_defaults_of_their_keys(
         for name, parameter in inspect.signature(function).parameters.items()
         if name in keys and parameter.default is not parameter.empty and name not in OTHER
     }
-    assert set(found) == expected
-    assert found == {name: section.default(keys[name]) for name in expected}
+    assert (set(found), found) == (expected, {name: section.default(keys[name]) for name in expected})
     # They are equal because they are taken from the section, not because somebody wrote them twice.
     source = inspect.getsource(function)
     assert [name for name in expected if f'{section.__name__}.default("{keys[name]}")' not in source] == []

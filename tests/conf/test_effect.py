@@ -9,13 +9,14 @@ from conf.keys import paths
 from conf.load import load, resolve, shipped_names
 from jobs.verbs import VERBS
 
+NO_EPOCHS = ["schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none"]
+
 
 def refusal(verb: str, *settings: str) -> str:
     """Why settings of a verb are refused; empty where each has an effect."""
-    chosen, config = VERBS[verb], resolve("smoke", settings)
-    keys = [setting.partition("=")[0] for setting in settings]
+    chosen, keys = VERBS[verb], [setting.partition("=")[0] for setting in settings]
     try:
-        refuse_without_effect(config, keys, verb=verb, reads=chosen.reads, ignores=chosen.ignores)
+        refuse_without_effect(resolve("smoke", settings), keys, verb=verb, reads=chosen.reads, ignores=chosen.ignores)
     except ValueError as error:
         return str(error)
     return ""
@@ -67,6 +68,25 @@ def test_a_setting_without_effect_is_refused(verb: str, setting: str, reason: st
 
 
 @pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (NO_EPOCHS, "no place of the schedule is in epochs"),
+        (["model.batch_norm_ranks=all", "launch.num_workers=1"], "launch.num_workers=1 has no other ranks"),
+        (
+            ["optimizer={name: lars, learning_rate: 7.4}", "optimizer.scaling=sqrt"],
+            "optimizer.learning_rate is absolute",
+        ),
+        *(
+            ([f"exchange.codec={codec}", "exchange.rescale_residual=true"], "keeps no residual")
+            for codec in ("qsgd", "{name: bf16}", "{name: topk, error_feedback: false}", "fp16")
+        ),
+    ],
+)
+def test_a_setting_without_effect_beside_others_is_refused(settings: list[str], reason: str) -> None:
+    assert reason in refusal("train", *settings)
+
+
+@pytest.mark.parametrize(
     ("verb", "settings"),
     [
         ("prepare", ["archive.root=/x", "dataset.path=/y", "prepare.seed=3", "launch.master=local[4]"]),
@@ -82,49 +102,26 @@ def test_a_setting_without_effect_is_refused(verb: str, setting: str, reason: st
         ("find-rate", ["optimizer.momentum=0.8", "exchange.codec=onebit", "launch.retries=1", "training.mixup=0.2"]),
         ("find-batch", ["optimizer=adamw", "training.ema=0.9", "training.accumulation_steps=2", "launch.retries=1"]),
         ("find-batch", ["training.mixup=0.2"]),  # the sizes that it tries are even then
+        # Places in epochs give the length of the recipe its meaning.
+        ("train", ["schedule.recipe_epochs=5"]),
+        ("train", ["schedule.recipe_epochs=5", "schedule.decay=cosine"]),
+        ("train", [*NO_EPOCHS, "input.resolution_schedule=[{until: {epochs: 2}, scale: 0.5}]"]),
+        ("train", ["model.batch_norm_ranks=all"]),
+        ("train", ["optimizer={name: lars, learning_rate: 7.4}"]),
+        ("train", ["optimizer.scaling=sqrt"]),
+        # The same command continues a run.
+        *(
+            ("train", [setting, *resumed])
+            for setting in (
+                *("warm_start={source: /x.npz}", "warm_start.source=/x.npz"),
+                *("tracking.run_name=x", "tracking.experiment=x"),
+            )
+            for resumed in ([], ["training.resume_run=0123"])
+        ),
     ],
 )
 def test_a_setting_with_an_effect_is_not(verb: str, settings: list[str]) -> None:
     assert refusal(verb, *settings) == ""
-
-
-def test_places_in_epochs_give_the_length_of_the_recipe_its_meaning() -> None:
-    assert refusal("train", "schedule.recipe_epochs=5") == ""
-    assert refusal("train", "schedule.recipe_epochs=5", "schedule.decay=cosine") == ""
-    assert "no place of the schedule is in epochs" in refusal(
-        "train", "schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none"
-    )
-    sizes = "input.resolution_schedule=[{until: {epochs: 2}, scale: 0.5}]"
-    assert refusal("train", "schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none", sizes) == ""
-
-
-def test_batch_norm_over_all_needs_other_ranks() -> None:
-    assert refusal("train", "model.batch_norm_ranks=all") == ""
-    assert "launch.num_workers=1 has no other ranks" in refusal(
-        "train", "model.batch_norm_ranks=all", "launch.num_workers=1"
-    )
-
-
-def test_an_absolute_rate_is_not_scaled() -> None:
-    assert refusal("train", "optimizer={name: lars, learning_rate: 7.4}") == ""
-    assert refusal("train", "optimizer.scaling=sqrt") == ""
-    assert "optimizer.learning_rate is absolute" in refusal(
-        "train", "optimizer={name: lars, learning_rate: 7.4}", "optimizer.scaling=sqrt"
-    )
-
-
-@pytest.mark.parametrize(
-    "setting",
-    ["warm_start={source: /x.npz}", "warm_start.source=/x.npz", "tracking.run_name=x", "tracking.experiment=x"],
-)
-def test_the_same_command_continues_a_run(setting: str) -> None:
-    assert refusal("train", setting) == ""
-    assert refusal("train", setting, "training.resume_run=0123") == ""
-
-
-@pytest.mark.parametrize("codec", ["qsgd", "{name: bf16}", "{name: topk, error_feedback: false}", "fp16"])
-def test_a_codec_without_error_feedback_has_no_residual(codec: str) -> None:
-    assert "keeps no residual" in refusal("train", f"exchange.codec={codec}", "exchange.rescale_residual=true")
 
 
 ALL_ROLES = "optimizer.unadapted_roles=[kernel, bias, gain, shift]"
@@ -181,9 +178,7 @@ NO_MOMENTUM = "optimizer={name: sgd, momentum: 0.0}"
         ),
     ],
 )
-def test_a_value_without_effect_is_refused_wherever_it_is_chosen(
-    tmp_path: Path, settings: list[str], key: str, reason: str
-) -> None:
+def test_a_value_without_effect_is_refused_wherever_it_is_chosen(settings: list[str], key: str, reason: str) -> None:
     with pytest.raises(ValueError, match=rf"^config smoke: {re.escape(key)} has no effect: .*{reason}") as caught:
         load("smoke", settings)
     assert "\n" not in str(caught.value)
@@ -204,10 +199,7 @@ def test_a_file_is_refused_for_what_has_no_effect_in_it_and_what_it_holds_for_ot
     # The archive's folder is missing: the settings complete the file, and are looked at with it.
     file.write_text("archive: {kind: bigearthnet_v2}\nexchange: {codec: topk, warmup_steps: 5}\n")
     assert load(str(file), ["archive.root=/x"]).exchange.warmup_steps == 5
-
-
-def test_values_that_a_file_holds_for_its_other_runs_stay(tmp_path: Path) -> None:
-    file = tmp_path / "mine.yaml"
+    # So do values for its other runs.
     file.write_text("tracking: {experiment: mine}\nexchange: {bucket_mib: 2.0}\n")
     assert load(str(file), ["training.resume_run=0123"]).tracking.experiment == "mine"
     assert load(str(file), launch={"num_workers": 1}).exchange.bucket_mib == 2.0
@@ -230,10 +222,8 @@ def test_every_value_of_a_shipped_config_has_an_effect(name: str) -> None:
 
 
 def test_every_key_that_is_named_exists() -> None:
-    known = {*paths()}
-    assert {rule.key for rule in RULES} <= known
-    for verb in VERBS.values():
-        assert {*verb.reads, *verb.ignores} <= known
+    named = {key for verb in VERBS.values() for key in (*verb.reads, *verb.ignores)} | {rule.key for rule in RULES}
+    assert named <= {*paths()}
 
 
 def test_every_key_is_read_by_some_verb() -> None:

@@ -1,4 +1,4 @@
-"""What all sections have in common."""
+"""What all sections have in common, and their keys as a mapping."""
 
 import math
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from typing import Any, get_args, get_origin
 import pytest
 
 from conf.changes import validated
-from conf.keys import TAGS
+from conf.keys import TAGS, nested
 from conf.schema import RunConfig
 from conf.section import Section
 
@@ -57,3 +57,12 @@ def test_a_number_that_is_not_finite_is_one_readable_line(number: float) -> None
         if name == _OWN_WORDS:
             expected = f"training.class_weights: the weight of 'name' is {number}, not a number above 0"
         assert [line for line in lines if str(number) in line] == [expected]
+
+
+def test_settings_become_a_mapping_per_section() -> None:
+    assert nested({"a.b": "1", "a.c.d": "2", "e": "3"}) == {"a": {"b": "1", "c": {"d": "2"}}, "e": "3"}
+
+
+def test_a_key_within_a_value_is_left_out() -> None:
+    settings = {"a.b": "x", "a.b.c": "1"}
+    assert nested(settings) == nested(dict(reversed(settings.items()))) == {"a": {"b": "x"}}

@@ -1,6 +1,7 @@
 """Trainings that were recorded and did not run."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,3 +27,10 @@ def record(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) -> Ca
         return run.run_id
 
     return make
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -11,8 +11,7 @@ import pytest
 from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
-from jobs import cli
-from pipelines.dataset.manifest import Manifest, read_manifest, write_manifest
+from pipelines.dataset.manifest import read_manifest
 from pipelines.tracking.runs import check_store, start_run
 
 pytestmark = pytest.mark.spark
@@ -24,21 +23,18 @@ def error_of(
     mlflow_store: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error_line: Callable[..., str],
 ) -> Callable[..., str]:
     """Run a job that must fail; the line that it prints."""
     monkeypatch.chdir(tmp_path)
 
-    def run(verb: str, *settings: str, extra: tuple[str, ...] = (), code: int = 2) -> str:
+    def run(verb: str, *settings: str, code: int = 2) -> str:
         stages = spark.sparkContext.statusTracker().getJobIdsForGroup(None)
         before = set(tmp_path.rglob("*"))
-        arguments = [verb, "--config", "smoke", *(part for setting in settings for part in ("--set", setting)), *extra]
-        assert cli.execute(arguments) == code
+        verb, *more = verb.split()
+        line = error_line(verb, "--config", "smoke", *more, settings=settings, code=code)
         assert spark.sparkContext.statusTracker().getJobIdsForGroup(None) == stages, "a stage was started"
-        left = {path for path in tmp_path.rglob("*") if "mlruns" not in path.parts} - before
-        assert not left
-        captured = capsys.readouterr()
-        (line,) = captured.err.strip().splitlines()
+        assert not {path for path in tmp_path.rglob("*") if "mlruns" not in path.parts} - before
         assert line.startswith("groundswell ")
         return line
 
@@ -47,59 +43,86 @@ def error_of(
 
 @pytest.fixture
 def archive_copy(small_archive: Path, tmp_path: Path) -> Path:
-    shutil.copytree(small_archive, tmp_path / "BigEarthNet")
-    return tmp_path / "BigEarthNet"
+    return Path(shutil.copytree(small_archive, tmp_path / "BigEarthNet"))
 
 
-@pytest.mark.parametrize("verb", ["prepare", "train"])
-def test_configuration(error_of: Callable[..., str], verb: str) -> None:
-    unknown = "optimizer.momentun: unknown key of optimizer=lars (did you mean momentum?)"
-    assert unknown in error_of(verb, "optimizer.momentun=0.8")
-    assert "training.epochs='many': should be a valid integer" in error_of(verb, "training.epochs=many")
-    assert "optimizer.momentum=1.5: should be less than 1" in error_of(verb, "optimizer.momentum=1.5")
+EVALUATE = "evaluate --model runs:/0123456789abcdef0123456789abcdef/model"
 
 
-def test_settings_that_cannot_hold_together(error_of: Callable[..., str]) -> None:
-    refused = error_of("train", "reader.name=petastorm", "training.checkpoint_every_steps=5")
-    assert "Petastorm's reader cannot resume within an epoch" in refused
-    offline = error_of("train", "training.output=s3://b/c", "tracking.offline=true")
-    assert "`groundswell sync` look for them, and training.output=s3://b/c is a URL: set it to a folder" in offline
-    assert "reader.cache_folder=s3://b/c is a URL" in error_of("train", "reader.cache_folder=s3://b/c")
-
-
-def test_a_missing_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
-    assert str(tmp_path / "nowhere") in error_of("prepare", f"archive.root={tmp_path / 'nowhere'}")
-
-
-def test_an_empty_archive(error_of: Callable[..., str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("verb", "settings", "message"),
+    [
+        *(
+            (
+                verb,
+                "optimizer.momentun=0.8",
+                "optimizer.momentun: unknown key of optimizer=lars (did you mean momen",
+            )
+            for verb in ("prepare", "train")
+        ),
+        ("train", "training.epochs=many", "training.epochs='many': should be a valid integer"),
+        ("train", "optimizer.momentum=1.5", "optimizer.momentum=1.5: should be less than 1"),
+        (
+            "train",
+            "reader.name=petastorm training.checkpoint_every_steps=5",
+            "Petastorm's reader cannot resume within an epoch",
+        ),
+        (
+            "train",
+            "reader.name=petastorm training.checkpoint_every_steps=null reader.verify=always",
+            "reader.verify=always needs reader.name=groundswell",
+        ),
+        (
+            "train",
+            "training.output=s3://b/c tracking.offline=true",
+            "`groundswell sync` look for them, and training.output=s3://b/c is a URL: set it to a folder",
+        ),
+        ("train", "reader.cache_folder=s3://b/c", "reader.cache_folder=s3://b/c is a URL"),
+        ("prepare", "archive.root=FOLDER/nowhere", "FOLDER/nowhere"),
+        ("prepare", "archive.root=FOLDER/empty", "metadata.parquet"),
+        ("train", "dataset.path=FOLDER/empty", "no dataset.json"),
+        (
+            "train",
+            "dataset.path=DATASET training.batch_size_per_worker=17",
+            "32 training samples, fewer than one global batch of 34 (2 workers x 17)",
+        ),
+        ("train", "dataset.path=DATASET training.resume_run=nosuchrun", "nosuchrun"),
+        (EVALUATE, "dataset.path=DATASET", "0123456789abcdef"),
+        (f"{EVALUATE} --split tst", "dataset.path=DATASET", "no split 'tst', only test, train, validation"),
+    ],
+)
+def test_settings_that_cannot_be_used(
+    error_of: Callable[..., str], small_dataset: Path, tmp_path: Path, verb: str, settings: str, message: str
+) -> None:
     (tmp_path / "empty").mkdir()
-    assert "metadata.parquet" in error_of("prepare", f"archive.root={tmp_path / 'empty'}")
+    given, expected = (
+        text.replace("DATASET", str(small_dataset)).replace("FOLDER", str(tmp_path)) for text in (settings, message)
+    )
+    assert expected in error_of(verb, *given.split())
 
 
-def test_metadata_without_rows(error_of: Callable[..., str], archive_copy: Path) -> None:
+def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
+    line = error_of("train", f"dataset.path={small_dataset}", "launch.num_workers=3", code=4)
+    assert "3 workers do not fit 2 slots" in line
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"), [([], "metadata.parquet"), (["test"] * 56, "no samples of the split 'train'")]
+)
+def test_metadata_without_training_samples(
+    error_of: Callable[..., str], archive_copy: Path, splits: list[str], message: str
+) -> None:
     path = archive_copy / "metadata.parquet"
-    pq.write_table(pq.read_table(path).slice(0, 0), path)
-    assert "metadata.parquet" in error_of("prepare", f"archive.root={archive_copy}")
+    table = pq.read_table(path).slice(0, len(splits))
+    place = table.schema.get_field_index("split")
+    pq.write_table(table.set_column(place, "split", pa.array(splits, pa.string())), path)
+    assert message in error_of("prepare", f"archive.root={archive_copy}", "dataset.path=dataset")
 
 
 def test_metadata_that_names_what_is_not_there(error_of: Callable[..., str], archive_copy: Path) -> None:
     patch = next(archive_copy.glob("BigEarthNet-S2/*/*"))
     shutil.rmtree(patch)
     assert patch.name in error_of("prepare", f"archive.root={archive_copy}")
-
-
-def test_a_training_split_is_needed(error_of: Callable[..., str], archive_copy: Path) -> None:
-    path = archive_copy / "metadata.parquet"
-    table = pq.read_table(path)
-    column = pa.array(["test"] * len(table))
-    pq.write_table(table.set_column(table.schema.get_field_index("split"), "split", column), path)
-    line = error_of("prepare", f"archive.root={archive_copy}", "dataset.path=dataset")
-    assert "no samples of the split 'train'" in line
-
-
-def test_a_folder_without_manifest(error_of: Callable[..., str], tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    assert "no dataset.json" in error_of("train", f"dataset.path={tmp_path / 'data'}")
 
 
 def test_an_output_in_the_dataset(
@@ -110,52 +133,26 @@ def test_an_output_in_the_dataset(
     assert f"training.output={dataset_copy}/outputs is in the dataset {dataset_copy}: choose a folder outside" in line
 
 
-def test_more_workers_than_slots(error_of: Callable[..., str], small_dataset: Path) -> None:
-    line = error_of("train", f"dataset.path={small_dataset}", "launch.num_workers=3", code=4)
-    assert "3 workers do not fit 2 slots" in line
-
-
-def test_fewer_rows_than_one_global_batch(error_of: Callable[..., str], small_dataset: Path) -> None:
-    line = error_of("train", f"dataset.path={small_dataset}", "training.batch_size_per_worker=17")
-    assert "32 training samples, fewer than one global batch of 34 (2 workers x 17)" in line
-
-
-def test_a_run_that_is_not_there_cannot_be_resumed(error_of: Callable[..., str], small_dataset: Path) -> None:
-    assert "nosuchrun" in error_of("train", f"dataset.path={small_dataset}", "training.resume_run=nosuchrun")
-
-
-def test_a_model_or_split_that_is_not_there(error_of: Callable[..., str], small_dataset: Path) -> None:
-    dataset = f"dataset.path={small_dataset}"
-    model = ("--model", "runs:/0123456789abcdef0123456789abcdef/model")
-    assert "0123456789abcdef" in error_of("evaluate", dataset, extra=model)
-    line = error_of("evaluate", dataset, extra=(*model, "--split", "tst"))
-    assert "no split 'tst', only test, train, validation" in line
-
-
 @pytest.fixture
 def dataset_copy(small_dataset: Path, tmp_path: Path) -> Path:
-    shutil.copytree(small_dataset, tmp_path / "dataset")
-    return tmp_path / "dataset"
+    return Path(shutil.copytree(small_dataset, tmp_path / "dataset"))
 
 
-@pytest.mark.parametrize(("split", "verb"), [("train", "train"), ("validation", "train"), ("test", "evaluate")])
+@pytest.mark.parametrize(("split", "verb"), [("train", "train"), ("validation", "train"), ("test", EVALUATE)])
 def test_a_shard_that_is_missing(error_of: Callable[..., str], dataset_copy: Path, split: str, verb: str) -> None:
     (dataset_copy / split / "part-00000.parquet").unlink()
-    extra = ("--model", "runs:/none/model") if verb == "evaluate" else ()
-    line = error_of(verb, f"dataset.path={dataset_copy}", extra=extra)
+    line = error_of(verb, f"dataset.path={dataset_copy}")
     assert f"{split}/part-00000.parquet is missing: the same `groundswell prepare` command writes" in line
 
 
-def test_a_cache_of_less_than_three_row_groups(error_of: Callable[..., str], dataset_copy: Path) -> None:
+def test_a_cache_of_less_than_three_row_groups(
+    error_of: Callable[..., str], dataset_copy: Path, edit_manifest: Callable[..., None]
+) -> None:
     path = dataset_copy / "validation" / "part-00000.parquet"
-    manifest = read_manifest(dataset_copy)
-    rows = manifest.splits["validation"].shards[0].row_groups[0]
+    rows = read_manifest(dataset_copy).splits["validation"].shards[0].row_groups[0]
     pq.write_table(pq.read_table(path), path, compression="zstd", row_group_size=rows)
-    splits = manifest.model_dump(mode="json")["splits"]
-    splits["validation"]["shards"][0]["size"] = path.stat().st_size
-    write_manifest(
-        Manifest.model_validate_json(json.dumps(manifest.model_dump(mode="json") | {"splits": splits})), dataset_copy
-    )
+    size = path.stat().st_size
+    edit_manifest(dataset_copy, lambda values: values["splits"]["validation"]["shards"][0].update(size=size))
     line = error_of("train", f"dataset.path={dataset_copy}", "reader.cache_limit_gib=0.0001")
     assert "reader.cache_limit_gib=0.0001 is less than three row groups" in line
 
@@ -165,11 +162,6 @@ def test_class_names_that_were_swapped_by_hand(error_of: Callable[..., str], dat
     values["class_names"].reverse()
     (dataset_copy / "dataset.json").write_text(json.dumps(values))
     assert "dataset.json was changed after it was written" in error_of("train", f"dataset.path={dataset_copy}")
-
-
-def test_checksums_that_petastorms_reader_does_not_know(error_of: Callable[..., str]) -> None:
-    line = error_of("train", "reader.name=petastorm", "training.checkpoint_every_steps=null", "reader.verify=always")
-    assert "reader.verify=always needs reader.name=groundswell" in line
 
 
 @pytest.mark.parametrize("verb", ["train", "find-rate"])

@@ -1,4 +1,5 @@
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,33 +11,37 @@ from pipelines.dataset.rows import row_checksum
 pytestmark = pytest.mark.spark
 
 
+def benchmark(dataset: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> list[str]:
+    """The lines that the command prints."""
+    assert cli.execute(["benchmark-reader", "--dataset", str(dataset), "--batch-size", "8", *arguments]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
 def test_it_prints_rates_and_the_wait(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        cli.execute(
-            ["benchmark-reader", "--dataset", str(small_dataset), "--batch-size", "8", "--images-per-second", "100"]
-        )
-        == 0
-    )
-    lines = capsys.readouterr().out.splitlines()
+    lines = benchmark(small_dataset, capsys, "--images-per-second", "100")
     assert "32 rows of 160,547 bytes" in lines[0]
     assert lines[1] == "checksums: computed in the first epoch only"
-    assert [line.split(":")[0] for line in lines[2:]] == [
-        "from disk",
-        "from memory",
-        "from memory",
-        "training at 100 images/s",
-    ]
-    for line in lines[2:]:
-        assert re.search(r": [\d,]+ rows/s, [\d,]+ MB/s, waited \d+\.\d% of \d+\.\d s$", line), line
+    rates = r"(.+): ([\d,]+) rows/s, [\d,]+ MB/s, waited \d+\.\d% of \d+\.\d s"
+    found = [re.fullmatch(rates, line) for line in lines[2:]]
+    heads = ["from disk", "from memory", "from memory", "training at 100 images/s"]
+    assert [match and match[1] for match in found] == heads, lines
     # A consumer that takes 8 rows every 80 ms, or later.
-    assert 0 < float(re.search(r": ([\d,]+) rows/s", lines[-1])[1]) <= 100  # type: ignore[index]
+    assert 0 < float(found[-1][2]) <= 100  # type: ignore[index]
 
 
-@pytest.mark.parametrize(("verify", "checked"), [("never", 0), ("first_epoch", 32), ("always", 4 * 32)])
+@pytest.mark.parametrize(
+    ("verify", "checked", "words"),
+    [
+        ("never", 0, "never computed"),
+        ("always", 4 * 32, "computed in every epoch"),
+        ("first_epoch", 32, "computed in the first epoch only"),
+    ],
+)
 def test_checksums_are_computed_as_asked(
     small_dataset: Path,
     verify: str,
     checked: int,
+    words: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -45,11 +50,8 @@ def test_checksums_are_computed_as_asked(
     # Only what reads in Python can be counted; test_reader compares both ways under each setting.
     monkeypatch.setattr(reader, "make_gather", lambda columns: None)
     monkeypatch.setattr(reader, "row_checksum", lambda values: (found := original(values), rows.append(found))[0])
-    arguments = ["--dataset", str(small_dataset), "--batch-size", "8", "--verify", verify]
-    assert cli.execute(["benchmark-reader", *arguments]) == 0
-    assert len(rows) == checked
-    words = {"never": "never computed", "first_epoch": "computed in the first epoch only"}
-    assert f"checksums: {words.get(verify, 'computed in every epoch')}\n" in capsys.readouterr().out
+    line = benchmark(small_dataset, capsys, "--verify", verify)[1]
+    assert (len(rows), line) == (checked, f"checksums: {words}")
 
 
 @pytest.mark.parametrize(
@@ -61,12 +63,7 @@ def test_checksums_are_computed_as_asked(
     ],
 )
 def test_bad_input_is_one_message(
-    small_dataset: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+    small_dataset: Path, arguments: list[str], message: str, error_line: Callable[..., str]
 ) -> None:
-    assert (
-        cli.execute(
-            ["benchmark-reader", *(str(small_dataset) if argument == "SMALL" else argument for argument in arguments)]
-        )
-        == 2
-    )
-    assert message in capsys.readouterr().err
+    given = [argument.replace("SMALL", str(small_dataset)) for argument in arguments]
+    assert message in error_line("benchmark-reader", *given)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -27,12 +28,10 @@ def groundswell(*arguments: str, cwd: Path | None = None) -> subprocess.Complete
 def test_the_real_command_answers_and_ends_with_its_code(tmp_path: Path) -> None:
     version = groundswell("--version")
     assert version.returncode == 0
-    assert version.stdout.startswith("groundswell 0.")
-    assert "pyspark 4" in version.stdout
+    assert re.search(r"^groundswell 0\.[\s\S]*pyspark 4", version.stdout)
     missing = groundswell("train", "--config", "smoke", "--set", "dataset.path=nowhere", cwd=tmp_path)
     assert missing.returncode == 2
-    assert missing.stderr.startswith("groundswell train: error: ")
-    assert "nowhere is not a finished dataset" in missing.stderr
+    assert re.search(r"^groundswell train: error: .*nowhere is not a finished dataset", missing.stderr)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -64,10 +63,8 @@ def test_help_lists_and_mistakes_are_answered_before_anything_heavy_is_imported(
     script = _IMPORTED.format(lines=lines, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=patient(120))
     assert done.returncode == 0, done.stderr
-    for verb, known in VERBS.items():
-        assert f"usage: groundswell {verb}" in done.stdout
-        assert f"  {verb} " in done.stdout
-        assert known.summary in done.stdout
+    told = [text for verb in VERBS for text in (f"usage: groundswell {verb}", f"  {verb} ", VERBS[verb].summary)]
+    assert [text for text in told if text not in done.stdout] == []
     assert done.stdout.count("130 interrupted") == len(VERBS) + 1, "exit codes are part of every help"
 
 
@@ -114,23 +111,21 @@ def test_a_mistake_gets_an_answer(line: str, message: str, capsys: pytest.Captur
     assert cli.execute(line.split()) == 2
     captured = capsys.readouterr()
     assert message in captured.err
-    assert captured.out == ""
-    assert "Traceback" not in captured.err
+    assert (captured.out, "Traceback" in captured.err) == ("", False)
 
 
 def test_a_line_for_everything_that_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.execute(["list"]) == 0
     everything = capsys.readouterr().out
     for name, line in (
-        ("powersgd", "(Vogels et al. 2019)"),
+        ("powersgd", r"\(Vogels et al. 2019\)"),
         ("eurosat_ms", "EuroSAT"),
         ("sgd", "Momentum SGD"),
         ("resnet", "ResNet v1.5"),
         ("smoke", "A tiny ResNet"),
         ("val/f1_micro", "each epoch: F1 of all decisions"),
     ):
-        assert f"  {name} " in everything
-        assert line in everything
+        assert re.search(rf"  {name} .*{line}", everything), name
     assert cli.execute(["list", "codecs"]) == 0
     codecs = capsys.readouterr().out
     assert codecs in everything
@@ -138,68 +133,63 @@ def test_a_line_for_everything_that_can_be_chosen(capsys: pytest.CaptureFixture[
 
 
 def test_config_prints_what_config_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def printed(*arguments: str) -> str:
+        assert cli.execute(["config", *arguments]) == 0
+        return capsys.readouterr().out
+
     settings = ["--set", "exchange.codec=powersgd", "--set", "exchange.codec.rank=2"]
-    assert cli.execute(["config", "--config", "demo", *settings]) == 0
-    printed = capsys.readouterr().out
-    (tmp_path / "mine.yaml").write_text(printed)
-    assert load(str(tmp_path / "mine.yaml")) == load("demo", settings[1::2])
-    assert cli.execute(["config", "--config", str(tmp_path / "mine.yaml")]) == 0
-    assert capsys.readouterr().out == printed
-    assert cli.execute(["config", "--comments"]) == 0
-    assert "every other verb reads" in capsys.readouterr().out
-    assert cli.execute(["config", "--config", "demo", "--comments"]) == 0
-    assert "# Number of passes over the training split." in capsys.readouterr().out
+    text, file = printed("--config", "demo", *settings), tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert (load(str(file)), printed("--config", str(file))) == (load("demo", settings[1::2]), text)
+    assert "every other verb reads" in printed("--comments")
+    assert "# Number of passes over the training split." in printed("--config", "demo", "--comments")
 
 
-def test_the_result_of_a_mistake_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "line", ["train --conf smoke", "train --config smoke --set training.epochs=0", "benchmark-reader --dataset no"]
+)
+def test_the_result_of_a_mistake_is_written(line: str, tmp_path: Path, error_line: Callable[..., str]) -> None:
     path = tmp_path / "result.json"
     path.write_text('{"exit_code": 0, "ended": "finished"}')
-    for line in ("train --conf smoke", "train --config smoke --set training.epochs=0", "benchmark-reader --dataset no"):
-        verb, *rest = line.split()
-        assert cli.execute([verb, "--result", str(path), *rest]) == 2
-        result = json.loads(path.read_text())
-        assert (result["verb"], result["exit_code"]) == (verb, 2)
-        assert result["ended"] in capsys.readouterr().err
+    verb, *rest = line.split()
+    told, result = error_line(verb, "--result", str(path), *rest), json.loads(path.read_text())
+    assert (result["verb"], result["exit_code"], result["ended"] in told) == (verb, 2, True)
     assert list(tmp_path.iterdir()) == [path], "nothing half written is left"
 
 
-def test_a_result_that_cannot_be_written_is_found_out_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.execute(["list", "--result", str(tmp_path / "nowhere" / "result.json")]) == 2
-    captured = capsys.readouterr()
-    assert f"--result {tmp_path / 'nowhere' / 'result.json'} cannot be written: No such file" in captured.err
-    assert captured.out == ""
+def test_a_result_that_cannot_be_written_is_found_out_first(
+    small_dataset: Path, tmp_path: Path, error_line: Callable[..., str]
+) -> None:
+    for path, message in (
+        (tmp_path / "nowhere" / "result.json", "cannot be written: No such file"),
+        (small_dataset / "result.json", "would write into the dataset"),
+    ):
+        assert f"--result {path} {message}" in error_line("list", "--result", str(path))
+        assert not path.exists()
 
 
-def test_the_master_is_spark_submits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_master_is_spark_submits(monkeypatch: pytest.MonkeyPatch, error_line: Callable[..., str]) -> None:
     monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
-    assert cli.execute(["train", "--config", "smoke", "--set", "launch.master=local[2]"]) == 2
-    assert "--set launch.master has no effect: spark-submit has chosen the master" in capsys.readouterr().err
+    line = error_line("train", "--config", "smoke", settings=["launch.master=local[2]"])
+    assert "--set launch.master has no effect: spark-submit has chosen the master" in line
 
 
-def test_without_java_one_line_says_what_is_missing(tmp_path: Path) -> None:
-    settings = ["--set", "archive={kind: synthetic, train: 8, validation: 4, test: 4}"]
-    done = subprocess.run(
-        [COMMAND, "prepare", "--config", "smoke", *settings, "--set", "dataset.path=data"],
-        env={**os.environ, "JAVA_HOME": str(tmp_path / "nowhere")},
-        capture_output=True,
-        text=True,
-        timeout=patient(120),
-        cwd=tmp_path,
-    )
-    assert done.returncode == 4
-    assert done.stdout == "starting Spark (local[2])\n"
-    assert "groundswell prepare: error: Spark does not start: [JAVA_GATEWAY_EXITED]" in done.stderr
-    assert "Java 17 is needed: is JAVA_HOME right?" in done.stderr
+def test_without_java_one_line_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path / "nowhere"))
+    settings = ["--set", "archive={kind: synthetic, train: 8, validation: 4, test: 4}", "--set", "dataset.path=data"]
+    done = groundswell("prepare", "--config", "smoke", *settings, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (4, "starting Spark (local[2])\n")
+    expected = r"prepare: error: Spark does not start: \[JAVA_GATEWAY_EXITED\].*Java 17 is needed: is JAVA_HOME right\?"
+    assert re.search(expected, done.stderr)
     assert "Traceback" not in done.stderr
 
 
 def submitted(project: Path, small_dataset: Path, tmp_path: Path, *settings: str) -> subprocess.Popen[str]:
     command = [str(COMMAND.parent / "spark-submit"), "--master", "local[1]", str(project / "jobs" / "train.py")]
-    command += ["--config", "smoke", "--set", f"dataset.path={small_dataset}"]
-    environment = {**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)}
+    command += ["--config", "smoke", *(word for each in settings for word in ("--set", each))]
     return subprocess.Popen(
-        [*command, *(word for setting in settings for word in ("--set", setting))],
-        env=environment,
+        [*command, "--set", f"dataset.path={small_dataset}"],
+        env={**os.environ, "PATH": f"{COMMAND.parent}:{os.environ['PATH']}", "PYTHONPATH": str(tmp_path)},
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -248,7 +238,6 @@ def test_spark_submit_ends_with_the_jobs_code(
 def test_spark_submit_that_is_interrupted_says_so(project: Path, small_dataset: Path, tmp_path: Path) -> None:
     settings = ["launch.num_workers=1", "training.epochs=500", f"training.output={tmp_path / 'out'}"]
     job = submitted(project, small_dataset, tmp_path, *settings)
-    assert job.stdout is not None
     shown: list[str] = []
     while not any(line.startswith("epoch 1/") for line in shown[-1:]):
         shown.append(job.stdout.readline())
@@ -286,33 +275,20 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
 
 @pytest.mark.long
 @pytest.mark.spark
-def test_ctrl_c_says_how_to_continue(preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path) -> None:
-    process = preparing()
-    os.killpg(process.pid, signal.SIGINT)
-    _, err = process.communicate(timeout=patient(120))
-    assert process.returncode == 130
-    assert "Traceback" not in err
-    assert "groundswell prepare: interrupted\n" in err
-    continued = f"--set 'dataset.path={tmp_path}/my data' --result {tmp_path}/result.json\n"
-    assert "groundswell prepare: to continue: groundswell prepare --config smoke --set 'archive={kind: " in err
-    assert err.endswith(continued)
-    result = json.loads((tmp_path / "result.json").read_text())
-    assert (result["exit_code"], result["ended"]) == (130, "interrupted")
-
-
-@pytest.mark.spark
-@pytest.mark.long
-def test_ctrl_c_twice_ends_at_once_without_a_traceback(
-    preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path
+@pytest.mark.parametrize("twice", [False, True])
+def test_ctrl_c_says_how_to_continue_and_twice_ends_at_once(
+    preparing: Callable[[], subprocess.Popen[str]], tmp_path: Path, twice: bool
 ) -> None:
     process = preparing()
     os.killpg(process.pid, signal.SIGINT)
-    assert process.stderr is not None
-    for line in process.stderr:
-        if line == "stopping; Ctrl-C again stops at once\n":
-            break
-    os.killpg(process.pid, signal.SIGINT)
+    if twice:
+        assert any(line == "stopping; Ctrl-C again stops at once\n" for line in process.stderr)
+        os.killpg(process.pid, signal.SIGINT)
     _, err = process.communicate(timeout=patient(120))
     assert process.returncode == 130
-    assert "Traceback" not in err
+    assert not re.search("Traceback|[Pp]y4[jJ]|Errno", err), err
     assert json.loads((tmp_path / "result.json").read_text())["exit_code"] == 130
+    if not twice:
+        assert "groundswell prepare: interrupted\n" in err
+        assert "groundswell prepare: to continue: groundswell prepare --config smoke --set 'archive={kind: " in err
+        assert err.endswith(f"--set 'dataset.path={tmp_path}/my data' --result {tmp_path}/result.json\n")

@@ -10,17 +10,12 @@ from mlflow import MlflowClient
 
 from jobs import cli
 from pipelines.comparison.grid_results import CellLine, ResultsFile
+from pipelines.comparison.run import ComparedRun
 from pipelines.comparison.saved import read_runs
 
-pytestmark = pytest.mark.usefixtures("module_mlflow_store")
+pytestmark = pytest.mark.usefixtures("module_mlflow_store", "folder")
 
 Record = Callable[..., str]
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def test_a_report_with_tables_and_a_file_for_elsewhere(
@@ -34,12 +29,11 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
         record("report", f"training.seed={seed}")
     record("report", "optimizer=sgd")
     assert cli.execute(["compare", "--experiment", "report", "--save", "runs.json"]) == 0
-    output = capsys.readouterr().out.splitlines()
-    assert output[1].split() == ["1", "0.7000", "±", "0.0000", "6.4", "s", "-", "lars"]
-    assert output[2].split() == ["2", "0.7000", "6.4", "s", "-", "sgd"]
-    assert output[-2:] == ["report  comparison/report.html", "tables  comparison/table.csv, comparison/runs.csv"]
+    output = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert output[1:3] == ["1 0.7000 ± 0.0000 6.4 s - lars", "2 0.7000 6.4 s - sgd"]
+    expected = ["report comparison/report.html", "tables comparison/table.csv, comparison/runs.csv"]
+    assert (output[-2:], len((folder / "comparison" / "runs.csv").read_text().splitlines())) == (expected, 4)
     assert "Comparison of report" in (folder / "comparison" / "report.html").read_text()
-    assert len((folder / "comparison" / "runs.csv").read_text().splitlines()) == 4
     # On another machine, which has no store.
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'nowhere.db'}")
     assert cli.execute(["compare", "--saved", "runs.json", "--output", "again", "--metric", "train/loss"]) == 0
@@ -48,34 +42,30 @@ def test_a_report_with_tables_and_a_file_for_elsewhere(
     assert not (folder / "nowhere.db").exists()
 
 
-def test_children_are_left_out_unless_they_are_asked_for(
-    record: Record, module_mlflow_store: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    parent = record("family", source="groundswell grid")
-    record("family", "training.seed=1", parent=parent)
+def test_children_are_left_out_unless_they_are_asked_for(record: Record, error_line: Callable[..., str]) -> None:
+    record("family", "training.seed=1", parent=record("family", source="groundswell grid"))
     record("family", source="groundswell find-rate")
-    assert cli.execute(["compare", "--experiment", "family"]) == 2
-    assert (
-        "experiment 'family' has only trainings that are children of other runs, such as the cells of a grid (1)"
-        in (capsys.readouterr().err)
-    )
+    expected = "experiment 'family' has only trainings that are children of other runs, such as the cells of a grid (1)"
+    assert expected in error_line("compare", "--experiment", "family")
     assert cli.execute(["compare", "--experiment", "family", "--children", "--save", "runs.json"]) == 0
     assert [run.settings["training.seed"] for run in read_runs(Path("runs.json"))] == ["1"]
 
 
-def test_a_filter_chooses_and_results_of_a_grid_are_read(
-    record: Record, module_mlflow_store: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def keep_results(folder: Path) -> ComparedRun:
+    """Make a file of a grid's results of the one run in `runs.json`, which is returned."""
+    (run,) = read_runs(folder / "runs.json")
+    results = ResultsFile(folder / "results.jsonl")
+    results.append(CellLine(cell="a", status="finished", settings={}, seconds=1, epochs=2, run=run))
+    results.close()
+    return run
+
+
+def test_a_filter_chooses_and_results_of_a_grid_are_read(record: Record, folder: Path) -> None:
     for name in ("sgd", "lars"):
         record("filtered", f"optimizer={name}")
     chosen = ["compare", "--experiment", "filtered", "--filter", "params.`optimizer.name` = 'sgd'"]
     assert cli.execute([*chosen, "--save", "runs.json"]) == 0
-    (run,) = read_runs(folder / "runs.json")
-    assert run.settings["optimizer.name"] == "sgd"
-    results = ResultsFile(folder / "results.jsonl")
-    results.append(CellLine(cell="a", status="finished", settings={}, seconds=1, epochs=2, run=run))
-    results.close()
-    capsys.readouterr()
+    assert keep_results(folder).settings["optimizer.name"] == "sgd"
     assert cli.execute(["compare", "--results", "results.jsonl", "--experiment", "filtered"]) == 0
     assert len((folder / "comparison" / "runs.csv").read_text().splitlines()) == 3, "a run counts once"
 
@@ -98,6 +88,7 @@ def test_a_filter_chooses_and_results_of_a_grid_are_read(
         ("--experiment here --output taken", "the folder of the report taken cannot be made: File exists"),
         ("--experiment here --save nowhere/runs.json", "nowhere/runs.json cannot be written: No such file"),
         ("--experiment other", "none of the 1 runs of experiment 'other' is a training"),
+        ("--results results.jsonl", "results.jsonl has no trainings yet"),
     ],
 )
 def test_mistakes_are_one_line(
@@ -106,30 +97,24 @@ def test_mistakes_are_one_line(
     folder: Path,
     arguments: str,
     message: str,
-    capsys: pytest.CaptureFixture[str],
+    error_line: Callable[..., str],
 ) -> None:
     (folder / "taken").touch()
+    (folder / "results.jsonl").touch()
     for experiment, source in (("here", "groundswell train"), ("other", "groundswell find-rate")):
         if MlflowClient(module_mlflow_store).get_experiment_by_name(experiment) is None:
             record(experiment, source=source)
-    assert cli.execute(["compare", *arguments.split()]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert message in line
+    assert message in error_line("compare", *arguments.split())
 
 
-def test_saved_trainings_replace_no_other_file(
-    record: Record, module_mlflow_store: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_saved_trainings_replace_no_other_file(record: Record, folder: Path, error_line: Callable[..., str]) -> None:
     record("saving")
     command = ["compare", "--experiment", "saving", "--save"]
     assert cli.execute([*command, "runs.json"]) == 0
-    (run,) = read_runs(folder / "runs.json")
-    results = ResultsFile(folder / "results.jsonl")
-    results.append(CellLine(cell="a", status="finished", settings={}, seconds=1, epochs=2, run=run))
-    results.close()
+    keep_results(folder)
     before = (folder / "results.jsonl").read_bytes()
-    assert cli.execute([*command, "results.jsonl"]) == 2
-    assert "--save results.jsonl would replace results.jsonl, which groundswell" in capsys.readouterr().err
+    expected = "--save results.jsonl would replace results.jsonl, which groundswell"
+    assert expected in error_line(*command, "results.jsonl")
     assert (folder / "results.jsonl").read_bytes() == before
     shutil.rmtree(folder / "comparison")
     (folder / "dataset" / "train").mkdir(parents=True)
@@ -138,56 +123,30 @@ def test_saved_trainings_replace_no_other_file(
         ("runs.json", "--save runs.json is compared, and would be replaced: choose another file"),
         ("dataset/runs.json", "--save dataset/runs.json would write into the dataset "),
     ):
-        assert cli.execute(["compare", "--saved", "runs.json", "--save", save]) == 2
-        assert message in capsys.readouterr().err
+        assert message in error_line("compare", "--saved", "runs.json", "--save", save)
     assert not (folder / "comparison").exists(), "nothing is written before that is known"
     (folder / "link.json").symlink_to("runs.json")
     assert cli.execute([*command, "link.json"]) == 0
     assert (folder / "link.json").is_symlink()
 
 
-@pytest.mark.parametrize("kind", ["absent", "folder", "text"])
+@pytest.mark.parametrize(
+    ("uri", "code", "message"),
+    [
+        ("sqlite:///absent.db", 2, "absent.db"),
+        ("sqlite:///taken", 2, "taken"),
+        ("sqlite:///text.db", 2, "text.db"),
+        ("http://user:secret@127.0.0.1:9", 4, "no answer from MLflow, see MLFLOW_TRACKING_URI"),
+    ],
+)
 def test_a_store_that_cannot_be_read_is_one_line(
-    kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    uri: str, code: int, message: str, folder: Path, monkeypatch: pytest.MonkeyPatch, error_line: Callable[..., str]
 ) -> None:
-    file = folder / "store.db"
-    if kind == "folder":
-        file.mkdir()
-    elif kind == "text":
-        file.write_text("no database, but longer than the header that one has, which is a hundred bytes of it" * 3)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{file}")
-    assert cli.execute(["compare", "--experiment", "any"]) in (2, 4)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "store.db" in line
-    assert (kind == "absent") != file.exists()
-
-
-def test_a_server_that_does_not_answer_is_one_line(
-    unused_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://user:secret@127.0.0.1:{unused_port()}")
-    assert cli.execute(["compare", "--experiment", "any", "--result", "result.json"]) == 4
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "no answer from MLflow, see MLFLOW_TRACKING_URI" in line
+    (folder / "taken").mkdir()
+    (folder / "text.db").write_text("no database, but longer than a database's header of a hundred bytes" * 3)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    line = error_line("compare", "--experiment", "any", "--result", "result.json", code=code)
+    assert message in line
     assert "secret" not in line
-    assert json.loads(Path("result.json").read_text())["exit_code"] == 4
-
-
-@pytest.fixture
-def unused_port() -> Callable[[], int]:
-    import socket
-
-    def find() -> int:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            return int(probe.getsockname()[1])
-
-    return find
-
-
-def test_a_results_file_without_a_finished_cell_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ResultsFile(folder / "results.jsonl").close()
-    (folder / "results.jsonl").touch()
-    assert cli.execute(["compare", "--results", "results.jsonl"]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.endswith("results.jsonl has no trainings yet")
+    assert json.loads(Path("result.json").read_text())["exit_code"] == code
+    assert not (folder / "absent.db").exists()

@@ -15,15 +15,20 @@ from jobs.result import Result
 from tests.patience import patient
 
 
-def test_the_demos_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("archive", "folder"),
+    [
+        (None, "demo"),
+        *((archive, "demo-BigEarthNet") for archive in ("/data/BigEarthNet/", "s3://bucket/BigEarthNet")),
+        *((archive, "demo-somebody") for archive in ("$HOME", "~")),
+        *((".", "demo-HERE"), ("..", "demo-ABOVE")),
+    ],
+)
+def test_the_demos_folder(archive: str | None, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert demo_folder(None) == Path("demo")
-    assert demo_folder("/data/BigEarthNet/") == Path("demo-BigEarthNet")
-    assert demo_folder("s3://bucket/BigEarthNet") == Path("demo-BigEarthNet")
     monkeypatch.setenv("HOME", "/home/somebody")
-    assert demo_folder("$HOME") == demo_folder("~") == Path("demo-somebody")
-    assert demo_folder(".") == Path(f"demo-{tmp_path.name}")
-    assert demo_folder("..") == Path(f"demo-{tmp_path.parent.name}")
+    expected = folder.replace("HERE", tmp_path.name).replace("ABOVE", tmp_path.parent.name)
+    assert demo_folder(archive) == Path(expected)
 
 
 @pytest.mark.parametrize("is_generated", [True, False])
@@ -40,24 +45,21 @@ def test_clean_removes_only_what_the_generated_demo_made(project: Path, tmp_path
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("")
     subprocess.run(["make", "clean"], cwd=tmp_path, check=True, capture_output=True, timeout=patient(60))
-    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {*kept, "Makefile"}
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()} == {*kept, "Makefile"}
 
 
-def test_a_path_with_spaces_is_refused_before_anything_is_removed(project: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("target", ["clean", "setup"])
+def test_a_path_with_spaces_is_refused_before_anything_is_removed(project: Path, tmp_path: Path, target: str) -> None:
     checkout = tmp_path / "my documents" / "groundswell"
-    for name in ("my/kept", "my documents/groundswell/.venv/kept"):
-        (tmp_path / name).parent.mkdir(parents=True)
-        (tmp_path / name).touch()
+    kept = (tmp_path / "my" / "kept", checkout / ".venv" / "kept")
+    for file in kept:
+        file.parent.mkdir(parents=True)
+        file.touch()
     shutil.copy(project / "Makefile", checkout)
-    for target in ("clean", "setup"):
-        done = subprocess.run(
-            ["make", target], cwd=checkout, capture_output=True, text=True, check=False, timeout=patient(60)
-        )
-        assert done.returncode == 2
-        assert f"groundswell: make does not work in a path with spaces: {checkout}" in done.stderr
-    assert (tmp_path / "my" / "kept").exists()
-    assert (checkout / ".venv" / "kept").exists()
+    done = subprocess.run(["make", target], cwd=checkout, capture_output=True, text=True, timeout=patient(60))
+    assert done.returncode == 2
+    assert f"groundswell: make does not work in a path with spaces: {checkout}" in done.stderr
+    assert all(file.exists() for file in kept)
 
 
 def test_what_an_interrupted_demo_prints_continues_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,18 +71,24 @@ def test_what_an_interrupted_demo_prints_continues_it(tmp_path: Path, monkeypatc
         raise ValueError("that is enough")
 
     monkeypatch.setattr(demo, "demo", train)
-    assert cli.execute(["demo", "--set", "training.resume_run=0123"]) == 2
-    assert continued == ["0123"]
+    assert (cli.execute(["demo", "--set", "training.resume_run=0123"]), continued) == (2, ["0123"])
 
 
-def test_an_archive_without_a_test_split_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(demo, "prepare", lambda config: SimpleNamespace(splits={"train": 1, "validation": 1}))
-    with pytest.raises(ValueError, match="the demo needs train, validation and test; the archive lacks test"):
-        demo.demo(load("demo"), None, Result("demo"))
-
-
-def test_an_archive_with_one_label_an_image_is_refused_before_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    splits = dict.fromkeys(("train", "validation", "test"), 1)
-    monkeypatch.setattr(demo, "prepare", lambda config: SimpleNamespace(splits=splits, task="single_label"))
-    with pytest.raises(ValueError, match=r"the demo's table is of archives with several labels an image; .* prepared"):
+@pytest.mark.parametrize(
+    ("splits", "task", "message"),
+    [
+        (("train", "validation"), "multi_label", "the demo needs train, validation and test; the archive lacks test"),
+        (
+            ("train", "validation", "test"),
+            "single_label",
+            r"the demo's table is of archives with several labels an image; .* prepared",
+        ),
+    ],
+)
+def test_an_archive_that_the_demo_cannot_use_is_refused_before_training(
+    splits: tuple[str, ...], task: str, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepared = SimpleNamespace(splits=dict.fromkeys(splits, 1), task=task)
+    monkeypatch.setattr(demo, "prepare", lambda config: prepared)
+    with pytest.raises(ValueError, match=message):
         demo.demo(load("demo"), None, Result("demo"))

@@ -5,15 +5,19 @@ from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.training.events import Compiling, EpochTrained, SavingModel, StepTrained, TrackingNews
 
 
-def test_lines_of_a_run(capsys):
-    progress = TrainingDisplay()
-    progress(Compiling())
-    progress(StepTrained(epoch=1, epochs=2, step=1, steps=16, loss=0.5, images_per_second=10.0))
-    progress._bar._last_line -= 15
-    progress(StepTrained(epoch=1, epochs=2, step=2, steps=16, loss=0.25, images_per_second=12.0))
-    metrics = {"train/loss": 0.25, "val/f1_micro": 0.5, "speed/images_per_second": 12.0}
-    progress(EpochTrained(epoch=1, epochs=2, metrics=metrics, where="a step takes 9 ms", is_last=False))
-    progress(SavingModel())
+def test_lines_of_a_run(capsys, monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr("jobs.display.time.monotonic", lambda: clock[0])
+    display, metrics = TrainingDisplay(), {"train/loss": 0.25, "val/f1_micro": 0.5, "speed/images_per_second": 12.0}
+    for seconds, event in (
+        (0, Compiling()),
+        (0, StepTrained(epoch=1, epochs=2, step=1, steps=16, loss=0.5, images_per_second=10.0)),
+        (15, StepTrained(epoch=1, epochs=2, step=2, steps=16, loss=0.25, images_per_second=12.0)),
+        (15, EpochTrained(epoch=1, epochs=2, metrics=metrics, where="a step takes 9 ms", is_last=False)),
+        (15, SavingModel()),
+    ):
+        clock[0] = 100.0 + seconds
+        display(event)
     assert capsys.readouterr().out.splitlines() == [
         "compiling the training step, which takes a minute or two with some codecs",
         "epoch 1/2, step 2/16: loss 0.2500, 12.0 images/s",

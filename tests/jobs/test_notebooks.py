@@ -8,11 +8,12 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
@@ -79,58 +80,38 @@ def cells(path: Path) -> list[Cell]:
     return found
 
 
-@dataclass
-class Stage:
-    """What Databricks puts into a notebook; `shown` has what its cells display."""
+def execute(path: Path, spark: SparkSession | None, values: dict[str, str]) -> tuple[list[Any], dict[str, Any]]:
+    """Run one Python cell after the other, as a notebook does: what they display, and their names.
 
-    values: dict[str, str]
-    """What the user has typed into the widgets."""
-    shown: list[Any] = field(default_factory=list)
-    widgets: dict[str, str] = field(default_factory=dict)
-
-    def names(self, spark: SparkSession | None) -> dict[str, Any]:
-        dbutils = SimpleNamespace(
-            widgets=SimpleNamespace(
-                text=lambda name, default, label: self.widgets.update({name: self.values.get(name, default)}),
-                get=lambda name: self.widgets[name],
-            ),
-            library=SimpleNamespace(restartPython=lambda: None),
-        )
-        return {"spark": spark, "dbutils": dbutils, "display": self.shown.append, "displayHTML": self.shown.append}
-
-
-def execute(path: Path, spark: SparkSession | None, values: dict[str, str]) -> tuple[Stage, dict[str, Any]]:
-    """Run one Python cell after the other, as a notebook does; what they displayed and their names."""
-    stage = Stage(values)
-    names = stage.names(spark)
+    Args:
+        path: The notebook.
+        spark: Its session.
+        values: What the user has typed into the widgets.
+    """
+    shown, widgets = list[Any](), dict[str, str]()
+    dbutils = SimpleNamespace(
+        widgets=SimpleNamespace(
+            text=lambda name, default, label: widgets.update({name: values.get(name, default)}),
+            get=lambda name: widgets[name],
+        ),
+        library=SimpleNamespace(restartPython=lambda: None),
+    )
+    names = {"spark": spark, "dbutils": dbutils, "display": shown.append, "displayHTML": shown.append}
     for number, cell in enumerate(cells(path)):
         if cell.kind == "python":
             exec(compile(cell.text, f"{path.name}, cell {number + 1}", "exec"), names)
-    assert set(values) <= set(stage.widgets), "a widget that the test sets is not there"
-    return stage, names
+    assert set(values) <= set(widgets), "a widget that the test sets is not there"
+    return shown, names
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-class TestForm:
-    def test_the_first_cell_says_what_for_and_where(self, path: Path) -> None:
-        first = cells(path)[0]
-        assert first.kind == "md"
-        assert first.text.startswith("# ")
-        assert "**Runtime**" in first.text
-
-    def test_then_it_installs_and_asks(self, path: Path) -> None:
-        kinds = [cell.kind for cell in cells(path)]
-        assert kinds[1] == "pip"
-        assert "restartPython" in cells(path)[2].text
-        assert "dbutils.widgets" in cells(path)[3].text
-
-    def test_cells_are_short(self, path: Path) -> None:
-        assert max(len(cell.text.splitlines()) for cell in cells(path)) <= 15
-
-    def test_paths_are_those_of_volumes(self, path: Path) -> None:
-        defaults = re.findall(r'widgets\.text\("\w+", "(/[^"]*)"', path.read_text())
-        assert defaults
-        assert all(default.startswith("/Volumes/") for default in defaults)
+def test_a_notebook_says_what_for_then_installs_and_asks(path: Path) -> None:
+    first, second, third, fourth, *_ = found = cells(path)
+    assert (first.kind, first.text[:2], "**Runtime**" in first.text) == ("md", "# ", True)
+    assert (second.kind, "restartPython" in third.text, "dbutils.widgets" in fourth.text) == ("pip", True, True)
+    assert max(len(cell.text.splitlines()) for cell in found) <= 15
+    defaults = re.findall(r'widgets\.text\("\w+", "(/[^"]*)"', path.read_text())
+    assert {default.split("/")[1] for default in defaults} == {"Volumes"}, "paths are those of volumes"
 
 
 def kernel_environment(**more: str) -> dict[str, str]:
@@ -154,16 +135,19 @@ def as_jupyter(path: Path) -> Any:
     return new.new_notebook(cells=found)
 
 
+def client_of(notebook: Any, folder: Path, **settings: Any) -> Any:
+    from nbclient import NotebookClient
+
+    place = {"metadata": {"path": str(folder)}}
+    return NotebookClient(notebook, timeout=int(patient(300)), coalesce_streams=True, resources=place, **settings)
+
+
 def executed(path: Path, values: dict[str, str], folder: Path) -> Any:
     """The notebook with its outputs, of which a page is in `folder`."""
-    from nbclient import NotebookClient
     from nbconvert import HTMLExporter
 
     notebook = as_jupyter(path)
-    client = NotebookClient(
-        notebook, timeout=int(patient(300)), coalesce_streams=True, resources={"metadata": {"path": str(folder)}}
-    )
-    client.execute(env=kernel_environment(WIDGETS=json.dumps(values)))
+    client_of(notebook, folder).execute(env=kernel_environment(WIDGETS=json.dumps(values)))
     del notebook.cells[0]
     page, _ = HTMLExporter().from_notebook_node(notebook)
     (folder / f"{path.stem}.html").write_text(page)
@@ -172,10 +156,8 @@ def executed(path: Path, values: dict[str, str], folder: Path) -> Any:
 
 def check_page(show_page: Callable[..., Any], page: Path) -> None:
     """A browser shows every picture of a notebook's page, and nothing of it ends outside of the window."""
-    found, screenshot = show_page(
-        page.read_text(), 1100, height=2400, screenshot=page.with_suffix(".png"), is_ours=False
-    )
-    assert found["seen"]
+    picture = page.with_suffix(".png")
+    found, screenshot = show_page(page.read_text(), 1100, height=2400, screenshot=picture, is_ours=False)
     assert min(found["seen"]) > 0
     assert max(found["right"]) <= 1100
     assert screenshot.stat().st_size > 10_000
@@ -194,68 +176,25 @@ def shown(notebook: Any, kind: str) -> list[str]:
     return [each.data[kind] for each in outputs(notebook) if kind in each.get("data", {})]
 
 
-def test_neither_folder_is_a_package() -> None:
-    assert not (FOLDER / "__init__.py").exists()
-
-
 @pytest.mark.spark
 @pytest.mark.timeout(240)
 def test_prepare_and_look(spark: SparkSession, small_archive: Path, tmp_path: Path) -> None:
     values = {"config": "smoke", "archive": str(small_archive), "dataset": str(tmp_path / "dataset")}
-    stage, _ = execute(FOLDER / "prepare_and_look.py", spark, values)
-    table, figure, page = stage.shown
-    assert sum(row["count"] for row in table.collect()) == 32
-    assert read_manifest(Folder.at(tmp_path / "dataset")).splits["train"].rows == 32
-    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
-    assert set(labels) <= set(read_manifest(Folder.at(tmp_path / "dataset")).class_names)
+    (table, figure, page), _ = execute(FOLDER / "prepare_and_look.py", spark, values)
+    manifest = read_manifest(Folder.at(tmp_path / "dataset"))
+    assert sum(row["count"] for row in table.collect()) == manifest.splits["train"].rows == 32
+    assert {text.get_text() for text in figure.axes[0].get_yticklabels()} <= {*manifest.class_names}
     assert page.lower().startswith("<!doctype html>")
-
-
-@pytest.mark.spark
-@pytest.mark.parallel
-@pytest.mark.long
-@pytest.mark.timeout(400)
-def test_train_on_workers_and_score_a_table(
-    spark: SparkSession, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
-) -> None:
-    config = tmp_path / "small.yaml"
-    config.write_text(to_yaml(load("smoke", [small_network])))
-    values = {
-        "config": str(config),
-        "dataset": str(small_dataset),
-        "output": str(tmp_path / "outputs"),
-        "workers": "2",
-        "gpus": "0",
-        "epochs": "2",
-    }
-    stage, names = execute(FOLDER / "train_on_workers.py", spark, values)
-    history, figure, per_class = stage.shown
-    assert len(history) == 2
-    assert figure.axes
-    assert "f1" in per_class.columns
-
-    output = tmp_path / "predictions"
-    values = {"model": names["trained"].model_uri, "input": str(small_dataset), "output": str(output)}
-    stage, names = execute(FOLDER / "score_a_table.py", spark, values)
-    rows, labels = stage.shown
-    assert names["scored"].predictions == 32 + 12 + 12
-    assert names["predictions"].count() == names["predictions"].select("id").distinct().count() == 32 + 12 + 12
-    assert rows.count() == 20
-    assert set(labels.columns) == {"label", "count"}
 
 
 @pytest.mark.timeout(120)
 def test_compare_runs(tmp_path: Path, record: Callable[..., str]) -> None:
-    for seed in (0, 1):
-        record("sweep", f"training.seed={seed}")
-    record("sweep", "optimizer=sgd")
+    for settings in ("training.seed=0", "training.seed=1", "optimizer=sgd"):
+        record("sweep", settings)
     values = {"experiment": "sweep", "output": str(tmp_path / "comparison")}
-    stage, names = execute(FOLDER / "compare_runs.py", None, values)
-    table, figure, page = stage.shown
-    assert list(table["seeds"]) == [2, 1]
-    assert list(table["setting optimizer.name"]) == ["lars", "sgd"]
-    assert [axes.get_xlabel() for axes in figure.axes] == ["samples", "seconds of training"]
-    assert [len(axes.lines) for axes in figure.axes] == [3, 3]
+    (table, figure, page), names = execute(FOLDER / "compare_runs.py", None, values)
+    assert table[["seeds", "setting optimizer.name"]].to_numpy().tolist() == [[2, "lars"], [1, "sgd"]]
+    assert {axes.get_xlabel(): len(axes.lines) for axes in figure.axes} == {"samples": 3, "seconds of training": 3}
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == ["1 lars", "2 sgd"]
     assert "0.7000 ± 0.0000" in names["compared"]._repr_html_()
     assert page == (tmp_path / "comparison" / "report.html").read_text()
@@ -301,19 +240,11 @@ run_tasks(spark, [1, 2], fail, job="prepare", folder=Folder.at("/data"), files=[
 def test_a_cell_that_fails_shows_one_error_and_no_log_of_spark(tmp_path: Path) -> None:
     """In a session of the user's own, whose log and bars are Spark's defaults."""
     import nbformat
-    from nbclient import NotebookClient
 
     session = 'SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false").getOrCreate()'
     texts = [f"from pyspark.sql import SparkSession\nspark = {session}", IN_THE_RANKS, IN_THE_TASKS, "print(6 * 7)"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text.strip()) for text in texts])
-    client = NotebookClient(
-        notebook,
-        timeout=int(patient(200)),
-        coalesce_streams=True,
-        allow_errors=True,
-        resources={"metadata": {"path": str(tmp_path)}},
-    )
-    client.execute(env=kernel_environment())
+    client_of(notebook, tmp_path, allow_errors=True).execute(env=kernel_environment())
     # Spark's own start says something: what its processes print does reach a cell.
     assert "WARN" in "".join(each.text for each in notebook.cells[0].outputs if each.get("name") == "stderr")
     for cell, name, words in zip(
@@ -321,10 +252,8 @@ def test_a_cell_that_fails_shows_one_error_and_no_log_of_spark(tmp_path: Path) -
     ):
         assert len(cell.outputs) == 1, [each.get("text", each.output_type) for each in cell.outputs]
         error = cell.outputs[0]
-        assert (error.output_type, error.ename) == ("error", name)
-        assert words in error.evalue
-    (last,) = notebook.cells[3].outputs
-    assert last.text == "42\n"
+        assert (error.output_type, error.ename, words in error.evalue) == ("error", name, True)
+    assert [output.text for output in notebook.cells[3].outputs] == ["42\n"]
 
 
 @pytest.mark.spark
@@ -348,8 +277,7 @@ def test_preparing_and_comparing_as_jupyter_notebooks(
     assert "0.7000" in shown(compared, "text/html")[0]
     check_quiet(compared)
     assert (tmp_path / "comparison" / "report.html").is_file()
-    for name in ("prepare_and_look", "compare_runs"):
-        page = tmp_path / f"{name}.html"
+    for page in (tmp_path / "prepare_and_look.html", tmp_path / "compare_runs.html"):
         assert "data:image/png" in page.read_text()
         if show_page_if_possible is not None:
             check_page(show_page_if_possible, page)
@@ -359,18 +287,28 @@ def test_preparing_and_comparing_as_jupyter_notebooks(
 @pytest.mark.parallel
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_training_and_scoring_as_jupyter_notebooks(small_dataset: Path, tmp_path: Path, mlflow_store: str) -> None:
-    values = {"config": "smoke", "dataset": str(small_dataset), "output": str(tmp_path / "outputs")}
+def test_training_and_scoring_as_jupyter_notebooks(
+    small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
+) -> None:
+    config = tmp_path / "small.yaml"
+    config.write_text(to_yaml(load("smoke", [small_network])))
+    values = {"config": str(config), "dataset": str(small_dataset), "output": str(tmp_path / "outputs")}
     values |= {"workers": "2", "gpus": "0", "epochs": "2"}
     trained = executed(FOLDER / "train_on_workers.py", values, tmp_path)
     assert len(re.findall(r"^epoch \d/2: loss", printed(trained, "stdout"), re.MULTILINE)) == 2
     assert len(shown(trained, "image/png")) == 1
-    summary = shown(trained, "text/html")[0]
+    summary, *tables = shown(trained, "text/html")
     assert "data:image/png" in summary
+    assert any("<th>f1</th>" in table for table in tables), "of each class"
     (model,) = re.findall(r"runs:/\w+/[\w-]+", summary)
     check_quiet(trained)
 
     values = {"model": model, "input": str(small_dataset), "output": str(tmp_path / "predictions")}
     scored = executed(FOLDER / "score_a_table.py", values, tmp_path)
     assert "56 predictions, 0 samples rejected" in printed(scored, "stdout")
+    ids = [name for file in tmp_path.glob("predictions/*-part-*") for name in pq.read_table(file)["id"].to_pylist()]
+    assert len(ids) == len(set(ids)) == 32 + 12 + 12
+    rows, labels = shown(scored, "text/html")[-2:]
+    assert rows.count("<tr") == 1 + 20
+    assert all(f"<th>{column}</th>" in labels for column in ("label", "count"))
     check_quiet(scored)

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from jobs import cli
 from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
 from pipelines.comparison.tables import CSV_MARKS
 from pipelines.dataset.report.html import PAGE_MARKS, render
@@ -47,35 +46,31 @@ COMMANDS = {
 @pytest.mark.parametrize("verb", COMMANDS)
 @pytest.mark.parametrize("place", ["dataset", "dataset/train", "mine"])
 def test_a_place_of_something_else_is_refused_before_the_work(
-    verb: str, place: str, folder: Path, capsys: pytest.CaptureFixture[str]
+    verb: str, place: str, folder: Path, error_line: Callable[..., str]
 ) -> None:
     arguments, name = COMMANDS[verb]
     before = {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
-    assert cli.execute([verb, *(text.format(place) for text in arguments)]) == 2
-    captured = capsys.readouterr()
-    (line,) = captured.err.strip().splitlines()
+    line = error_line(verb, *(text.format(place) for text in arguments))
     dataset = f"would write into the dataset {folder / 'dataset'}, whose folder holds its own files only"
     foreign = f"would replace mine/{name}, which groundswell has not written: move or remove {name}, or choose another"
     assert (foreign if place == "mine" else dataset) in line
-    assert captured.out == ""
     assert {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()} == before
 
 
-def test_results_of_a_grid_are_not_written_into_a_dataset(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for more in ((), ("--dry-run",)):
-        assert (
-            cli.execute(["grid", "--config", "smoke", "--grid", "g.yaml", "--results", "dataset/r.jsonl", *more]) == 2
-        )
-        assert "--results dataset/r.jsonl would write into the dataset" in capsys.readouterr().err
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_results_of_a_grid_are_not_written_into_a_dataset(
+    more: list[str], folder: Path, error_line: Callable[..., str]
+) -> None:
+    line = error_line("grid", "--config", "smoke", "--grid", "g.yaml", "--results", "dataset/r.jsonl", *more)
+    assert "--results dataset/r.jsonl would write into the dataset" in line
     assert not (folder / "dataset" / "r.jsonl").exists()
 
 
 def test_a_folder_within_a_dataset_need_not_be_there(folder: Path) -> None:
-    with pytest.raises(ValueError, match=r"^--output x would write into the dataset"):
-        check_outputs("--output x", {folder / "dataset" / "new" / "table.csv": CSV_MARKS})
     (folder / "link.html").symlink_to(folder / "dataset" / "report.html")
-    with pytest.raises(ValueError, match=r"^--output x would write into the dataset"):
-        check_outputs("--output x", {folder / "link.html": PAGE_MARKS})
+    for place, marks in ((folder / "dataset" / "new" / "table.csv", CSV_MARKS), (folder / "link.html", PAGE_MARKS)):
+        with pytest.raises(ValueError, match=r"^--output x would write into the dataset"):
+            check_outputs("--output x", {place: marks})
     # The folder of a run has a `dataset.json` too.
     (folder / "outputs").mkdir()
     shutil.copy(folder / "dataset" / "dataset.json", folder / "outputs")
@@ -84,12 +79,11 @@ def test_a_folder_within_a_dataset_need_not_be_there(folder: Path) -> None:
 
 def test_own_files_and_empty_ones_are_replaced(folder: Path) -> None:
     save_plot(Figure(), folder / "own.png")
-    (folder / "own.csv").write_text("dataset,group,label\n")
-    (folder / "own.html").write_text(PAGE)
     earlier = PAGE.replace('<meta name="generator" content="Groundswell">\n', "")
     assert earlier != PAGE
-    (folder / "earlier.html").write_text(earlier)
-    (folder / "empty.html").touch()
+    texts = {"own.csv": "dataset,group,label\n", "own.html": PAGE, "earlier.html": earlier, "empty.html": ""}
+    for name, text in texts.items():
+        (folder / name).write_text(text)
     pages = {folder / name: PAGE_MARKS for name in ("own.html", "earlier.html", "empty.html", "new.html")}
     check_outputs("--output x", {folder / "own.png": PLOT_MARKS, folder / "own.csv": CSV_MARKS, **pages})
     with pytest.raises(ValueError, match=r"would replace .*own\.png, which groundswell has not written"):

@@ -7,6 +7,7 @@ import pytest
 
 import groundswell
 from conf.load import load
+from conf.schema import RunConfig
 from jobs.command import run
 from jobs.compare import compare
 from jobs.paths import setting_of, with_absolute_paths
@@ -68,35 +69,54 @@ def test_no_argument_becomes_a_folder_of_its_spelling(
     assert list(elsewhere.iterdir()) == []
 
 
-def test_ordinary_paths_stay_as_they_were_typed(elsewhere: Path) -> None:
-    parsed = parser_of("compare").parse(["--output", "a/b", "--save", str(elsewhere / "runs.json")])
-    assert (str(parsed.output), str(parsed.save)) == ("a/b", str(elsewhere / "runs.json"))
-    assert str(parser_of("compare").parse(["--output", "./s3:/x"]).output) == str(elsewhere / "s3:/x")
-    assert parser_of("config").parse(["--config", "./mine.yaml"]).config == "./mine.yaml"
-    assert parser_of("config").parse(["--config", "~/mine.yaml"]).config == "/home/somebody/mine.yaml"
+@pytest.mark.parametrize(
+    ("verb", "argument", "typed", "meaning"),
+    [
+        ("compare", "output", "a/b", "a/b"),
+        ("compare", "save", "/data/runs.json", "/data/runs.json"),
+        ("compare", "output", "./s3:/x", "FOLDER/s3:/x"),
+        ("config", "config", "./mine.yaml", "./mine.yaml"),
+        ("config", "config", "~/mine.yaml", "/home/somebody/mine.yaml"),
+    ],
+)
+def test_ordinary_paths_stay_as_they_were_typed(
+    elsewhere: Path, verb: str, argument: str, typed: str, meaning: str
+) -> None:
+    found = getattr(parser_of(verb).parse([f"--{argument}", typed]), argument)
+    assert str(found) == meaning.replace("FOLDER", str(elsewhere))
 
 
 @pytest.mark.parametrize("spelling", ["s3:/bucket/x", "dbfs:/x", "s3://bucket/x"])
-def test_names_of_files_in_a_notebook(elsewhere: Path, spelling: str) -> None:
-    with pytest.raises(ValueError, match=rf"^log_folder {spelling}: "):
-        BarrierRunner(None, 2, log_folder=spelling)
-    with pytest.raises(ValueError, match=rf"^saved {spelling}: "):
-        compare(saved=[spelling])
-    with pytest.raises(ValueError, match=rf"^--model {spelling}\.json: "):
-        model_uri_of(f"{spelling}.json")
-    with pytest.raises(ValueError, match=rf"^config {spelling}: "):
-        groundswell.load(spelling)
+@pytest.mark.parametrize(
+    ("job", "name"),
+    [
+        (lambda text: BarrierRunner(None, 2, log_folder=text), "log_folder {}"),
+        (lambda text: compare(saved=[text]), "saved {}"),
+        (lambda text: model_uri_of(f"{text}.json"), r"--model {}\.json"),
+        (groundswell.load, "config {}"),
+    ],
+    ids=["log_folder", "saved", "model", "config"],
+)
+def test_names_of_files_in_a_notebook(elsewhere: Path, spelling: str, job: Callable[[str], Any], name: str) -> None:
+    with pytest.raises(ValueError, match=f"^{name.format(spelling)}: "):
+        job(spelling)
     assert list(elsewhere.iterdir()) == []
 
 
 @pytest.mark.parametrize("verb", [groundswell.evaluate, groundswell.score, groundswell.probe])
-def test_models_are_named_in_a_notebook_as_on_the_command_line(verb: Callable[..., Any], elsewhere: Path) -> None:
-    config = load("smoke", ["dataset.path=nothing"])
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("s3:/bucket/m", r"^--model s3:/bucket/m: .*expected s3://bucket/m"),
+        ("$HOME/train.json", r"^--model \$HOME/train\.json is no result of a training: "),
+    ],
+)
+def test_models_are_named_in_a_notebook_as_on_the_command_line(
+    verb: Callable[..., Any], model: str, message: str, elsewhere: Path
+) -> None:
     more = ["in", "out"] if verb is groundswell.score else []
-    with pytest.raises(ValueError, match=r"^--model s3:/bucket/m: .*expected s3://bucket/m"):
-        verb(config, "s3:/bucket/m", *more)
-    with pytest.raises(ValueError, match=r"^--model \$HOME/train\.json is no result of a training: "):
-        verb(config, "$HOME/train.json", *more)
+    with pytest.raises(ValueError, match=message):
+        verb(load("smoke", ["dataset.path=nothing"]), model, *more)
     assert list(elsewhere.iterdir()) == []
 
 
@@ -119,23 +139,23 @@ def test_the_result_of_a_job_is_where_its_name_says(elsewhere: Path, monkeypatch
         assert model_uri_of(uri) == uri
 
 
-def test_every_path_of_the_configuration_is_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", "/home/somebody")
+def test_every_path_of_the_configuration_is_absolute(elsewhere: Path) -> None:
     settings = ["dataset.path=$HOME/data", "training.output=~/out", "reader.cache_folder=cache", "archive.root=~/a"]
     config = load("smoke", settings)
-    absolute = with_absolute_paths(config)
-    assert absolute.dataset.path == "/home/somebody/data"
-    assert absolute.training.output == "/home/somebody/out"
-    assert absolute.reader.cache_folder == f"{tmp_path}/cache"
-    assert configured_archive(config).root == "/home/somebody/a"
-    assert list(tmp_path.iterdir()) == []
+    absolute, home = with_absolute_paths(config), "/home/somebody"
+    found = (absolute.dataset.path, absolute.training.output, absolute.reader.cache_folder)
+    assert found == (f"{home}/data", f"{home}/out", f"{elsewhere}/cache")
+    assert (configured_archive(config).root, list(elsewhere.iterdir())) == (f"{home}/a", [])
 
 
-@pytest.mark.parametrize("setting", ["dataset.path", "training.output", "reader.cache_folder"])
+@pytest.mark.parametrize(
+    "setting", ["dataset.path", "training.output", "reader.cache_folder", "archive.root", "archive.splits"]
+)
 def test_a_misspelt_path_names_its_setting(setting: str) -> None:
+    config = load("smoke", ["archive={kind: bigearthnet_v1, root: /data}", f"{setting}=s3:/b/x"])
+    job: Callable[[RunConfig], Any] = configured_archive if setting.startswith("archive") else with_absolute_paths
     with pytest.raises(ValueError, match=rf"{setting}: s3:/b/x: .*expected s3://b/x"):
-        with_absolute_paths(load("smoke", [f"{setting}=s3:/b/x"]))
+        job(config)
 
 
 def test_a_dataset_that_is_not_named_is_refused_where_it_is_needed() -> None:
@@ -144,10 +164,3 @@ def test_a_dataset_that_is_not_named_is_refused_where_it_is_needed() -> None:
         with pytest.raises(ValueError, match=r"^dataset\.path is not set: name the folder or URL of the prepared"):
             job(config)
     assert with_absolute_paths(config, reads_dataset=False).dataset.path == ""
-
-
-@pytest.mark.parametrize("setting", ["root", "splits"])
-def test_a_misspelt_path_of_the_archive_names_its_setting(setting: str) -> None:
-    settings = ["archive={kind: bigearthnet_v1, root: /data}", f"archive.{setting}=s3:/b/x"]
-    with pytest.raises(ValueError, match=rf"archive\.{setting}: s3:/b/x: .*expected s3://b/x"):
-        configured_archive(load("smoke", settings))

@@ -37,7 +37,7 @@ def test_gpus_of_executors_that_the_workers_do_not_use_are_named(
     check_slots(spark, load("smoke").launch)
     assert capsys.readouterr().out == ""
     conf = spark.sparkContext.getConf().set("spark.executor.resource.gpu.amount", "1")
-    monkeypatch.setattr(spark.sparkContext, "_conf", conf)
+    monkeypatch.setattr(spark.sparkContext, "getConf", lambda: conf)
     check_slots(spark, load("smoke").launch)
     assert "spark.executor.resource.gpu.amount=1 reserves GPUs for each executor" in capsys.readouterr().out
 
@@ -51,8 +51,6 @@ def test_fewer_workers_leave_some_for_a_step_to_wait_for() -> None:
 
 
 def test_a_run_asks_for_more_workers_only_where_an_epoch_is_left() -> None:
-    metrics = {"train/loss": 0.5}
-    first = EpochTrained(epoch=1, epochs=3, metrics=metrics, where="", is_last=False)
-    assert train._may_grow(first)
-    assert not train._may_grow(replace(first, epoch=2, is_last=True)), "patience has ended it"
-    assert not train._may_grow(SavingModel())
+    first = EpochTrained(epoch=1, epochs=3, metrics={"train/loss": 0.5}, where="", is_last=False)
+    ended = replace(first, epoch=2, is_last=True)  # as patience has decided
+    assert [train.may_grow(event) for event in (first, ended, SavingModel())] == [True, False, False]

@@ -26,6 +26,10 @@ def fail(error: BaseException) -> Callable[[Result], None]:
     return body
 
 
+def nothing(result: Result) -> None:
+    """A job that does nothing."""
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -50,81 +54,77 @@ def test_the_exit_code_says_whose_fault_it_is(
 ) -> None:
     path = tmp_path / "result.json"
     assert run("train", ["--result", str(path)], fail(error)) == code
-    printed = capsys.readouterr().err
+    printed, result = capsys.readouterr().err, json.loads(path.read_text())
     assert printed.startswith("groundswell train: ")
     assert "Traceback (most recent call last)" not in printed
-    result = json.loads(path.read_text())
-    assert result["exit_code"] == code
-    assert result["ended"] in printed
+    assert (result["exit_code"], result["ended"] in printed) == (code, True)
 
 
-def test_a_bug_shows_its_traceback(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", [], fail(TypeError("oops"))) == 1
-    printed = capsys.readouterr().err
-    assert "Traceback (most recent call last)" in printed
-    assert printed.endswith("groundswell train: error: oops\n")
-
-
-def test_a_traceback_on_request(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setenv("GROUNDSWELL_TRACEBACK", "1")
-    assert run("train", [], fail(ValueError("a value"))) == 2
-    printed = capsys.readouterr().err
-    assert "raise error\nValueError: a value\ngroundswell train: error: a value\n" in printed
+@pytest.mark.parametrize(
+    ("error", "asked", "code", "end"),
+    [
+        (TypeError("oops"), "", 1, "raise error\nTypeError: oops\ngroundswell train: error: oops\n"),
+        (ValueError("x"), "1", 2, "raise error\nValueError: x\ngroundswell train: error: x\n"),
+    ],
+)
+def test_a_bug_shows_its_traceback_and_a_mistake_on_request(
+    error: Exception,
+    asked: str,
+    code: int,
+    end: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("GROUNDSWELL_TRACEBACK", asked)
+    assert run("train", [], fail(error)) == code
+    assert capsys.readouterr().err.endswith(end)
 
 
 def test_the_result_holds_what_the_job_filled_in(tmp_path: Path) -> None:
     path = tmp_path / "result.json"
 
     def body(result: Result) -> None:
-        during = json.loads(path.read_text())
-        assert (during["exit_code"], during["ended"]) == (None, "running")
+        assert json.loads(path.read_text()).items() >= {"exit_code": None, "ended": "running"}.items()
         result.run_id, result.metrics = "0123", {"val/f1_micro": 0.5}
 
     assert run("train", [f"--result={path}"], body) == 0
+    expected = {
+        "verb": "train",
+        "exit_code": 0,
+        "ended": "finished",
+        "run_id": "0123",
+        "metrics": {"val/f1_micro": 0.5},
+    }
     result = json.loads(path.read_text())
-    assert (result["verb"], result["exit_code"], result["ended"]) == ("train", 0, "finished")
-    assert (result["run_id"], result["metrics"]) == ("0123", {"val/f1_micro": 0.5})
+    assert {name: result[name] for name in expected} == expected
 
 
-def test_a_result_is_not_written_into_a_dataset(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("train", ["--result", str(small_dataset / "result.json")], lambda result: None) == 2
-    assert f"--result {small_dataset}/result.json would write into the dataset" in capsys.readouterr().err
-    assert not (small_dataset / "result.json").exists()
-
-
-def test_nothing_on_the_terminal_holds_a_password(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_neither_terminal_nor_result_holds_a_password(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GROUNDSWELL_TRACEBACK", "1")
-    store = "http://user:hunter2@mlflow.example:5000"
-
-    def body(result: Result) -> None:
-        result.continue_with = []
-        raise RuntimeError(f"{store} does not answer")
-
-    assert run("train", ["--set", f"tracking.uri={store}"], body) == 4
-    printed = capsys.readouterr().err
-    assert "hunter2" not in printed
-    assert "RuntimeError: http://***@mlflow.example:5000 does not answer\n" in printed
-    assert "to continue: groundswell train --set tracking.uri=http://***@mlflow.example:5000\n" in printed
-
-
-def test_a_result_holds_no_password(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
+    path, store = tmp_path / "result.json", "http://user:hunter2@mlflow.example:5000"
 
     def body(result: Result) -> None:
         result.dataset = "s3://KEY:SECRET@bucket/x"
         result.predictions = "https://host/x?sig=SECRET"
         result.continue_with = ["--set", "training.output=s3://KEY:SECRET@bucket/y"]
-        raise RuntimeError("s3://KEY:SECRET@bucket/x: no answer")
+        raise RuntimeError(f"{store} does not answer")
 
-    assert run("score", ["--result", str(path)], body) == 4
-    text = path.read_text()
-    assert "SECRET" not in text
+    assert run("train", ["--result", str(path), "--set", f"tracking.uri={store}"], body) == 4
+    printed, text = capsys.readouterr().err, path.read_text()
+    hidden = "http://***@mlflow.example:5000"
+    assert not any(secret in printed + text for secret in ("hunter2", "SECRET"))
+    assert f"RuntimeError: {hidden} does not answer\n" in printed
+    assert f" --set tracking.uri={hidden} --set training.output=s3://***@bucket/y\n" in printed
+    expected = {
+        "dataset": "s3://***@bucket/x",
+        "predictions": "https://host/x?sig=***",
+        "ended": f"{hidden} does not answer",
+        "continue_with": ["--set", "training.output=s3://***@bucket/y"],
+    }
     result = json.loads(text)
-    assert (result["dataset"], result["predictions"]) == ("s3://***@bucket/x", "https://host/x?sig=***")
-    assert result["ended"] == "s3://***@bucket/x: no answer"
-    assert result["continue_with"] == ["--set", "training.output=s3://***@bucket/y"]
+    assert {name: result[name] for name in expected} == expected
 
 
 @pytest.mark.parametrize("content", ['{"format_version":1,"kind":"grid"}\n{"kind":"cell"}\n', "{}", "[1]", "a: 1\n"])
@@ -133,7 +133,7 @@ def test_a_file_of_something_else_is_no_place_for_a_result(
 ) -> None:
     path = tmp_path / "grid.jsonl"
     path.write_text(content)
-    assert run("compare", ["--result", str(path)], lambda result: None) == 2
+    assert run("compare", ["--result", str(path)], nothing) == 2
     assert "grid.jsonl is a file of something else, which it would replace" in capsys.readouterr().err
     assert path.read_text() == content
 
@@ -143,10 +143,10 @@ def test_a_result_does_not_replace_what_the_command_reads(
     spelling: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "run.json"
-    assert run("train", ["--result", str(path)], lambda result: None) == 0
+    assert run("train", ["--result", str(path)], nothing) == 0
     before = path.read_text()
     model = spelling.format(path=path, folder=tmp_path)
-    assert run("evaluate", ["--model", model, f"--result={path}"], lambda result: None) == 2
+    assert run("evaluate", ["--model", model, f"--result={path}"], nothing) == 2
     assert "run.json is what another argument names" in capsys.readouterr().err
     assert path.read_text() == before
 
@@ -155,14 +155,13 @@ def test_a_result_goes_through_links_and_into_pipes(tmp_path: Path) -> None:
     link, file = tmp_path / "latest.json", tmp_path / "run.json"
     link.symlink_to(file)
     for _ in range(2):
-        assert run("train", ["--result", str(link)], lambda result: None) == 0
-        assert link.is_symlink()
-        assert json.loads(file.read_text())["exit_code"] == 0
+        assert run("train", ["--result", str(link)], nothing) == 0
+        assert (link.is_symlink(), json.loads(file.read_text())["exit_code"]) == (True, 0)
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     opened = os.open(pipe, os.O_RDWR)
     try:
-        assert run("train", ["--result", str(pipe), "--set", "a=" + "b" * 1000], lambda result: None) == 0
+        assert run("train", ["--result", str(pipe), "--set", "a=" + "b" * 1000], nothing) == 0
         lines = os.read(opened, 1 << 16).decode().splitlines()
     finally:
         os.close(opened)
@@ -183,30 +182,27 @@ def test_a_result_that_can_no_longer_be_written_is_a_failure(
     assert "result.json cannot be written: No such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("is_submitted", [False, True])
 def test_a_failed_job_says_which_command_continues(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    is_submitted: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def body(result: Result) -> None:
         result.continue_with = ["--set", "training.resume_run=0123"]
         raise RankLostError(outcomes("died"))
 
-    settings = ("training.resume_run=old", "training.epochs=3", "tracking.run_name=first try")
-    argv = ["--config", "my config.yaml", *(text for setting in settings for text in ("--set", setting))]
-    assert run("train", argv, body) == 4
+    argv = ["--config", "my config.yaml", "--set", "training.resume_run=old", "--set", "training.epochs=3"]
+    argv += ["--set", "tracking.run_name=first try"]
     typed = "groundswell train --config 'my config.yaml' --set training.epochs=3 --set 'tracking.run_name=first try'"
-    command = f"{typed} --set training.resume_run=0123"
-    assert capsys.readouterr().err.endswith(f"groundswell train: to continue: {command}\n")
-    monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+    if is_submitted:
+        monkeypatch.setenv("PYSPARK_GATEWAY_PORT", "1")
+        typed = "the same spark-submit command, with"
     assert run("train", argv, body) == 4
-    expected = "to continue: the same spark-submit command, with --set training.resume_run=0123\n"
-    assert capsys.readouterr().err.endswith(expected)
+    end = f"groundswell train: to continue: {typed} --set training.resume_run=0123\n"
+    assert capsys.readouterr().err.endswith(end)
 
 
 def test_sigterm_ends_a_job_as_ctrl_c_does(capsys: pytest.CaptureFixture[str]) -> None:
-    def body(result: Result) -> None:
-        signal.raise_signal(signal.SIGTERM)
-
     before = signal.getsignal(signal.SIGTERM)
-    assert run("train", [], body) == 130
+    assert run("train", [], lambda result: signal.raise_signal(signal.SIGTERM)) == 130
     assert capsys.readouterr().err.endswith("groundswell train: interrupted\n")
     assert signal.getsignal(signal.SIGTERM) == before

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,45 +12,51 @@ from jobs import cli
 from tests.patience import patient
 
 SMOKE = ["schedule", "--config", "smoke"]
+Table = Callable[..., dict[int, tuple[Any, Any, str]]]
 
 
-def table(output: str) -> dict[int, tuple[Any, Any, str]]:
-    """Step, epoch, rate and text of each line."""
-    rows = [line.split(maxsplit=3) for line in output.splitlines()[2:] if not line.startswith("plot ")]
-    return {int(row[0].replace(",", "")): (float(row[1]), float(row[2]), row[3] if row[3:] else "") for row in rows}
+@pytest.fixture
+def table(capsys: pytest.CaptureFixture[str]) -> Table:
+    """Step, epoch, rate and text of each line, for 320 images and some settings."""
+
+    def read(*settings: str) -> dict[int, tuple[Any, Any, str]]:
+        assert cli.execute([*SMOKE, "--images", "320", *(text for each in settings for text in ("--set", each))]) == 0
+        first, _, *lines = capsys.readouterr().out.splitlines()
+        # 320 images, 8 a step: 40 steps an epoch, 2 epochs; the peak is 8 * 8 / 256.
+        assert settings or first == "peak 0.25, global batch 8, 320 images, 40 steps an epoch, 2 epochs, 80 steps"
+        rows = [line.split(maxsplit=3) for line in lines]
+        return {int(row[0].replace(",", "")): (float(row[1]), float(row[2]), "".join(row[3:])) for row in rows}
+
+    return read
 
 
-def test_the_table_has_the_first_and_last_step_and_every_place(capsys: pytest.CaptureFixture[str]) -> None:
-    # 320 images, 8 a step: 40 steps an epoch, 2 epochs; the peak is 8 * 8 / 256.
-    assert cli.execute([*SMOKE, "--images", "320"]) == 0
-    output = capsys.readouterr().out
-    assert output.splitlines()[0] == "peak 0.25, global batch 8, 320 images, 40 steps an epoch, 2 epochs, 80 steps"
-    rows = table(output)
-    assert rows[0] == (0.0, 0.25 / 40, "first step")
-    assert rows[8] == (0.2, pytest.approx(0.25 * 9 / 40), "")
-    assert rows[39] == (0.97, 0.25, "")
-    assert rows[40] == (1.0, 0.025, "schedule.warmup, schedule.decay.milestones[0]")
-    assert rows[79] == (1.98, 0.025, "last step")
-    assert list(rows) == sorted(rows)
+def test_the_table_has_the_first_and_last_step_and_every_place(table: Table) -> None:
+    rows = table()
+    expected = {
+        0: (0.0, 0.25 / 40, "first step"),
+        8: (0.2, pytest.approx(0.25 * 9 / 40), ""),
+        39: (0.97, 0.25, ""),
+        40: (1.0, 0.025, "schedule.warmup, schedule.decay.milestones[0]"),
+        79: (1.98, 0.025, "last step"),
+    }
+    assert ({step: rows[step] for step in expected}, list(rows)) == (expected, sorted(rows))
 
 
-def test_settings_change_it(capsys: pytest.CaptureFixture[str]) -> None:
-    settings = ["schedule.decay={name: cosine, end_rate: 0.01}", "training.epochs=4"]
-    assert cli.execute([*SMOKE, "--images", "320", *(text for each in settings for text in ("--set", each))]) == 0
-    rows = table(capsys.readouterr().out)
-    assert rows[80] == (2.0, 0.25, "schedule.warmup")
-    assert rows[159][2] == "last step"
+def test_settings_change_it(table: Table) -> None:
+    rows = table("schedule.decay={name: cosine, end_rate: 0.01}", "training.epochs=4")
+    assert (rows[80], rows[159][2]) == ((2.0, 0.25, "schedule.warmup"), "last step")
     assert 0.01 < rows[159][1] < 0.0101
 
 
-def test_the_table_says_where_images_grow(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_table_says_where_images_grow(table: Table) -> None:
     parts = "input.resolution_schedule=[{until: {fraction: 0.2}, scale: 0.5}, {until: {steps: 85}, scale: 0.75}]"
-    assert cli.execute([*SMOKE, "--images", "320", "--set", parts, "--set", "training.epochs=4"]) == 0
-    rows = table(capsys.readouterr().out)
-    assert rows[0][2] == "first step, images scaled by 0.5"
-    assert rows[40][2] == "images scaled by 0.75"
-    assert rows[120][2] == "full images"
-    assert rows[80][2] == "schedule.warmup, schedule.decay.milestones[0]"
+    rows = table(parts, "training.epochs=4")
+    assert {step: rows[step][2] for step in (0, 40, 120, 80)} == {
+        0: "first step, images scaled by 0.5",
+        40: "images scaled by 0.75",
+        120: "full images",
+        80: "schedule.warmup, schedule.decay.milestones[0]",
+    }
 
 
 def test_images_are_those_of_the_dataset(small_dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -81,14 +88,10 @@ def test_a_mistake_is_one_line(
     message: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    error_line: Callable[..., str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.execute([*SMOKE, *arguments]) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err
-    assert len(captured.err.strip().splitlines()) == 1
-    assert captured.out == ""
+    assert message in error_line(*SMOKE, *arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.session import spark_session
+from tests.patience import patient
 
 
 @pytest.mark.parametrize("variable", ["SPARK_REMOTE", "SPARK_CONNECT_MODE_ENABLED"])
@@ -35,7 +36,8 @@ def test_a_submitted_job_shows_its_own_lines_and_no_chatter_of_spark(tmp_path: P
     )
     submit = Path(sys.executable).parent / "spark-submit"
     command = [str(submit), "--master", "local[1]", "--conf", "spark.ui.enabled=false", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYSPARK_PYTHON": sys.executable})
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=patient(100))
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "the sum is 6"
     information = [line for line in done.stderr.splitlines() if " INFO " in line]
@@ -44,7 +46,6 @@ def test_a_submitted_job_shows_its_own_lines_and_no_chatter_of_spark(tmp_path: P
 
 def refusal(master: str, settings: str) -> str:
     """Why two workers find no place, in a session of a job with these settings."""
-    from jobs.session import spark_session
     from pipelines.launch.preflight import check_cluster
 
     os.environ["PYSPARK_SUBMIT_ARGS"] = f"{settings} pyspark-shell"

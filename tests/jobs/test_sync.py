@@ -1,5 +1,6 @@
 """`groundswell sync` as it is typed."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -30,29 +31,36 @@ def make_offline(folder: Path, status: LocalStatus) -> None:
     writer.close()
 
 
-def test_a_failed_run_without_mlflow_is_written_with_one_command(
-    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+Sync = Callable[..., str]
+
+
+@pytest.fixture
+def sync(mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Sync:
+    """Runs the verb on a folder or URL, `tmp_path` else: what it prints to both streams."""
+
+    def run(*arguments: str, output: str | Path = tmp_path, code: int = 0) -> str:
+        assert cli.execute(["sync", "--output", str(output), *arguments]) == code
+        printed = capsys.readouterr()
+        return printed.out + printed.err
+
+    return run
+
+
+def test_a_failed_run_without_mlflow_is_written_with_one_command(sync: Sync, mlflow_store: str, tmp_path: Path) -> None:
     make_offline(tmp_path / "offline-7", "KILLED")
-    assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
+    printed = sync()
     (run_folder,) = (
         path for path in tmp_path.iterdir() if path.is_dir() and not path.is_symlink() and path.name != "mlruns"
     )
     run = MlflowClient(mlflow_store).get_run(run_folder.name)
     assert (run.info.status, run.data.tags["attempt"]) == ("KILLED", "1")
-    first, last = capsys.readouterr().out.splitlines()
-    assert first == f"run {run_folder.name} (was offline-7): killed"
-    assert last == f"1 runs of {tmp_path} written to {mlflow_store}"
-    assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
-    assert capsys.readouterr().out == f"0 runs of {tmp_path} written to {mlflow_store}\n"
+    written = f"runs of {tmp_path} written to {mlflow_store}\n"
+    assert printed == f"run {run_folder.name} (was offline-7): killed\n1 {written}"
+    assert sync() == f"0 {written}"
 
 
 def test_runs_behind_a_url_are_written_with_the_same_command(
-    mlflow_store: str,
-    s3_folder: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    sync: Sync, mlflow_store: str, s3_folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output, logged = RemotePath(s3_folder), []
     make_offline(tmp_path / "offline-7", "TRAINED")
@@ -65,22 +73,17 @@ def test_runs_behind_a_url_are_written_with_the_same_command(
         return f"runs:/{run.run_id}/model"
 
     monkeypatch.setattr("jobs.sync.log_model_of", log)
-    assert cli.execute(["sync", "--output", s3_folder]) == 0
-    first, model, last = capsys.readouterr().out.splitlines()
-    run_id = first.split()[1]
-    assert first == f"run {run_id} (was offline-7): finished"
-    assert model == f"model runs:/{run_id}/model"
-    assert last == f"1 runs of {s3_folder} written to {mlflow_store}"
+    printed, written = sync(output=s3_folder), f"runs of {s3_folder} written to {mlflow_store}\n"
+    run_id = printed.split()[1]
+    assert printed == f"run {run_id} (was offline-7): finished\nmodel runs:/{run_id}/model\n1 {written}"
     assert logged == [["step-00000004.npz"]]
     run = MlflowClient(mlflow_store).get_run(run_id)
     assert (run.info.status, run.data.tags["attempt"]) == ("FINISHED", "1")
     # It has the store's name there too, from which it is resumed and exported.
     of_run = {f"{run_id}/checkpoints/step-00000004.npz", f"{run_id}/run.json"}
     assert set(output.folder.files()) == {*of_run, "notes/mine.txt"}
-    assert cli.execute(["sync", "--output", s3_folder]) == 0
-    assert capsys.readouterr().out == f"0 runs of {s3_folder} written to {mlflow_store}\n"
-    assert cli.execute(["sync", "--output", s3_folder, "--run", "0123"]) == 2
-    assert f"there is no run 0123 under {s3_folder}" in capsys.readouterr().err
+    assert sync(output=s3_folder) == f"0 {written}"
+    assert f"there is no run 0123 under {s3_folder}" in sync("--run", "0123", output=s3_folder, code=2)
 
 
 def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_folder: str, tmp_path: Path) -> None:
@@ -95,117 +98,93 @@ def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_fo
 
 
 def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
-    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    sync: Sync, mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for module in ("training.held_run", "tracking.local_run"):
         monkeypatch.setattr(f"pipelines.{module}.takes_whole_files_only", lambda folder: True)
     make_offline(tmp_path / "offline-7", "RUNNING")
     with held_run(tmp_path / "offline-7"):
-        assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
-        left_out, last = capsys.readouterr().out.splitlines()
+        left_out, last = sync().splitlines()
         assert left_out.startswith("run offline-7: left out: another job is writing ")
         assert last == f"0 runs of {tmp_path} written to {mlflow_store}"
-        assert cli.execute(["sync", "--output", str(tmp_path), "--run", "offline-7"]) == 2
-        assert "another job is writing" in capsys.readouterr().err
-        kept = read_local_run(tmp_path / "offline-7")
-        assert kept is not None
-        assert kept.status == "RUNNING"
-    assert cli.execute(["sync", "--output", str(tmp_path)]) == 0
-    assert ": failed" in capsys.readouterr().out
+        assert "another job is writing" in sync("--run", "offline-7", code=2)
+        assert read_local_run(tmp_path / "offline-7").status == "RUNNING"
+    assert ": failed" in sync()
 
 
 @pytest.mark.parametrize("content", ["", '{"run_id": "a"', "[]", '{"description": 1}'])
-def test_a_damaged_file_of_a_run_does_not_stop_the_others(
-    content: str, mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_damaged_file_of_a_run_does_not_stop_the_others(content: str, sync: Sync, tmp_path: Path) -> None:
     for name in ("first", "second"):
         make_offline(tmp_path / name, "KILLED")
     (tmp_path / "first" / "run.json").write_text(content)
-    assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
-    printed = capsys.readouterr()
-    assert f"run first: not written: {tmp_path}/first/run.json is damaged" in printed.out
-    assert f"1 runs of {tmp_path} could not be written, 1 were" in printed.err
+    printed = sync(code=2)
+    assert f"run first: not written: {tmp_path}/first/run.json is damaged" in printed
+    assert f"1 runs of {tmp_path} could not be written, 1 were" in printed
     assert (tmp_path / "first" / "run.json").read_text() == content
 
 
 def test_a_run_that_the_store_has_deleted_does_not_stop_the_others(
-    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    sync: Sync, mlflow_store: str, tmp_path: Path
 ) -> None:
     for name, status in (("first", "RUNNING"), ("second", "KILLED")):
         make_offline(tmp_path / name, status)
-    first = adopt(tmp_path / "first")[0].run_id
-    MlflowClient(mlflow_store).delete_run(first)
+    first, client = adopt(tmp_path / "first")[0].run_id, MlflowClient(mlflow_store)
+    client.delete_run(first)
     (tmp_path / "first").unlink()
     (tmp_path / first).rename(tmp_path / "1")  # written before the other one
     update_local_run(tmp_path / "1", run_id=first)
     kept = sorted((tmp_path / "1").rglob("*.jsonl"))
     assert kept
+    reason = f"shows no run {first}: it is in another store than MLFLOW_TRACKING_URI names, was deleted"
     for _ in range(2):
-        assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
-        printed = capsys.readouterr()
-        assert "run 1: not written: " in printed.out
-        assert f"1 runs of {tmp_path} could not be written" in printed.err
-        assert (
-            f"shows no run {first}: it is in another store than MLFLOW_TRACKING_URI names, was deleted" in printed.out
-        )
+        printed = sync(code=2)
+        for part in ("run 1: not written: ", f"1 runs of {tmp_path} could not be written", reason):
+            assert part in printed
         assert sorted((tmp_path / "1").rglob("*.jsonl")) == kept
-    (run,) = MlflowClient(mlflow_store).search_runs([MlflowClient(mlflow_store).get_run(first).info.experiment_id])
+    (run,) = client.search_runs([client.get_run(first).info.experiment_id])
     assert run.info.status == "KILLED"
 
 
 @pytest.mark.parametrize(
-    "error",
+    ("error", "code"),
     [
-        FileNotFoundError("there is no checkpoint in /runs/first/checkpoints"),
-        MissingPackageError("the model of a checkpoint needs tensorflow, which is not installed: pip install it"),
+        (FileNotFoundError("there is no checkpoint in /runs/first/checkpoints"), 2),
+        (
+            MissingPackageError("the model of a checkpoint needs tensorflow, which is not installed: pip install it"),
+            2,
+        ),
+        (StorageError("the storage is away"), 4),
     ],
 )
-def test_a_model_that_cannot_be_made_does_not_stop_the_others(
-    error: Exception,
-    mlflow_store: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_model_that_cannot_be_made_does_not_stop_the_others_but_a_storage_that_is_away_does(
+    error: Exception, code: int, sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    statuses: dict[str, LocalStatus] = {"first": "TRAINED", "second": "KILLED"}
-    for name, status in statuses.items():
-        make_offline(tmp_path / name, status)
-        update_local_run(tmp_path / name, run_id=f"offline-{name}")
-
     def refuse(folder: Path, run: TrackedRun) -> str:
         raise error
 
     monkeypatch.setattr("jobs.sync.log_model_of", refuse)
-    assert cli.execute(["sync", "--output", str(tmp_path)]) == 2
-    printed = capsys.readouterr()
-    assert f"run first: not written: {error}" in printed.out
-    assert "(was second): killed" in printed.out
-    assert f"1 runs of {tmp_path} could not be written, 1 were" in printed.err
-    first = read_local_run(tmp_path / "first")
-    assert first is not None
-    assert first.status == "TRAINED", "a further call logs the model"
+    statuses: dict[str, LocalStatus] = {"first": "TRAINED", "second": "KILLED"}
+    for name, status in statuses.items():
+        make_offline(tmp_path / name, status)
+        update_local_run(tmp_path / name, run_id=f"offline-{name}")
+    printed = sync(code=code)
+    assert str(error) in printed
+    for part in (f"run first: not written: {error}", "(was second): killed", "could not be written, 1 were"):
+        assert (part in printed) == (code == 2)
+    assert read_local_run(tmp_path / "first").status == "TRAINED", "a further call logs the model"
 
 
-def test_a_storage_that_is_away_ends_the_command(
-    mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        ("sync --output FOLDER/nowhere", "there is no folder"),
+        ("sync --output FOLDER --run 0123", "there is no run 0123 under FOLDER"),
+        ("export --output FOLDER --run 0123", "there is no run 0123 under FOLDER"),
+        ("export", "--run ID is missing"),
+    ],
+)
+def test_what_is_not_there_is_one_line(
+    command: str, message: str, mlflow_store: str, tmp_path: Path, error_line: Callable[..., str]
 ) -> None:
-    def refuse(folder: Path, run: TrackedRun) -> str:
-        raise StorageError("the storage is away")
-
-    monkeypatch.setattr("jobs.sync.log_model_of", refuse)
-    make_offline(tmp_path / "offline-7", "TRAINED")
-    assert cli.execute(["sync", "--output", str(tmp_path)]) == 4
-    printed = capsys.readouterr()
-    assert "the storage is away" in printed.err
-    assert "not written" not in printed.out
-
-
-def test_what_is_not_there_is_one_line(mlflow_store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.execute(["sync", "--output", str(tmp_path / "nowhere")]) == 2
-    assert "there is no folder" in capsys.readouterr().err
-    assert cli.execute(["sync", "--output", str(tmp_path), "--run", "0123"]) == 2
-    assert f"there is no run 0123 under {tmp_path}" in capsys.readouterr().err
-    assert cli.execute(["export", "--output", str(tmp_path), "--run", "0123"]) == 2
-    assert f"there is no run 0123 under {tmp_path}" in capsys.readouterr().err
-    assert cli.execute(["export"]) == 2
-    assert "--run ID is missing" in capsys.readouterr().err
+    line = error_line(*command.replace("FOLDER", str(tmp_path)).split())
+    assert message.replace("FOLDER", str(tmp_path)) in line

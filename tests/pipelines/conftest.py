@@ -7,8 +7,11 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+from mlflow import MlflowClient
 
 from tests.patience import patient
 
@@ -23,6 +26,22 @@ class Logged:
     """Of MLflow."""
     file: Path
     """Its `.keras` file."""
+    head: list[Any]
+    """Kernel and bias of its last layer."""
+    expected: dict[str, Any]
+    """Probabilities that Keras's own `predict` computes of the dataset in one process, by id."""
+    mirrored: dict[str, Any]
+    """Those of the images with left for right."""
+
+    @property
+    def run_id(self) -> str:
+        """The run that has logged it."""
+        return self.uri.split("/")[1]
+
+    @property
+    def client(self) -> MlflowClient:
+        """A client of its store."""
+        return MlflowClient(self.store)
 
 
 _LOG = """
@@ -30,7 +49,7 @@ import json, sys
 from dataclasses import replace
 import keras, numpy as np
 from conf.load import load
-from models.networks.model import inputs_of, with_probabilities
+from models.networks.model import with_probabilities
 from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.reader import SplitReader
 from pipelines.tracking.models import log_model
@@ -38,47 +57,52 @@ from pipelines.tracking.runs import start_run
 from pipelines.training.recipe import make_model
 from pipelines.training.description import metadata_of_model
 
-dataset, file, seed, fitted = sys.argv[1:]
-config = load("smoke", [f"dataset.path={dataset}"])
+dataset, folder, network = sys.argv[1:]
+config = load("smoke", [f"dataset.path={dataset}", network])
 manifest = read_manifest(dataset)
-keras.utils.set_random_seed(int(seed))
+keras.utils.set_random_seed(0)
 model = with_probabilities(make_model(config, manifest), manifest.task)
-random = np.random.default_rng(int(seed))
-for layer in model.layers:  # fresh, every block is its shortcut and every class has the same probability
-    for weight in layer.weights:
-        if weight.path.endswith("gamma"):
-            weight.assign(random.uniform(0.3, 0.7, weight.shape))
-for weight in model.layers[-2].weights:
+random = np.random.default_rng(0)
+head = model.layers[-2].weights
+for weight in head:  # fresh, every class has the same probability
     weight.assign(random.normal(0, 1, weight.shape))
-if fitted:
-    reader = SplitReader(dataset, fitted)
-    batch, head = reader.gather(np.arange(len(reader))), model.layers[-2]
-    features = np.asarray(keras.Model(model.inputs, head.input)(inputs_of(model, batch.images), training=False))
-    weights, *_ = np.linalg.lstsq(np.c_[features, np.ones(len(features))], 12.0 * batch.targets - 6, rcond=None)
-    head.set_weights([weights[:-1], weights[-1]])
 run = start_run("scoring", None, {}, {})
 thresholds = [0.3 + 0.01 * index for index in range(len(manifest.class_names))]
 metadata = replace(metadata_of_model(manifest, config), thresholds=tuple(thresholds))
 uri = log_model(run, model, metadata, "scored", step=1)
-model.save(file)
+model.save(f"{folder}/model.keras")
+
+# What Keras alone predicts with the file, in one process: of every image, and of those with left for right.
+model = keras.saving.load_model(f"{folder}/model.keras", compile=False)
+readers = [SplitReader(dataset, split) for split in manifest.splits]
+found = [reader.gather(np.arange(len(reader))).images for reader in readers]
+images = {name: np.concatenate([each[name] for each in found]) for name in model.input}
+mirrored = {name: pixels[:, :, ::-1] for name, pixels in images.items()}
+predicted = (model.predict(each, batch_size=8, verbose=0) for each in (images, mirrored))
+np.savez(f"{folder}/predictions.npz", sum((reader.ids() for reader in readers), []), *predicted, *head)
 print(json.dumps(uri))
 """
 
 
 @pytest.fixture(scope="session")
-def log_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Logged]:
-    """Logs and registers a model of random weights for a dataset, in a process of its own."""
+def log_model(
+    tmp_path_factory: pytest.TempPathFactory, small_network: str, new_store: Callable[[Path], str]
+) -> Callable[[Path], Logged]:
+    """Logs and registers a small model of random weights for a dataset, in a process of its own."""
 
-    def log(dataset: Path, *, store: str | None = None, seed: int = 0, fitted: str = "") -> Logged:
+    def log(dataset: Path) -> Logged:
         folder = tmp_path_factory.mktemp("model")
-        store = store or f"sqlite:///{folder / 'mlflow.db'}"
-        command = [sys.executable, "-c", _LOG, str(dataset), str(folder / "model.keras"), str(seed), fitted]
+        store = new_store(folder / "mlflow.db")
+        command = [sys.executable, "-c", _LOG, str(dataset), str(folder), small_network]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patient(250)
         )
         assert done.returncode == 0, done.stderr[-4000:]
-        return Logged(json.loads(done.stdout.splitlines()[-1]), store, folder / "model.keras")
+        with np.load(folder / "predictions.npz") as file:
+            ids, plain, mirrored, *head = file.values()
+        predictions = (dict(zip(ids.tolist(), values, strict=True)) for values in (plain, mirrored))
+        return Logged(json.loads(done.stdout.splitlines()[-1]), store, folder / "model.keras", head, *predictions)
 
     return log
 
@@ -87,3 +111,8 @@ def log_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Logged]
 def logged(log_model: Callable[..., Logged], small_dataset: Path) -> Logged:
     """The model of the small dataset."""
     return log_model(small_dataset)
+
+
+@pytest.fixture
+def _use_store(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)

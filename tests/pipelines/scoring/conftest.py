@@ -1,33 +1,28 @@
 """What a small model predicts in one process."""
 
-import subprocess
-import sys
-from collections.abc import Callable
+import io
+import json
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.archives.synthetic import generate_bigearthnet_v2
 from pipelines.archives.table import open_archive
-from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.manifest import read_manifest
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.scoring import job, predictor, write
-from pipelines.scoring.model import ModelDescription
-from tests.patience import patient
+from pipelines.scoring.model import ModelDescription, ModelInput
+from pipelines.storage import Folder
 
 
 @pytest.fixture
-def _use_store(logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", logged.store)
-
-
-@pytest.fixture
-def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
+def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Tasks are calls, and a model's probabilities of all classes are the mean of its first image group."""
 
     def load(model: ModelDescription, *_: Any) -> Callable[..., Any]:
@@ -42,48 +37,18 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
         return [function(item) for item in items]
 
     monkeypatch.setattr(write, "load_keras", load)
-    monkeypatch.setattr(predictor, "_loaded", {})
     monkeypatch.setattr("pipelines.tasks.run_tasks", run)
     monkeypatch.setattr("pipelines.tasks.is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "send", lambda spark, file: SimpleNamespace(value=file, destroy=lambda: None))
-
-
-_PREDICT = """
-import sys
-import keras, numpy as np
-model = keras.saving.load_model(sys.argv[1], compile=False)
-images = dict(np.load(sys.argv[2]))
-np.save(sys.argv[3], model.predict({name: images[name] for name in model.input}, batch_size=8, verbose=0))
-"""
+    yield
+    predictor.forget()
 
 
 @pytest.fixture(scope="session")
-def plain_predictions(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, Any]]:
-    """Gives the probabilities that Keras's own `predict` computes in one process, by id; of images left for right."""
-
-    def predict(model: Path, dataset: Path, *, mirrored: bool = False) -> dict[str, Any]:
-        folder = tmp_path_factory.mktemp("predict")
-        manifest: Manifest = read_manifest(dataset)
-        ids: list[str] = []
-        images: dict[str, list[Any]] = {}
-        for split in manifest.splits:
-            reader = SplitReader(dataset, split)
-            ids += reader.ids()
-            for name, pixels in reader.gather(np.arange(len(reader))).images.items():
-                images.setdefault(name, []).append(pixels[:, :, ::-1] if mirrored else pixels)
-        np.savez(folder / "images.npz", **{name: np.concatenate(pixels) for name, pixels in images.items()})
-        command = [sys.executable, "-c", _PREDICT, model, folder / "images.npz", folder / "found.npy"]
-        subprocess.run(command, check=True, timeout=patient(200), capture_output=True)
-        return dict(zip(ids, np.load(folder / "found.npy"), strict=True))
-
-    return predict
-
-
-@pytest.fixture(scope="session")
-def expected(plain_predictions: Callable[..., dict[str, Any]], logged: Any, small_dataset: Path) -> dict[str, Any]:
+def expected(logged: Any) -> dict[str, Any]:
     """What Keras alone predicts of the small dataset, by id."""
-    return plain_predictions(logged.file, small_dataset)
+    return logged.expected
 
 
 @pytest.fixture(scope="session")
@@ -94,3 +59,39 @@ def labelled(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> P
     archive = open_archive("bigearthnet_v2", root=str(folder / "BigEarthNet"))
     prepare_dataset(spark, archive, folder / "dataset", row_group_mib=1, row_groups_per_shard=2)
     return folder / "dataset"
+
+
+@pytest.fixture
+def small_model(small_dataset: Path, _without_spark: None) -> ModelDescription:
+    """A model of the small dataset, which is a stand-in."""
+    manifest = read_manifest(small_dataset)
+    inputs = tuple(ModelInput(group.name, group.shape, group.dtype, group.bands) for group in manifest.groups)
+    return ModelDescription("models:/fake/1", "m-1", "fake/1", manifest.task, manifest.class_names, inputs)
+
+
+@pytest.fixture(scope="session")
+def predictions_of() -> Callable[[Path | str], list[dict[str, Any]]]:
+    """Reads all rows of a folder of predictions, in the order of its manifest, and asserts that it holds no more."""
+
+    def read(output: Path | str) -> list[dict[str, Any]]:
+        folder = Folder.at(output)
+        manifest = json.loads(folder.read("predictions.json"))
+        files = [part["file"] for part in manifest["parts"]]
+        assert {*folder.files()} == {*files, "predictions.json", "_rejected.parquet"}
+        rows = [row for file in files for row in pq.read_table(io.BytesIO(folder.read(file))).to_pylist()]
+        assert len(rows) == manifest["predictions"]
+        return rows
+
+    return read
+
+
+@pytest.fixture(scope="session")
+def check_predictions() -> Callable[[list[dict[str, Any]], dict[str, Any]], None]:
+    """Asserts that rows are of the expected samples, each once, with their probabilities."""
+
+    def check(rows: list[dict[str, Any]], expected: dict[str, Any]) -> None:
+        assert sorted(row["id"] for row in rows) == sorted(expected)
+        wanted = [expected[row["id"]] for row in rows]
+        np.testing.assert_allclose([row["probabilities"] for row in rows], wanted, atol=1e-5)
+
+    return check

@@ -59,8 +59,7 @@ def test_a_model_needs_only_its_listed_requirements(
     run(uv, "venv", "--quiet", "--python", sys.executable, str(tmp_path / "environment"))
     run(uv, "pip", "install", "--quiet", "--python", python, "-r", f"{folder}/requirements.txt")
     reader = SplitReader(small_dataset, "test")
-    images = reader.gather(np.arange(len(reader))).images
-    np.savez(tmp_path / "images.npz", **images)
+    np.savez(tmp_path / "images.npz", **reader.gather(np.arange(len(reader))).images)
     absent = json.loads(
         run(python, "-c", _LOAD, folder, str(tmp_path / "images.npz"), str(tmp_path / "found.npz")).splitlines()[-1]
     )

@@ -20,6 +20,7 @@ from pipelines.dataset.rows import arrow_schema
 from pipelines.scoring import flat_columns, frames, predict_udf, score_frame
 from pipelines.scoring.frames import fixed_batches
 from pipelines.tracking.store import tracking_uri
+from tests.patience import patient
 
 INPUTS = ("bands_10m", "bands_20m", "bands_60m")
 
@@ -33,18 +34,12 @@ def test_batches_have_one_size_whatever_spark_sends(small_dataset: Path) -> None
     rows = sum(manifest.splits["train"].shards[0].row_groups)
     table = pq.read_table(file, columns=["id", *fields])
     assert table.schema.field("bands_10m").type == arrow_schema(manifest.groups, 19).field("bands_10m").type
-    sizes = iter([3, 1, 6, rows])
-    batches, start = [], 0
-    while start < rows:
-        size = next(sizes)
-        batches += table.slice(start, size).combine_chunks().to_batches()
-        start += size
-    images = SplitReader(small_dataset, "train").gather(np.arange(rows)).images
-    found: list[str] = []
+    slices = (table.slice(start, size) for start, size in ((0, 3), (3, 1), (4, 6), (10, rows)))
+    batches = [batch for part in slices for batch in part.combine_chunks().to_batches()]
+    images, found = SplitReader(small_dataset, "train").gather(np.arange(rows)).images, list[str]()
     for known, pixels in fixed_batches(iter(batches), fields, ["id"], 4):
-        assert isinstance(known, pa.Table)
+        assert {name: each.shape for name, each in pixels.items()} == {name: (4, *fields[name][0]) for name in fields}
         for name in fields:
-            assert pixels[name].shape == (4, *fields[name][0])
             expected = images[name][len(found) : len(found) + len(known)]
             np.testing.assert_array_equal(pixels[name][: len(known)], expected)
         found += known["id"].to_pylist()
@@ -54,15 +49,13 @@ def test_batches_have_one_size_whatever_spark_sends(small_dataset: Path) -> None
 @pytest.mark.parametrize("dtype", ["float32", "uint16", "uint8"])
 def test_flat_numbers_are_those_of_the_pixels(dtype: str) -> None:
     pixels = np.array([-12.75, 0.5, 3.0, 250.0] if dtype == "float32" else [0, 1, 3, 250], dtype).reshape(2, 1, 2, 1)
-    values = []
-    for image in pixels:
-        file = io.BytesIO()
+    files = [io.BytesIO(), io.BytesIO()]
+    for file, image in zip(files, pixels, strict=True):
         np.save(file, image)
-        values.append(file.getvalue())
-    batch = pa.RecordBatch.from_pydict({"id": ["a", "b"], "image": pa.array(values, pa.binary())})
+    values = pa.array([file.getvalue() for file in files], pa.binary())
+    batch = pa.RecordBatch.from_pydict({"id": ["a", "b"], "image": values})
     table = frames.flattened(batch, {"image": ((1, 2, 1), np.dtype(dtype))}, ["id"])
-    assert table["id"].to_pylist() == ["a", "b"]
-    assert table["image"].to_pylist() == pixels.reshape(2, 2).tolist()
+    assert table.to_pydict() == {"id": ["a", "b"], "image": pixels.reshape(2, 2).tolist()}
     assert table.schema.field("image").type.value_type == (pa.float32() if dtype == "float32" else pa.int32())
 
 
@@ -73,8 +66,8 @@ def frame(spark: SparkSession, small_dataset: Path) -> DataFrame:
 
 def check(rows: list[Any], expected: Any, count: int = 12) -> None:
     assert len({row["id"] for row in rows}) == count
-    for row in rows:
-        np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+    wanted = [expected[row["id"]] for row in rows]
+    np.testing.assert_allclose([row["probabilities"] for row in rows], wanted, atol=1e-5)
 
 
 @pytest.mark.spark
@@ -102,12 +95,12 @@ def test_frames_sql_streams_and_mlflow_predict_the_same(
         .trigger(availableNow=True)
         .start(str(tmp_path / "stream"))
     )
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(patient(120))
     check(spark.read.parquet(str(tmp_path / "stream")).collect(), expected)
 
     selected = stream.selectExpr("id", f"predict({', '.join(INPUTS)}) as probabilities")
     query = selected.writeStream.format("memory").queryName("predicted").trigger(availableNow=True).start()
-    assert query.awaitTermination(120)
+    assert query.awaitTermination(patient(120))
     check(spark.table("predicted").collect(), expected)
 
     flat = flat_columns(frame, logged.uri)
@@ -144,21 +137,23 @@ def test_the_functions_are_names_of_the_package() -> None:
 @pytest.mark.spark
 @pytest.mark.usefixtures("_use_store")
 def test_a_missing_column_is_named(frame: DataFrame, logged: Any) -> None:
-    with pytest.raises(ValueError, match="the DataFrame has no column 'bands_20m', only id, "):
-        score_frame(frame.drop("bands_20m"), logged.uri)
-    for function in (score_frame, flat_columns):
-        with pytest.raises(ValueError, match="name a column, such as id"):
-            function(frame, logged.uri, keep=())
-    for function, name in ((score_frame, "labels"), (flat_columns, "bands_10m")):
-        with pytest.raises(ValueError, match=f"the result would have two columns '{name}'"):
-            function(frame, logged.uri, keep=("id", name))
+    without = frame.drop("bands_20m")
+    for function, given, keep, message in (
+        (score_frame, without, ("id",), "the DataFrame has no column 'bands_20m', only id, "),
+        (score_frame, frame, (), "name a column, such as id"),
+        (flat_columns, frame, (), "name a column, such as id"),
+        (score_frame, frame, ("id", "labels"), "the result would have two columns 'labels'"),
+        (flat_columns, frame, ("id", "bands_10m"), "the result would have two columns 'bands_10m'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            function(given, logged.uri, keep=keep)
     assert score_frame(frame, logged.uri, keep=("id", "bands_10m")).columns[:2] == ["id", "bands_10m"]
 
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("_use_store")
 def test_executors_of_another_code_are_refused(frame: DataFrame, logged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(frames, "_OWN_VERSION", "0.0.1 (code 000000000000)")
+    monkeypatch.setattr(frames, "OWN_VERSION", "0.0.1 (code 000000000000)")
     predict = predict_udf(frame.sparkSession, logged.uri)
     for result in (score_frame(frame, logged.uri), flat_columns(frame, logged.uri), frame.select(predict(*INPUTS))):
         with pytest.raises(PythonException, match=r"the driver runs groundswell 0\.0\.1 \(code 000000000000\)"):

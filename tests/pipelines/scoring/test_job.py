@@ -1,7 +1,6 @@
 """Scoring of a folder of images as a job. The model is a stand-in, and tasks are calls in this process."""
 
 import hashlib
-import io
 import json
 import shutil
 from collections.abc import Callable
@@ -42,17 +41,31 @@ def write_image(path: Path, seed: int) -> None:
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
     """An archive of 12 images in `train/<class>/`, of which each three become a part."""
+    for name in MODEL.class_names:
+        (tmp_path / "images" / "train" / name).mkdir(parents=True)
     for number in range(12):
-        folder = tmp_path / "images" / "train" / MODEL.class_names[number // 6]
-        folder.mkdir(parents=True, exist_ok=True)
-        write_image(folder / f"{number:02d}.png", number)
+        write_image(tmp_path / "images" / name_of(number), number)
     return tmp_path / "images"
 
 
+def name_of(number: int) -> str:
+    return f"train/{MODEL.class_names[number // 6]}/{number:02d}.png"
+
+
+def score_archive(archive: Any, output: Path | str, say: Callable[[str], None] = print, **settings: Any) -> Scored:
+    """Score an archive in parts of three samples."""
+    source = archive_source(archive, samples_per_file=3)
+    return score(None, MODEL, b"", source, Folder.at(output), replace(SETTINGS, **settings), say=say)  # type: ignore[arg-type]
+
+
 def score_images(images: Path, output: Path, say: Callable[[str], None] = print, allowed: float = 0.0) -> Scored:
-    source = archive_source(ImageFolder(str(images), validation_fraction=0.0), samples_per_file=3)
-    settings = replace(SETTINGS, max_rejected_fraction=allowed)
-    return score(None, MODEL, b"", source, Folder.at(output), settings, say=say)  # type: ignore[arg-type]
+    archive = ImageFolder(str(images), validation_fraction=0.0)
+    return score_archive(archive, output, say, max_rejected_fraction=allowed)
+
+
+def figures(scored: Scored) -> tuple[int, int, int]:
+    """Predictions, rejected samples, and samples that this job has scored."""
+    return scored.predictions, scored.rejected, scored.new
 
 
 def test_an_output_that_cannot_be_written_is_named_by_its_argument(images: Path, tmp_path: Path) -> None:
@@ -85,15 +98,11 @@ def test_mended_and_replaced_files_of_other_sizes_have_their_parts_scored_again(
     assert changed_parts(output, parts) == [], "it is as bad as before"
 
     files[4].write_bytes(good)
-    scored = score_images(images, output)
-    assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
-    assert changed_parts(output, parts) == [1]
+    assert (figures(score_images(images, output)), changed_parts(output, parts)) == ((12, 0, 3), [1])
 
-    parts = written_parts(output)
+    parts, lines = written_parts(output), list[str]()
     Image.new("RGB", (8, 8), "white").save(files[9])
-    lines: list[str] = []
-    assert score_images(images, output, lines.append).new == 3
-    assert changed_parts(output, parts) == [3]
+    assert (score_images(images, output, lines.append).new, changed_parts(output, parts)) == (3, [3])
     assert any(line.startswith("1 parts are scored again, as ") for line in lines)
     (first, *others) = pq.read_table(output / "train-part-00003.parquet")["probabilities"].to_pylist()
     assert first == [1.0, 1.0]
@@ -102,57 +111,45 @@ def test_mended_and_replaced_files_of_other_sizes_have_their_parts_scored_again(
 
 
 def test_a_mended_row_of_a_table_has_the_parts_of_its_file_scored_again(images: Path, tmp_path: Path) -> None:
-    output, files = tmp_path / "output", sorted(images.glob("train/*/*.png"))
+    output, table = tmp_path / "output", ImageTable(str(tmp_path / "table"), validation_fraction=0.0)
     (tmp_path / "table").mkdir()
 
     def write_table(number: int, contents: list[bytes]) -> None:
         columns = {"image": [{"bytes": content} for content in contents], "label": ["land", "sea"] * 3}
         pq.write_table(pa.table(columns), tmp_path / "table" / f"train-{number}.parquet")
 
-    def score_table() -> Scored:
-        table = ImageTable(str(tmp_path / "table"), validation_fraction=0.0)
-        source = archive_source(table, samples_per_file=3)
-        return score(None, MODEL, b"", source, Folder.at(output), SETTINGS)  # type: ignore[arg-type]
-
-    contents = [file.read_bytes() for file in files]
+    contents = [file.read_bytes() for file in sorted(images.glob("train/*/*.png"))]
     write_table(0, [contents[0][:50], *contents[1:6]])
     write_table(1, contents[6:])
     with pytest.raises(ValueError, match="1 of 12 samples are bad"):
-        score_table()
+        score_archive(table, output)
     parts = written_parts(output)
     write_table(0, contents[:6])
-    scored = score_table()
+    scored = score_archive(table, output)
     assert (scored.predictions, scored.rejected) == (12, 0)
     assert changed_parts(output, parts) == [0, 1]
 
 
 def test_metadata_that_a_mended_sample_brings_along_is_no_other_input(images: Path, tmp_path: Path) -> None:
     """As in BigEarthNet v1.0, whose labels and tile are in a file of each patch."""
-    output = tmp_path / "output"
+    output, first = tmp_path / "output", min(images.glob("train/*/*.png"))
 
     class Labelled(ImageFolder):
-        tiles = ("", "33UWP")
-
         def index(self) -> ArchiveIndex:
             found = super().index()
-            known, place = pa.array([self.tiles[0], *[self.tiles[1]] * 11]), INDEX_SCHEMA.get_field_index("tile")
-            labels = [[] if not self.tiles[0] else [0], *found.samples["labels"].to_pylist()[1:]]
-            samples = found.samples.set_column(place, INDEX_SCHEMA.field("tile"), known)
-            place, field = INDEX_SCHEMA.get_field_index("labels"), INDEX_SCHEMA.field("labels")
-            return replace(found, samples=samples.set_column(place, field, pa.array(labels, field.type)))
+            rows = [{**row, "tile": "33UWP"} for row in found.samples.to_pylist()]
+            rows[0] |= {"tile": "", "labels": []} if first.stat().st_size == 50 else {}
+            return replace(found, samples=pa.Table.from_pylist(rows, INDEX_SCHEMA))
 
-    def run() -> Scored:
-        source = archive_source(Labelled(str(images), validation_fraction=0.0), samples_per_file=3)
-        settings = replace(SETTINGS, max_rejected_fraction=0.1)
-        return score(None, MODEL, b"", source, Folder.at(output), settings)  # type: ignore[arg-type]
+    def run() -> tuple[int, int, int]:
+        archive = Labelled(str(images), validation_fraction=0.0)
+        return figures(score_archive(archive, output, max_rejected_fraction=0.1))
 
-    first = min(images.glob("train/*/*.png"))
     good = first.read_bytes()
     first.write_bytes(good[:50])
-    assert run().rejected == 1
+    assert run() == (11, 1, 12)
     first.write_bytes(good)
-    Labelled.tiles = ("33UWP", "33UWP")
-    assert (run().rejected, run().new) == (0, 0)
+    assert run() == (12, 0, 3)
 
 
 def test_predictions_of_an_earlier_version_continue_while_no_file_has_another_size(
@@ -170,9 +167,8 @@ def test_predictions_of_an_earlier_version_continue_while_no_file_has_another_si
     (output / "predictions.json").write_text(json.dumps(manifest))
     assert score_images(images, output).new == 0
     (output / "train-part-00002.parquet").unlink()
-    assert score_images(images, output).new == 3
-    assert score_images(images, output).new == 0
-    (images / "train" / "sea" / "06.png").write_bytes(b"")
+    assert [score_images(images, output).new for _ in range(2)] == [3, 0]
+    (images / name_of(6)).write_bytes(b"")
     with pytest.raises(ValueError, match=r"holds other predictions \(input_fingerprint"):
         score_images(images, output)
 
@@ -199,14 +195,14 @@ def test_an_archive_in_another_place_continues_by_names_and_sizes(images: Path, 
 def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output, bad = tmp_path / "output", images / "train" / "land" / "01.png"
+    output, bad = tmp_path / "output", images / name_of(1)
     size = bad.stat().st_size
     bad.write_bytes(bytes(size))
     with pytest.raises(ValueError, match="1 of 12 samples are bad"):
         score_images(images, output)
     write_image(bad, 1)
     assert bad.stat().st_size == size
-    run, seen = tasks.run_tasks, []
+    run, seen, lines = tasks.run_tasks, [], list[str]()
 
     def dying(*arguments: Any, **settings: Any) -> list[Any]:
         seen.append(sorted(path.name for path in (output / "_progress").glob("train-*.parquet.json")))
@@ -215,11 +211,9 @@ def test_a_part_that_is_scored_again_is_not_finished_when_its_worker_dies(
         return run(*arguments, **settings)
 
     monkeypatch.setattr(tasks, "run_tasks", dying)
-    lines: list[str] = []
-    scored = score_images(images, output, lines.append)
+    assert figures(score_images(images, output, lines.append)) == (12, 0, 3)
     assert "a Python worker died; what is not finished is tried again, attempt 2 of 4" in lines
     assert seen == [[f"train-part-{number:05d}.parquet.json" for number in (1, 2, 3)]] * 2
-    assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
     assert pq.read_table(output / "_rejected.parquet").num_rows == 0
 
 
@@ -230,7 +224,7 @@ class Listed(ImageFolder):
     """Whether the index says which files are missing, as that of BigEarthNet does of folders."""
 
     def index(self) -> ArchiveIndex:
-        names = [f"train/{MODEL.class_names[number // 6]}/{number:02d}.png" for number in range(12)]
+        names = [name_of(number) for number in range(12)]
         columns = {"id": names, "split": ["train"] * 12, "labels": [[0]] * 12, "paths": [[name] for name in names]}
         missing = [name for name in names if self.tells_missing and not Path(self.root, name).exists()]
         unusable = [{"id": name, "file": name, "reason": "missing file", "detail": ""} for name in missing]
@@ -239,9 +233,7 @@ class Listed(ImageFolder):
 
 
 def score_listed(images: Path, output: Path, say: Callable[[str], None] = print) -> Scored:
-    source = archive_source(Listed(str(images), validation_fraction=0.0), samples_per_file=3)
-    settings = replace(SETTINGS, max_rejected_fraction=0.1)
-    return score(None, MODEL, b"", source, Folder.at(output), settings, say=say)  # type: ignore[arg-type]
+    return score_archive(Listed(str(images), validation_fraction=0.0), output, say, max_rejected_fraction=0.1)
 
 
 @pytest.mark.parametrize("tells_missing", [True, False])
@@ -269,23 +261,15 @@ def test_a_part_keeps_predictions_whose_samples_are_gone(
                 score_listed(images, output)
     files[3].unlink()
     for _ in range(2):
-        scored = score_listed(images, output, lines.append)
-        assert (scored.predictions, scored.rejected, scored.new) == (11, 1, 0)
-        assert changed_parts(output, parts) == []
-        assert sorted(path.name for path in output.iterdir() if "part" not in path.name) == [
-            "_rejected.parquet",
-            "predictions.json",
-        ]
-    if not tells_missing:
-        assert "1 parts stay as they are, as samples of them cannot be read any more, such as train-part-00001" in str(
-            lines
-        )
-    elif not is_stopped:
-        assert "train-part-00001.parquet is not scored again, as samples of it would be lost: 1 cannot" in caplog.text
+        assert (figures(score_listed(images, output, lines.append)), changed_parts(output, parts)) == ((11, 1, 0), [])
+        others = {path.name for path in output.iterdir() if "part" not in path.name}
+        assert others == {"_rejected.parquet", "predictions.json"}
+    told = "train-part-00001.parquet is not scored again, as samples of it would be lost: 1 cannot"
+    kept = "1 parts stay as they are, as samples of them cannot be read any more, such as train-part-00001"
+    if not (tells_missing and is_stopped):
+        assert (told in caplog.text) if tells_missing else (kept in str(lines))
     files[3].write_bytes(gone)
-    scored = score_listed(images, output)
-    assert (scored.predictions, scored.rejected, scored.new) == (12, 0, 3)
-    assert changed_parts(output, parts) == [1]
+    assert (figures(score_listed(images, output)), changed_parts(output, parts)) == ((12, 0, 3), [1])
 
 
 def test_sizes_are_those_of_the_files_and_not_of_another_attempt(
@@ -297,9 +281,7 @@ def test_sizes_are_those_of_the_files_and_not_of_another_attempt(
         return [replace(part, size=part.size + 1) for part in run(*arguments, **settings)]
 
     monkeypatch.setattr(tasks, "run_tasks", told_by_others)
-    source = archive_source(ImageFolder(str(images), validation_fraction=0.0), samples_per_file=3)
-    settings = replace(SETTINGS, as_delta=True)
-    score(None, MODEL, b"", source, Folder.at(output), settings)  # type: ignore[arg-type]
+    score_archive(ImageFolder(str(images), validation_fraction=0.0), output, as_delta=True)
     sizes = {path.name: path.stat().st_size for path in output.glob("*-part-*.parquet")}
     described = json.loads((output / "predictions.json").read_text())["parts"]
     assert {part["file"]: part["size"] for part in described} == sizes
@@ -314,17 +296,16 @@ def test_a_file_of_another_attempt_than_its_note_is_told_and_written_again(
 
     def overtaken(*arguments: Any, **settings: Any) -> list[Any]:
         parts = run(*arguments, **settings)
-        with (output / "train-part-00002.parquet").open("ab") as file:
-            file.write(b"x")
+        part = output / "train-part-00002.parquet"
+        part.write_bytes(part.read_bytes() + b"x")
         return parts
 
+    message = r"written 1 parts meanwhile, the first is train-part-00002\.parquet: the same command continues"
     with monkeypatch.context() as patch:
         patch.setattr(tasks, "run_tasks", overtaken)
-        message = r"written 1 parts meanwhile, the first is train-part-00002\.parquet: the same command continues"
         with pytest.raises(RuntimeError, match=message):
             score_images(images, output)
-    scored = score_images(images, output)
-    assert (scored.predictions, scored.new) == (12, 3)
+    assert figures(score_images(images, output)) == (12, 0, 3)
 
 
 def test_an_output_is_held_by_every_link(images: Path, tmp_path: Path) -> None:
@@ -347,13 +328,9 @@ def test_output_and_input_may_not_contain_each_other(output: str, relation: str,
     assert sorted(path.name for path in images.iterdir()) == ["train"]
 
 
-def test_output_and_input_may_not_contain_each_other_behind_urls(s3_folder: str) -> None:
-    folder = Folder.at(f"{s3_folder}/images/train")
-    for name in ("land/1.png", "sea/2.png"):
-        content = io.BytesIO()
-        Image.new("RGB", (8, 8)).save(content, "png")
-        folder.write(name, content.getvalue())
-    output = s3_folder.replace("s3://", "s3a://")
-    source = archive_source(ImageFolder(f"{s3_folder}/images", validation_fraction=0.0), samples_per_file=3)
+def test_output_and_input_may_not_contain_each_other_behind_urls(images: Path, s3_folder: str) -> None:
+    for number in (0, 6):
+        Folder.at(f"{s3_folder}/images").write(name_of(number), (images / name_of(number)).read_bytes())
+    archive = ImageFolder(f"{s3_folder}/images", validation_fraction=0.0)
     with pytest.raises(ValueError, match=r"^--output s3a://.* is in --input s3://.*: choose another --output"):
-        score(None, MODEL, b"", source, Folder.at(f"{output}/images/new"), SETTINGS)  # type: ignore[arg-type]
+        score_archive(archive, f"{s3_folder}/images/new".replace("s3://", "s3a://"))

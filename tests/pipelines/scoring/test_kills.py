@@ -1,17 +1,16 @@
 """Scoring whose driver and executors are killed at random moments: every sample is predicted exactly once."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import psutil
-import pyarrow.parquet as pq
 import pytest
 
 from tests.patience import patient
@@ -49,16 +48,19 @@ def executors(driver: int) -> list[psutil.Process]:
     """The JVMs of a local cluster's executors."""
     found = []
     for process in psutil.Process(driver).children(recursive=True):
-        try:
+        with suppress(psutil.Error):
             if any("CoarseGrainedExecutorBackend" in part for part in process.cmdline()):
                 found.append(process)
-        except psutil.Error:
-            continue
     return found
 
 
 def test_killed_drivers_and_executors_leave_each_sample_once(
-    logged: Any, expected: Any, small_archive: Path, tmp_path: Path
+    logged: Any,
+    expected: Any,
+    small_archive: Path,
+    tmp_path: Path,
+    predictions_of: Any,
+    check_predictions: Any,
 ) -> None:
     random = np.random.default_rng(0)
     output, log = tmp_path / "predictions", tmp_path / "log"
@@ -98,10 +100,4 @@ def test_killed_drivers_and_executors_leave_each_sample_once(
     running[int(random.integers(0, 2))].kill()
     assert process.wait(patient(300)) == 0, log.read_text()[-4000:]
 
-    manifest = json.loads((output / "predictions.json").read_text())
-    files = [part["file"] for part in manifest["parts"]]
-    assert {path.name for path in output.iterdir()} == {*files, "predictions.json", "_rejected.parquet"}
-    rows = [row for file in files for row in pq.read_table(output / file).to_pylist()]
-    assert sorted(row["id"] for row in rows) == sorted(expected)
-    for row in rows:
-        np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+    check_predictions(predictions_of(output), expected)

@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,15 +18,15 @@ from pipelines.dataset.manifest import read_manifest, write_manifest
 from pipelines.dataset.reader import ReaderSettings
 from pipelines.scoring import kept, write
 from pipelines.scoring.convert import Acceptance, Reference, check_accepted, convert
-from pipelines.scoring.model import ModelDescription, describe
+from pipelines.scoring.model import ModelDescription
 from pipelines.scoring.output import check_ours
-from pipelines.scoring.processor import used_features, why_unusable
+from pipelines.scoring.processor import Runtime, used_features, why_unusable
 from pipelines.scoring.source import dataset_source
 from pipelines.scoring.write import Scorer
 from pipelines.storage import Folder
-from pipelines.tracking.served import find_model, read_model_file
 
 pytestmark = [pytest.mark.timeout(600)]
+RUNTIMES: tuple[Runtime, ...] = ("keras", "bf16", "int8")
 FLAGS = "processor\t: 0\nflags\t\t: fpu sse2 avx2 avx512f avx512_vnni\nbugs\t:\n"
 
 
@@ -33,11 +34,9 @@ def test_a_runtime_needs_instructions_of_the_processor(tmp_path: Path, monkeypat
     info = tmp_path / "cpuinfo"
     info.write_text(FLAGS)
     monkeypatch.setattr("pipelines.scoring.processor.find_spec", lambda name: object())
-    assert used_features("int8", info) == ["avx512_vnni"]
-    assert why_unusable("int8", info) is None
-    assert why_unusable("keras", info) is None
-    assert why_unusable("bf16", info) == "the processor has none of avx512_bf16, amx_bf16"
-    assert used_features("int8", tmp_path / "absent") == []
+    assert (used_features("int8", info), used_features("int8", tmp_path / "absent")) == (["avx512_vnni"], [])
+    lacking = "the processor has none of avx512_bf16, amx_bf16"
+    assert {name: why_unusable(name, info) for name in RUNTIMES} == {"keras": None, "bf16": lacking, "int8": None}
     monkeypatch.setattr("pipelines.scoring.processor.find_spec", lambda name: None)
     assert "openvino is not installed" in str(why_unusable("int8", info))
 
@@ -50,29 +49,30 @@ def test_a_worse_model_is_refused_with_both_figures() -> None:
     check_accepted(Acceptance("int8", 0.8, 0.7, 1000, 256, 0.99, "1"), 0.0)
 
 
+@pytest.fixture
+def refused(logged: Any, small_dataset: Path, tmp_path: Path, error_line: Callable[..., str]) -> Callable[..., str]:
+    """Scores with settings with which nothing must be scored; the line that is printed."""
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package)
+    command = ("score", "--model", logged.uri, "--input", str(small_dataset), "--output", str(tmp_path / "output"))
+
+    def run(*settings: str) -> str:
+        line = error_line(*command, settings=settings)
+        assert [path for path in (tmp_path / "output").rglob("*") if path.is_file()] == []
+        return line
+
+    return run
+
+
 @pytest.mark.spark
 @pytest.mark.usefixtures("_use_store")
 def test_a_model_that_is_worse_once_converted_scores_nothing(
-    logged: Any,
-    small_dataset: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("openvino")
-    pytest.importorskip("nncf")
     worse = Acceptance("bf16", 0.7149, 0.7201, 12, 0, 0.99, "1")
     monkeypatch.setattr(kept, "convert", lambda *request: (b"a worse model", worse))
-    output = tmp_path / "predictions"
-    line = ["score", "--model", logged.uri, "--input", str(small_dataset), "--output", str(output)]
-    for setting in ("score.runtime=bf16", "score.acceptance_samples=12"):
-        line += ["--set", setting]
-    assert cli.execute(line) == 2
-    printed = capsys.readouterr()
-    (refusal,) = printed.err.splitlines()
-    assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in refusal
-    assert "accepted: " not in printed.out
-    assert [path for path in output.rglob("*") if path.is_file()] == []
+    line = refused("score.runtime=bf16", "score.acceptance_samples=12")
+    assert "bf16 is refused: macro F1 0.7149 with bf16, 0.7201 with Keras, on 12 validation samples" in line
 
 
 @pytest.mark.parametrize(("samples", "warned"), [(999, True), (1000, False)])
@@ -88,7 +88,6 @@ def test_a_model_that_is_accepted_on_few_samples_is_used_with_a_warning(
     for first in ("converting the model to bf16", "the model was converted before: macro F1 0.7000"):
         lines: list[str] = []
         found = kept.converted_model(model, b"a file", "bf16", reference, output, lines.append)
-        assert found is not None
         found.keep(output)
         assert lines[0].startswith(first)
         assert [line for line in lines if "warning" in line] == warned * [
@@ -110,30 +109,18 @@ def test_a_conversion_that_takes_too_long_names_the_settings(monkeypatch: pytest
         convert("a model", b"a file", "bf16", "samples")  # type: ignore[arg-type]
 
 
-class _File:
-    def __init__(self, value: bytes) -> None:
-        self.value = value
-
-
 @pytest.mark.spark
-@pytest.mark.usefixtures("_use_store")
 def test_keras_takes_the_place_of_a_runtime_that_the_machine_lacks(
-    logged: Any, small_dataset: Path, expected: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    small_model: ModelDescription, small_dataset: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(write, "why_unusable", lambda runtime: "the processor is old")
-    served = find_model(logged.uri)
-    output = Folder.at(tmp_path)
+    output, file = Folder.at(tmp_path), SimpleNamespace(value=b"never read")
     output.make("_progress")
-    scorer = Scorer(
-        describe(served), _File(read_model_file(served)), "int8", _File(b"never read"), "x", output, 4, (0.5,) * 19, 1
-    )
+    scorer = Scorer(small_model, file, "int8", file, "x", output, 4, (0.5,) * 19, 1)
     part = next(iter(dataset_source(Folder.at(small_dataset), ReaderSettings()).parts))
     written = scorer.write(part)
-    assert written.rows == part.rows
-    assert written.computed_by.startswith("Keras, as on ")
-    assert written.computed_by.endswith(" the processor is old")
-    for row in pq.read_table(tmp_path / part.file).to_pylist():
-        np.testing.assert_allclose(row["probabilities"], expected[row["id"]], atol=1e-5)
+    assert written.rows == part.rows == pq.read_metadata(tmp_path / part.file).num_rows
+    assert re.fullmatch(r"Keras, as on \S+ the processor is old", written.computed_by)
     output.write("predictions.json", b"{}")
     check_ours(output)
 
@@ -141,73 +128,61 @@ def test_keras_takes_the_place_of_a_runtime_that_the_machine_lacks(
 @pytest.mark.spark
 @pytest.mark.usefixtures("_use_store")
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("setting", "message"),
     [
-        (["score.acceptance_samples=13"], r"needs 13 validation samples .score\.acceptance_samples.*has 12"),
-        (["score.acceptance_samples=12"], r"needs 256 train samples .score\.calibration_samples.*has 32"),
-        (["score.reference_dataset=nowhere"], "nowhere is not a finished dataset"),
-        (["score.reference_dataset=turned"], "takes the bands B02, B03, B04, B08 in 'bands_10m', .*turned has B08, "),
+        ("acceptance_samples=13", r"needs 13 validation samples .score\.acceptance_samples.*has 12"),
+        ("acceptance_samples=12", r"needs 256 train samples .score\.calibration_samples.*has 32"),
+        ("reference_dataset=nowhere", "nowhere is not a finished dataset"),
+        ("reference_dataset=turned", "takes the bands B02, B03, B04, B08 in 'bands_10m', .*turned has B08, "),
     ],
 )
 def test_a_reference_that_does_not_fit_is_refused(
-    settings: list[str],
+    setting: str,
     message: str,
-    logged: Any,
+    refused: Callable[..., str],
     small_dataset: Path,
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    pytest.importorskip("openvino")
-    pytest.importorskip("nncf")
     monkeypatch.chdir(tmp_path)
     manifest = read_manifest(small_dataset)
     first, *others = manifest.groups
     turned = replace(first, bands=first.bands[::-1])
     (tmp_path / "turned").mkdir()
     write_manifest(manifest.model_copy(update={"groups": (turned, *others)}), tmp_path / "turned")
-    line = ["--model", logged.uri, "--input", str(small_dataset), "--output", str(tmp_path / "out")]
-    for setting in ("score.runtime=int8", *settings):
-        line += ["--set", setting]
-    assert cli.execute(["score", *line]) == 2
-
-    assert re.search(message, capsys.readouterr().err)
-    assert not (tmp_path / "out").exists()
+    assert re.search(message, refused("score.runtime=int8", f"score.{setting}"))
 
 
 @pytest.fixture(scope="module")
-def labelled_model(
-    log_model: Callable[..., Any], plain_predictions: Callable[..., dict[str, Any]], labelled: Path
-) -> tuple[Any, dict[str, Any]]:
-    """A model of the labelled dataset, and what Keras alone predicts with it, by id."""
-    model = log_model(labelled)
-    return model, plain_predictions(model.file, labelled)
+def labelled_model(log_model: Callable[..., Any], labelled: Path) -> Any:
+    """A model of the labelled dataset."""
+    return log_model(labelled)
 
 
 @pytest.mark.spark
 @pytest.mark.long
-@pytest.mark.parametrize(("runtime", "largest"), [("bf16", 0.05), ("int8", 0.2)])
+@pytest.mark.parametrize(
+    ("runtime", "largest", "calibration"), [("bf16", 0.05, {}), ("int8", 0.2, {"score.calibration_samples": 64})]
+)
 def test_a_converted_model_predicts_nearly_the_same(
-    runtime: str,
+    runtime: Runtime,
     largest: float,
-    labelled_model: tuple[Any, dict[str, Any]],
+    calibration: dict[str, int],
+    labelled_model: Any,
     labelled: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    pytest.importorskip("openvino")
-    pytest.importorskip("nncf")
-    if why_unusable(runtime) is not None:  # type: ignore[arg-type]
+    for package in ("openvino", "nncf"):
+        pytest.importorskip(package)
+    if why_unusable(runtime) is not None:
         pytest.skip(f"this processor cannot run {runtime}")
-    model, expected = labelled_model
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", model.store)
-    output = tmp_path / "predictions"
-    line = ["score", "--model", model.uri, "--input", str(labelled), "--output", str(output)]
-    for setting in (f"score.runtime={runtime}", "score.acceptance_samples=24", "score.max_f1_drop=0.2"):
-        line += ["--set", setting]
-    if runtime == "int8":
-        line += ["--set", "score.calibration_samples=64"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", labelled_model.store)
+    output, expected = tmp_path / "predictions", labelled_model.expected
+    line = ["score", "--model", labelled_model.uri, "--input", str(labelled), "--output", str(output)]
+    settings = {"score.runtime": runtime, "score.acceptance_samples": 24, "score.max_f1_drop": 0.2, **calibration}
+    line += [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
     assert cli.execute(line) == 0
     printed = capsys.readouterr().out
     assert f"with {runtime}, " in printed
@@ -215,12 +190,11 @@ def test_a_converted_model_predicts_nearly_the_same(
     manifest = json.loads((output / "predictions.json").read_text())
     rows = [row for part in manifest["parts"] for row in pq.read_table(output / part["file"]).to_pylist()]
     assert sorted(row["id"] for row in rows) == sorted(expected)
-    found = np.array([row["probabilities"] for row in rows])
-    wanted = np.array([expected[row["id"]] for row in rows])
+    found, wanted = np.array([(row["probabilities"], expected[row["id"]]) for row in rows]).swapaxes(0, 1)
     assert 0 < np.abs(found - wanted).max() < largest
     assert ((found >= 0.5) == (wanted >= 0.5)).mean() > 0.95
-    assert manifest["identity"].get("score.calibration_samples") == (64 if runtime == "int8" else None)
-    if runtime == "int8":
+    assert {name: manifest["identity"][name] for name in manifest["identity"] if "calibration" in name} == calibration
+    if calibration:
         other = manifest | {"identity": manifest["identity"] | {"score.calibration_samples": 256}}
         (output / "predictions.json").write_text(json.dumps(other))
         assert cli.execute(line) == 2, "parts of two converted models would be mixed"

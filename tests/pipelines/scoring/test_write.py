@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,10 +15,9 @@ from numpy.typing import NDArray
 
 from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, index_table
 from pipelines.sample import ImageGroup
-from pipelines.scoring import predictor
 from pipelines.scoring.model import ModelDescription, ModelInput
 from pipelines.scoring.output import begin
-from pipelines.scoring.predictor import LoadSettings
+from pipelines.scoring.predictor import LoadSettings, predictor
 from pipelines.scoring.source import archive_source
 from pipelines.scoring.write import Scorer
 from pipelines.storage import Folder
@@ -53,17 +53,6 @@ class Numbered:
         out["image"][:] = int(paths[0])
 
 
-class Nowhere:
-    """A file that is not read, because the model is loaded already."""
-
-    @property
-    def value(self) -> bytes:
-        raise AssertionError
-
-    def destroy(self) -> None:
-        raise AssertionError
-
-
 @contextmanager
 def peak_bytes() -> Iterator[dict[str, int]]:
     """Measures the largest memory of Python and numpy, and that of Arrow, beyond what was there before."""
@@ -81,22 +70,21 @@ def peak_bytes() -> Iterator[dict[str, int]]:
 
 
 @pytest.mark.timeout(120)
-def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path: Path) -> None:
     def predict(images: Mapping[str, NDArray[np.generic]]) -> NDArray[np.float32]:
         mean = images["image"].mean(axis=(1, 2, 3), dtype=np.float32) / 10_000
         return np.stack([mean, 1 - mean], axis=1)
 
-    monkeypatch.setattr(predictor, "_loaded", {("m-1", LoadSettings(BATCH_SIZE, 1)): predict})
     model = ModelDescription(
-        "runs:/1/model", "m-1", "m-1", "multi_label", NAMES, (ModelInput("image", GROUP.shape, "uint16", None),)
+        "runs:/1/model", "m-memory", "m-1", "multi_label", NAMES, (ModelInput("image", GROUP.shape, "uint16", None),)
     )
+    predictor(model.model_id, lambda: predict, LoadSettings(BATCH_SIZE, 1))  # so that the file is not read
 
     def score(parts: int) -> dict[str, int]:
         output = Folder.at(tmp_path / f"{parts} parts")
         begin(output, {})
-        scorer = Scorer(model, Nowhere(), "keras", None, "", output, BATCH_SIZE, (0.5, 0.5), 1)
+        nowhere = SimpleNamespace(value=None)
+        scorer = Scorer(model, nowhere, "keras", None, "", output, BATCH_SIZE, (0.5, 0.5), 1)
         source = archive_source(Numbered(parts * ROWS_OF_A_PART), samples_per_file=ROWS_OF_A_PART)
         assert len(source.parts) == parts
         with peak_bytes() as found:
