@@ -104,12 +104,17 @@ def test_mistakes_name_the_place(tmp_path: Path, text: str, message: str) -> Non
     assert "\n" not in str(error.value)
 
 
-def test_a_grid_that_cannot_be_read(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"grid .*nowhere\.yaml cannot be read: No such file"):
-        read_grid(tmp_path / "nowhere.yaml")
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("nowhere.yaml", FileNotFoundError, r"grid .*nowhere\.yaml cannot be read: No such file"),
+        ("picture.yaml", ValueError, "not a text file"),
+    ],
+)
+def test_a_grid_that_cannot_be_read(tmp_path: Path, name: str, error: type[Exception], message: str) -> None:
     (tmp_path / "picture.yaml").write_bytes(b"\x89PNG\xff")
-    with pytest.raises(ValueError, match="not a text file"):
-        read_grid(tmp_path / "picture.yaml")
+    with pytest.raises(error, match=message):
+        read_grid(tmp_path / name)
 
 
 def test_every_file_is_one_of_them() -> None:
@@ -145,9 +150,8 @@ def test_every_batch_is_tuned_with_at_least_four_rates_of_each_optimizer() -> No
 
 
 def test_all_have_the_same_epochs_and_enough_steps_at_4096() -> None:
-    configs = cells_of("sgd", "lars", "lamb", "beyond", "lecture_rule")
-    images, batch = 50_000, 4096
-    assert {config.training.epochs * (images // batch) for config in configs} == {1_200}
+    configs, steps = cells_of("sgd", "lars", "lamb", "beyond", "lecture_rule"), 50_000 // 4096
+    assert {config.training.epochs * steps for config in configs} == {1_200}
 
 
 def test_every_batch_is_normalised_over_as_many_images() -> None:

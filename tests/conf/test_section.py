@@ -59,10 +59,13 @@ def test_a_number_that_is_not_finite_is_one_readable_line(number: float) -> None
         assert [line for line in lines if str(number) in line] == [expected]
 
 
-def test_settings_become_a_mapping_per_section() -> None:
-    assert nested({"a.b": "1", "a.c.d": "2", "e": "3"}) == {"a": {"b": "1", "c": {"d": "2"}}, "e": "3"}
-
-
-def test_a_key_within_a_value_is_left_out() -> None:
-    settings = {"a.b": "x", "a.b.c": "1"}
-    assert nested(settings) == nested(dict(reversed(settings.items()))) == {"a": {"b": "x"}}
+@pytest.mark.parametrize(
+    ("settings", "mapping"),
+    [
+        ({"a.b": "1", "a.c.d": "2", "e": "3"}, {"a": {"b": "1", "c": {"d": "2"}}, "e": "3"}),
+        # A key within a value is left out.
+        ({"a.b": "x", "a.b.c": "1"}, {"a": {"b": "x"}}),
+    ],
+)
+def test_settings_become_a_mapping_per_section(settings: dict[str, str], mapping: dict[str, object]) -> None:
+    assert nested(settings) == nested(dict(reversed(settings.items()))) == mapping

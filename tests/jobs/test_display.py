@@ -39,17 +39,15 @@ def test_the_rate_of_preparation_counts_what_this_run_wrote(capsys, monkeypatch)
 def test_an_outage_of_mlflow_is_told_once_and_its_end_once(capsys):
     display = TrainingDisplay()
     away = TrackingNews(news="away", reason="connection refused")
-    back = TrackingNews(news="back", reason="")
     display(away)
     display.tracking("away", "connection refused")  # the driver's own writes
-    display(back)
+    display(TrackingNews(news="back", reason=""))
     display.tracking("back", "")
-    display(away)
-    display(Compiling())  # rank 0 died, and the next attempt's reaches the server
-    display(TrackingNews(news="refused", reason="the run is deleted"))
-    lines = [line for line in capsys.readouterr().out.splitlines() if "MLflow" in line]
+    # Then rank 0 dies, and the next attempt's reaches the server.
+    for event in (away, Compiling(), TrackingNews(news="refused", reason="the run is deleted")):
+        display(event)
     away_line = "MLflow does not answer; training continues, and what it records is kept on disk (connection refused)"
-    assert lines == [
+    assert [line for line in capsys.readouterr().out.splitlines() if "MLflow" in line] == [
         away_line,
         "MLflow answers again and gets what was kept",
         away_line,

@@ -123,8 +123,8 @@ def test_models_are_named_in_a_notebook_as_on_the_command_line(
 def test_a_configuration_may_be_in_the_home_folder(elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(elsewhere))
     (elsewhere / "mine.yaml").write_text("training: {epochs: 7}\n")
-    for spelling in ("~/mine.yaml", "$HOME/mine.yaml", f"file:{elsewhere}/mine.yaml", elsewhere / "mine.yaml"):
-        assert groundswell.load(spelling).training.epochs == 7
+    spellings = ("~/mine.yaml", "$HOME/mine.yaml", f"file:{elsewhere}/mine.yaml", elsewhere / "mine.yaml")
+    assert [groundswell.load(spelling).training.epochs for spelling in spellings] == [7] * 4
     assert groundswell.load("smoke") == load("smoke")
 
 
@@ -133,10 +133,12 @@ def test_the_result_of_a_job_is_where_its_name_says(elsewhere: Path, monkeypatch
     assert run("list", ["--result", "~/r.json"], lambda result: None) == 0
     assert [each.name for each in elsewhere.iterdir()] == ["r.json"]
     Result("train", model_uri="runs:/1/model").write(elsewhere / "train.json")
-    assert model_uri_of("$HOME/train.json") == model_uri_of(f"file:{elsewhere}/train.json") == "runs:/1/model"
-    assert model_uri_of("~/exported") == str(elsewhere / "exported")
-    for uri in ("runs:/1/model", "models:/name@champion", "s3://bucket/model"):
-        assert model_uri_of(uri) == uri
+    meanings = {
+        **dict.fromkeys(("$HOME/train.json", f"file:{elsewhere}/train.json"), "runs:/1/model"),
+        "~/exported": str(elsewhere / "exported"),
+        **{uri: uri for uri in ("runs:/1/model", "models:/name@champion", "s3://bucket/model")},
+    }
+    assert {text: model_uri_of(text) for text in meanings} == meanings
 
 
 def test_every_path_of_the_configuration_is_absolute(elsewhere: Path) -> None:

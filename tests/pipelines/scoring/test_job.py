@@ -111,21 +111,24 @@ def test_mended_and_replaced_files_of_other_sizes_have_their_parts_scored_again(
 
 
 def test_a_mended_row_of_a_table_has_the_parts_of_its_file_scored_again(images: Path, tmp_path: Path) -> None:
-    output, table = tmp_path / "output", ImageTable(str(tmp_path / "table"), validation_fraction=0.0)
-    (tmp_path / "table").mkdir()
+    output, folder = tmp_path / "output", tmp_path / "table"
+    folder.mkdir()
 
     def write_table(number: int, contents: list[bytes]) -> None:
         columns = {"image": [{"bytes": content} for content in contents], "label": ["land", "sea"] * 3}
-        pq.write_table(pa.table(columns), tmp_path / "table" / f"train-{number}.parquet")
+        pq.write_table(pa.table(columns), folder / f"train-{number}.parquet")
+
+    def run() -> Scored:
+        return score_archive(ImageTable(str(folder), validation_fraction=0.0), output)
 
     contents = [file.read_bytes() for file in sorted(images.glob("train/*/*.png"))]
     write_table(0, [contents[0][:50], *contents[1:6]])
     write_table(1, contents[6:])
     with pytest.raises(ValueError, match="1 of 12 samples are bad"):
-        score_archive(table, output)
+        run()
     parts = written_parts(output)
     write_table(0, contents[:6])
-    scored = score_archive(table, output)
+    scored = run()
     assert (scored.predictions, scored.rejected) == (12, 0)
     assert changed_parts(output, parts) == [0, 1]
 
