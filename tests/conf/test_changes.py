@@ -7,7 +7,7 @@ from conf.codecs import TopKConfig
 from conf.exchange import ExchangeConfig
 from conf.keys import choices
 from conf.load import load, shipped_names
-from conf.optimizers import LARSConfig, SGDConfig
+from conf.optimizers import SGDConfig
 from conf.schema import RunConfig
 from conf.training import TrainingConfig
 
@@ -35,8 +35,7 @@ def test_another_kind_replaces_its_section_and_the_same_kind_does_not() -> None:
     config = load("smoke", optimizer={"name": "lars", "momentum": 0.5})
     assert isinstance(config.override(optimizer="sgd").optimizer, SGDConfig)
     same = config.override(optimizer={"name": "lars", "weight_decay": 0.1}).optimizer
-    assert isinstance(same, LARSConfig)
-    assert (same.momentum, same.weight_decay) == (0.5, 0.1)
+    assert (same.name, same.model_dump()["momentum"], same.weight_decay) == ("lars", 0.5, 0.1)
 
 
 def test_sections_that_were_made_alone_stay_of_their_kind() -> None:

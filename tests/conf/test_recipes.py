@@ -5,7 +5,6 @@ import math
 import pytest
 
 from conf.load import load
-from conf.optimizers import LARSConfig
 from models.schedules import Schedule
 from pipelines.training.rates import make_schedule, peak_learning_rate
 
@@ -37,7 +36,7 @@ def test_rows_of_mlperf(
     config = load(f"resnet50_lars_{batch}")
     training = config.training
     assert (config.global_batch_size, training.epochs, training.label_smoothing) == (batch, epochs, 0.1)
-    published = {"weight_decay": weight_decay, "momentum": momentum, "nesterov": False}
+    published: dict[str, object] = {"weight_decay": weight_decay, "momentum": momentum, "nesterov": False}
     published |= {"name": "lars", "trust_coefficient": 0.001, "epsilon": 0.0, "variant": "mlperf"}
     assert config.optimizer.model_dump().items() >= published.items()
     schedule, steps, total = of(f"resnet50_lars_{batch}", IMAGENET)
@@ -68,16 +67,17 @@ def test_goyal() -> None:
     warmup = 5 * steps
     # From 0.1 to 3.2 by a constant amount.
     assert schedule(0) == pytest.approx(0.1 + 3.1 / warmup)
-    assert (schedule(warmup // 2 - 1), schedule(warmup - 1)) == (pytest.approx(1.65, abs=0.01), pytest.approx(3.2))
+    assert schedule(warmup // 2 - 1) == pytest.approx(1.65, abs=0.01)
+    assert schedule(warmup - 1) == pytest.approx(3.2)
     assert_falls(schedule, steps, total, 3.2)
 
 
 def test_sedona() -> None:
     config = load("sedona_resnet50")
-    assert isinstance(config.optimizer, LARSConfig)
-    assert (config.optimizer.nesterov, config.optimizer.trust_coefficient) == (True, 0.03)
+    published = {"name": "lars", "nesterov": True, "trust_coefficient": 0.03}
+    assert config.optimizer.model_dump().items() >= published.items()
     schedule, steps, total = of("sedona_resnet50", BIGEARTHNET_V1)
-    assert (schedule(0), schedule(5 * steps - 1)) == (pytest.approx(0.2 / (5 * steps)), pytest.approx(0.2))
+    assert (schedule(0), schedule(5 * steps - 1)) == pytest.approx((0.2 / (5 * steps), 0.2))
     assert_falls(schedule, steps, total, 0.2)
     assert peak_learning_rate(load("sedona_resnet50", ["launch.num_workers=128"])) == pytest.approx(3.2)  # 8,192
 
@@ -101,6 +101,6 @@ def test_the_rate_of_bigearthnet_v2_is_that_of_the_law_of_mlperf() -> None:
     laws = [peak_learning_rate(load(f"resnet50_lars_{batch}")) * math.sqrt(256 / batch) for batch in (1_632, 3_264)]
     assert laws == pytest.approx([2.9, 2.9], rel=0.02)
     config = load("bigearthnet_v2_resnet50")
-    assert (config.global_batch_size, peak_learning_rate(config)) == (256, pytest.approx(2.9))
+    assert (config.global_batch_size, peak_learning_rate(config)) == pytest.approx((256, 2.9))
     larger = load("bigearthnet_v2_resnet50", ["training.global_batch_size=4096"])
     assert peak_learning_rate(larger) == pytest.approx(11.6)  # beside 10, which MLPerf's row of 4,096 has

@@ -26,9 +26,6 @@ from pipelines.training.tensors import image_tensors
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
 
-# GeoTIFFs without a place on earth are what this file writes.
-GEOREFERENCE = "ignore::rasterio.errors.NotGeoreferencedWarning"
-
 
 def eurosat(folder: Path, ending: str) -> None:
     """Eight patches of each of two classes, one bright, one dark: GeoTIFFs of 13 bands, or pictures."""
@@ -94,7 +91,7 @@ def test_training_and_evaluation_follow_the_dataset(
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings(GEOREFERENCE)
+@pytest.mark.filterwarnings("ignore::rasterio.errors.NotGeoreferencedWarning")  # of what this file writes
 @pytest.mark.parametrize(
     ("kind", "shapes"),
     [

@@ -92,7 +92,7 @@ def test_latest_is_the_newest_unfinished_run(check: Check, small_dataset: Path) 
     code, lines = check("--config", "smoke", settings=(*settings, "training.resume_run=latest"))
     problems = [part for part, line in lines.items() if line.startswith("problem ")]
     assert (code, problems) == (2, ["resume", "cluster"])
-    code, lines = check("--config", "smoke", settings=(*settings, "training.resume_run=0123"))
+    _, lines = check("--config", "smoke", settings=(*settings, "training.resume_run=0123"))
     assert "resume" not in lines
 
 

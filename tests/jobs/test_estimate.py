@@ -113,8 +113,8 @@ def test_a_recorded_training_needs_no_file(
     ],
 )
 def test_mistakes_are_one_line(arguments: str, message: str, error_line: Callable[..., str]) -> None:
-    given = arguments.replace("@", "--measurements measured.json --link 1Gbit/s --batch-size-per-worker 8").split()
-    assert message in error_line("estimate", *given)
+    given = arguments.replace("@", "--measurements measured.json --link 1Gbit/s --batch-size-per-worker 8")
+    assert message in error_line("estimate", *given.split())
 
 
 def test_a_file_needs_neither_mlflow_nor_spark_nor_tensorflow(folder: Path, project: Path) -> None:

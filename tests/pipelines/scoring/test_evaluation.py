@@ -328,7 +328,7 @@ def test_curves_of_the_training_and_scores_of_other_weights_stay(
         return dict(logged.client.get_run(logged.run_id).data.metrics)
 
     before, config = recorded(), config_of(small_dataset)
-    assert "f1_micro" in evaluate(config, logged.uri, "train").metrics
+    evaluate(config, logged.uri, "train")
     assert recorded() == before
     served = find_model(logged.uri)
     averaged = replace(served, metadata=replace(served.metadata, ema=0.99))

@@ -17,10 +17,9 @@ THEIRS: dict[str, Any] = {
 }
 
 
-def test_the_same_fits() -> None:
-    further = ImageGroup("radar", (8, 8, 1), "float32", ("VV",))
-    assert check_fits(MODEL, **THEIRS) is None
-    assert check_fits(MODEL, **{**THEIRS, "groups": (*THEIRS["groups"], further)}) is None
+@pytest.mark.parametrize("further", [(), (ImageGroup("radar", (8, 8, 1), "float32", ("VV",)),)])
+def test_the_same_fits(further: tuple[ImageGroup, ...]) -> None:
+    assert check_fits(MODEL, **{**THEIRS, "groups": (*THEIRS["groups"], *further)}) is None
 
 
 @pytest.mark.parametrize(

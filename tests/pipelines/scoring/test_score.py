@@ -30,7 +30,6 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(280), pytest.mark.usefixtur
 
 
 Score = Callable[..., str]
-CHAMPION = "models:/scored@champion"
 ARGUMENTS = ("model", "input", "output", "set", "map")
 SETTINGS = ScoreSettings(5, (0.5,) * 19, None, "keras", None, as_delta=False)
 
@@ -208,8 +207,8 @@ def test_a_raw_archive_gives_the_predictions_of_its_dataset(
     damaged = sorted((archive / "BigEarthNet-S2").glob("*/*"))[5]
     (damaged / f"{damaged.name}_B04.tif").write_bytes(b"no TIFF")
     logged.client.set_registered_model_alias("scored", "champion", "1")
-    settings = ("archive=bigearthnet_v2", "score.samples_per_file=7", "launch.master=local[2]")
-    again = partial(score, output, *settings, "score.max_rejected_fraction=0.1", of=archive, model=CHAMPION)
+    settings = ("archive=bigearthnet_v2", "score.samples_per_file=7", "score.max_rejected_fraction=0.1")
+    again = partial(score, output, *settings, "launch.master=local[2]", of=archive, model="models:/scored@champion")
     again()
     rows = predictions_of(output)
     check_predictions(rows, {name: values for name, values in expected.items() if name != damaged.name})
