@@ -1,8 +1,15 @@
 """What a person sees of a job where there is no terminal."""
 
+import pytest
+
 from jobs.display import PrepareDisplay, TrainingDisplay
 from pipelines.dataset.spark_job import PrepareProgress
 from pipelines.training.events import Compiling, EpochTrained, SavingModel, StepTrained, TrackingNews
+
+
+@pytest.fixture(autouse=True)
+def nobody_watches(monkeypatch):
+    monkeypatch.setattr("jobs.display.interactive", lambda: False)  # another test may have imported a notebook's kernel
 
 
 def test_lines_of_a_run(capsys, monkeypatch):
