@@ -20,6 +20,8 @@ TEST_PROCESSES ?= -n 2 --dist loadfile --no-loadscope-reorder
 CACHE := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/groundswell
 export PYSPARK_PYTHON := $(BIN)/python
 export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+# Where it is set, every new interpreter compiles all that it imports: 10 s for TensorFlow.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## Show the targets
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
