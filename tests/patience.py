@@ -7,6 +7,7 @@ environment. `conftest.py` may import it before pytest loads it: it has no asser
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -29,12 +30,20 @@ def patient(seconds: float) -> float:
     return seconds * patience()
 
 
-def wait_until(condition: Callable[[], object], seconds: float = 60, *, every: float = 0.02) -> None:
+def wait_until(condition: Callable[[], object], seconds: float = 60, *, every: float = 0.01) -> None:
     """Wait until a condition is true; after this time, made as long as this machine needs it, that is an error."""
     deadline = time.monotonic() + patient(seconds)
     while not condition():
         assert time.monotonic() < deadline, f"waited for {patient(seconds):g} s"
         time.sleep(every)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: one that has ended and waits for its parent does not."""
+    try:
+        return "State:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
 
 
 def patience_at(load: float) -> float:

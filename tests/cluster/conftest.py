@@ -17,8 +17,7 @@ import cloudpickle
 import pyspark
 import pytest
 
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 NETWORK = "10.213.77"
 _SERVE = """

@@ -22,7 +22,7 @@ from pipelines.launch.placement import place
 from pipelines.launch.rendezvous import RendezvousServer
 from pipelines.launch.report import attempt, report, step_done
 from pipelines.launch.runner import BarrierRunner
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
 RANKS = 3

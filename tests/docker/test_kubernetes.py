@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from conf.launch import LaunchConfig
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 jsonschema = pytest.importorskip("jsonschema")
 kubernetes_validate = pytest.importorskip("kubernetes_validate")

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import pytest
 from conf.load import load
 from jobs import cli
 from jobs.verbs import VERBS
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 COMMAND = Path(sys.executable).parent / "groundswell"
 HEAVY = ("pyspark", "pyarrow", "tensorflow", "keras", "mlflow", "horovod", "petastorm")
@@ -263,11 +262,8 @@ def preparing(tmp_path: Path) -> Callable[[], subprocess.Popen[str]]:
             cwd=tmp_path,
             start_new_session=True,  # as a terminal does, which signals the whole group
         )
-        deadline = time.monotonic() + patient(200)
-        while not list(tmp_path.glob("my data.incomplete/*")):
-            assert process.poll() is None, process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
+        wait_until(lambda: list(tmp_path.glob("my data.incomplete/*")) or process.poll() is not None, 200)
+        assert process.poll() is None, process.communicate()
         return process
 
     return start

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from pathlib import Path
@@ -31,7 +30,7 @@ from pipelines.tracking.recorded import PARENT_TAG, RecordedRun, recorded_traini
 from pipelines.tracking.store import TrackingError
 from pipelines.training.driver_record import recorded_run
 from pipelines.training.identity import training_digest
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 COMMAND = Path(sys.executable).parent / "groundswell"
 SEEDS = "product: {training.seed: [0, 1, 2]}"
@@ -510,12 +509,14 @@ def test_a_real_grid_is_killed_and_continued(
     with (tmp_path / "log").open("w") as log:
         driver = subprocess.Popen(command, cwd=tmp_path, stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + patient(400)
-        # In its second cell, after that cell's first checkpoint.
-        while not (results.exists() and lines(tmp_path) and len(list(tmp_path.glob("out/*/checkpoints/*04.npz"))) > 1):
+
+        def in_second_cell() -> bool:
+            """After that cell's first checkpoint."""
             assert driver.poll() is None, (tmp_path / "log").read_text()
-            assert time.monotonic() < deadline, (tmp_path / "log").read_text()
-            time.sleep(0.1)
+            cells = len(list(tmp_path.glob("out/*/checkpoints/*04.npz")))
+            return results.exists() and bool(lines(tmp_path)) and cells > 1
+
+        wait_until(in_second_cell, 400)
     finally:
         os.killpg(driver.pid, signal.SIGKILL)
         driver.wait()

@@ -6,7 +6,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -15,7 +14,7 @@ import pytest
 from conf.load import load
 from jobs import prepare
 from jobs.result import Result
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
@@ -31,11 +30,9 @@ def test_a_jvm_that_dies_is_told_without_a_trace(tmp_path: Path) -> None:
         command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     try:
-        deadline = time.monotonic() + patient(120)
-        while not list((tmp_path / "dataset.incomplete" / "_progress").glob("*-part-*.json")):
-            assert time.monotonic() < deadline
-            assert process.poll() is None, process.communicate()
-            time.sleep(0.02)
+        progress = tmp_path / "dataset.incomplete" / "_progress"
+        wait_until(lambda: list(progress.glob("*-part-*.json")) or process.poll() is not None, 120)
+        assert process.poll() is None, process.communicate()
         children = psutil.Process(process.pid).children(recursive=True)
         next(child for child in children if child.name() == "java").kill()
         output, errors = process.communicate(timeout=patient(120))

@@ -25,8 +25,7 @@ PROJECT = Path(__file__).resolve().parents[2]
 STEPS = {
     "the whole way": [
         "tests/jobs/test_smoke.py::test_the_run_holds_what_a_reader_looks_for",
-        "tests/jobs/test_smoke.py::test_checkpoints_are_kept",
-        "tests/jobs/test_smoke.py::test_what_is_sent_is_counted",
+        "tests/jobs/test_smoke.py::test_checkpoints_are_kept_and_what_is_sent_is_counted",
         "tests/jobs/test_smoke.py::test_evaluation_scores_the_test_split",
         "tests/jobs/test_smoke.py::test_a_resumed_run_ends_with_the_weights_of_one_that_never_stopped",
         "tests/jobs/test_smoke.py::test_resuming_otherwise_is_refused",

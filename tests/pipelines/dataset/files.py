@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
 from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.storage import Folder
-from tests.patience import patient
+from tests.patience import wait_until
 
 DATA = (".parquet", "dataset.json")
 """How the files end that are the same wherever a dataset was prepared from the same samples."""
@@ -61,11 +60,8 @@ def kill_preparation(root: Path, dataset: str | Path, is_time: Callable[[], bool
     ]  # fmt: skip
     process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        deadline = time.monotonic() + patient(200)
-        while not is_time():
-            assert time.monotonic() < deadline
-            assert process.poll() is None
-            time.sleep(0.005)
+        wait_until(lambda: is_time() or process.poll() is not None, 200, every=0.005)
+        assert process.poll() is None
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()

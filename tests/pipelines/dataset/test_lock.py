@@ -2,8 +2,6 @@ import errno
 import fcntl
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -11,7 +9,7 @@ import pytest
 from pipelines.dataset.lease import check_held, lease
 from pipelines.dataset.lock import hold
 from pipelines.storage import Folder, StorageError
-from tests.patience import patient
+from tests.patience import wait_until
 
 
 def test_only_one_holds_a_dataset_and_nothing_is_left(tmp_path: Path) -> None:
@@ -105,13 +103,6 @@ def leases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("pipelines.dataset.lease.REFRESH_SECONDS", 0.01)
     (tmp_path / "leases").mkdir()
     return tmp_path / "leases"
-
-
-def wait_until(is_true: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + patient(20)
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_lease_is_kept_where_files_seem_not_to_exist(

@@ -40,8 +40,7 @@ from pipelines.launch.messages import (
 from pipelines.launch.preflight import answers
 from pipelines.launch.rank_log import RankLog
 from pipelines.launch.task import _probe
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 pytestmark = pytest.mark.timeout(120)
 

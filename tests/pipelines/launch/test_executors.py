@@ -15,8 +15,7 @@ from pyspark.sql import SparkSession
 from pipelines.launch import preflight
 from pipelines.launch.report import attempt, report
 from pipelines.launch.runner import BarrierRunner, InfrastructureError
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(180)]
 

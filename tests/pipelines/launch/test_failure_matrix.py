@@ -24,8 +24,7 @@ from jobs.session import spark_session
 from pipelines.launch.failure import RankLostError
 from pipelines.launch.report import report, step_done
 from pipelines.launch.runner import BarrierRunner, WorkerError
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 

@@ -15,8 +15,7 @@ import pytest
 from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkedProcess, ForkServer, RefusedError
 from pipelines.launch.process import rank_environment
 from pipelines.launch.runner import BarrierRunner
-from tests.patience import patient
-from tests.pipelines.launch.waiting import alive, wait_until
+from tests.patience import alive, patient, wait_until
 
 MODULE = """
 import json, os, random, signal, sys, tempfile

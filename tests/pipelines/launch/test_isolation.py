@@ -16,8 +16,7 @@ from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import Header
 from pipelines.launch.report import stop_requested
 from pipelines.launch.runner import BarrierRunner
-from tests.patience import patient
-from tests.pipelines.launch.waiting import alive, wait_until
+from tests.patience import alive, patient, wait_until
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(120)]
 

@@ -18,7 +18,7 @@ from pipelines.launch.failure import RankLostError, WorkerError
 from pipelines.launch.membership import is_spare, join, kept_memory, wait_for_turn
 from pipelines.launch.report import StoppedOnRequest, attempt, report, step_done, stop_requested
 from pipelines.launch.runner import Attempt, BarrierRunner
-from tests.pipelines.launch.waiting import alive, wait_until
+from tests.patience import alive, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # ranks need no Spark and no pytest: they start faster

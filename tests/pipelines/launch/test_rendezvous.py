@@ -9,8 +9,7 @@ import pytest
 
 from pipelines.launch import rendezvous
 from pipelines.launch.rendezvous import RendezvousServer
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 
 @pytest.fixture

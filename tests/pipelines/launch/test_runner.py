@@ -19,7 +19,7 @@ from pipelines.launch.messages import JsonObject
 from pipelines.launch.process import rank_environment
 from pipelines.launch.report import report
 from pipelines.launch.runner import Attempt, BarrierRunner
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 

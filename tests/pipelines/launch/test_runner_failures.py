@@ -23,8 +23,7 @@ from pipelines.launch.jvm import SparkGoneError
 from pipelines.launch.messages import JsonObject
 from pipelines.launch.report import attempt, report, signs_of_life, step_done
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
-from tests.patience import patient
-from tests.pipelines.launch.waiting import alive, wait_until
+from tests.patience import alive, patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
 TOO_LONG = patient(300)

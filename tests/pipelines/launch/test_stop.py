@@ -15,8 +15,7 @@ from pipelines.launch.policy import Attempt
 from pipelines.launch.report import StoppedOnRequest, attempt, report, stop_requested
 from pipelines.launch.runner import BarrierRunner
 from pipelines.launch.termination import Termination
-from tests.patience import patient
-from tests.pipelines.launch.waiting import wait_until
+from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(180)]
 
