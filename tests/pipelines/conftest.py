@@ -63,6 +63,10 @@ manifest = read_manifest(dataset)
 keras.utils.set_random_seed(0)
 model = with_probabilities(make_model(config, manifest), manifest.task)
 random = np.random.default_rng(0)
+gammas = [weight for layer in model.layers for weight in layer.weights if weight.path.endswith("gamma")]
+if not all(np.any(weight) for weight in gammas):  # fresh, every residual block is its shortcut
+    for weight in gammas:
+        weight.assign(random.uniform(0.3, 0.7, weight.shape))
 head = model.layers[-2].weights
 for weight in head:  # fresh, every class has the same probability
     weight.assign(random.normal(0, 1, weight.shape))
@@ -87,13 +91,13 @@ print(json.dumps(uri))
 @pytest.fixture(scope="session")
 def log_model(
     tmp_path_factory: pytest.TempPathFactory, small_network: str, new_store: Callable[[Path], str]
-) -> Callable[[Path], Logged]:
-    """Logs and registers a small model of random weights for a dataset, in a process of its own."""
+) -> Callable[..., Logged]:
+    """Logs and registers a model of random weights for a dataset, in a process of its own."""
 
-    def log(dataset: Path) -> Logged:
+    def log(dataset: Path, network: str = small_network) -> Logged:
         folder = tmp_path_factory.mktemp("model")
         store = new_store(folder / "mlflow.db")
-        command = [sys.executable, "-c", _LOG, str(dataset), str(folder), small_network]
+        command = [sys.executable, "-c", _LOG, str(dataset), str(folder), network]
         environment = {**os.environ, "MLFLOW_TRACKING_URI": store, "PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             command, env=environment, cwd=folder, capture_output=True, text=True, timeout=patient(250)
