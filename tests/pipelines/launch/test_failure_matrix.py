@@ -21,6 +21,7 @@ import psutil
 import pytest
 
 from jobs.session import spark_session
+from pipelines.launch import preflight
 from pipelines.launch.failure import RankLostError
 from pipelines.launch.report import report, step_done
 from pipelines.launch.runner import BarrierRunner, WorkerError
@@ -131,6 +132,7 @@ def work(failure: str, moment: str, culprit: int, folder: str) -> None:
 def all_cases(cases: list[Case], folder: str) -> dict[Case, SimpleNamespace]:
     """Run the cases one after the other on one small cluster with two executors; how each ended."""
     ended = {}
+    preflight.REGISTRATION_SECONDS = patient(30)  # an executor comes in place of each that is lost
     with spark_session("failure matrix", "local-cluster[2,1,1024]") as spark:
         BarrierRunner(spark, 2, log_to_driver="none").run(len, "")
         assert left_over() == []
