@@ -7,11 +7,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 import cloudpickle
 import numpy as np
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkServer
 from pipelines.launch.process import rank_environment
-from tests.patience import patient
+from tests.patience import patient, wait_until
 
 PROJECT = Path(__file__).parent.parent
 pytest_plugins = ["tests.browser", "tests.patience", "tests.failure_report"]
@@ -65,13 +65,6 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The file whose tests take longest comes first, so that no process ends long after the other one."""
     items.sort(key=lambda item: item.path.name != "test_benchmarks.py")
-
-
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip long tests when the time that `.ci/run` has for them is over."""
-    deadline = os.environ.get("GROUNDSWELL_TEST_DEADLINE")
-    if deadline and time.time() > float(deadline) and item.get_closest_marker("long"):
-        pytest.skip("no time is left for further long tests")
 
 
 @pytest.fixture
@@ -131,6 +124,15 @@ def s3_environment() -> dict[str, str]:
     return environment
 
 
+def answers(url: str) -> bool:
+    """Whether a server of HTTP is there."""
+    try:
+        urlopen(url, timeout=1).close()
+    except OSError:
+        return False
+    return True
+
+
 @pytest.fixture(scope="session")
 def s3(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """An S3 server on loopback, in a process of its own; the URL of a bucket."""
@@ -141,15 +143,8 @@ def s3(s3_environment: dict[str, str], tmp_path_factory: pytest.TempPathFactory)
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port]
     with log.open("w") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as server:
         try:
-            deadline = time.monotonic() + patient(60)
-            while True:
-                try:
-                    socket.create_connection(("127.0.0.1", int(port))).close()
-                    break
-                except OSError:
-                    assert time.monotonic() < deadline, log.read_text()
-                    assert server.poll() is None, log.read_text()
-                    time.sleep(0.05)
+            wait_until(lambda: answers(f"{s3_environment['AWS_ENDPOINT_URL']}/moto-api/") or server.poll() is not None)
+            assert server.poll() is None, log.read_text()
             fsspec.filesystem("s3").mkdir("tests")
             yield "s3://tests"
         finally:
