@@ -19,6 +19,7 @@ from tests.patience import patient, wait_until
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 
 
+@pytest.mark.long
 def test_a_jvm_that_dies_is_told_without_a_trace(tmp_path: Path) -> None:
     command = [
         sys.executable, "-m", "jobs.cli", "prepare", "--config", "smoke",

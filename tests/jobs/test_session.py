@@ -25,6 +25,7 @@ def test_spark_connect_is_refused_before_anything_starts(variable: str, monkeypa
         pass
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(120)
 def test_a_submitted_job_shows_its_own_lines_and_no_chatter_of_spark(tmp_path: Path) -> None:
@@ -57,6 +58,7 @@ def refusal(master: str, settings: str) -> str:
     return ""
 
 
+@pytest.mark.long
 @pytest.mark.spark
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(

@@ -38,6 +38,7 @@ def devices_of_two_ranks(discovery: str) -> list[str]:
         return BarrierRunner(spark, 2, gpus_per_worker=2).run_all(os.getenv, "CUDA_VISIBLE_DEVICES")
 
 
+@pytest.mark.long
 def test_several_gpus_for_each_task_are_mapped_through_what_the_executor_may_see(
     in_fresh_process: Callable[..., Any], tmp_path: Path
 ) -> None:

@@ -272,6 +272,7 @@ def equal(first: Weights, second: Weights) -> bool:
     return len(first) == len(second) > 0 and all(map(np.array_equal, first, second))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name",
     [
@@ -286,6 +287,7 @@ def test_ranks_are_equal_and_train_as_one_rank_with_the_joined_batch(trained: li
         np.testing.assert_allclose(ours, plain, atol=1e-3 if name == "fp16" else 1e-5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("door", DOORS)
 def test_callbacks_and_the_velocity_follows_the_rate(
     trained: list[dict[str, Any]], lines: list[str], door: str
@@ -305,6 +307,7 @@ def test_callbacks_and_the_velocity_follows_the_rate(
     np.testing.assert_allclose(decayed, velocity / 2, rtol=1e-6)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("door", DOORS)
 def test_a_model_is_saved_as_one_without_horovod_and_continues_with_it(
     trained: list[dict[str, Any]], door: str
@@ -316,6 +319,7 @@ def test_a_model_is_saved_as_one_without_horovod_and_continues_with_it(
     assert not equal(first["continued"], first["plain"])
 
 
+@pytest.mark.long
 def test_own_loops(trained: list[dict[str, Any]]) -> None:
     first, second = (rank["own loops"] for rank in trained)
     assert equal(first["tape"], second["tape"])
@@ -334,6 +338,7 @@ def test_own_loops(trained: list[dict[str, Any]]) -> None:
     assert [part.tolist() for part in first["local"]] == [[[0.5], [0.5]], [-0.5]]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("scaler", ["scaled loss", "own scaler"])
 def test_an_overflow_on_one_rank_is_skipped_by_all(trained: list[dict[str, Any]], scaler: str) -> None:
     first, second = (rank[scaler] for rank in trained)
@@ -342,6 +347,7 @@ def test_an_overflow_on_one_rank_is_skipped_by_all(trained: list[dict[str, Any]]
     assert equal(first["weights"], second["weights"])
 
 
+@pytest.mark.long
 def test_xla_is_off_and_said_once_and_mistakes_are_named(trained: list[dict[str, Any]], lines: list[str]) -> None:
     assert sum('jit_compile="auto" becomes False' in line for line in lines) == 1
     mistakes = trained[0]["mistakes"]

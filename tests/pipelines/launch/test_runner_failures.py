@@ -280,6 +280,7 @@ def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.Mo
         BarrierRunner(None, 2, start_timeout=3600).run(len, "")
 
 
+@pytest.mark.long
 def test_long_work_with_signs_of_life_is_no_hang() -> None:
     def function(seconds: float) -> str:
         step_done()

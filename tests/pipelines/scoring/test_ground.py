@@ -157,6 +157,7 @@ def test_every_zone_of_a_large_archive_has_a_geotiff(tmp_path: Path) -> None:
         assert values == [row % 3 for row, scene in enumerate(scenes) if scene[0] == raster.crs.to_epsg()]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_hundred_thousand_patches_are_drawn(tmp_path: Path) -> None:
     side = 317

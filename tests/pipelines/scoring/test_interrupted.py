@@ -109,6 +109,7 @@ def survive(run: Run, source: Source, folder: Callable[[int], Folder], ending: E
         place += step
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_behind_a_url", [False, True])
 def test_a_job_may_end_at_any_of_its_writes(
     is_behind_a_url: bool,

@@ -149,6 +149,7 @@ def test_a_file_that_a_proxy_never_takes_is_told_of_and_does_not_stop_the_others
     assert curve(stored, run) == [(1, 1.0)]
 
 
+@pytest.mark.long
 def test_a_file_has_more_time_than_a_small_write(
     door: "Door", stored: MlflowClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
