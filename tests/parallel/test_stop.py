@@ -46,15 +46,23 @@ def training_that_is_asked_to_stop(config: Any, run: Any, checkpoints: Path) -> 
     """The process of rank 1 receives SIGTERM."""
     import os
     import signal
+    import time
 
-    return training_with_a_signal(config, run, checkpoints, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    from pipelines.launch.report import stop_requested
+
+    def end() -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        while not stop_requested():
+            time.sleep(0.01)
+
+    return training_with_a_signal(config, run, checkpoints, end)
 
 
 @pytest.mark.parametrize(
     ("mode", "step"),
-    # The second step announces it, its sum is read in the third: all ranks stop after that one. Workers that do not
+    # The first step announces it, its sum is read in the second: all ranks stop after that one. Workers that do not
     # wait for each other stop after a step that none of them has done yet.
-    [("synchronous", "3"), ("{name: parameter_server, synchrony: async}", r"(?:[4-9]|1\d)")],
+    [("synchronous", "2"), ("{name: parameter_server, synchrony: async}", r"(?:[4-9]|1\d)")],
     ids=["synchronous", "async"],
 )
 def test_all_ranks_stop_after_the_same_step(
@@ -155,9 +163,9 @@ def test_a_decommissioned_executor_costs_no_step(
     run_id, folder = in_fresh_process(train_while_an_executor_is_decommissioned, *arguments)
     run = MlflowClient(mlflow_store).get_run(run_id)
     assert run.info.status == "FINISHED"
-    assert "stopped on request: stopped after step 3" in run.data.tags["attempt_2_after"]
+    assert "stopped on request: stopped after step 2" in run.data.tags["attempt_2_after"]
     first, second = Path(folder, "logs", "rank-0.log").read_text().split("--- attempt 2, after: ")
     assert "rank 0 of 2: 32 training samples" in first
-    assert "step-00000003.npz: epoch 1, step 3" in second
+    assert "step-00000002.npz: epoch 1, step 2" in second
     rates = MlflowClient(mlflow_store).get_metric_history(run_id, "train/learning_rate")
     assert [metric.step for metric in rates] == list(range(8))
