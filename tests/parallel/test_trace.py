@@ -16,7 +16,7 @@ from jobs.train import TrainedRun, train
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(600)]
 
 FIRST, LAST = 3, 6  # the second epoch begins with step 5
-CODEC = "exchange.codec=onebit"
+CODEC = ("exchange.codec=onebit", "exchange.dense_below=0")
 
 
 def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
@@ -27,7 +27,7 @@ def weights(trained: TrainedRun) -> dict[str, np.ndarray]:
 def test_two_ranks_trace_their_steps_on_one_clock(
     spark: SparkSession, small_dataset: Path, small_network: str, tmp_path: Path, mlflow_store: str
 ) -> None:
-    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, CODEC]
+    settings = [f"dataset.path={small_dataset}", f"training.output={tmp_path}", small_network, *CODEC]
     plain = train(load("smoke", settings))
     assert not (plain.folder / "trace.json").exists()
     traced = train(
