@@ -25,7 +25,7 @@ class Size:
     traced: int = 25
 
 
-SMOKE = Size(ResNetCifarConfig(depth=2, width_factor=0.5), side=12, batch_size=2, pairs=3, traced=3)
+SMOKE = Size(ResNetCifarConfig(depth=8, width_factor=0.5), side=12, batch_size=2, pairs=3, traced=3)
 CODECS = ("none", "onebit")
 RATIOS = {"ratio_outside": "marked", "ratio_inside": "traced", "ratio_after": "after"}
 
