@@ -544,7 +544,7 @@ def test_files_that_vanish_within_their_folders_do_not_cost_rows(
         *(
             pytest.param(kind, storage, 1, marks=[pytest.mark.long, pytest.mark.timeout(1200)])
             for kind in LOSSES
-            for storage in ("disk", "s3_folder")
+            for storage in ("disk", "url")
         ),
     ],
 )
