@@ -49,7 +49,7 @@ LOG_BYTES_PER_PERIOD = 1 << 18
 _MESSAGE_BYTES_AT_ONCE = 1 << 20
 _RESULT_PART_BYTES = 1 << 20
 MAXIMUM_HELD_BYTES = 1 << 26
-"""Of messages that the driver has not received: 64 MiB."""
+"""Bytes of messages that the driver has not received: 64 MiB."""
 _log = logging.getLogger(__name__)
 
 

@@ -237,6 +237,7 @@ def test_an_exception_is_told_though_a_thread_keeps_the_process(monkeypatch: pyt
         BarrierRunner(None, 2).run(function)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("fails", [False, True])
 def test_training_goes_on_when_the_channel_dies(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool

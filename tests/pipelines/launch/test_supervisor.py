@@ -281,6 +281,7 @@ def test_the_rank_that_the_others_wait_for_hangs() -> None:
     assert caught.value.root.traceback == IN_FUNCTION
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("at", range(20, 30))
 def test_time_in_which_the_driver_itself_stood_still_is_nobodys_hang(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     """As after SIGSTOP and SIGCONT, at any place in the loop."""

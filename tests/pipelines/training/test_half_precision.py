@@ -42,6 +42,7 @@ def batch(number: int) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
     return {"bands": tf.constant(images)}, tf.constant(random.integers(0, 2, (8, 4)).astype(np.float32))
 
 
+@pytest.mark.long
 def test_half_precision_learns_what_float32_does_in_float32_variables(one_rank: Any) -> None:
     def step_of(precision: str) -> tuple[float, np.ndarray]:
         """The loss of a step, and by how much it moved the weights."""

@@ -115,6 +115,7 @@ def test_wrong_messages_are_refused(kernel, arguments, message):
         getattr(kernels.load(), f"groundswell_{kernel}")(*arguments)
 
 
+@pytest.mark.long
 @needs_library
 def test_a_message_that_no_memory_holds_is_refused():
     with pytest.raises(tf.errors.ResourceExhaustedError):
