@@ -35,6 +35,7 @@ LANES = {
             "requirements.lock",
             "tests/test_benchmarks.py",
             *(f"tests/benchmarks/{name}.py" for name in ("launch", "peers", "prepare", "reader", "score", "train")),
+            "tests/benchmarks/parts/**/*.py",
             "tests/benchmarks/peer_parts/**/*.py",
         ),
     ),
