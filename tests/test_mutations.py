@@ -1,7 +1,6 @@
 """The tools of tests/mutations: what was drawn, how it is applied, which processes are measured, what is compared."""
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -41,7 +40,8 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         shutil.copy(Path(measure.__file__).with_name(name), site)
     (site / "sitecustomize.py").write_text("import traced_processes\n")
     config = measure.write_config(folder / "measured", [folder])
-    environment = {**os.environ, **SETTINGS, measure.CONFIG_VARIABLE: str(config), "PYTHONPATH": f"{site}:{folder}"}
+    environment = {**measure.pytest_environment(folder), **SETTINGS, measure.CONFIG_VARIABLE: str(config)}
+    environment["PYTHONPATH"] = f"{site}:{folder}"
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "traced_tests"]
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=patient(120))
     assert "1 failed, 5 passed" in done.stdout, done.stdout + done.stderr

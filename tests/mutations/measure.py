@@ -80,7 +80,9 @@ def traced_environment(project: Path) -> Iterator[None]:
 def pytest_environment(project: Path) -> dict[str, str]:
     """Variables of `make test`."""
     python = str(project / ".venv/bin/python")
-    return {**os.environ, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    # A mutated file may have the size and the second of the one that was compiled.
+    keeps_nothing = {"PYTHONDONTWRITEBYTECODE": "1"}
+    return {**os.environ, **keeps_nothing, "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
 
 
 def whole_suite(project: Path) -> list[str]:

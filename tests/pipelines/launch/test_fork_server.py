@@ -160,7 +160,8 @@ def test_a_fork_outlives_its_server_but_is_not_waited_for_in_vain(folder: Path) 
 
 
 def test_a_server_ends_with_its_owner(folder: Path) -> None:
-    code = "import os; from pipelines.launch.fork_server import ForkServer\nprint(ForkServer([]).pid)\nos._exit(0)"
+    code = "import os; from pipelines.launch.fork_server import ForkServer\n"
+    code += "print(ForkServer([]).pid, flush=True)\nos._exit(0)"
     environment = {**os.environ, "TMPDIR": str(folder)}  # the owner's death leaves the socket's folder behind
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     wait_until(lambda: not Path(f"/proc/{int(done.stdout)}").exists())
