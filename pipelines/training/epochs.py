@@ -166,7 +166,7 @@ class Epochs:
     sampler: SystemSampler | None
     tracer: StepTracer | None
     before_step: Callable[[Rank, int], None] = lambda rank, step: None
-    """Called before each optimizer step, with the number of those done."""
+    """Called before each optimizer step, with this rank and the number of steps done."""
 
     def train(self, start: TrainingState) -> list[dict[str, float]]:
         """Train every epoch that is left; return the history, which is whole on rank 0 only."""
