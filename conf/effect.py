@@ -2,10 +2,12 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from conf.codecs import DGCConfig
-from conf.modes import LocalConfig, ParameterServerConfig, PipelineConfig, SynchronousConfig
+from conf.combinations import choice_at, value_at
+from conf.mode_declaration import Idle
+from conf.modes import ALONE
 from conf.networks import ResNetCifarConfig
 from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
@@ -36,11 +38,6 @@ def _is_alone(config: RunConfig) -> bool:
     return config.launch.num_workers == 1
 
 
-def _is_one_pipeline(config: RunConfig) -> bool:
-    mode, workers = config.training.mode, config.launch.num_workers
-    return isinstance(mode, PipelineConfig) and workers == mode.stages
-
-
 def _is_one_rank_of_all(config: RunConfig) -> bool:
     return config.model.batch_norm_ranks == "all" and _is_alone(config)
 
@@ -58,16 +55,6 @@ def _adapts_nothing(config: RunConfig) -> bool:
 
 def _normalises_no_residual(config: RunConfig) -> bool:
     return isinstance(config.model, ResNetCifarConfig) and config.model.preactivation
-
-
-def _shards_nothing(config: RunConfig) -> bool:
-    optimizer = config.optimizer
-    shards = isinstance(config.training.mode, SynchronousConfig)
-    return shards and isinstance(optimizer, SGDConfig) and not optimizer.momentum
-
-
-def _shards_for_one(config: RunConfig) -> bool:
-    return isinstance(config.training.mode, SynchronousConfig) and _is_alone(config)
 
 
 def _excludes_from_nothing(config: RunConfig) -> bool:
@@ -88,27 +75,11 @@ def _scores_with_keras(config: RunConfig) -> bool:
     return config.score.runtime == "keras"
 
 
-def _serves(config: RunConfig) -> bool:
-    return isinstance(config.training.mode, ParameterServerConfig)
-
-
-def _is_no_server(*synchronies: str) -> Callable[[RunConfig], bool]:
-    """Whether a parameter server has none of these synchronies."""
-
-    def is_other(config: RunConfig) -> bool:
-        mode = config.training.mode
-        return isinstance(mode, ParameterServerConfig) and mode.synchrony not in synchronies
-
-    return is_other
-
-
-_ALONE = "launch.num_workers=1 has no other ranks"
-_IN_LOCK_STEP = "with training.mode.synchrony=backup no gradient that is late is applied"
 _ALL_UNADAPTED = "optimizer.unadapted_roles has every role, so that no variable has a ratio of norms"
 _CONVERTS_NOTHING = "score.runtime=keras converts nothing"
 RULES = (
     Rule("launch.allow_fewer_workers", lambda c: not c.launch.retries, "launch.retries=0 allows no further attempt"),
-    Rule("launch.allow_fewer_workers", _is_alone, _ALONE, per_run=True),
+    Rule("launch.allow_fewer_workers", _is_alone, ALONE, per_run=True),
     Rule(
         "launch.allow_fewer_workers",
         lambda c: not c.smaller_sizes(),
@@ -123,15 +94,14 @@ RULES = (
     Rule("optimizer.trust_coefficient", _adapts_nothing, _ALL_UNADAPTED),
     Rule("optimizer.epsilon", _adapts_nothing, _ALL_UNADAPTED),
     Rule("optimizer.excluded_roles", _excludes_from_nothing, "optimizer.weight_decay=0 decays no variable"),
-    Rule("model.batch_norm_ranks", _is_one_rank_of_all, _ALONE, per_run=True),
+    Rule("model.batch_norm_ranks", _is_one_rank_of_all, ALONE, per_run=True),
     Rule(
         "model.zero_init_residual",
         _normalises_no_residual,
         "with model.preactivation no normalisation ends a block",
     ),
-    Rule("launch.exchange_timeout_seconds", _is_alone, _ALONE, per_run=True),
-    Rule("exchange.bucket_mib", _is_alone, _ALONE, per_run=True),
-    Rule("exchange.bucket_mib", _is_one_pipeline, "one pipeline exchanges no gradients", per_run=True),
+    Rule("launch.exchange_timeout_seconds", _is_alone, ALONE, per_run=True),
+    Rule("exchange.bucket_mib", _is_alone, ALONE, per_run=True),
     Rule("exchange.dense_below", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.warmup_steps", lambda c: c.exchange.codec.name == "none", "with exchange.codec=none all is float32"),
     Rule("exchange.rescale_residual", _without_residual, "this exchange.codec keeps no residual"),
@@ -140,26 +110,6 @@ RULES = (
         lambda c: isinstance(c.exchange.codec, DGCConfig) and not c.exchange.codec.momentum,
         "exchange.codec.momentum=0 has nothing to look ahead with",
     ),
-    Rule(
-        "exchange.rescale_residual",
-        lambda c: isinstance(c.training.mode, LocalConfig),
-        "training.mode=local exchanges weights, whose residual does not depend on the learning rate",
-    ),
-    Rule("training.mode.shard_optimizer", _shards_nothing, "optimizer.momentum=0 keeps no moments to divide"),
-    Rule("training.mode.shard_optimizer", _shards_for_one, _ALONE, per_run=True),
-    Rule(
-        "training.mode.outer.nesterov",
-        lambda c: isinstance(c.training.mode, LocalConfig) and not c.training.mode.outer.momentum,
-        "training.mode.outer.momentum=0 has nothing to look ahead with",
-    ),
-    Rule("training.mode.bound", _is_no_server("ssp"), "it is the bound of training.mode.synchrony=ssp"),
-    Rule("training.mode.backup_workers", _is_no_server("backup"), "they are those of training.mode.synchrony=backup"),
-    Rule("training.mode.fetch_every", _is_no_server("async"), "only training.mode.synchrony=async fetches so rarely"),
-    Rule("training.mode.push_every", _is_no_server("async"), "only training.mode.synchrony=async pushes so rarely"),
-    Rule("training.mode.staleness_aware", _is_no_server("async", "ssp"), _IN_LOCK_STEP),
-    Rule("training.mode.synchronous_steps", _is_no_server("async", "ssp"), _IN_LOCK_STEP),
-    Rule("exchange.bucket_mib", _serves, "training.mode=parameter_server pushes each gradient by itself"),
-    Rule("exchange.codec.owner_factor", _serves, "with training.mode=parameter_server no owner sends a sum"),
     Rule("tracking.promote_metric", _registers_nothing, "tracking.registered_model=null registers nothing"),
     Rule("tracking.promote_margin", _registers_nothing, "tracking.registered_model=null registers nothing"),
     Rule("score.reference_dataset", _scores_with_keras, _CONVERTS_NOTHING),
@@ -167,6 +117,18 @@ RULES = (
     Rule("score.acceptance_samples", _scores_with_keras, _CONVERTS_NOTHING),
     Rule("score.max_f1_drop", _scores_with_keras, _CONVERTS_NOTHING),
 )
+
+
+def _rules(config: RunConfig) -> list[Rule]:
+    """Those that always hold, and those of the training mode."""
+    return [*RULES, *map(_rule, config.training.mode.declaration.idle())]
+
+
+def _rule(idle: Idle) -> Rule:
+    def is_idle(config: RunConfig) -> bool:
+        return all(choice_at(config, key) in values for key, values in idle.where.items())
+
+    return Rule(idle.key, is_idle, idle.reason, idle.per_run)
 
 
 def refuse_without_effect(
@@ -189,7 +151,7 @@ def refuse_without_effect(
             raise ValueError(f"--set {key} has no effect: {verb} does not read it")
         if not any(_is_within(key, read) or _is_within(read, key) for read in reads):
             raise ValueError(f"--set {key} has no effect: {verb} reads {', '.join(reads)}")
-        for rule in RULES:
+        for rule in _rules(config):
             if key == rule.key and rule.is_idle(config):
                 raise ValueError(f"--set {key} has no effect: {rule.reason}")
 
@@ -216,33 +178,31 @@ def refuse_idle(config: RunConfig, base: RunConfig | None, changes: Sequence[str
         within = key in lasting or any(_is_within(key, change) for change in changes)
         return key in changes or (within and _is_chosen(config, key))
 
-    found = {rule.key: rule.reason for rule in reversed(RULES) if is_mistake(rule.key) and rule.is_idle(config)}
-    lines = [f"{key}={_value(config, key)} has no effect: {reason}" for key, reason in sorted(found.items())]
+    found = {
+        rule.key: rule.reason for rule in reversed(_rules(config)) if is_mistake(rule.key) and rule.is_idle(config)
+    }
+    lines = [f"{key}={value_at(config, key)} has no effect: {reason}" for key, reason in sorted(found.items())]
     if lines:
         raise ValueError(where + "\n  ".join([f"{len(lines)} problems", *lines] if len(lines) > 1 else lines))
 
 
 def idle_keys(config: RunConfig) -> list[str]:
     """The keys of values that are not the defaults and have no effect, in this run of a configuration or in others."""
-    return [rule.key for rule in RULES if not rule.per_run and _is_chosen(config, rule.key) and rule.is_idle(config)]
+    return [
+        rule.key
+        for rule in _rules(config)
+        if not rule.per_run and _is_chosen(config, rule.key) and rule.is_idle(config)
+    ]
 
 
 def _is_chosen(config: RunConfig, key: str) -> bool:
     """Whether a key was given a value that is neither its default nor null."""
     path, _, name = key.rpartition(".")
-    section = _value(config, path)
+    section = value_at(config, path)
     if not isinstance(section, Section) or name not in section.model_fields_set:
         return False
     value = getattr(section, name)
     return value is not None and value != section.default(name)
-
-
-def _value(config: RunConfig, path: str) -> Any:
-    """The value at a path; None where the chosen sections have no such key."""
-    found: Any = config
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return found
 
 
 def _is_within(key: str, section: str) -> bool:

@@ -12,7 +12,7 @@ from conf.evaluate import EvaluateConfig
 from conf.exchange import ExchangeConfig
 from conf.input import InputConfig
 from conf.launch import LaunchConfig
-from conf.modes import ParameterServerConfig, PipelineConfig, SynchronousConfig
+from conf.modes import SynchronousConfig
 from conf.networks import ModelConfig, ResNetConfig
 from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
 from conf.probe import ProbeConfig
@@ -185,13 +185,10 @@ class RunConfig(Section):
 
     def copies(self, workers: int) -> int:
         """Number of copies of the model that so many workers train, each on samples of its own."""
-        mode = self.training.mode
-        return workers // mode.stages if isinstance(mode, PipelineConfig) else workers
+        return workers // self.training.mode.declaration.ranks_per_copy
 
-    def with_whole_networks(self) -> "RunConfig":
+    def with_synchronous_mode(self) -> "RunConfig":
         """The same global batch where every worker trains the whole network in lock step, for what trains so only."""
-        if not isinstance(self.training.mode, PipelineConfig | ParameterServerConfig):
-            return self
         training = {
             "mode": SynchronousConfig(),
             "accumulation_steps": 1,
@@ -201,8 +198,8 @@ class RunConfig(Section):
 
     def accumulation_steps(self, workers: int) -> int | None:
         """Micro-batches per optimizer step of each copy of the model; None if so many workers cannot divide it all."""
-        mode, copies = self.training.mode, self.copies(workers)
-        if not copies or (isinstance(mode, PipelineConfig) and workers % mode.stages):
+        copies, left = divmod(workers, self.training.mode.declaration.ranks_per_copy)
+        if not copies or left:
             return None
         steps, left = divmod(self.global_batch_size, copies * self.training.batch_size_per_worker)
         return None if left else steps
@@ -213,8 +210,6 @@ class RunConfig(Section):
         Batch norm over groups of ranks keeps its groups; that over all ranks has fewer samples then. Where steps do not
         wait for some workers, there must be others.
         """
-        mode = self.training.mode
-        backups = mode.backup_workers if isinstance(mode, ParameterServerConfig) and mode.synchrony == "backup" else 0
-        sizes = range(backups + 1, self.launch.num_workers)
+        sizes = range(self.training.mode.declaration.unawaited_workers + 1, self.launch.num_workers)
         span = self.model.batch_norm_span
         return [size for size in sizes if self.accumulation_steps(size) and size % span(size) == 0]

@@ -27,7 +27,8 @@ def find_batch(config: RunConfig, at_most: int | None, result: Result) -> BatchS
         at_most: No larger batch is tried; None: up to each worker's share of the training split.
         result: Filled in while the job runs.
     """
-    config = with_absolute_paths(_with_smallest_batch(config.with_whole_networks()))
+    is_tried = config.training.mode.declaration.is_tried_by_find_batch
+    config = with_absolute_paths(_with_smallest_batch(config if is_tried else config.with_synchronous_mode()))
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     share = manifest.splits[TRAINING_SPLIT].rows // config.launch.num_workers

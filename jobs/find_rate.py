@@ -44,7 +44,8 @@ def find_rate(config: RunConfig, rates: Sequence[float], result: Result) -> Rang
         rates: Rising learning rates.
         result: Filled in while the job runs.
     """
-    config = with_absolute_paths(config.with_whole_networks())
+    is_lock_step = config.training.mode.declaration.is_lock_step
+    config = with_absolute_paths(config if is_lock_step else config.with_synchronous_mode())
     result.dataset = config.dataset.path
     manifest = check_dataset(config)
     runs.check_store(chosen_experiment(config.tracking.experiment))  # before Spark, which takes seconds to start

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from conf.keys import find, nested
-from conf.modes import SynchronousConfig
+from conf.modes import MODES
 from pipelines.scaling.collectives import expected_maximum
 from pipelines.scaling.measurements import (
     CodecMeasurement,
@@ -32,13 +32,11 @@ RECORDED_LINK = "recorded"
 _FLOAT32_BYTES = 4
 _NO_CODEC = "none"
 _MODE = "training.mode.name"
-_PREDICTED_MODE = SynchronousConfig().name
-"""The mode in which a step waits for one exchange of all ranks; runs of versions that had no other do not name it."""
 _RESOLUTION = "input.resolution_schedule"
 _BUCKETS = "exchange.bucket_mib"
 _WARMUP_STEPS = "exchange.warmup_steps"
 """Steps at the start of a training whose gradients travel in float32."""
-_TOLD_BY_ALL = ("launch.num_workers", "global_batch_size", "exchange.codec.name")
+_TOLD_BY_ALL = ("launch.num_workers", "global_batch_size", "exchange.codec.name", _MODE)
 _OF_COMPUTING = (
     "training.mode",
     "model.name",
@@ -55,7 +53,6 @@ _OF_COMPUTING = (
 _OF_A_CODEC = ("exchange.codec", "exchange.dense_below", _WARMUP_STEPS)
 _SAME_THROUGHOUT = (
     *_TOLD_BY_ALL,
-    _MODE,
     _RESOLUTION,
     "training.batch_size_per_worker",
     "micro_batches_per_step",
@@ -160,8 +157,8 @@ def _check(run: "RecordedRun") -> None:
             f"--run {run.run_id} was trained with {_RESOLUTION}, so that its steps are of several lengths: "
             "take a training with full images only"
         )
-    mode = run.parameters.get(_MODE, _PREDICTED_MODE)
-    if mode != _PREDICTED_MODE:
+    mode = run.parameters[_MODE]
+    if mode not in MODES or not MODES[mode].is_lock_step:
         raise ValueError(f"--run {run.run_id} trained with training.mode={mode}, whose steps are not predicted")
     later = run.later_values
     changed = next(iter(_within(later, _SAME_THROUGHOUT)), None)

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from conf.modes import MODES
+
 VALIDATION_GROUP = "val"
 """Group of the scores of the model on the validation split."""
 AVERAGED_GROUP = "val_ema"
@@ -89,13 +91,6 @@ _HEADLINES = {
 """The metrics that matter most, once more. MLflow's page sorts charts by name, and these are the first ones."""
 _OF_RESOLUTION = {IMAGE_HEIGHT: "height in pixels of the images that the network was trained on"}
 _OF_HALF_FLOATS = {"train/skipped_steps": "steps so far that no rank took, as gradients overflowed on one of them"}
-_OF_PIPELINES = {"time/idle_share": "part of the ticks so far in which rank 0 had no micro-batch to compute"}
-_OF_PARAMETER_SERVERS = {
-    "exchange/staleness": "updates by other workers between fetch and push of a worker, mean of the pushes to rank 0",
-    "exchange/staleness_max": "largest number of them",
-    "exchange/dropped_share": "part of the pushes to rank 0 that came after their step",
-    "exchange/step_gap_max": "largest difference of two workers in steps",
-}
 _SCORES = {
     "f1_micro": "F1 of all decisions together (multi-label)",
     "f1_macro": "mean F1 of all classes, 0 for an absent one",
@@ -122,10 +117,10 @@ def described() -> dict[str, str]:
         **{name: f"each epoch: {source} at its end, for the first charts" for name, source in _HEADLINES.items()},
         **{name: f"each epoch, with input.resolution_schedule: {line}" for name, line in _OF_RESOLUTION.items()},
         **{name: f"each epoch, with training.precision=float16: {line}" for name, line in _OF_HALF_FLOATS.items()},
-        **{name: f"each epoch, with training.mode=pipeline: {line}" for name, line in _OF_PIPELINES.items()},
         **{
-            name: f"each epoch, with training.mode=parameter_server: {line}"
-            for name, line in _OF_PARAMETER_SERVERS.items()
+            name: f"each epoch, with training.mode={mode}: {line}"
+            for mode, declaration in MODES.items()
+            for name, line in declaration.metrics.items()
         },
         **{f"{VALIDATION_GROUP}/{name}": f"each epoch: {line}" for name, line in _VALIDATION.items()},
         **{
@@ -172,14 +167,15 @@ def is_listed(name: str, own: Sequence[str] = ()) -> bool:
 
     Args:
         name: Group and name, such as "val/f1_micro".
-        own: Names of the user's own metrics, which validation and evaluation have beside the others.
+        own: Names of the user's own metrics, which validation and evaluation have beside the others, and of the figures
+            of a training mode of the user's.
     """
     return not unlisted([name], own)
 
 
 def unlisted(names: Iterable[str], own: Sequence[str] = ()) -> list[str]:
     """Return those of the names for which `is_listed` is false."""
-    known, rests = described(), {*_EVALUATION, *own}
+    known, rests = {*described(), *own}, {*_EVALUATION, *own}
     found = []
     for name in names:
         group, _, rest = name.partition("/")

@@ -229,7 +229,7 @@ class Epochs:
         if changes_size and self.record is not None:
             self.record.expect_compiling()
         trained = self._train_steps(place, history, keeper)
-        rank.come_together()
+        rank.mode.come_together()
         evaluations = self._validate(end)
         payload_bytes = place.earlier_payload_bytes + self.measurements.payload_bytes
         measured = self.measurements.take(trained)
@@ -244,7 +244,7 @@ class Epochs:
             seconds=place.earlier_seconds + ended - began,
             compile_seconds=trained.compile_seconds if place.is_first or changes_size else 0.0,
         )
-        size, own = rank.sizes[place.epoch], rank.mode_metrics()
+        size, own = rank.sizes[place.epoch], rank.mode.figures()
         history.append(epoch_metrics(trained, phases, evaluations, rank.loss_scale, totals, size=size, of_mode=own))
         if self.record is not None:
             timed = phases if trained.measured_steps else None
@@ -265,7 +265,9 @@ class Epochs:
         """Train the steps of one epoch that are left."""
         rank, config, model = self.rank, self.rank.config, self.rank.parts.model
         every = config.training.checkpoint_every_steps
-        saver = EpochSaver(rank.checkpoints, rank.come_together, self.record, self.measurements, history, place, every)
+        saver = EpochSaver(
+            rank.checkpoints, rank.mode.come_together, self.record, self.measurements, history, place, every
+        )
         batches, trainer = rank.data.batches_of(place.epoch, place.start_step), rank.trainer
         if self.tracer is not None:
             batches, trainer = self.tracer.of_batches(batches), self.tracer.of_trainer(trainer)

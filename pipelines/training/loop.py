@@ -50,13 +50,13 @@ class Trainer:
     """Forgets what an unfinished step has left."""
     block: Callable[[int], int] = lambda step: step
     """Steps after which the ranks came together last, by steps done; see `pipelines.training.modes.mode.Mode`."""
-    stages: int = 1
+    ranks_per_copy: int = 1
     """Number of ranks that hold one copy of the model between them, and take the same samples."""
 
     @property
     def copies(self) -> int:
         """Number of copies of the model, each of which takes samples of its own."""
-        return self.collective.size // self.stages
+        return self.collective.size // self.ranks_per_copy
 
 
 @dataclass(frozen=True)

@@ -12,23 +12,19 @@ import numpy as np
 import tensorflow as tf
 from horovod.common.exceptions import HorovodInternalError
 
-from conf.modes import PipelineConfig
 from conf.schema import RunConfig
 from models.compression import kernels
 from models.compression.arithmetic.marks import Marks
-from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
-from models.networks.stages import Stage, cut, parts_of_flops
 from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import Batch
 from pipelines.launch import membership
 from pipelines.launch.report import attempt, log_to_driver
 from pipelines.remote_path import AnyPath
-from pipelines.training.accumulation import Accumulation
 from pipelines.training.bands import used_groups
 from pipelines.training.checkpoint_files import list_checkpoints
 from pipelines.training.collective import HorovodCollective, job_of_one, ranks_of_job, use_assigned_devices
@@ -38,20 +34,9 @@ from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
 from pipelines.training.modes.mode import Mode
-from pipelines.training.modes.parameter_server import ParameterServer
-from pipelines.training.modes.pipeline import Pipeline
-from pipelines.training.modes.server_step import ServerStep
-from pipelines.training.modes.ticks import idle_formula
 from pipelines.training.objective import make_loss
-from pipelines.training.recipe import (
-    freeze_layers,
-    make_exchange,
-    make_model,
-    make_optimizer,
-    make_rate_factors,
-    make_shards,
-)
-from pipelines.training.step import StepClocks, Traceable, make_accumulate, make_train_step
+from pipelines.training.recipe import freeze_layers, make_mode, make_model
+from pipelines.training.step import StepClocks, Traceable
 from pipelines.training.step_inputs import StepInputs
 from pipelines.training.stop import StopAgreement
 from pipelines.training.tracing.timeline import allow_timeline
@@ -71,15 +56,9 @@ class Parts:
     micro_batches: int
     """Batches of this rank per optimizer step."""
     model: keras.Model
-    optimizer: keras.optimizers.Optimizer
-    """Built for the model, with learning rate 0."""
     loss: Loss
-    exchange: GradientExchange
     batch_norm_bytes: int = 0
     """What batch norm over ranks adds to a step's payload: bytes of an allreduce over all ranks of the same cost."""
-    stages: Sequence[Stage] = ()
-    """Where consecutive ranks hold one copy of the model: its stages. Then `exchange` averages over the ranks with the
-    same stage."""
 
 
 def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> Parts:
@@ -92,9 +71,8 @@ def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> P
     """
     if config.training.trace_steps is not None:
         allow_timeline()
-    mode, span = config.training.mode, config.model.batch_norm_span(ranks_of_job())
-    in_stages = isinstance(mode, PipelineConfig)
-    collective = join_ranks(mode.stages if isinstance(mode, PipelineConfig) else span, has_peers=in_stages)
+    in_copy, span = config.training.mode.declaration.ranks_per_copy, config.model.batch_norm_span(ranks_of_job())
+    collective = join_ranks(max(in_copy, span), has_peers=in_copy > 1)
     # The same seed on every rank builds the same weights, and the broadcast makes sure of it.
     keras.utils.set_random_seed(config.training.seed)
     manifest = read_manifest(config.dataset.path)
@@ -106,21 +84,9 @@ def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> P
         _use_kernels_as_others(config)
     else:
         agree_on_kernels(config, collective)
-    stages = cut(model, mode.stages) if isinstance(mode, PipelineConfig) else ()
-    exchange = make_exchange(config, collective.peers if in_stages else collective)
-    if config.training.trace_steps is not None:
-        exchange.marks = Marks()
-    optimizer = make_optimizer(
-        config.optimizer,
-        model,
-        gradient_clipping=config.training.gradient_clipping,
-        shards=make_shards(config, model, exchange, collective),
-    )
     loss, micro_batches = make_loss(config, manifest), _micro_batches(config, collective)
     statistics = _batch_norm_bytes(model, collective, micro_batches) if span > 1 else 0
-    if collective.rank == 0 and stages:
-        _tell_stages(stages, micro_batches)
-    return Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange, statistics, stages)
+    return Parts(collective, manifest, micro_batches, model, loss, statistics)
 
 
 def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollective:
@@ -131,146 +97,67 @@ def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollec
 
 
 def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
-    """Open the training split for this rank; the ranks of a pipeline take the same samples."""
-    in_copy = len(parts.stages) or 1
+    """Open the training split for this rank; the ranks that hold one copy of the model take the same samples."""
+    in_copy = config.training.mode.declaration.ranks_per_copy
     rank, size = parts.collective.rank // in_copy, parts.collective.size // in_copy
     return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
 
 
-def make_trainer(
+def make_mode_of(
     config: RunConfig,
     parts: Parts,
-    schedule: Schedule,
     *,
+    steps_per_epoch: int,
     stop: StopAgreement | None = None,
-    mode: Mode | None = None,
     loss_scale: LossScale | None = None,
     average: WeightAverage | None = None,
     clocks: StepClocks | None = None,
+) -> Mode:
+    """Make the configured mode for the parts of a rank; the arguments are as for `make_mode`."""
+    return make_mode(
+        config,
+        parts.model,
+        parts.loss,
+        parts.collective,
+        steps_per_epoch=steps_per_epoch,
+        micro_batches=parts.micro_batches,
+        marks=Marks() if config.training.trace_steps is not None else None,
+        stop=stop,
+        loss_scale=loss_scale,
+        average=average,
+        clocks=clocks,
+    )
+
+
+def make_trainer(
+    config: RunConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
 ) -> Trainer:
-    """Make the training step of this rank, compiled when it is first called.
+    """Make what turns the batches of this rank into updates.
 
     Args:
         config: The whole configuration.
         parts: What this rank trains with.
+        mode: Takes the steps.
         schedule: Learning rate by optimizer step.
         stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
-        mode: What a step does with the gradients; None: it applies their mean over the ranks.
-        loss_scale: Scale of the loss for half floats.
-        average: Takes the weights after every update.
-        clocks: Get the times of each step.
     """
-    if parts.stages:
-        assert mode is not None, "what trains in no other way than whole networks asks for these"
-        return _make_pipeline_trainer(config, parts, schedule, stop, mode, clocks)
-    if isinstance(mode, ParameterServer):
-        return _make_server_trainer(config, parts, schedule, stop, mode, clocks)
-    model, loss, jit_compile = parts.model, parts.loss, config.training.jit_compile
-    accumulation = Accumulation(model, parts.micro_batches) if parts.micro_batches > 1 else None
-    step = make_train_step(
-        model,
-        loss,
-        parts.optimizer,
-        parts.exchange,
-        jit_compile=jit_compile,
-        mode=mode,
-        accumulation=accumulation,
-        loss_scale=loss_scale,
-        average=average,
-        rate_factors=make_rate_factors(config, model),
-        clocks=clocks,
-    )
-    accumulate = None
-    if accumulation is not None:
-        accumulate = make_accumulate(model, loss, accumulation, jit_compile=jit_compile, loss_scale=loss_scale)
 
     def reset() -> None:
-        if accumulation is not None:
-            accumulation.reset()
+        mode.reset()
         if stop is not None:
             stop.forget()
 
     return Trainer(
-        step=step,
-        optimizer=parts.optimizer,
+        step=mode.step,
+        optimizer=mode.optimizer,
         schedule=schedule,
         collective=parts.collective,
         stop=stop,
-        accumulate=accumulate,
-        micro_batches=parts.micro_batches,
-        reset=reset,
-        block=(lambda step: step) if mode is None else mode.block,
-    )
-
-
-def _make_pipeline_trainer(
-    config: RunConfig,
-    parts: Parts,
-    schedule: Schedule,
-    stop: StopAgreement | None,
-    mode: Mode,
-    clocks: StepClocks | None,
-) -> Trainer:
-    pipeline = Pipeline(
-        parts.stages,
-        parts.collective,
-        parts.loss,
-        parts.optimizer,
-        parts.exchange,
-        mode,
-        micro_batches=parts.micro_batches,
-        samples=config.training.batch_size_per_worker,
-        jit_compile=config.training.jit_compile,
-        rate_factors=make_rate_factors(config, parts.model),
-        clocks=clocks,
-    )
-
-    def reset() -> None:
-        pipeline.reset()
-        if stop is not None:
-            stop.forget()
-
-    return Trainer(
-        step=pipeline,
-        optimizer=parts.optimizer,
-        schedule=schedule,
-        collective=parts.collective,
-        stop=stop,
-        accumulate=pipeline.take,
+        accumulate=mode.accumulate,
         micro_batches=parts.micro_batches,
         reset=reset,
         block=mode.block,
-        stages=len(parts.stages),
-    )
-
-
-def _make_server_trainer(
-    config: RunConfig,
-    parts: Parts,
-    schedule: Schedule,
-    stop: StopAgreement | None,
-    server: ParameterServer,
-    clocks: StepClocks | None,
-) -> Trainer:
-    step = ServerStep(
-        server,
-        parts.model,
-        parts.loss,
-        parts.optimizer,
-        micro_batches=parts.micro_batches,
-        jit_compile=config.training.jit_compile,
-        clocks=clocks,
-    )
-    return Trainer(
-        step=step,
-        optimizer=parts.optimizer,
-        schedule=schedule,
-        collective=parts.collective,
-        stop=stop,
-        accumulate=step.take,
-        micro_batches=parts.micro_batches,
-        reset=step.reset,
-        block=server.block,
+        ranks_per_copy=config.training.mode.declaration.ranks_per_copy,
     )
 
 
@@ -387,16 +274,6 @@ def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_b
     if collective.rank == 0 and not membership.is_spare():
         log_to_driver(f"batch norm over {k} ranks adds {added:,} bytes to each step's payload")
     return added
-
-
-def _tell_stages(stages: Sequence[Stage], micro_batches: int) -> None:
-    """Say where the network is cut, and how long a stage is idle."""
-    places = ", ".join(stage.last_layer for stage in stages[:-1])
-    parts = ", ".join(f"{part:.0%}" for part in parts_of_flops(stages))
-    log_to_driver(
-        f"the network is cut into {len(stages)} stages after {places}: {parts} of the operations; with {micro_batches} "
-        f"micro-batches a stage is idle in {idle_formula(len(stages), micro_batches):.0%} of the ticks"
-    )
 
 
 def _begin(

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
@@ -17,25 +17,19 @@ from pipelines.tracking.store import TrackedRun
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.finders.shortage import Shortage
 from pipelines.training.input import TrainingInput
-from pipelines.training.loop import Trainer, average_statistics
+from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.modes.mode import Mode
-from pipelines.training.modes.parameter_server import ParameterServer
-from pipelines.training.modes.pipeline import Pipeline
-from pipelines.training.modes.server_step import ServerStep
-from pipelines.training.modes.table import make_mode
-from pipelines.training.modes.whole_model import WholeModel
-from pipelines.training.parts import Parts, make_data, make_parts, make_trainer, use_kernels
+from pipelines.training.parts import Parts, make_data, make_mode_of, make_parts, make_trainer, use_kernels
 from pipelines.training.precision import tell_precision
 from pipelines.training.rates import make_schedule
-from pipelines.training.recipe import copy_optimizer, make_codec
 from pipelines.training.recovery import Recovery, make_recovery
 from pipelines.training.resolution import trained_sizes
 from pipelines.training.resume import Checkpoints
 from pipelines.training.scattered import whole_variables
 from pipelines.training.selection import best_step
 from pipelines.training.settings import recorded_settings
-from pipelines.training.step import Step, StepClocks
+from pipelines.training.step import StepClocks
 from pipelines.training.stop import StopAgreement
 from pipelines.training.validation import Validate, make_validation
 from pipelines.training.warm_start import dataset_names
@@ -67,25 +61,11 @@ class Rank:
     validate: Validate
     checkpoints: Checkpoints
     recovery: Recovery | None
-    come_together: Callable[[], None]
-    """Gives all ranks one model, before validation and checkpoints: the moving batch-norm statistics are each rank's
-    own until then, and in a pipeline each rank trains its stage only. All ranks call it together."""
-
-    def mode_metrics(self) -> dict[str, float]:
-        """Metrics of an epoch that only the training mode has."""
-        if isinstance(self.trainer.step, Pipeline):
-            return {"time/idle_share": self.trainer.step.idle_share}
-        return self.mode.take_counts() if isinstance(self.mode, ParameterServer) else {}
 
     @property
     def payload_bytes(self) -> int:
         """Payload of one step; see `GradientExchange.payload_bytes`."""
-        if isinstance(self.trainer.step, Pipeline):
-            return round(self.trainer.step.payload_bytes)
-        if isinstance(self.trainer.step, ServerStep):
-            return self.trainer.step.payload_bytes
-        gradients = [variable.value for variable in self.parts.model.trainable_variables]
-        return self.parts.exchange.payload_bytes(gradients) + self.parts.batch_norm_bytes
+        return self.mode.payload_bytes() + self.parts.batch_norm_bytes
 
 
 def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, shortage: Shortage) -> Rank:
@@ -106,25 +86,16 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
     schedule, stop, clocks = make_schedule(config, steps), StopAgreement(parts.collective), StepClocks()
     loss_scale = LossScale() if config.training.precision == "float16" else None
     average = WeightAverage(parts.model, config.training.ema) if config.training.ema is not None else None
-    mode = make_mode(
-        config.training.mode,
-        parts.model,
-        parts.optimizer,
-        parts.exchange,
-        stop,
-        steps_per_epoch=steps,
-        copy_optimizer=functools.partial(copy_optimizer, config, parts.model),
-        codec=make_codec(config.exchange.codec, config.optimizer),
+    mode = make_mode_of(
+        config, parts, steps_per_epoch=steps, stop=stop, loss_scale=loss_scale, average=average, clocks=clocks
     )
-    trainer = make_trainer(
-        config, parts, schedule, stop=stop, mode=mode, loss_scale=loss_scale, average=average, clocks=clocks
-    )
-    shortage.know(parts)
+    trainer = make_trainer(config, parts, mode, schedule, stop)
+    shortage.know(parts, mode)
     validate = make_validation(config, parts.manifest, parts.model, parts.collective, average)
 
     further = [*_variables(loss_scale), *_variables(average)]
     checkpoints = _make_checkpoints(config, parts, run, checkpoint_folder, data.order, mode, further)
-    own = [*checkpoints.variables, *checkpoints.own, *parts.exchange.variables]
+    own = [*checkpoints.variables, *checkpoints.own, *mode.exchange.variables]
     recovery = make_recovery(
         parts.collective,
         own,
@@ -151,21 +122,7 @@ def make_rank(config: RunConfig, run: TrackedRun, checkpoint_folder: AnyPath, sh
         validate=validate,
         checkpoints=checkpoints,
         recovery=recovery,
-        come_together=_make_come_together(parts, trainer.step, average),
     )
-
-
-def _make_come_together(parts: Parts, step: Step, average: WeightAverage | None) -> Callable[[], None]:
-    if parts.stages:
-        return WholeModel(parts.stages, parts.optimizer, parts.collective).come_together
-    averages = average.statistics if average is not None else ()
-
-    def come_together() -> None:
-        if isinstance(step, ServerStep):
-            step.come_together()
-        average_statistics(parts.model, parts.collective, averages)
-
-    return come_together
 
 
 def _log_size(parts: Parts, steps: int) -> None:
@@ -199,9 +156,9 @@ def _make_checkpoints(
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
     best = functools.partial(best_step, config=selection, steps_per_epoch=steps) if selection.metric else None
     own = {id(variable) for variable in mode.own}
-    trained = [variable for variable in whole_variables(parts.optimizer) if id(variable) not in own]
+    trained = [variable for variable in whole_variables(mode.optimizer) if id(variable) not in own]
     variables = [*parts.model.variables, *trained, *further, *mode.shared]
-    return Checkpoints(folder, initial, variables, parts.exchange, parts.collective, best, own=mode.own)
+    return Checkpoints(folder, initial, variables, mode.exchange, parts.collective, best, own=mode.own)
 
 
 def _variables(part: LossScale | WeightAverage | None) -> Sequence[keras.Variable]:

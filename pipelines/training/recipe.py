@@ -1,22 +1,22 @@
 """From the configuration to the pieces of one training: model, optimizer, exchange; `rates` has the schedule."""
 
+import functools
 from collections.abc import Mapping, Sequence
 
 import keras
 
 from conf.augmentations import AugmentationConfig
 from conf.codecs import CodecConfig
-from conf.modes import ParameterServerConfig, shards_optimizer
 from conf.optimizers import OneBitAdamConfig, OptimizerConfig
 from conf.schema import RunConfig
+from models.compression.arithmetic.marks import Marks
 from models.compression.codec import Codec
-from models.compression.codecs.none import NoneCodec
 from models.compression.codecs.table import CODECS
 from models.compression.exchange.exchange import GradientExchange
-from models.compression.exchange.shards import ShardExchange
-from models.compression.exchange.wire import Collective, ScatteringCollective
+from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
 from models.layers.table import AUGMENTATIONS
+from models.losses import Loss
 from models.networks.model import build_model
 from models.networks.warm_start import freeze, rate_factors
 from models.optimizers.roles import variables_with_roles
@@ -24,6 +24,13 @@ from models.optimizers.sharded import ShardedOptimizer, Shards
 from models.optimizers.table import OPTIMIZERS
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.bands import band_channels, used_groups
+from pipelines.training.collective import HorovodCollective
+from pipelines.training.loss_scale import LossScale
+from pipelines.training.modes.mode import Mode, ModeInputs
+from pipelines.training.modes.table import mode_maker
+from pipelines.training.step import StepClocks
+from pipelines.training.stop import StopAgreement
+from pipelines.training.weight_average import WeightAverage
 
 
 def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
@@ -107,7 +114,7 @@ def make_optimizer(
         model: Its trainable variables are updated.
         gradient_clipping: Global norm to which every Keras optimizer can scale the gradients that it is given, before
             it adds a decay of its own; None: they stay as they are.
-        shards: Divide the optimizer among the ranks, see `make_shards`; None: every rank has all of it.
+        shards: Divide the optimizer among the ranks, such as `ShardExchange`; None: every rank has all of it.
     """
     chosen = {argument: variables_with_roles(model, roles) for argument, roles in config.roles().items()}
     optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
@@ -141,19 +148,9 @@ def copy_optimizer(
     return optimizer, factors
 
 
-def make_shards(
-    config: RunConfig, model: keras.Model, exchange: GradientExchange, collective: ScatteringCollective
-) -> ShardExchange | None:
-    """Return what divides the optimizer among the ranks; None where every rank has all of it."""
-    if not shards_optimizer(config.training.mode):
-        return None
-    return ShardExchange(exchange, collective, model.trainable_variables)
-
-
-def make_exchange(config: RunConfig, collective: Collective) -> GradientExchange:
-    """Build the exchange from the configured codec and a collective; to a parameter server, workers push instead."""
-    pushes = isinstance(config.training.mode, ParameterServerConfig)
-    codec = NoneCodec() if pushes else make_codec(config.exchange.codec, config.optimizer)
+def make_exchange(config: RunConfig, collective: Collective, codec: Codec | None = None) -> GradientExchange:
+    """Build the exchange from a collective, with the configured codec or another one."""
+    codec = codec or make_codec(config.exchange.codec, config.optimizer)
     return GradientExchange(codec, collective, seed=config.training.seed, **config.exchange.arguments())
 
 
@@ -161,3 +158,63 @@ def make_codec(config: CodecConfig, optimizer: OptimizerConfig) -> Codec:
     """Build the configured codec; the optimizer's settings are for a codec that is the other half of a method."""
     shared = {"beta_1": optimizer.beta_1} if isinstance(optimizer, OneBitAdamConfig) else {}
     return CODECS[config.name](**config.arguments(), **shared)
+
+
+def make_mode(
+    config: RunConfig,
+    model: keras.Model,
+    loss: Loss,
+    collective: HorovodCollective,
+    *,
+    steps_per_epoch: int,
+    micro_batches: int = 1,
+    marks: Marks | None = None,
+    stop: StopAgreement | None = None,
+    loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+) -> Mode:
+    """Make the configured training mode, with its optimizer, exchange and step; every rank makes the same call.
+
+    Args:
+        config: The whole configuration.
+        model: The model that is trained.
+        loss: Per-sample losses `(batch,)` from targets and logits.
+        collective: The ranks, in groups of as many as hold one copy of the model.
+        steps_per_epoch: Optimizer steps of one epoch.
+        micro_batches: Batches of this rank per step.
+        marks: Get the times of the parts of each step; None: nobody asks.
+        stop: See `ModeInputs`, as for the rest.
+        loss_scale: See there.
+        average: See there.
+        clocks: See there.
+    """
+
+    def exchange(collective: Collective = collective, codec: Codec | None = None) -> GradientExchange:
+        made = make_exchange(config, collective, codec)
+        made.marks = marks
+        return made
+
+    def optimizer(shards: Shards | None = None) -> keras.optimizers.Optimizer:
+        clipping = config.training.gradient_clipping
+        return make_optimizer(config.optimizer, model, gradient_clipping=clipping, shards=shards)
+
+    inputs = ModeInputs(
+        collective=collective,
+        model=model,
+        loss=loss,
+        micro_batches=micro_batches,
+        batch_size=config.training.batch_size_per_worker,
+        steps_per_epoch=steps_per_epoch,
+        jit_compile=config.training.jit_compile,
+        rate_factors=make_rate_factors(config, model),
+        make_exchange=exchange,
+        make_codec=functools.partial(make_codec, config.exchange.codec, config.optimizer),
+        make_optimizer=optimizer,
+        copy_optimizer=functools.partial(copy_optimizer, config, model),
+        stop=stop,
+        loss_scale=loss_scale,
+        average=average,
+        clocks=clocks,
+    )
+    return mode_maker(config.training.mode)(inputs, config.training.mode.declaration)

@@ -16,8 +16,7 @@ from models.layers.resolution import training_size
 from models.networks.model import inputs_of
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.modes.mode import Apply, Mode
-from pipelines.training.modes.synchronous import Synchronous
+from pipelines.training.modes.rule import Apply, Rule
 from pipelines.training.tensors import dense
 from pipelines.training.weight_average import WeightAverage
 
@@ -110,16 +109,16 @@ def make_train_step(
     loss: Loss,
     optimizer: keras.optimizers.Optimizer,
     exchange: GradientExchange,
+    rule: Rule,
     *,
     jit_compile: bool,
-    mode: Mode | None = None,
     accumulation: Accumulation | None = None,
     loss_scale: LossScale | None = None,
     average: WeightAverage | None = None,
     rate_factors: Sequence[tuple[keras.Variable, float]] = (),
     clocks: StepClocks | None = None,
 ) -> Step:
-    """Return the step: gradients of this rank's batch, and the update as the mode has it.
+    """Return the step: gradients of this rank's batch, and the update by a rule.
 
     The times of its parts go to the marks of the exchange, where it has some: those of forward and backward pass as the
     phase `compute` (one part where XLA compiles them), those of the update as `optimizer`.
@@ -128,9 +127,9 @@ def make_train_step(
         model: Maps a dict of image groups to logits `(batch, classes)`.
         loss: Per-sample losses `(batch,)` from targets and logits.
         optimizer: The optimizer, already built for the model's trainable variables.
-        exchange: What the mode exchanges with; its state is created here.
+        exchange: What the rule exchanges with; its state is created here.
+        rule: What is done with the gradients.
         jit_compile: Whether XLA compiles forward and backward pass; Horovod's operations stay outside.
-        mode: What is done with the gradients; None: every step applies their mean over the ranks.
         accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
             none. There is one exchange and one update per step.
         loss_scale: Scale of the loss for half floats; a step with an overflow on any rank is skipped on all of them.
@@ -146,7 +145,6 @@ def make_train_step(
     variables = model.trainable_variables
     check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
     exchange.build(variables)
-    rule = Synchronous(optimizer, exchange) if mode is None else mode
     gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
     marks = exchange.marks
     apply = make_apply(optimizer, variables, rate_factors=rate_factors, average=average, clocks=clocks, marks=marks)

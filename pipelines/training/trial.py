@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from conf.codecs import NoneConfig
-from conf.modes import ParameterServerConfig, PipelineConfig
 from conf.optimizers import LayerwiseConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
@@ -33,7 +32,8 @@ _log = logging.getLogger(__name__)
 def has_own_parts(config: RunConfig) -> bool:
     """Whether the training has a part by import path, or names layers, which only the model knows."""
     training, warm_start = config.training, config.warm_start
-    own = "import" in (config.model.name, config.input.augmentation.name, training.loss.name) or training.metrics
+    own = "import" in (config.model.name, config.input.augmentation.name, training.loss.name)
+    own = own or bool(training.metrics or training.mode.declaration.implementation)
     return bool(own or warm_start.frozen_layers or warm_start.rate_factors)
 
 
@@ -79,7 +79,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     from models.layers.augmentation import AugmentedModel
     from models.layers.normalisation import batch_norms_over_ranks
     from models.networks.model import with_probabilities
-    from models.networks.stages import cut
+    from pipelines.training.modes.table import check_model_of_mode
     from pipelines.training.recipe import freeze_layers, make_model, make_rate_factors
 
     model = make_model(config, manifest)
@@ -90,8 +90,6 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
     if isinstance(model, AugmentedModel) and model.augmentation is not None:
         # Not the layer itself: Keras would make several lines of an error.
         model.augmentation.call(*_two_samples(model), training=True)
-        if isinstance(config.training.mode, PipelineConfig):
-            _check_repeats(model.augmentation, _two_samples(model), config)
     if config.model.name == "import":
         _try_sizes(model, config, manifest)
         _check_gradients(model, config)
@@ -101,12 +99,7 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
         except ValueError as error:
             setting = f"model.batch_norm_ranks={config.model.batch_norm_ranks}"
             raise ValueError(f"{setting}: {error}, or set model.batch_norm_ranks=1") from None
-    if isinstance(config.training.mode, PipelineConfig):
-        try:
-            cut(model, config.training.mode.stages)
-        except ValueError as error:
-            setting = f"training.mode.stages={config.training.mode.stages}"
-            raise ValueError(f"{setting}: {error}, or set training.mode=synchronous") from None
+    check_model_of_mode(config.training.mode, model, _two_samples(model))
     try:
         with_probabilities(model, manifest.task)
     except Exception as error:  # layers without a `get_config` of their arguments
@@ -115,25 +108,6 @@ def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
             f"cannot be made again from their configuration ({described(error)})"
         ) from error
     return _notes(model) if config.model.name == "import" else []
-
-
-def _check_repeats(augmentation: Any, samples: tuple[dict[str, Any], Any], config: RunConfig) -> None:
-    """Refuse an augmentation that draws from a state where the first stage of a pipeline calls it twice a batch."""
-    import numpy as np
-    import tensorflow as tf
-
-    zeros, seeds = samples
-    noise = {
-        name: tf.constant(np.random.default_rng(0).integers(0, 100, each.shape), each.dtype)
-        for name, each in zeros.items()
-    }
-    once, again = (augmentation.call(noise, seeds, training=True) for _ in range(2))
-    if any(not np.array_equal(once[name], again[name]) for name in noise):
-        raise ValueError(
-            f"input.augmentation.path={config.input.augmentation.arguments()['path']} gives other images for the same "
-            "images and seeds, and with training.mode=pipeline the first stage computes each batch twice: draw from "
-            "the seeds, or set training.mode=synchronous"
-        )
 
 
 def _check_gradients(model: Any, config: RunConfig) -> None:
@@ -186,7 +160,7 @@ def _kept_by_path(config: RunConfig) -> str:
         return f"optimizer={config.optimizer.name}"
     if not isinstance(config.exchange.codec, NoneConfig):
         return f"exchange.codec={config.exchange.codec.name}"
-    if isinstance(config.training.mode, PipelineConfig | ParameterServerConfig):
+    if config.training.mode.declaration.keeps_by_path:
         return f"training.mode={config.training.mode.name}"
     if config.warm_start.source is not None:
         return "warm_start.source"

@@ -136,7 +136,7 @@ def _make_record(rank: Rank, step: int) -> Record | None:
         rank.checkpoint_folder,
         rank.schedule,
         start_step=step,
-        own_metrics=list(config.training.metrics),
+        own_metrics=[*config.training.metrics, *config.training.mode.declaration.metrics],
         image_of=validation_images(config, rank.parts.manifest),
         rows=KeptRows(files[2]) if files else None,
     )
@@ -160,7 +160,7 @@ def _make_epochs(
 
 def _make_tracer(rank: Rank, record: Record | None, done: int) -> StepTracer | None:
     """What traces the steps of `training.trace_steps`; None where there are none."""
-    config, marks, folder = rank.config, rank.parts.exchange.marks, rank.checkpoint_folder
+    config, marks, folder = rank.config, rank.mode.exchange.marks, rank.checkpoint_folder
     if config.training.trace_steps is None or marks is None:
         return None
     write = record.write_trace if record is not None else lambda trace, profiles, step: None

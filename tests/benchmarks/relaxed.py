@@ -136,54 +136,33 @@ def steps_of(size: PipelineSize, stages: int) -> dict[str, float]:
 
     from conf.load import load
     from models.losses import classification_loss
-    from models.networks.stages import cut
-    from pipelines.training.accumulation import Accumulation
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.finders.memory import resident_peak
-    from pipelines.training.modes.pipeline import Pipeline
-    from pipelines.training.modes.synchronous import Synchronous
-    from pipelines.training.recipe import make_exchange, make_optimizer
-    from pipelines.training.step import make_accumulate, make_train_step
+    from pipelines.training.recipe import make_mode
     from tests.benchmarks.parts import training
 
-    collective, config = HorovodCollective(stages, has_peers=stages > 1), load("smoke")
+    mode = f"training.mode={{name: pipeline, stages: {stages}}}" if stages > 1 else "training.mode=synchronous"
+    config = load("smoke", [mode, f"training.batch_size_per_worker={size.micro_batch}"])
+    collective = HorovodCollective(stages, has_peers=stages > 1)
     before = resident_peak()
     keras.utils.set_random_seed(0)
     groups = [training.image_group("image", size.side, 12)]
     model = training.network(groups, size.network, 19)
-    optimizer, loss = make_optimizer(config.optimizer, model), classification_loss("multi_label")
-    optimizer.learning_rate = 0.01
-    taken = size.micro_batches * stages // RANKS
-    if stages > 1:
-        exchange = make_exchange(config, collective.peers)
-        step: Any = Pipeline(
-            cut(model, stages),
-            collective,
-            loss,
-            optimizer,
-            exchange,
-            Synchronous(optimizer, exchange),
-            micro_batches=taken,
-            samples=size.micro_batch,
-            jit_compile=False,
-        )
-        take = step.take
-    else:
-        sums, exchange = Accumulation(model, taken), make_exchange(config, collective)
-        step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=sums)
-        take = make_accumulate(model, loss, sums, jit_compile=False)
+    taken, loss = size.micro_batches * stages // RANKS, classification_loss("multi_label")
+    made = make_mode(config, model, loss, collective, steps_per_epoch=1, micro_batches=taken)
+    made.optimizer.learning_rate = 0.01
     batch = training.noise(groups, size.micro_batch, 19)
 
     def whole_step() -> Any:
         for _ in range(taken - 1):
-            take(*batch)
-        return step(*batch)
+            made.accumulate(*batch)  # type: ignore[misc]
+        return made.step(*batch)
 
     seconds = training.timed(whole_step, steps=size.steps)
     return {
         "seconds_per_step": statistics.median(seconds[1:]),
         "peak_mib": (resident_peak() - before) / training.MIB,
-        "idle_share": step.idle_share if stages > 1 else 0.0,
+        "idle_share": made.figures().get("time/idle_share", 0.0),
     }
 
 
@@ -241,7 +220,7 @@ def steps_on_rank(size: ServerSize, mode: str, slow: str) -> float:
 
     from conf.load import resolve
     from pipelines.training.collective import HorovodCollective
-    from pipelines.training.modes.parameter_server import ParameterServer
+    from pipelines.training.modes.server_step import ServerStep
     from tests.benchmarks.parts import training
 
     collective = HorovodCollective()
@@ -251,8 +230,8 @@ def steps_on_rank(size: ServerSize, mode: str, slow: str) -> float:
     groups = [training.image_group("image", size.side, 3, "uint8", 120.0, 60.0)]
     model = training.network(groups, config.model, 10)
     trained = training.configured_training(config, model, collective, "single_label", steps_per_epoch=1)
-    server = trained.mode if isinstance(trained.mode, ParameterServer) else None
-    trained.mode.begin(0)
+    server = trained.server if isinstance(trained, ServerStep) else None
+    trained.begin(0)
     trained.optimizer.learning_rate = 0.001
     images, _ = training.noise(groups, 2, 10, collective.rank, below=255)
     targets = tf.one_hot([collective.rank, 9 - collective.rank], 10)

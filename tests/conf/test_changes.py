@@ -102,7 +102,10 @@ def test_members_are_made_with_what_only_the_user_knows() -> None:
         **{f"archive={kind}": {"root"} for kind in ROOTED_KINDS},
         "archive=synthetic": {"train", "validation", "test"},
         "exchange.codec=threshold": {"tau"},
-        **{f"{place}=import": {"path"} for place in ("archive", "input.augmentation", "model", "training.loss")},
+        **{
+            f"{place}=import": {"path"}
+            for place in ("archive", "input.augmentation", "model", "training.loss", "training.mode")
+        },
     }
 
 

@@ -5,10 +5,10 @@ import re
 import pytest
 
 from conf.codecs import CODEC_NAMES
-from conf.combinations import PUSHED_CODECS, check_length
+from conf.combinations import check_length
 from conf.effect import refuse_without_effect
 from conf.load import load
-from conf.modes import SynchronousConfig
+from conf.modes import PUSHED_CODECS, SynchronousConfig
 from conf.optimizers import OPTIMIZER_NAMES
 
 LOCAL = "training.mode={name: local, every_steps: 4}"
@@ -58,7 +58,7 @@ FOR_ALL_WORKERS = "exchange.codec=%s gives every worker all of the mean"
         ),
         *of_mode(
             PIPELINE,
-            (["launch.num_workers=3"], "launch.num_workers=3 does not divide into pipelines of training.mode.stages=2"),
+            (["launch.num_workers=3"], "launch.num_workers=3 does not divide into copies of the model of 2 workers"),
             (["exchange.codec=powersgd"], "exchange.codec=powersgd keeps what is left to send by worker"),
             (["training.precision=float16"], "training.precision=float16 skips the step"),
             (["training.gradient_clipping=1.0"], "training.gradient_clipping=1.0 is for the norm over all layers"),
@@ -190,9 +190,9 @@ def test_a_pipeline_takes_the_samples_of_one_worker() -> None:
     assert config.global_batch_size == 2 * 4 * 5
     # As many workers as stages, or a multiple; what they take beside each other they take one after the other.
     assert [config.accumulation_steps(workers) for workers in (1, 2, 3, 4, 5, 6)] == [None, None, 10, None, None, 5]
-    whole = config.with_whole_networks()
+    whole = config.with_synchronous_mode()
     assert (whole.training.mode.name, whole.global_batch_size, whole.accumulation_steps(5)) == ("synchronous", 40, 2)
-    assert load("smoke").with_whole_networks() == load("smoke")
+    assert load("smoke").with_synchronous_mode().training.mode == SynchronousConfig()
 
 
 def accepts(*settings: str) -> bool:

@@ -20,6 +20,7 @@ from models.losses import classification_loss
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import SplitReader, training_batches
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.step import make_train_step
 from pipelines.training.tensors import image_tensors
@@ -112,6 +113,13 @@ def test_a_step_on_every_other_archive(
     assert [group.shape for group in manifest.groups] == shapes
     model = make_model(config, manifest)
     optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, HorovodCollective())
-    step = make_train_step(model, classification_loss(manifest.task), optimizer, exchange, jit_compile=False)
+    step = make_train_step(
+        model,
+        classification_loss(manifest.task),
+        optimizer,
+        exchange,
+        Synchronous(optimizer, exchange),
+        jit_compile=False,
+    )
     batch = next(training_batches(SplitReader(config.dataset.path, "train"), seed=0, epoch=0, global_batch_size=4))
     assert np.isfinite(float(step(image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32))))

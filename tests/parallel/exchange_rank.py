@@ -12,6 +12,7 @@ from conf.optimizers import LARSConfig, OneBitAdamConfig
 from models.compression.exchange.exchange import GradientExchange
 from models.losses import classification_loss
 from pipelines.training.collective import HorovodCollective
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_codec
 from pipelines.training.step import make_train_step
 
@@ -75,7 +76,7 @@ def train(collective, *, plain):
     optimizer.build(model.trainable_variables)
     loss = classification_loss("multi_label")
     exchange = make_exchange("none", collective, bucket_mib=None)
-    ours = make_train_step(model, loss, optimizer, exchange, jit_compile=False)
+    ours = make_train_step(model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False)
 
     @tf.function
     def theirs(images, targets):

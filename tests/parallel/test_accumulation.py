@@ -25,6 +25,7 @@ def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[
     from pipelines.training.accumulation import Accumulation
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.loop import average_statistics
+    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.recipe import make_exchange, make_optimizer
     from pipelines.training.step import make_accumulate, make_train_step
 
@@ -41,7 +42,9 @@ def train(micro_batches: int, micro_batch: int, parts: int, steps: int) -> list[
     optimizer.learning_rate = 0.05
     loss = classification_loss("multi_label")
     sums = Accumulation(model, micro_batches)
-    update = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=sums)
+    update = make_train_step(
+        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, accumulation=sums
+    )
     accumulate = make_accumulate(model, loss, sums, jit_compile=False)
 
     random = np.random.default_rng(0)

@@ -25,6 +25,7 @@ def train(span: int, micro_batches: int, global_batch: int, steps: int) -> list[
     from pipelines.training.accumulation import Accumulation
     from pipelines.training.collective import HorovodCollective
     from pipelines.training.loop import average_statistics
+    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.recipe import make_exchange, make_optimizer
     from pipelines.training.step import make_accumulate, make_train_step
 
@@ -44,7 +45,9 @@ def train(span: int, micro_batches: int, global_batch: int, steps: int) -> list[
     optimizer.learning_rate = 0.05
     loss = classification_loss("multi_label")
     sums = Accumulation(model, micro_batches) if micro_batches > 1 else None
-    update = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=sums)
+    update = make_train_step(
+        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, accumulation=sums
+    )
     accumulate = make_accumulate(model, loss, sums, jit_compile=False) if sums else None
     start = [np.array(variable) for variable in model.trainable_variables]
     random = np.random.default_rng(0)

@@ -26,6 +26,7 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     from models.losses import classification_loss
     from models.networks.model import build_model
     from pipelines.training.collective import HorovodCollective
+    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.recipe import make_exchange, make_optimizer
     from pipelines.training.step import make_train_step
 
@@ -47,7 +48,14 @@ def three_steps(codec: str, global_batch: int, steps: int) -> dict[str, Any]:
     optimizer.learning_rate = 0.5
     collective.broadcast([variable.value for variable in [*model.variables, *optimizer.variables]])
     exchange = make_exchange(config, collective)
-    step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
+    step = make_train_step(
+        model,
+        classification_loss("multi_label"),
+        optimizer,
+        exchange,
+        Synchronous(optimizer, exchange),
+        jit_compile=False,
+    )
     random = np.random.default_rng(0)
     part = global_batch // collective.size
     mine = slice(collective.rank * part, (collective.rank + 1) * part)

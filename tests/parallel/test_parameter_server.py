@@ -58,59 +58,36 @@ class Ring:
         extra: tuple[str, ...] = (), break_after: int | None = None,
     ) -> dict[str, Any]:  # fmt: skip
         """Train; the weights and the optimizer's state at the end, and what the steps sent."""
-        import functools
-
         from conf.load import resolve
         from models.losses import classification_loss
-        from pipelines.training.modes.parameter_server import ParameterServer
-        from pipelines.training.modes.server_step import ServerStep
-        from pipelines.training.modes.table import make_mode
-        from pipelines.training.recipe import copy_optimizer, make_codec, make_exchange, make_optimizer
-        from pipelines.training.step import make_train_step
+        from pipelines.training.recipe import make_mode
         from pipelines.training.stop import StopAgreement
 
         sets = [f"training.mode={mode}", f"optimizer={optimizer}", f"exchange.codec={codec}", *extra]
         sets += ["launch.num_workers=3"] if "backup_workers" in mode else []
         config, model = resolve("smoke", sets), self.model()
-        adapt, exchange = make_optimizer(config.optimizer, model), make_exchange(config, self.collective)
-        stop = StopAgreement(self.collective, requested=lambda: False)
-        rule = make_mode(
-            config.training.mode,
-            model,
-            adapt,
-            exchange,
-            stop,
-            steps_per_epoch=steps,
-            copy_optimizer=functools.partial(copy_optimizer, config, model),
-            codec=make_codec(config.exchange.codec, config.optimizer),
+        stop, loss = StopAgreement(self.collective, requested=lambda: False), classification_loss("multi_label")
+        made = make_mode(
+            config, model, loss, self.collective, steps_per_epoch=steps, micro_batches=micro_batches, stop=stop
         )
-        loss = classification_loss("multi_label")
-        if isinstance(rule, ParameterServer):
-            step: Any = ServerStep(rule, model, loss, adapt, micro_batches=micro_batches, jit_compile=False)
-        else:
-            step = make_train_step(model, loss, adapt, exchange, jit_compile=False, mode=rule)
-        rule.begin(0)
-        adapt.learning_rate, payloads = RATE, []
+        made.begin(0)
+        made.optimizer.learning_rate, payloads = RATE, []
         for number, batch in enumerate(self.batches(steps), start=1):
-            if isinstance(step, ServerStep) and number % micro_batches:
-                step.take(*batch)
+            if made.accumulate is not None and number % micro_batches:
+                made.accumulate(*batch)
                 continue
-            step(*batch)
-            if isinstance(step, ServerStep):
-                payloads.append(step.payload_bytes)
-                if number == break_after:  # a checkpoint: all ranks come together, and continue
-                    step.come_together()
-                    rule.begin(number)
-        counts = {}
-        if isinstance(step, ServerStep) and isinstance(rule, ParameterServer):
-            step.come_together()
-            counts = rule.take_counts()
+            made.step(*batch)
+            payloads.append(made.payload_bytes())
+            if number == break_after:  # a checkpoint: all ranks come together, and continue
+                made.come_together()
+                made.begin(number)
+        made.come_together()
         return {
             "weights": [np.array(each) for each in model.trainable_variables],
-            "state": [np.array(each) for each in adapt.variables],
-            "own": [np.array(each) for each in rule.own],
+            "state": [np.array(each) for each in made.optimizer.variables],
+            "own": [np.array(each) for each in made.own],
             "payloads": payloads,
-            "counts": counts,
+            "counts": made.figures(),
             "sizes": [each.shape.num_elements() for each in (v.value for v in model.trainable_variables)],
         }
 

@@ -1,5 +1,6 @@
 """Pipelines on a real ring: their weights are those of data-parallel ranks that take the same micro-batches."""
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -55,15 +56,9 @@ def train(
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
     from models.networks.model import build_model
-    from models.networks.stages import cut
     from pipelines.dataset.order import rank_parts
-    from pipelines.training.accumulation import Accumulation
-    from pipelines.training.loop import average_statistics
     from pipelines.training.modes.pipeline import Pipeline
-    from pipelines.training.modes.synchronous import Synchronous
-    from pipelines.training.modes.whole_model import WholeModel
-    from pipelines.training.recipe import make_exchange, make_optimizer
-    from pipelines.training.step import make_accumulate, make_train_step
+    from pipelines.training.recipe import make_mode
 
     keras.utils.set_random_seed(0)
     group = InputGroup("bands", (16, 16, 3), "uint16", (1000.0,) * 3, (500.0,) * 3)
@@ -85,32 +80,23 @@ def train(
     for variable in model.trainable_variables:
         if variable.path.endswith("gamma"):  # with the zeros of new blocks, half of the network would not matter
             variable.assign(tf.ones(variable.shape))
-    config = load("smoke", [f"optimizer={optimizer}"])
-    adapt = make_optimizer(config.optimizer, model)
-    adapt.learning_rate = 0.5 if optimizer == "sgd" else 0.01
-    loss = classification_loss("multi_label")
-    factors = [(variable, factor) for variable in model.trainable_variables[:3] if factor != 1.0]
-    if stages > 1:
-        exchange = make_exchange(config, collective.peers)
-        update = Pipeline(
-            cut(model, stages),
-            collective,
-            loss,
-            adapt,
-            exchange,
-            Synchronous(adapt, exchange),
-            micro_batches=micro_batches,
-            samples=micro_batch,
-            jit_compile=jit_compile,
-            rate_factors=factors,
-        )
-        take, rank, size, mine = update.take, collective.rank // stages, copies, micro_batches
-    else:
-        mine = micro_batches * copies // collective.size
-        sums, exchange = Accumulation(model, mine), make_exchange(config, collective)
-        settings: dict[str, Any] = {"jit_compile": jit_compile}
-        update = make_train_step(model, loss, adapt, exchange, accumulation=sums, rate_factors=factors, **settings)
-        take, rank, size = make_accumulate(model, loss, sums, **settings), collective.rank, collective.size
+    mine = micro_batches if stages > 1 else micro_batches * copies // collective.size
+    factors = {variable.path: factor for variable in model.trainable_variables[:3] if factor != 1.0}
+    mode = f"{{name: pipeline, stages: {stages}}}" if stages > 1 else "synchronous"
+    config = load(
+        "smoke",
+        [
+            *(f"optimizer={optimizer}", f"training.mode={mode}", f"training.batch_size_per_worker={micro_batch}"),
+            f"launch.num_workers={collective.size}",
+            f"training.jit_compile={str(jit_compile).lower()}",
+            f"warm_start.rate_factors={json.dumps(factors)}",
+        ],
+    )
+    made = make_mode(
+        config, model, classification_loss("multi_label"), collective, steps_per_epoch=steps, micro_batches=mine
+    )
+    made.optimizer.learning_rate = 0.5 if optimizer == "sgd" else 0.01
+    rank, size = collective.rank // stages, collective.size // stages
 
     random = np.random.default_rng(0)
     global_batch = copies * micro_batches * micro_batch
@@ -127,20 +113,19 @@ def train(
     )
     for number, chosen in enumerate(rows, start=1):
         seeds = tf.constant(chosen, tf.int32) if drops else None
-        function = take if number % mine else update
+        function = made.accumulate if number % mine else made.step
+        assert function is not None
         found = function({"bands": tf.constant(images[chosen])}, tf.constant(targets[chosen]), seeds)
         if not number % mine:
             losses.append(float(found))
     result: dict[str, Any] = {}
-    if stages > 1:
-        own = [np.array(each) for each in update.stage.network.trainable_variables]
-        WholeModel(cut(model, stages), adapt, collective).come_together()
-        result = {"own": own, "idle": update.idle_share, "payload": update.payload_bytes}
-    else:
-        average_statistics(model, collective)
+    if isinstance(made, Pipeline):
+        own = [np.array(each) for each in made.stage.network.trainable_variables]
+        result = {"own": own, "idle": made.figures()["time/idle_share"], "payload": made.payload_bytes()}
+    made.come_together()
     mean_losses = collective.sum(np.array(losses)) / collective.size  # equal in a pipeline
     moved = [np.array(each) - old for each, old in zip(model.trainable_variables, start, strict=True)]
-    others = [np.array(each) for each in [*model.non_trainable_variables, *adapt.variables]]
+    others = [np.array(each) for each in [*model.non_trainable_variables, *made.optimizer.variables]]
     return {**result, "moved": moved, "others": others, "losses": mean_losses}
 
 

@@ -24,6 +24,7 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     from models.losses import classification_loss
     from models.networks.model import build_model
     from pipelines.training.collective import HorovodCollective, ranks_of_job
+    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.recipe import make_exchange, make_optimizer
     from pipelines.training.step import make_train_step
 
@@ -45,7 +46,14 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
         normalise_over(model, collective.group)
     optimizer, exchange = make_optimizer(config.optimizer, model), make_exchange(config, collective)
     optimizer.learning_rate = 0.05
-    step = make_train_step(model, classification_loss("multi_label"), optimizer, exchange, jit_compile=False)
+    step = make_train_step(
+        model,
+        classification_loss("multi_label"),
+        optimizer,
+        exchange,
+        Synchronous(optimizer, exchange),
+        jit_compile=False,
+    )
     start = [np.array(variable) for variable in model.trainable_variables]
     random = np.random.default_rng(0)
     part = global_batch // collective.size

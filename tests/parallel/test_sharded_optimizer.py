@@ -103,23 +103,22 @@ class Ring:
     ) -> dict[str, Any]:
         """Train; the weights, moments and averages afterwards, whole, and what this rank holds of them."""
         from conf.load import resolve
+        from models.compression.exchange.shards import ShardExchange
         from models.losses import classification_loss
         from pipelines.training.accumulation import Accumulation
         from pipelines.training.loss_scale import LossScale
-        from pipelines.training.modes.table import make_mode
-        from pipelines.training.recipe import make_optimizer, make_shards
+        from pipelines.training.modes.synchronous import Synchronous
+        from pipelines.training.recipe import make_optimizer
         from pipelines.training.scattered import gather, whole_variables
         from pipelines.training.step import make_accumulate, make_train_step
         from pipelines.training.stop import StopAgreement
         from pipelines.training.weight_average import WeightAverage
 
-        mode = f"training.mode={{name: synchronous, shard_optimizer: {str(sharded).lower()}}}"
-        config = resolve("smoke", [mode, f"optimizer={OPTIMIZERS[optimizer]}"])
+        config = resolve("smoke", [f"optimizer={OPTIMIZERS[optimizer]}"])
         model, exchange = self.model(constrained=constrained), self.exchange(bucket_mib)
-        shards = make_shards(config, model, exchange, self.collective)
+        shards = ShardExchange(exchange, self.collective, model.trainable_variables) if sharded else None
         adapt = make_optimizer(config.optimizer, model, gradient_clipping=clipping, shards=shards)
         stop = StopAgreement(self.collective, requested=lambda: False)
-        rule = make_mode(config.training.mode, model, adapt, exchange, stop, steps_per_epoch=STEPS)
         loss, accumulation = classification_loss("multi_label"), None
         if micro_batches > 1:
             accumulation = Accumulation(model, micro_batches)
@@ -130,8 +129,8 @@ class Ring:
             loss,
             adapt,
             exchange,
+            Synchronous(adapt, exchange, stop),
             jit_compile=False,
-            mode=rule,
             accumulation=accumulation,
             loss_scale=scale,
             average=average,
@@ -161,13 +160,10 @@ class Ring:
         """What an exchange raises of numbers whose mean is too large, or of one rank's that is not finite."""
         import tensorflow as tf
 
-        from conf.load import resolve
-        from pipelines.training.recipe import make_shards
+        from models.compression.exchange.shards import ShardExchange
 
-        config = resolve("smoke", ["training.mode={name: synchronous, shard_optimizer: true}"])
         model, exchange = self.model(), self.exchange()
-        shards = make_shards(config, model, exchange, self.collective)
-        assert shards is not None
+        shards = ShardExchange(exchange, self.collective, model.trainable_variables)
         gradients = [np.zeros(each.shape, np.float32) for each in model.trainable_variables]
         gradients[0].flat[5] = 3e38 if kind == "mean" else np.nan
         try:

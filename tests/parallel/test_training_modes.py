@@ -43,29 +43,29 @@ class Ring:
             drawn.append(({"bands": tf.constant(images[rank])}, tf.constant(targets[rank])))
         return drawn
 
-    def train(self, mode: str, optimizer: str, *, codec: str = "none", same: bool = False) -> dict[str, Any]:
+    def train(self, chosen: str, optimizer: str, *, codec: str = "none", same: bool = False) -> dict[str, Any]:
         """Train; how far every weight moved, the weights after each step, and the payload of each step."""
         from conf.load import resolve
         from models.losses import classification_loss
-        from pipelines.training.modes.table import make_mode
-        from pipelines.training.recipe import make_exchange, make_optimizer
-        from pipelines.training.step import make_train_step
+        from pipelines.training.recipe import make_mode
         from pipelines.training.stop import StopAgreement
 
-        sets = [f"training.mode={mode}", f"optimizer={optimizer}", f"exchange.codec={codec}", "exchange.dense_below=0"]
+        sets = [
+            f"training.mode={chosen}",
+            f"optimizer={optimizer}",
+            f"exchange.codec={codec}",
+            "exchange.dense_below=0",
+        ]
         config, model = resolve("smoke", sets), self.model()
-        adapt, exchange = make_optimizer(config.optimizer, model), make_exchange(config, self.collective)
-        stop = StopAgreement(self.collective, requested=lambda: False)
-        rule = make_mode(config.training.mode, model, adapt, exchange, stop, steps_per_epoch=self.steps)
-        loss = classification_loss("multi_label")
-        step = make_train_step(model, loss, adapt, exchange, jit_compile=False, mode=rule)
-        rule.begin(0)
-        adapt.learning_rate = self.rate
+        stop, loss = StopAgreement(self.collective, requested=lambda: False), classification_loss("multi_label")
+        mode = make_mode(config, model, loss, self.collective, steps_per_epoch=self.steps, stop=stop)
+        mode.begin(0)
+        mode.optimizer.learning_rate = self.rate
         start, weights, payloads = [np.array(each) for each in model.trainable_variables], [], []
         for batch in self.batches(same=same):
-            step(*batch)
+            mode.step(*batch)
             weights.append([np.array(each) for each in model.trainable_variables])
-            payloads.append(exchange.metrics()["payload_bytes"])
+            payloads.append(mode.exchange.metrics()["payload_bytes"])
         moved = [after - before for after, before in zip(weights[-1], start, strict=True)]
         return {"moved": moved, "weights": weights, "payloads": payloads}
 

@@ -4,7 +4,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.modes import SynchronousConfig
 from conf.schema import RunConfig
 from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.manifest import Manifest, read_manifest
@@ -15,10 +14,9 @@ from pipelines.training.finders.memory import MemoryLimit, memory_limit, residen
 from pipelines.training.finders.needs import estimate
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.modes.table import make_mode
 from pipelines.training.objective import make_loss
-from pipelines.training.parts import Parts, agree_on_kernels, join_ranks, make_trainer
-from pipelines.training.recipe import freeze_layers, make_exchange, make_model, make_optimizer, make_shards
+from pipelines.training.parts import Parts, agree_on_kernels, join_ranks, make_mode_of, make_trainer
+from pipelines.training.recipe import freeze_layers, make_model
 from pipelines.training.weight_average import WeightAverage
 
 
@@ -38,28 +36,21 @@ def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:
     model = make_model(config, manifest)
     freeze_layers(config, model)
     agree_on_kernels(config, collective)
-    exchange = make_exchange(config, collective)
-    exchange.build(model.trainable_variables)
-    optimizer = make_optimizer(config.optimizer, model, shards=make_shards(config, model, exchange, collective))
     # On a GPU memory ends with an error, of which all ranks learn before the exchange, so that none waits for ever.
     accumulates = config.training.accumulation_steps > 1 or config.training.global_batch_size is not None or _on_gpu()
-    mode = None
-    if not isinstance(config.training.mode, SynchronousConfig):
-        # With an epoch of one step the ranks come together in each.
-        mode = make_mode(config.training.mode, model, optimizer, exchange, None, steps_per_epoch=1)
-        mode.begin(0)
-    needs = estimate(model, optimizer, exchange, manifest, accumulates=accumulates, mode=mode)
     loss, micro_batches = make_loss(config, manifest), 2 if accumulates else 1
-    parts = Parts(collective, manifest, micro_batches, model, optimizer, loss, exchange)
-    trainer = make_trainer(
+    parts = Parts(collective, manifest, micro_batches, model, loss)
+    mode = make_mode_of(
         config,
         parts,
-        lambda step: 0.0,
-        mode=mode,
+        steps_per_epoch=1,  # the ranks come together in every step
         loss_scale=LossScale() if config.training.precision == "float16" else None,
         average=WeightAverage(model, config.training.ema) if config.training.ema is not None else None,
     )
-    optimizer.learning_rate = 0.0
+    mode.begin(0)
+    needs = estimate(model, mode, manifest, accumulates=accumulates)
+    trainer = make_trainer(config, parts, mode, lambda step: 0.0)
+    mode.optimizer.learning_rate = 0.0
     limit = _least(collective, memory_limit(ranks_on_host()))
     trials: list[Trial] = []
     while size := next_batch_size(needs, limit, largest_allowed, trials, batch_multiple(config.training)):

@@ -9,7 +9,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from models.compression.exchange.exchange import GradientExchange
 from models.layers.augmentation import AugmentedModel
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.finders.memory import Needs
@@ -20,22 +19,18 @@ _FLOAT_BYTES = 4
 
 def estimate(
     model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    exchange: GradientExchange,
+    mode: Mode,
     manifest: Manifest,
     *,
     accumulates: bool,
-    mode: Mode | None = None,
 ) -> Needs:
     """Estimate what a rank needs; a side of images that a network leaves open counts as 1.
 
     Args:
         model: The model that is trained.
-        optimizer: Its optimizer, already built.
-        exchange: Its exchange, already built.
+        mode: Its training mode, with optimizer and exchange.
         manifest: The dataset, whose image groups a batch holds.
         accumulates: Whether gradients are summed over micro-batches, which takes them twice.
-        mode: The training mode, where it keeps something; None: it does not.
     """
     gradients = _FLOAT_BYTES * sum(math.prod(variable.shape) for variable in model.trainable_variables)
     images = sum(math.prod(group.shape) * np.dtype(group.dtype).itemsize for group in manifest.groups)
@@ -44,16 +39,16 @@ def estimate(
     return Needs(
         weights=_bytes(model.variables),
         gradients=gradients * (2 if accumulates else 1),
-        optimizer=_bytes(optimizer.variables),
-        exchange=_bytes([entry.variable for entry in exchange.state]),
+        optimizer=_bytes(mode.optimizer.variables),
+        exchange=_bytes([entry.variable for entry in mode.exchange.state]),
         sample=images + outputs,
-        mode=_bytes(_kept(mode, optimizer)) if mode is not None else 0,
+        mode=_bytes(_kept(mode)),
     )
 
 
-def _kept(mode: Mode, optimizer: keras.optimizers.Optimizer) -> list[Any]:
+def _kept(mode: Mode) -> list[Any]:
     """The variables of a mode beside the optimizer's, which differ between ranks in some modes."""
-    counted = {id(variable) for variable in optimizer.variables}
+    counted = {id(variable) for variable in mode.optimizer.variables}
     return [each for each in (*mode.shared, *mode.own, *mode.between) if id(each) not in counted]
 
 

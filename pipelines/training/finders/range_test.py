@@ -18,7 +18,7 @@ from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.input import TrainingInput
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.parts import make_data, make_inputs, make_parts, make_trainer
+from pipelines.training.parts import make_data, make_inputs, make_mode_of, make_parts, make_trainer
 from pipelines.training.scattered import equal_on_ranks
 from pipelines.training.step_inputs import Inputs
 
@@ -45,12 +45,13 @@ def range_test_worker(config: RunConfig, rates: Sequence[float]) -> RangeTest:
 
 def _test(config: RunConfig, rates: Sequence[float], shortage: Shortage) -> RangeTest:
     parts = make_parts(config)
-    collective, model, optimizer = parts.collective, parts.model, parts.optimizer
+    collective, model = parts.collective, parts.model
     # A scale of 1 changes no gradient, and lets all ranks stop together where one has gradients that are not finite.
     scale = LossScale() if config.training.precision == "float16" else LossScale(initial=1.0, growth_steps=_NEVER)
-    trainer = make_trainer(config, parts, lambda step: rates[step], loss_scale=scale)
-    shortage.know(parts)
-    collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(optimizer)]])
+    mode = make_mode_of(config, parts, steps_per_epoch=len(rates), loss_scale=scale)
+    trainer = make_trainer(config, parts, mode, lambda step: rates[step])
+    shortage.know(parts, mode)
+    collective.broadcast([variable.value for variable in [*model.variables, *equal_on_ranks(mode.optimizer)]])
     if collective.rank == 0:
         tell(Compiling())
     return _run(_inputs(config, make_data(config, parts), model), trainer, rates)

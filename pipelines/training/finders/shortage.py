@@ -12,6 +12,7 @@ from pipelines.training.events import MemoryNeeded, tell
 from pipelines.training.finders.batches import FRACTION, smaller_batch
 from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, resident_peak
 from pipelines.training.finders.needs import estimate
+from pipelines.training.modes.mode import Mode
 from pipelines.training.parts import Parts
 
 
@@ -24,14 +25,14 @@ class Shortage:
         self._needs: Needs | None = None
         self._limit: MemoryLimit | None = None
 
-    def know(self, parts: Parts) -> None:
+    def know(self, parts: Parts, mode: Mode) -> None:
         """Estimate what the model needs; rank 0 tells the driver, which learns nothing of a rank that was killed.
 
         Args:
-            parts: What the rank trains with; its exchange is built.
+            parts: What the rank trains with.
+            mode: Its training mode.
         """
-        accumulates = parts.micro_batches > 1
-        self._needs = estimate(parts.model, parts.optimizer, parts.exchange, parts.manifest, accumulates=accumulates)
+        self._needs = estimate(parts.model, mode, parts.manifest, accumulates=parts.micro_batches > 1)
         self._limit = _limit()
         if parts.collective.rank == 0 and not membership.is_spare():
             tell(MemoryNeeded(needs=self._needs, limit=self._limit))

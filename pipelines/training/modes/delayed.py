@@ -5,8 +5,11 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from conf.modes import DelayedConfig
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Apply, once_all_arrived
+from pipelines.training.modes.mode import Mode, ModeInputs
+from pipelines.training.modes.rule import Apply, once_all_arrived
+from pipelines.training.modes.whole_networks import WholeNetworks
 from pipelines.training.stop import StopAgreement
 
 
@@ -36,8 +39,6 @@ class Delayed:
         optimizer: keras.optimizers.Optimizer,
         exchange: GradientExchange,
         stop: StopAgreement | None,
-        *,
-        steps_per_epoch: int,
     ) -> None:
         """Create the variables that hold the gradients from one step to the next.
 
@@ -46,7 +47,6 @@ class Delayed:
             optimizer: Its optimizer, built.
             exchange: Averages the gradients.
             stop: The agreement on when to stop; each step includes it. None if training cannot be asked to stop.
-            steps_per_epoch: Optimizer steps of one epoch, which this mode does not need.
         """
         self._optimizer, self._exchange, self._stop = optimizer, exchange, stop
         self._pending = [
@@ -76,7 +76,7 @@ class Delayed:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
-        """Apply the means of the last step, and keep these gradients for the next one; see `Mode`."""
+        """Apply the means of the last step, and keep these gradients for the next one; see `Rule`."""
         means = self._means
 
         def take_step() -> bool:
@@ -89,3 +89,9 @@ class Delayed:
         self._has_pending.assign(1)
         for variable, gradient in zip(self._pending, gradients, strict=True):
             variable.assign(gradient)
+
+
+def make(inputs: ModeInputs, settings: DelayedConfig) -> Mode:
+    """Make the mode; see `MakeMode`."""
+    exchange, optimizer = inputs.make_exchange(), inputs.make_optimizer()
+    return WholeNetworks(inputs, optimizer, exchange, Delayed(inputs.model, optimizer, exchange, inputs.stop))

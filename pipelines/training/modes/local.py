@@ -5,10 +5,13 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from conf.modes import LocalConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite
 from models.compression.codecs.none import NoneCodec
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Apply, once_all_arrived
+from pipelines.training.modes.mode import Mode, ModeInputs
+from pipelines.training.modes.rule import Apply, once_all_arrived
+from pipelines.training.modes.whole_networks import WholeNetworks
 from pipelines.training.stop import StopAgreement
 
 
@@ -113,7 +116,7 @@ class LocalUpdates:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
-        """Apply this rank's gradients, and come together at a border; see `Mode`."""
+        """Apply this rank's gradients, and come together at a border; see `Rule`."""
         steps = tf.cast(self._optimizer.iterations.value, tf.int64) + 1
         together = steps <= self._first
         if self._first:
@@ -172,3 +175,17 @@ def _done(action: Callable[[], None]) -> Callable[[], bool]:
         return True
 
     return branch
+
+
+def make(inputs: ModeInputs, settings: LocalConfig) -> Mode:
+    """Make the mode; see `MakeMode`."""
+    exchange, optimizer = inputs.make_exchange(), inputs.make_optimizer()
+    rule = LocalUpdates(
+        inputs.model,
+        optimizer,
+        exchange,
+        inputs.stop,
+        steps_per_epoch=inputs.steps_per_epoch,
+        **settings.arguments(),
+    )
+    return WholeNetworks(inputs, optimizer, exchange, rule)

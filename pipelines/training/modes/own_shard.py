@@ -1,19 +1,15 @@
 """What a rank holds as a shard of a parameter server, and how weights are divided among shards."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
 import tensorflow as tf
 
+from pipelines.training.modes.mode import CopyOptimizer
 from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.shard import Gradients
 from pipelines.training.step import make_apply
-
-CopyOptimizer = Callable[
-    [Mapping[int, keras.Variable]], tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, float]]]
-]
-"""Makes an optimizer for copies of some of the model's variables, by the `id` of the variable; with rate factors."""
 
 
 class OwnShard:

@@ -16,9 +16,9 @@ from models.compression.exchange.pushes import PushCodec
 from pipelines.launch.handshake import SECRET_BYTES
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.gathering import gather_json
-from pipelines.training.modes.mode import Apply
+from pipelines.training.modes.mode import CopyOptimizer
 from pipelines.training.modes.optimizer_state import state_of
-from pipelines.training.modes.own_shard import CopyOptimizer, OwnShard, divide
+from pipelines.training.modes.own_shard import OwnShard, divide
 from pipelines.training.modes.shard import NO_STOP, Gradients, Shard, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
 from pipelines.training.own_address import own_address
@@ -80,7 +80,6 @@ class ParameterServer:
         exchange: GradientExchange,
         stop: StopAgreement | None,
         *,
-        steps_per_epoch: int,
         copy_optimizer: CopyOptimizer,
         codec: Codec,
         synchrony: str,
@@ -98,7 +97,6 @@ class ParameterServer:
             optimizer: Its optimizer, built, which only holds the state for checkpoints.
             exchange: Names the ranks, and says which gradients travel in float32.
             stop: What hears of a stop; None: training cannot be asked to stop.
-            steps_per_epoch: Optimizer steps of one epoch, which this mode does not need.
             copy_optimizer: Makes the optimizer of this rank's shard.
             codec: Compresses pushes.
             synchrony: "async", "ssp" or "backup".
@@ -134,7 +132,6 @@ class ParameterServer:
             dense_below=exchange.dense_below,
             seed=exchange.seed,
         )
-        self.shared: Sequence[keras.Variable] = ()
         self.own: Sequence[keras.Variable] = self._codec.state
         self.between: Sequence[tf.Variable] = ()
         self.own_shard = OwnShard(self._of(rank), self._weights, optimizer, copy_optimizer)
@@ -166,13 +163,6 @@ class ParameterServer:
         """All workers stop after the step that the first shard names, and no other one; see `Mode`."""
         stop_at = self._client.stop_at
         return step if stop_at != NO_STOP and step >= stop_at else -1
-
-    def begin_step(self) -> None:
-        """Nothing: `begin_batch` does what comes before a forward pass."""
-
-    def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
-        """Never called: shards update the weights, and no graph does."""
-        raise AssertionError("a worker of a parameter server pushes its gradients")
 
     def begin_batch(self) -> bool:
         """Fetch the weights before the first batch of a step, where it is time to; whether the step is still open."""

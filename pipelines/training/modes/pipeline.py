@@ -5,27 +5,33 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from conf.modes import PipelineConfig
 from models.compression.arithmetic.graph import now
 from models.compression.exchange.compatibility import check_optimizer
-from models.compression.exchange.exchange import GradientExchange
+from models.layers.augmentation import AugmentedModel
 from models.layers.grids import Size
 from models.losses import Loss
-from models.networks.stages import Stage
+from models.networks.stages import Stage, cut, parts_of_flops
+from pipelines.launch.report import log_to_driver
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.modes.border import Border, border_bytes
-from pipelines.training.modes.mode import Mode
-from pipelines.training.modes.ticks import Ticks
-from pipelines.training.step import Images, StepClocks, make_apply, updated
+from pipelines.training.modes.mode import Mode, ModeInputs
+from pipelines.training.modes.rule import Apply, Rule
+from pipelines.training.modes.synchronous import Synchronous
+from pipelines.training.modes.ticks import Ticks, idle_formula
+from pipelines.training.modes.whole_model import WholeModel
+from pipelines.training.step import Accumulate, Images, Step, make_apply, updated
 from pipelines.training.tensors import dense
 
 _Passes = Callable[..., Any]
 
 
 class Pipeline:
-    """This rank's stage of a pipeline: a `Step`, whose method `take` is the `Accumulate` before it.
+    """This rank's stage of a pipeline: the `Mode`, and its `Step`.
 
         forward clock:   x(s+1, m) = stage s of x(s, m);  what it computes on the way is forgotten
         backward clock:  stage s of x(s, m) once more, then dx(s, m) and dw(s, m) from dx(s+1, m)
@@ -34,7 +40,7 @@ class Pipeline:
     N ranks are G = N / S pipelines of S consecutive ranks. A pipeline takes the samples that one of G ranks has in
     synchronous training, in M micro-batches, and its gradients are those of that rank. A stage computes one
     micro-batch in a tick. The forward clock moves whenever a micro-batch arrives, and on its own after the last one.
-    Every stage is idle in S - 1 of M + S - 1 ticks of both clocks, which `idle_share` counts. The last stage computes
+    Every stage is idle in S - 1 of M + S - 1 ticks of both clocks, which `figures` counts. The last stage computes
     in the forward clock as the others do, which gives the loss.
 
     A rank holds what one micro-batch computes between two cuts, the tensors of all M micro-batches at the cut before
@@ -56,68 +62,62 @@ class Pipeline:
     tensors of all ranks of a pipeline go in one alltoall per tick, so that all stages move in the same ticks.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[Stage],
-        collective: HorovodCollective,
-        loss: Loss,
-        optimizer: keras.optimizers.Optimizer,
-        exchange: GradientExchange,
-        rule: Mode,
-        *,
-        micro_batches: int,
-        samples: int,
-        jit_compile: bool,
-        rate_factors: Sequence[tuple[keras.Variable, float]] = (),
-        clocks: StepClocks | None = None,
-    ) -> None:
+    def __init__(self, inputs: ModeInputs, stages: Sequence[Stage]) -> None:
         """Create the sums; graphs are made when they are first called.
 
         Args:
-            stages: All stages of the network; the collective's group has as many ranks.
-            collective: The ranks.
-            loss: Per-sample losses `(batch,)` from targets and logits.
-            optimizer: The optimizer, already built for the variables of this stage, or of all.
-            exchange: Averages the gradients of this stage over the pipelines; its state is created here.
-            rule: What is done with the means of this stage's gradients.
-            micro_batches: Micro-batches of a step, M.
-            samples: Samples of a micro-batch.
-            jit_compile: Whether XLA compiles forward and backward pass of a micro-batch.
-            rate_factors: The same as in `make_train_step`.
-            clocks: Get the figures of each step; None: nobody asks.
+            inputs: What the mode is made from; the groups of its collective have as many ranks as there are stages.
+            stages: All stages of the network.
 
         Raises:
             ValueError: Codec and optimizer do not fit each other.
         """
+        collective = inputs.collective
+        self.optimizer, self.exchange = inputs.make_optimizer(), inputs.make_exchange(collective.peers)
+        self.step: Step = self
+        self.accumulate: Accumulate | None = self.take
+        self.shared: Sequence[keras.Variable] = ()
+        self.own: Sequence[keras.Variable] = ()
+        self.between: Sequence[tf.Variable] = ()
+        self.come_together = WholeModel(stages, self.optimizer, collective).come_together
         self._number = collective.group.rank
         self.stage = stages[self._number]
-        self.ticks = Ticks(len(stages), micro_batches)
+        self.ticks = Ticks(len(stages), inputs.micro_batches)
         self._stages, self._group, self._border = stages, collective.group, Border(collective.group)
-        self._clocks, self._samples = clocks, samples
-        self.payload_bytes = _payload_bytes(stages, collective, self.ticks, samples)
-        """Bytes of an allreduce over all ranks with the same cost as what a step sends between stages and pipelines."""
+        self._clocks, self._samples = inputs.clocks, inputs.batch_size
+        self._payload_bytes = _payload_bytes(stages, collective, self.ticks, self._samples)
         variables = self.stage.network.trainable_variables
-        check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
-        exchange.build(variables)
-        self._sums = Accumulation(self.stage.network, micro_batches)
-        self._forward = _make_forward(self.stage, loss, self._sums, jit_compile=jit_compile)
-        self._backward = _make_backward(self.stage, loss, self._sums, jit_compile=jit_compile)
+        check_optimizer(self.exchange.codec, self.optimizer, warmup_steps=self.exchange.warmup_steps)
+        self.exchange.build(variables)
+        self._sums = Accumulation(self.stage.network, inputs.micro_batches)
+        self._forward = _make_forward(self.stage, inputs.loss, self._sums, jit_compile=inputs.jit_compile)
+        self._backward = _make_backward(self.stage, inputs.loss, self._sums, jit_compile=inputs.jit_compile)
         own = {id(variable) for variable in variables}
-        factors = [(variable, factor) for variable, factor in rate_factors if id(variable) in own]
-        apply = make_apply(optimizer, variables, rate_factors=factors, clocks=clocks)
-        self._update = self._make_update(rule, apply, exchange)
+        factors = [(variable, factor) for variable, factor in inputs.rate_factors if id(variable) in own]
+        apply = make_apply(self.optimizer, variables, rate_factors=factors, clocks=self._clocks)
+        self._update = self._make_update(Synchronous(self.optimizer, self.exchange, inputs.stop), apply)
         self._busy = self._all = 0
         self.reset()
+
+    def begin(self, step: int) -> None:
+        """Nothing to do: the pipelines have the same weights always."""
+
+    def block(self, step: int) -> int:
+        """The pipelines come together in every step; see `Mode`."""
+        return step
+
+    def figures(self) -> dict[str, float]:
+        """The part of the ticks of all steps so far in which this stage computed nothing."""
+        return {"time/idle_share": 1.0 - self._busy / self._all if self._all else 0.0}
+
+    def payload_bytes(self) -> int:
+        """Bytes of an allreduce over all ranks with the same cost as what a step sends between stages and pipelines."""
+        return round(self._payload_bytes)
 
     def reset(self) -> None:
         """Forget what an unfinished step has left."""
         self._sums.reset()
         self._begin_step()
-
-    @property
-    def idle_share(self) -> float:
-        """Part of the ticks of all steps so far in which this stage computed nothing."""
-        return 1.0 - self._busy / self._all if self._all else 0.0
 
     def take(
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
@@ -191,11 +191,10 @@ class Pipeline:
         self._busy += micro_batch is not None
         self._all += 1
 
-    def _make_update(
-        self, rule: Mode, apply: Callable[[Sequence[tf.Tensor]], None], exchange: GradientExchange
-    ) -> Callable[[], Any]:
+    def _make_update(self, rule: Rule, apply: Apply) -> Callable[[], Any]:
         """Return the end of a step: the loss of the pipeline on each of its ranks, and the update of this stage."""
-        sums, group, clocks, payload = self._sums, self._group, self._clocks, self.payload_bytes
+        sums, group, clocks, payload = self._sums, self._group, self._clocks, self._payload_bytes
+        exchange = self.exchange
         variables = self.stage.network.trainable_variables
 
         @tf.function
@@ -281,3 +280,40 @@ def _payload_bytes(stages: Sequence[Stage], collective: HorovodCollective, ticks
     pipelines = collective.size // len(stages)
     between = ticks.micro_batches * border_bytes([stage.border for stage in stages[:-1]], samples)
     return ((pipelines - 1) * weights + pipelines * between) / (collective.size - 1)
+
+
+def make(inputs: ModeInputs, settings: PipelineConfig) -> Mode:
+    """Make the mode; see `MakeMode`. Rank 0 says where the network is cut, and how long a stage is idle."""
+    stages = cut(inputs.model, settings.stages)
+    if inputs.collective.rank == 0:
+        places = ", ".join(stage.last_layer for stage in stages[:-1])
+        parts = ", ".join(f"{part:.0%}" for part in parts_of_flops(stages))
+        idle = idle_formula(len(stages), inputs.micro_batches)
+        log_to_driver(
+            f"the network is cut into {len(stages)} stages after {places}: {parts} of the operations; with "
+            f"{inputs.micro_batches} micro-batches a stage is idle in {idle:.0%} of the ticks"
+        )
+    return Pipeline(inputs, stages)
+
+
+def check_model(model: keras.Model, settings: PipelineConfig, samples: tuple[dict[str, Any], Any]) -> None:
+    """Check that the network can be cut, and that the first stage can augment a batch twice; see `MakeMode`."""
+    if isinstance(model, AugmentedModel) and model.augmentation is not None:
+        _check_repeats(model.augmentation, samples)
+    try:
+        cut(model, settings.stages)
+    except ValueError as error:
+        raise ValueError(f"training.mode.stages={settings.stages}: {error}, or set training.mode=synchronous") from None
+
+
+def _check_repeats(augmentation: Any, samples: tuple[dict[str, Any], Any]) -> None:
+    """Refuse an augmentation that draws from a state: the first stage calls it twice for a batch."""
+    zeros, seeds = samples
+    random = np.random.default_rng(0)
+    noise = {name: tf.constant(random.integers(0, 100, each.shape), each.dtype) for name, each in zeros.items()}
+    once, again = (augmentation.call(noise, seeds, training=True) for _ in range(2))
+    if any(not np.array_equal(once[name], again[name]) for name in noise):
+        raise ValueError(
+            "input.augmentation gives other images for the same images and seeds, and with training.mode=pipeline the "
+            "first stage computes each batch twice: draw from the seeds, or set training.mode=synchronous"
+        )

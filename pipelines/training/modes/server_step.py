@@ -1,52 +1,54 @@
 """One step of a worker of a parameter server."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from conf.modes import ParameterServerConfig
+from models.compression.codecs.none import NoneCodec
 from models.compression.exchange.exchange import METRICS
 from models.layers.grids import Size
 from pipelines.training.accumulation import Accumulation
+from pipelines.training.loop import average_statistics
+from pipelines.training.modes.mode import Mode, ModeInputs
 from pipelines.training.modes.parameter_server import Messages, ParameterServer
-from pipelines.training.step import Images, Loss, StepClocks, make_accumulate, make_gradients
+from pipelines.training.step import Accumulate, Images, Step, make_accumulate, make_gradients
 
 
 class ServerStep:
-    """Fetch, gradients of this worker's batch, push: a `Step`, whose method `take` is the `Accumulate` before it.
+    """Fetch, gradients of this worker's batch, push: the `Mode`, and its `Step`.
 
     A step that is over before this worker has begun it (`backup`) is left out; its loss is that of the worker's latest.
     """
 
-    def __init__(
-        self,
-        server: ParameterServer,
-        model: keras.Model,
-        loss: Loss,
-        optimizer: keras.optimizers.Optimizer,
-        *,
-        micro_batches: int,
-        jit_compile: bool,
-        clocks: StepClocks | None = None,
-    ) -> None:
-        """Create the sums; graphs are made when they are first called.
-
-        Args:
-            server: The shards.
-            model: The worker's model.
-            loss: Per-sample losses `(batch,)` from targets and logits.
-            optimizer: Its learning rate is that of a step of all workers.
-            micro_batches: Batches of this worker per step.
-            jit_compile: Whether XLA compiles forward and backward pass.
-            clocks: Get the figures of each step; None: nobody asks.
-        """
-        self._server, self._optimizer, self._clocks = server, optimizer, clocks
-        self._variables = model.trainable_variables
-        self._micro_batches = Accumulation(model, micro_batches) if micro_batches > 1 else None
-        self._accumulate = None
+    def __init__(self, inputs: ModeInputs, settings: ParameterServerConfig) -> None:
+        """Serve this rank's shard, and create the sums; graphs are made when they are first called."""
+        self._inputs, self._clocks = inputs, inputs.clocks
+        # Workers push what the configured codec makes of their gradients, and exchange nothing.
+        self.exchange, self.optimizer = inputs.make_exchange(codec=NoneCodec()), inputs.make_optimizer()
+        self.server = server = ParameterServer(
+            inputs.model,
+            self.optimizer,
+            self.exchange,
+            inputs.stop,
+            copy_optimizer=inputs.copy_optimizer,
+            codec=inputs.make_codec(),
+            **settings.arguments(),
+        )
+        self.step: Step = self
+        self.shared: Sequence[keras.Variable] = ()
+        self.own, self.between = server.own, server.between
+        self.begin, self.block = server.begin, server.block
+        self._variables = inputs.model.trainable_variables
+        self._micro_batches = Accumulation(inputs.model, inputs.micro_batches) if inputs.micro_batches > 1 else None
+        compiles = inputs.jit_compile
+        self._accumulate: Accumulate | None = None
         if self._micro_batches is not None:
-            self._accumulate = make_accumulate(model, loss, self._micro_batches, jit_compile=jit_compile)
-        self._gradients = make_gradients(model, loss, jit_compile=jit_compile)
+            self._accumulate = make_accumulate(inputs.model, inputs.loss, self._micro_batches, jit_compile=compiles)
+        self.accumulate: Accumulate | None = self._accumulate and self.take
+        self._gradients = make_gradients(inputs.model, inputs.loss, jit_compile=compiles)
         self._accrued = (
             [tf.Variable(tf.zeros(each.shape), trainable=False) for each in self._variables] if server.accrues else []
         )
@@ -60,18 +62,18 @@ class ServerStep:
     ) -> None:
         """Take a micro-batch that is not the last of its step; see `Accumulate`."""
         assert self._accumulate is not None
-        if self._server.begin_batch():
+        if self.server.begin_batch():
             self._accumulate(images, targets, seeds, size)
 
     def __call__(
         self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
     ) -> tf.Tensor:
         """Take the last or only batch of a step, and push; see `Step`."""
-        server, messages, norm = self._server, None, tf.constant(0.0)
+        server, messages, norm = self.server, None, tf.constant(0.0)
         if server.begin_batch():
             pushes = server.is_push_due
             graph = self._steps[server.is_dense] if pushes else self._step_alone
-            rates = tf.constant(float(self._optimizer.learning_rate)), tf.constant(server.own_rate())
+            rates = tf.constant(float(self.optimizer.learning_rate)), tf.constant(server.own_rate())
             self._loss, norm, messages = graph(images, targets, seeds, size, tf.constant(server.steps_done), *rates)
             messages = messages if pushes else None
         server.end_step(messages)
@@ -80,24 +82,28 @@ class ServerStep:
         return self._loss
 
     def come_together(self) -> None:
-        """See `ParameterServer.come_together`."""
-        rate = tf.constant(float(self._optimizer.learning_rate))
-        step = tf.constant(self._server.steps_done)
-        self._server.come_together(lambda: self._encode_rest[self._server.is_dense](step, rate))
+        """Give all ranks the weights and the state of all shards, and the mean of the statistics; see `Mode`."""
+        rate = tf.constant(float(self.optimizer.learning_rate))
+        step = tf.constant(self.server.steps_done)
+        self.server.come_together(lambda: self._encode_rest[self.server.is_dense](step, rate))
+        average_statistics(self._inputs.model, self._inputs.collective)
+
+    def figures(self) -> dict[str, float]:
+        """See `ParameterServer.take_counts`."""
+        return self.server.take_counts()
 
     def reset(self) -> None:
         """Forget what an unfinished step has left."""
-        self._server.reset()
+        self.server.reset()
         if self._micro_batches is not None:
             self._micro_batches.reset()
 
-    @property
     def payload_bytes(self) -> int:
         """Bytes of an allreduce with the same cost as what a worker fetches and pushes in its latest step."""
-        return (self._server.figures.fetched + self._server.figures.pushed) // 2
+        return (self.server.figures.fetched + self.server.figures.pushed) // 2
 
     def _make_step(self, *, dense: bool, pushes: bool) -> Any:
-        server, accrued = self._server, self._accrued
+        server, accrued = self.server, self._accrued
 
         def step(
             images: Images,
@@ -128,7 +134,7 @@ class ServerStep:
     def _make_encode_rest(self, *, dense: bool) -> Any:
         def encode_rest(number: tf.Tensor, rate: tf.Tensor) -> Messages:
             gradients = [total.read_value() for total in self._accrued]
-            messages = self._server.encode(gradients, number, rate, dense=dense)
+            messages = self.server.encode(gradients, number, rate, dense=dense)
             self._clear_accrued(messages)
             return messages
 
@@ -141,7 +147,7 @@ class ServerStep:
 
     def _figures(self, norm: float) -> tf.Tensor:
         """The figures of `StepClocks`, in their order; shards decode and update meanwhile, on any rank."""
-        figures, payload = self._server.figures, self.payload_bytes
+        figures, payload = self.server.figures, self.payload_bytes()
         dense = 4 * sum(each.shape.num_elements() for each in (variable.value for variable in self._variables))
         values = {
             "payload_bytes": float(payload),
@@ -153,3 +159,8 @@ class ServerStep:
         }
         after = figures.encode_seconds + figures.wire_seconds
         return tf.constant([*(values[name] for name in METRICS), 0.0, after], tf.float64)
+
+
+def make(inputs: ModeInputs, settings: ParameterServerConfig) -> Mode:
+    """Make the mode; see `MakeMode`."""
+    return ServerStep(inputs, settings)

@@ -5,9 +5,13 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from conf.modes import SynchronousConfig
 from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.shards import ShardExchange
 from models.optimizers.sharded import ShardedOptimizer
-from pipelines.training.modes.mode import Apply, once_all_arrived
+from pipelines.training.modes.mode import Mode, ModeInputs
+from pipelines.training.modes.rule import Apply, once_all_arrived
+from pipelines.training.modes.whole_networks import WholeNetworks
 from pipelines.training.stop import StopAgreement
 
 
@@ -52,6 +56,15 @@ class Synchronous:
 
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def update(self, gradients: Sequence[tf.Tensor], apply: Apply) -> None:
-        """Apply the mean over the ranks; see `Mode`."""
+        """Apply the mean over the ranks; see `Rule`."""
         means = self._exchange.exchange(gradients, self._optimizer.learning_rate)
         apply(once_all_arrived(means, self._flags))
+
+
+def make(inputs: ModeInputs, settings: SynchronousConfig) -> Mode:
+    """Make the mode; see `MakeMode`."""
+    exchange, shards = inputs.make_exchange(), None
+    if settings.shard_optimizer:
+        shards = ShardExchange(exchange, inputs.collective, inputs.model.trainable_variables)
+    optimizer = inputs.make_optimizer(shards)
+    return WholeNetworks(inputs, optimizer, exchange, Synchronous(optimizer, exchange, inputs.stop))

@@ -1,62 +1,45 @@
 """All training modes by name.
 
-A new mode is one file in this folder and one line in the table below. To be configurable it also has a class of
-settings, with a line in the union, in `conf/modes.py`.
+A new mode is one file in this folder, one line in the table below, and one class in `conf/modes.py`.
 """
 
-from collections.abc import Callable
+import sys
+from typing import Any
 
 import keras
 
-from conf.modes import ModeConfig, ParameterServerConfig
-from models.compression.codec import Codec
-from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.delayed import Delayed
-from pipelines.training.modes.local import LocalUpdates
-from pipelines.training.modes.mode import Mode
-from pipelines.training.modes.own_shard import CopyOptimizer
-from pipelines.training.modes.parameter_server import ParameterServer
-from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.stop import StopAgreement
+from conf.modes import ModeConfig
+from models.imported import import_function
+from pipelines.training.modes.mode import MakeMode
 
-MODES: dict[str, Callable[..., Mode]] = {
-    "synchronous": lambda model, optimizer, exchange, stop, steps_per_epoch: Synchronous(optimizer, exchange, stop),
-    "local": LocalUpdates,
-    "delayed": Delayed,
-    # Between the ranks that hold the same stage; what a step does within a pipeline is `pipeline.Pipeline`.
-    "pipeline": lambda model, optimizer, exchange, stop, steps_per_epoch, stages: Synchronous(
-        optimizer, exchange, stop
-    ),
-    # What a step does is `server_step.ServerStep`.
-    "parameter_server": ParameterServer,
+MODES = {
+    "synchronous": "pipelines.training.modes.synchronous:make",
+    "local": "pipelines.training.modes.local:make",
+    "delayed": "pipelines.training.modes.delayed:make",
+    "pipeline": "pipelines.training.modes.pipeline:make",
+    "parameter_server": "pipelines.training.modes.server_step:make",
 }
-"""Constructors with model, optimizer, exchange, agreement to stop, steps of an epoch, and the mode's settings."""
+"""Import paths, as a rank imports only the mode that it has; see `MakeMode`."""
 
 
-def make_mode(
-    config: ModeConfig,
-    model: keras.Model,
-    optimizer: keras.optimizers.Optimizer,
-    exchange: GradientExchange,
-    stop: StopAgreement | None,
-    *,
-    steps_per_epoch: int,
-    copy_optimizer: CopyOptimizer | None = None,
-    codec: Codec | None = None,
-) -> Mode:
-    """Build the configured mode.
+def mode_maker(config: ModeConfig) -> MakeMode:
+    """Import what makes the configured mode.
 
-    Args:
-        config: The mode's section.
-        model: The model that is trained.
-        optimizer: Its optimizer, built.
-        exchange: The exchange between the ranks.
-        stop: How the ranks agree to stop; None: they are not asked to.
-        steps_per_epoch: Optimizer steps of one epoch.
-        copy_optimizer: Makes the optimizer of a rank's shard, for a parameter server.
-        codec: Compresses what a worker pushes, for a parameter server.
+    Raises:
+        ValueError: There is nothing at the path that the mode's declaration names.
     """
-    make, settings = MODES[config.name], config.arguments()
-    if isinstance(config, ParameterServerConfig):
-        settings |= {"copy_optimizer": copy_optimizer, "codec": codec}
-    return make(model, optimizer, exchange, stop, steps_per_epoch=steps_per_epoch, **settings)
+    declaration = config.declaration
+    path = declaration.implementation or MODES[config.name]
+    maker: MakeMode = import_function(path, f"{type(declaration).__qualname__}.implementation")
+    return maker
+
+
+def check_model_of_mode(config: ModeConfig, model: keras.Model, samples: tuple[dict[str, Any], Any]) -> None:
+    """Check that the configured mode can train a model; see `MakeMode`.
+
+    Raises:
+        ValueError: It cannot, or it is not found; in one line.
+    """
+    check = getattr(sys.modules[mode_maker(config).__module__], "check_model", None)
+    if check is not None:
+        check(model, config.declaration, samples)

@@ -31,8 +31,7 @@ from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.reader import Batch
 from pipelines.launch.report import report
 from pipelines.training.collective import HorovodCollective
-from pipelines.training.loop import StepHooks, Trainer, average_statistics, train_epoch
-from pipelines.training.modes.parameter_server import ParameterServer
+from pipelines.training.loop import StepHooks, Trainer, train_epoch
 from pipelines.training.modes.server_step import ServerStep
 from pipelines.training.rates import make_schedule
 from pipelines.training.step import make_predict
@@ -73,13 +72,13 @@ def train(method, seed, data, collective):
     model = training.network([group], network, CLASSES, precision=config.training.precision, **settings)
     if method.meprop is not None:
         model = sparsify_backward_pass(model, method.meprop)
-    parts = training.configured_training(config, model, collective, "single_label", STEPS_PER_EPOCH)
-    step, exchange, mode, server = parts.step, parts.exchange, parts.mode, isinstance(parts.mode, ParameterServer)
+    mode = training.configured_training(config, model, collective, "single_label", STEPS_PER_EPOCH)
+    exchange, server = mode.exchange, mode.server if isinstance(mode, ServerStep) else None
     mode.begin(0)
     predict = make_predict(model, jit_compile=False)
-    trainer = Trainer(step, parts.optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
+    trainer = Trainer(mode.step, mode.optimizer, make_schedule(config, STEPS_PER_EPOCH), collective)
     accuracies, losses, metrics, training_seconds = [], [], [], []
-    payload = PayloadSum(step if server else exchange) if method.mode is not None else None
+    payload = PayloadSum(mode if server else exchange) if method.mode is not None else None
     for epoch in range(EPOCHS):
         batches = augmented_batches(data["train_images"], data["train_labels"], seed, epoch, collective)
         result = train_epoch(batches, trainer, first_step=epoch * STEPS_PER_EPOCH, hooks=StepHooks(observer=payload))
@@ -88,13 +87,11 @@ def train(method, seed, data, collective):
         seconds = result.measured_seconds * STEPS_PER_EPOCH / max(result.measured_steps, 1)
         training_seconds.append(round(seconds, 2))
         if (epoch + 1) % EPOCHS_PER_EVALUATION == 0:
-            if isinstance(step, ServerStep):
-                step.come_together()
-            average_statistics(model, collective)
+            mode.come_together()
             metrics.append(exchange.metrics())
             accuracies.append(accuracy(predict, data["test_images"], data["test_labels"], collective))
-    if server:
-        mode.close()
+    if server is not None:
+        server.close()
     if payload is None:
         sent = statistics.median(each["payload_bytes"] for each in metrics)
         ratio = statistics.median(each["compression_ratio"] for each in metrics)
@@ -119,7 +116,7 @@ class PayloadSum:
         self.sender, self.total = sender, 0.0
 
     def measure(self):
-        return [self.sender.payload_bytes] if isinstance(self.sender, ServerStep) else self.sender.measure()
+        return [self.sender.payload_bytes()] if isinstance(self.sender, ServerStep) else self.sender.measure()
 
     def record_step(self, step, loss, measured):
         self.total += float(measured[0])

@@ -140,8 +140,8 @@ def full_step(method, bucket_mib, collective):
         metrics = functools.partial(dict, payload_bytes=payload)
     else:
         exchange = make_exchange(method, bucket_mib, collective)
-        mode = training_mode(method, model, optimizer, exchange, collective)
-        train_step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
+        rule = training_rule(method, model, optimizer, exchange, collective)
+        train_step = make_train_step(model, loss, optimizer, exchange, rule, jit_compile=False)
         metrics = exchange.metrics
     turns = itertools.cycle(batches)
 
@@ -153,21 +153,23 @@ def full_step(method, bucket_mib, collective):
     return step, metrics
 
 
-def training_mode(method, model, optimizer, exchange, collective):
-    """The mode that the method names; None: synchronous."""
-    if "mode" not in method:
-        return None
-    from pydantic import TypeAdapter
-
-    from conf.modes import ModeConfig
-    from pipelines.training.modes.table import make_mode
+def training_rule(method, model, optimizer, exchange, collective):
+    """What a step does with its gradients: as the mode that the method names, or as synchronous training."""
+    from conf.modes import LocalConfig
+    from pipelines.training.modes.delayed import Delayed
+    from pipelines.training.modes.local import LocalUpdates
+    from pipelines.training.modes.synchronous import Synchronous
     from pipelines.training.stop import StopAgreement
 
-    config = TypeAdapter(ModeConfig).validate_python(method["mode"])
+    if "mode" not in method:
+        return Synchronous(optimizer, exchange)
     exchange.build(model.trainable_variables)
-    mode = make_mode(config, model, optimizer, exchange, StopAgreement(collective), steps_per_epoch=1 << 30)
-    mode.begin(0)
-    return mode
+    parts, settings = (model, optimizer, exchange, StopAgreement(collective)), dict(method["mode"])
+    if settings.pop("name") == "delayed":
+        return Delayed(*parts)
+    rule = LocalUpdates(*parts, steps_per_epoch=1 << 30, **LocalConfig(**settings).arguments())
+    rule.begin(0)
+    return rule
 
 
 def exchange_alone(method, bucket_mib, collective):

@@ -28,6 +28,7 @@ from pipelines.tracking.system import SystemSampler
 from pipelines.training.driver_record import recorded_run
 from pipelines.training.epoch_metrics import epoch_metrics
 from pipelines.training.loop import EpochResult
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.observer import StepMeasurements, make_sampler
 from pipelines.training.phases import divide
 from pipelines.training.record import Record
@@ -150,7 +151,9 @@ def _small_step(clocks: StepClocks | None) -> Step:
     optimizer = keras.optimizers.SGD(_RATE)
     optimizer.build(model.trainable_variables)
     loss, exchange = keras.losses.mean_squared_error, exchange_of(Alone())
-    return make_train_step(model, loss, optimizer, exchange, jit_compile=False, clocks=clocks)
+    return make_train_step(
+        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, clocks=clocks
+    )
 
 
 def manifest() -> Manifest:

@@ -1,6 +1,5 @@
 """What benchmarks train: a network, samples of noise, and the steps of `groundswell train`."""
 
-import functools
 import math
 import os
 import time
@@ -25,9 +24,7 @@ from pipelines.training import recipe
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.collective import HorovodCollective
 from pipelines.training.modes.mode import Mode
-from pipelines.training.modes.parameter_server import ParameterServer
-from pipelines.training.modes.server_step import ServerStep
-from pipelines.training.modes.table import make_mode
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.step import Step, make_train_step
 from pipelines.training.stop import StopAgreement
 
@@ -42,7 +39,6 @@ class Training(NamedTuple):
     optimizer: keras.optimizers.Optimizer
     exchange: GradientExchange
     step: Step
-    mode: Mode | None = None
 
 
 class Alone:
@@ -127,32 +123,24 @@ def lars_training(
     optimizer = recipe.make_optimizer(LARSConfig(), model)
     optimizer.learning_rate = 0.01
     loss = classification_loss(task)
-    step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=accumulation)
+    step = make_train_step(
+        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, accumulation=accumulation
+    )
     return Training(model, optimizer, exchange, step)
 
 
 def configured_training(
     config: RunConfig, model: keras.Model, collective: HorovodCollective, task: str, steps_per_epoch: int
-) -> Training:
-    """A training with the exchange, the optimizer and the mode of a configuration."""
-    exchange = recipe.make_exchange(config, collective)
-    shards = recipe.make_shards(config, model, exchange, collective)
-    optimizer, loss = recipe.make_optimizer(config.optimizer, model, shards=shards), classification_loss(task)
-    mode = make_mode(
-        config.training.mode,
+) -> Mode:
+    """The mode of a configuration, with its exchange and optimizer."""
+    return recipe.make_mode(
+        config,
         model,
-        optimizer,
-        exchange,
-        StopAgreement(collective, requested=lambda: False),
+        classification_loss(task),
+        collective,
         steps_per_epoch=steps_per_epoch,
-        copy_optimizer=functools.partial(recipe.copy_optimizer, config, model),
-        codec=recipe.make_codec(config.exchange.codec, config.optimizer),
+        stop=StopAgreement(collective, requested=lambda: False),
     )
-    if isinstance(mode, ParameterServer):
-        step: Step = ServerStep(mode, model, loss, optimizer, micro_batches=1, jit_compile=False)
-    else:
-        step = make_train_step(model, loss, optimizer, exchange, jit_compile=False, mode=mode)
-    return Training(model, optimizer, exchange, step, mode)
 
 
 def elements(model: keras.Model) -> int:

@@ -14,6 +14,7 @@ from pipelines.dataset.manifest import BandStatistics, Manifest
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.checkpoint import TrainingState
 from pipelines.training.loss_scale import LossScale
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import make_accumulate, make_train_step
@@ -87,6 +88,7 @@ class Training:
             loss,
             self.optimizer,
             exchange,
+            Synchronous(self.optimizer, exchange),
             jit_compile=False,
             accumulation=sums,
             average=self.average,

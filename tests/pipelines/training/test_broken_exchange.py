@@ -8,9 +8,7 @@ import pytest
 import tensorflow as tf
 
 from conf.load import load
-from pipelines.training.modes.table import make_mode
-from pipelines.training.recipe import make_exchange, make_optimizer, make_shards
-from pipelines.training.step import make_train_step
+from pipelines.training.recipe import make_mode
 from pipelines.training.stop import StopAgreement
 
 RATE = 0.1
@@ -69,28 +67,21 @@ def test_nothing_is_applied_of_an_exchange_that_broke_off(
     config = load("smoke", [f"training.mode={mode}", f"optimizer={optimizer}", "exchange.bucket_mib=1e-6"])
     weights = tiny_model.trainable_variables
     collective: Any = BreaksOff(tiny_model)
-    exchange = make_exchange(config, collective)
-    shards = make_shards(config, tiny_model, exchange, collective)
-    adapt = make_optimizer(config.optimizer, tiny_model, shards=shards)
     stop = StopAgreement(collective, requested=lambda: False)
-    rule = make_mode(config.training.mode, tiny_model, adapt, exchange, stop, steps_per_epoch=4)
 
-    step = make_train_step(
-        tiny_model,
-        lambda truth, logits: tf.reduce_mean(tf.square(truth - logits), axis=1),
-        adapt,
-        exchange,
-        jit_compile=False,
-        mode=rule,
-    )
-    rule.begin(0)
+    def loss(truth: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_mean(tf.square(truth - logits), axis=1)
+
+    chosen = make_mode(config, tiny_model, loss, collective, steps_per_epoch=4, stop=stop)
+    chosen.begin(0)
+    adapt, step = chosen.optimizer, chosen.step
     adapt.learning_rate = RATE
     batch = ({name: tf.constant(each) for name, each in images.items()}, tf.constant(targets))
     for _ in range(2):  # the first one of `delayed` applies nothing
         step(*batch)
 
     # In local training a rank's weights and moments are its own; what all ranks have is what they start from.
-    common = [*rule.shared, *(rule.between if mode == LOCAL else [*weights, *adapt.variables])]
+    common = [*chosen.shared, *(chosen.between if mode == LOCAL else [*weights, *adapt.variables])]
     # The flags, the parts of the means, and whether these are finite. Later in the step a sharded optimizer has moved
     # its moments, but no weight.
     in_gradients = 1 + len(weights) + 1 if mode == SHARDED else collective.calls

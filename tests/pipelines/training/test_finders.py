@@ -25,8 +25,7 @@ from pipelines.training.finders.memory import MemoryLimit, Needs, memory_limit, 
 from pipelines.training.finders.needs import estimate
 from pipelines.training.finders.rates import SmoothedLosses, rising_rates, suggest
 from pipelines.training.finders.shortage import Shortage, shortage_explained
-from pipelines.training.modes.table import make_mode
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.recipe import make_mode, make_model
 
 MIB = 1 << 20
 NEEDS = Needs(weights=100 * MIB, gradients=100 * MIB, optimizer=100 * MIB, exchange=0, sample=2 * MIB)
@@ -150,17 +149,18 @@ def parts_of(manifest: Manifest, one_rank: Any) -> Callable[[RunConfig], Parts]:
     """What the estimate needs of a rank."""
 
     def make(config: RunConfig) -> Parts:
-        model, exchange = make_model(config, manifest), make_exchange(config, one_rank)
-        optimizer = make_optimizer(config.optimizer, model)
-        return Parts(micro_batches=1, model=model, optimizer=optimizer, exchange=exchange, manifest=manifest)
+        model = make_model(config, manifest)
+        mode = make_mode(config, model, lambda targets, logits: targets, one_rank, steps_per_epoch=1)
+        return Parts(micro_batches=1, model=model, mode=mode, manifest=manifest)
 
     return make
 
 
 def test_the_estimate_counts_variables_and_outputs(parts_of: Callable[[RunConfig], Parts], manifest: Manifest) -> None:
-    parts = parts_of(load("smoke", ["model.width_factor=0.125", "optimizer=adamw"]))
-    model, others = parts.model, (parts.optimizer, parts.exchange, manifest)
-    needs = estimate(model, *others, accumulates=False)
+    settings = ["model.width_factor=0.125", "optimizer=adamw"]
+    parts = parts_of(load("smoke", settings))
+    model, mode = parts.model, parts.mode
+    needs = estimate(model, mode, manifest, accumulates=False)
     trainable, everything = (
         4 * sum(math.prod(variable.shape) for variable in variables)
         for variables in (model.trainable_variables, model.variables)
@@ -169,14 +169,13 @@ def test_the_estimate_counts_variables_and_outputs(parts_of: Callable[[RunConfig
     assert needs.optimizer == pytest.approx(2 * trainable, rel=0.01)  # two moments, and some numbers
     # The stem alone: convolution, normalisation and ReLU of 16 x 16 x 8, after images in uint8 and float32.
     assert needs.sample > 3 * 4 * 16 * 16 * 8 + 5 * 32 * 32 * 3
-    assert estimate(model, *others, accumulates=True).gradients == 2 * trainable
+    assert estimate(model, mode, manifest, accumulates=True).gradients == 2 * trainable
     for name, copies in (("local", 1), ("delayed", 1), ("{name: local, outer: {momentum: 0.5}}", 2)):
-        chosen = load("smoke", [f"training.mode={name}"]).training.mode
-        mode = make_mode(chosen, model, parts.optimizer, parts.exchange, None, steps_per_epoch=1)
-        kept: Any = estimate(model, *others, accumulates=False, mode=mode)
+        other = parts_of(load("smoke", [*settings, f"training.mode={name}"]))
+        kept: Any = estimate(other.model, other.mode, manifest, accumulates=False)
         assert (kept.mode, kept.fixed) == (pytest.approx(copies * trainable, rel=0.01), needs.fixed + kept.mode)
     half = make_model(load("smoke", ["model.width_factor=0.125", "training.precision=bfloat16"]), manifest)
-    assert estimate(half, *others, accumulates=False).sample < 0.7 * needs.sample
+    assert estimate(half, mode, manifest, accumulates=False).sample < 0.7 * needs.sample
 
 
 def test_out_of_memory_names_rank_batch_and_what_would_fit(
@@ -191,7 +190,7 @@ def test_out_of_memory_names_rank_batch_and_what_would_fit(
     def run_out(error: Exception | None, known: Any = None) -> None:
         with shortage_explained(config) as shortage:
             if known is not None:
-                shortage.know(known)
+                shortage.know(known, known.mode)
             if error is not None:
                 raise error
 
@@ -229,9 +228,9 @@ def test_a_spare_computes_a_step_only_where_the_memory_holds_two(
         monkeypatch.setattr(f"pipelines.training.finders.shortage.{name}", value)
     shortage = Shortage(load("smoke", ["training.batch_size_per_worker=10"]))
     assert not shortage.has_room(), "nothing is known yet"
-    unused = dict.fromkeys(("model", "optimizer", "exchange", "manifest"))
+    unused = dict.fromkeys(("model", "mode", "manifest"))
     known: Any = Parts(micro_batches=1, collective=SimpleNamespace(rank=1), **unused)
-    shortage.know(known)
+    shortage.know(known, known.mode)
     assert shortage.has_room() == room
     monkeypatch.setattr(tf.config, "get_visible_devices", lambda kind: [kind])
     assert not shortage.has_room(), "a GPU's memory holds one"

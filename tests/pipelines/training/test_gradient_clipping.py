@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from conf.load import load
 from pipelines.training.loss_scale import LossScale
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange, make_optimizer
 from pipelines.training.step import make_train_step
 
@@ -38,6 +39,7 @@ def moved(collective: Any, limit: float, scale: LossScale | None = None) -> np.n
         lambda t, z: tf.reduce_sum(z, -1),
         optimizer,
         make_exchange(config, collective),
+        Synchronous(optimizer, make_exchange(config, collective)),
         jit_compile=False,
         loss_scale=scale,
     )

@@ -13,6 +13,7 @@ from models.losses import classification_loss
 from models.networks.model import build_model
 from pipelines.training.accumulation import Accumulation
 from pipelines.training.loss_scale import LossScale
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange, make_optimizer
 from pipelines.training.step import Step, make_accumulate, make_train_step
 
@@ -32,7 +33,9 @@ def build(precision: str, one_rank: Any) -> tuple[keras.Model, keras.optimizers.
     optimizer.learning_rate = 0.05
     scale = LossScale() if precision == "float16" else None
     exchange = make_exchange(config, one_rank)
-    step = make_train_step(model, LOSS, optimizer, exchange, jit_compile=False, loss_scale=scale)
+    step = make_train_step(
+        model, LOSS, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, loss_scale=scale
+    )
     return model, optimizer, scale, step
 
 
@@ -70,7 +73,16 @@ def test_an_overflow_in_any_micro_batch_skips_the_step_and_leaves_nothing_for_th
     model, optimizer, scale, _ = build("float16", one_rank)
     sums, exchange = Accumulation(model, 2), make_exchange(load("smoke"), one_rank)
     accumulate = make_accumulate(model, LOSS, sums, jit_compile=False, loss_scale=scale)
-    update = make_train_step(model, LOSS, optimizer, exchange, jit_compile=False, accumulation=sums, loss_scale=scale)
+    update = make_train_step(
+        model,
+        LOSS,
+        optimizer,
+        exchange,
+        Synchronous(optimizer, exchange),
+        jit_compile=False,
+        accumulation=sums,
+        loss_scale=scale,
+    )
     before = flat(model)
     for first_scale, is_skipped in ((2.0**60, True), (2.0**15, False)):
         scale.scale.assign(first_scale)

@@ -19,6 +19,7 @@ from pipelines.training.checkpoint import TrainingState, newest_state
 from pipelines.training.clock import Clock
 from pipelines.training.loop import EpochResult, LossTotal, StepHooks, Trainer, train_epoch
 from pipelines.training.mixing import Mixing
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange
 from pipelines.training.resume import Checkpoints
 from pipelines.training.step import Step, make_train_step
@@ -189,7 +190,12 @@ def test_a_codec_that_overflows_stops_the_step_before_its_update(
     scale, scales = tf.Variable(1.0), iter([1.0, 1.0, 1e7])
     exchange = make_exchange(load("smoke", ["exchange.codec=fp16", "exchange.dense_below=0"]), one_rank)
     inner = make_train_step(
-        model, lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1), optimizer, exchange, jit_compile=False
+        model,
+        lambda t, z: scale * tf.reduce_mean((z - t) ** 2, -1),
+        optimizer,
+        exchange,
+        Synchronous(optimizer, exchange),
+        jit_compile=False,
     )
 
     def step(images: dict[str, tf.Tensor], targets: tf.Tensor, seeds: tf.Tensor | None) -> tf.Tensor:

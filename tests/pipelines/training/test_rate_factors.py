@@ -10,6 +10,7 @@ from keras import ops
 
 from conf.load import load
 from models.networks.warm_start import rate_factors
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange, make_optimizer, make_rate_factors
 from pipelines.training.step import make_train_step
 
@@ -35,6 +36,7 @@ def weights_after(optimizer: str, rate: float, factors: str, one_rank: Any) -> d
         lambda targets, logits: ops.mean(logits * targets, axis=-1),
         made,
         make_exchange(config, one_rank),
+        Synchronous(made, make_exchange(config, one_rank)),
         jit_compile=False,
         rate_factors=make_rate_factors(config, model),
     )

@@ -1,5 +1,5 @@
 import ast
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from functools import cache
 from inspect import Parameter, signature
 from pathlib import Path
@@ -31,6 +31,10 @@ from models.optimizers.roles import variables_with_roles
 from models.optimizers.table import OPTIMIZERS
 from pipelines.archives.table import ARCHIVES
 from pipelines.dataset.manifest import Manifest
+from pipelines.training.modes.delayed import Delayed
+from pipelines.training.modes.local import LocalUpdates
+from pipelines.training.modes.parameter_server import ParameterServer
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.modes.table import MODES
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.step import make_train_step
@@ -45,7 +49,7 @@ NEEDS = {
         "optimizer={name: onebit_adam, warmup_steps: 5}",
     ],
 }
-TABLES: dict[str, dict[str, Callable[..., Any]]] = {
+TABLES: dict[str, Mapping[str, Any]] = {
     "codecs": CODECS,
     "optimizers": OPTIMIZERS,
     "networks": NETWORKS,
@@ -170,7 +174,8 @@ def test_decay_and_ratio_have_lists_of_their_own(
 
 
 def test_every_entry_of_a_table_has_a_class_of_settings() -> None:
-    assert {table: tuple(entries) for table, entries in TABLES.items()} == {
+    # A mode by import path says itself where it is.
+    assert {table: (*entries, *(["import"] if table == "modes" else [])) for table, entries in TABLES.items()} == {
         "codecs": CODEC_NAMES,
         "optimizers": OPTIMIZER_NAMES,
         "networks": MODEL_NAMES,
@@ -190,7 +195,8 @@ def test_every_codec_is_made_from_the_configurations_defaults(name: str, one_ran
     [
         GradientExchange,
         # Archives can be opened without a configuration, with its defaults.
-        *(entry for table in TABLES if table != "archives" for entry in TABLES[table].values()),
+        *(entry for table in TABLES if table not in ("archives", "modes") for entry in TABLES[table].values()),
+        *(LocalUpdates, Delayed, ParameterServer),
     ],
 )
 def test_defaults_are_stated_in_the_configuration_only(constructor: Callable[..., Any]) -> None:
@@ -269,7 +275,14 @@ def test_a_new_codec_optimizer_and_network_are_a_line_in_a_table(
     optimizer = make_optimizer(config.optimizer, model)
     optimizer.learning_rate = 1.0
     exchange = make_exchange(config, one_rank)
-    step = make_train_step(model, classification_loss("single_label"), optimizer, exchange, jit_compile=False)
+    step = make_train_step(
+        model,
+        classification_loss("single_label"),
+        optimizer,
+        exchange,
+        Synchronous(optimizer, exchange),
+        jit_compile=False,
+    )
     (kernel,) = model.trainable_variables
     kernel.assign(tf.zeros(kernel.shape))
     images = tf.ones((2, 32, 32, 3), tf.uint8)  # the mean: normalised to 0, but for one pixel
@@ -297,7 +310,7 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
         "archives": "pipelines/archives",
     }
     # What two halves of a method, or a method with its own momentum, must be told about each other.
-    pairs = {"conf/schema.py", "conf/combinations.py", "models/compression/exchange/compatibility.py"}
+    pairs = {"conf/schema.py", "conf/modes.py", "models/compression/exchange/compatibility.py"}
     # The C++ kernels say which codecs have some; the report shows two datasets beside their published figures, and
     # reads an image folder's name as a word.
     pairs |= {"models/compression/kernels/__init__.py", "pipelines/dataset/report/published_statistics.py"}

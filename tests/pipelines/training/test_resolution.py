@@ -13,6 +13,7 @@ from models.losses import classification_loss
 from pipelines.dataset.manifest import Manifest
 from pipelines.sample import ImageGroup
 from pipelines.training.accumulation import Accumulation
+from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.recipe import make_exchange, make_model, make_optimizer
 from pipelines.training.resolution import described_sizes, scaled_epochs, trained_sizes
 from pipelines.training.step import make_accumulate, make_train_step
@@ -147,7 +148,9 @@ def test_a_step_of_a_size_is_compiled_when_it_is_needed_and_not_again(
     optimizer.learning_rate = 0.1
     exchange, loss = make_exchange(chosen, one_rank), classification_loss("single_label")
     sums = Accumulation(model, micro_batches) if micro_batches > 1 else None
-    step: Any = make_train_step(model, loss, optimizer, exchange, jit_compile=False, accumulation=sums)
+    step: Any = make_train_step(
+        model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False, accumulation=sums
+    )
     accumulate: Any = make_accumulate(model, loss, sums, jit_compile=False) if sums else None
     images = {"rgb": tf.constant(np.random.default_rng(0).integers(0, 255, (4, 32, 32, 3)).astype(np.uint8))}
     targets, seeds = tf.one_hot([0, 1, 0, 1], 2), tf.range(4)
