@@ -400,20 +400,22 @@ class ImportedModeConfig(Imported):
             ValueError: It cannot be imported or made, is no declaration, or its module imports TensorFlow; in one line.
         """
         module, _, name = self.path.partition(":")
-        had_tensorflow = _TENSORFLOW in sys.modules
+        had_tensorflow, setting = _TENSORFLOW in sys.modules, f"training.mode.path={self.path}"
         try:
-            found = getattr(importlib.import_module(module), name)(**self.settings)
+            imported = importlib.import_module(module)
+            named = {getattr(each, "__name__", "").partition(".")[0] for each in vars(imported).values()}
+            brings_tensorflow = named & {_TENSORFLOW, "keras"} or (_TENSORFLOW in sys.modules and not had_tensorflow)
+            found = None if brings_tensorflow else getattr(imported, name)(**self.settings)
         except Exception as error:  # whatever code of somebody else raises
             text = " ".join(str(error).split())
-            raise ValueError(f"training.mode.path={self.path}: {type(error).__name__}: {text}") from None
-        imported = {getattr(each, "__name__", "").partition(".")[0] for each in vars(sys.modules[module]).values()}
-        if (_TENSORFLOW in sys.modules and not had_tensorflow) or imported & {_TENSORFLOW, "keras"}:
+            raise ValueError(f"{setting}: {type(error).__name__}: {text}") from None
+        if brings_tensorflow:
             raise ValueError(
-                f"training.mode.path={self.path}: module {module} imports TensorFlow, and the driver reads it: let "
-                "`implementation` name a function of another module"
+                f"{setting}: module {module} imports TensorFlow, and the driver reads it: let `implementation` name a "
+                "function of another module"
             )
         if not isinstance(found, ModeDeclaration):
-            raise ValueError(f"training.mode.path={self.path}: {name} is no ModeDeclaration")
+            raise ValueError(f"{setting}: {name} is no ModeDeclaration")
         return found
 
 

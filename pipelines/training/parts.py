@@ -1,47 +1,32 @@
 """What one rank trains with, made from the configuration; training and the finders begin with it."""
 
 import functools
-import itertools
 import logging
-import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import keras
 import numpy as np
-import tensorflow as tf
-from horovod.common.exceptions import HorovodInternalError
 
 from conf.schema import RunConfig
 from models.compression import kernels
-from models.compression.arithmetic.marks import Marks
 from models.layers.augmentation import AugmentedModel, augmentation_seeds
 from models.layers.grids import Size
 from models.layers.normalisation import normalise_over, statistics_bytes
 from models.losses import Loss
-from models.schedules import Schedule
 from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.dataset.reader import Batch
 from pipelines.launch import membership
 from pipelines.launch.report import attempt, log_to_driver
 from pipelines.remote_path import AnyPath
-from pipelines.training.bands import used_groups
 from pipelines.training.checkpoint_files import list_checkpoints
-from pipelines.training.collective import HorovodCollective, job_of_one, ranks_of_job, use_assigned_devices
+from pipelines.training.collective import HorovodCollective, ranks_of_job, use_assigned_devices
 from pipelines.training.input import TrainingInput, make_input
 from pipelines.training.kept_state import rank_uses_kernels
-from pipelines.training.loop import Trainer
-from pipelines.training.loss_scale import LossScale
 from pipelines.training.mixing import Mixing
-from pipelines.training.modes.mode import Mode
 from pipelines.training.objective import make_loss
-from pipelines.training.recipe import freeze_layers, make_mode, make_model
-from pipelines.training.step import StepClocks, Traceable
+from pipelines.training.recipe import freeze_layers, make_model
 from pipelines.training.step_inputs import StepInputs
-from pipelines.training.stop import StopAgreement
 from pipelines.training.tracing.timeline import allow_timeline
 from pipelines.training.warm_start import begin_with
-from pipelines.training.weight_average import WeightAverage
 from pipelines.training.whitening import begin_whitened
 
 _log = logging.getLogger(__name__)
@@ -103,64 +88,6 @@ def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
     return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
 
 
-def make_mode_of(
-    config: RunConfig,
-    parts: Parts,
-    *,
-    steps_per_epoch: int,
-    stop: StopAgreement | None = None,
-    loss_scale: LossScale | None = None,
-    average: WeightAverage | None = None,
-    clocks: StepClocks | None = None,
-) -> Mode:
-    """Make the configured mode for the parts of a rank; the arguments are as for `make_mode`."""
-    return make_mode(
-        config,
-        parts.model,
-        parts.loss,
-        parts.collective,
-        steps_per_epoch=steps_per_epoch,
-        micro_batches=parts.micro_batches,
-        marks=Marks() if config.training.trace_steps is not None else None,
-        stop=stop,
-        loss_scale=loss_scale,
-        average=average,
-        clocks=clocks,
-    )
-
-
-def make_trainer(
-    config: RunConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
-) -> Trainer:
-    """Make what turns the batches of this rank into updates.
-
-    Args:
-        config: The whole configuration.
-        parts: What this rank trains with.
-        mode: Takes the steps.
-        schedule: Learning rate by optimizer step.
-        stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
-    """
-
-    def reset() -> None:
-        mode.reset()
-        if stop is not None:
-            stop.forget()
-
-    return Trainer(
-        step=mode.step,
-        optimizer=mode.optimizer,
-        schedule=schedule,
-        collective=parts.collective,
-        stop=stop,
-        accumulate=mode.accumulate,
-        micro_batches=parts.micro_batches,
-        reset=reset,
-        block=mode.block,
-        ranks_per_copy=config.training.mode.declaration.ranks_per_copy,
-    )
-
-
 def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
     """Use the C++ kernels on every rank or on none: ranks decode alone, and other code gives other last digits."""
     if config.exchange.codec.name in kernels.CODECS:
@@ -200,61 +127,6 @@ def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | 
         functools.partial(augmentation_seeds, training.seed, epoch) if augments else None,
         Mixing(training.mixup, training.seed, epoch) if training.mixup else None,
         size,
-    )
-
-
-def step_ahead(
-    config: RunConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
-) -> None:
-    """Take steps of zeros in a spare, before it is a rank: the first one of a size traces, optimises and compiles.
-
-    They are steps of a job of this process alone. What they change is overwritten with the state that the spare takes
-    over. A codec whose ranks gather each other's messages fails in one after encoding, and a sharded optimizer after
-    the gradients: what follows is then compiled when the rank needs it.
-
-    Args:
-        config: The whole configuration.
-        parts: What the spare has.
-        trainer: Its steps.
-        sizes: Size of the images of each epoch that is left: the one that is needed first is compiled first.
-        has_room: Whether there is memory to compute it; else its graphs are only traced.
-    """
-    steps: tuple[object, ...] = (trainer.accumulate, trainer.step)
-    graphs = [graph for graph in steps if isinstance(graph, Traceable)]
-    if not graphs or membership.is_turn():
-        return
-    batch, began = _zeros(config, parts.manifest), time.monotonic()
-    made = [make_inputs(config, parts.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
-    for inputs in made:
-        if inputs is not made[0] and membership.is_turn():
-            return
-        for graph in graphs:
-            graph.get_concrete_function(*inputs)
-    if not has_room:
-        return
-    try:
-        with job_of_one():
-            for inputs, graph in itertools.product(made, graphs):
-                if membership.is_turn():
-                    return
-                graph(*inputs)
-    except (tf.errors.OpError, HorovodInternalError, ValueError) as error:
-        _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
-    else:
-        _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
-
-
-def _zeros(config: RunConfig, manifest: Manifest) -> Batch:
-    """A batch of this rank, all zeros."""
-    size = config.training.batch_size_per_worker
-    return Batch(
-        {
-            group.name: np.zeros((size, *group.shape), group.dtype)
-            for group in used_groups(manifest.groups, config.input.bands)
-        },
-        np.zeros((size, len(manifest.class_names)), np.uint8),
-        np.ones(size, np.float32),
-        np.zeros(size, np.int64),
     )
 
 

@@ -20,7 +20,7 @@ from pipelines.training.input import TrainingInput
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.modes.mode import Mode
-from pipelines.training.parts import Parts, make_data, make_mode_of, make_parts, make_trainer, use_kernels
+from pipelines.training.parts import Parts, make_data, make_parts, use_kernels
 from pipelines.training.precision import tell_precision
 from pipelines.training.rates import make_schedule
 from pipelines.training.recovery import Recovery, make_recovery
@@ -31,6 +31,7 @@ from pipelines.training.selection import best_step
 from pipelines.training.settings import recorded_settings
 from pipelines.training.step import StepClocks
 from pipelines.training.stop import StopAgreement
+from pipelines.training.trainer import make_mode_of, make_trainer
 from pipelines.training.validation import Validate, make_validation
 from pipelines.training.warm_start import dataset_names
 from pipelines.training.weight_average import WeightAverage

@@ -15,6 +15,7 @@ from pipelines.tracking.environment import host_facts
 from pipelines.tracking.models import averaged_model_uri
 from pipelines.tracking.store import TrackedRun
 from pipelines.tracking.system import SystemSampler
+from pipelines.training.ahead import step_ahead
 from pipelines.training.checkpoint import TrainingState, newest_step
 from pipelines.training.epochs import Epochs
 from pipelines.training.events import Compiling, tell
@@ -22,7 +23,6 @@ from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.gathering import gather_json
 from pipelines.training.kept_state import KeptRows
 from pipelines.training.observer import StepMeasurements, gpu_names, make_sampler
-from pipelines.training.parts import step_ahead
 from pipelines.training.peak import computer_of
 from pipelines.training.rank import Rank, make_rank
 from pipelines.training.record import Record

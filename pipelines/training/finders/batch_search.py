@@ -15,8 +15,9 @@ from pipelines.training.finders.needs import estimate
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
 from pipelines.training.objective import make_loss
-from pipelines.training.parts import Parts, agree_on_kernels, join_ranks, make_mode_of, make_trainer
+from pipelines.training.parts import Parts, agree_on_kernels, join_ranks
 from pipelines.training.recipe import freeze_layers, make_model
+from pipelines.training.trainer import make_mode_of, make_trainer
 from pipelines.training.weight_average import WeightAverage
 
 

@@ -18,9 +18,10 @@ from pipelines.training.finders.shortage import Shortage, shortage_explained
 from pipelines.training.input import TrainingInput
 from pipelines.training.loop import Trainer
 from pipelines.training.loss_scale import LossScale
-from pipelines.training.parts import make_data, make_inputs, make_mode_of, make_parts, make_trainer
+from pipelines.training.parts import make_data, make_inputs, make_parts
 from pipelines.training.scattered import equal_on_ranks
 from pipelines.training.step_inputs import Inputs
+from pipelines.training.trainer import make_mode_of, make_trainer
 
 _NEVER = 2**31 - 1
 

@@ -1,0 +1,134 @@
+"""A training mode is its file, its line in the table and its class of settings; nothing else knows which it has."""
+
+import ast
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from conf.mode_declaration import ModeDeclaration
+from conf.modes import MODES as DECLARED
+from pipelines.training.modes.table import MODES
+
+PACKAGES = ("conf", "jobs", "models", "pipelines")
+OF_ALL = {"mode.py", "rule.py", "table.py", "whole_networks.py", "synchronous.py", "optimizer_state.py", "__init__.py"}
+"""Files of the folder that belong to no mode but the default."""
+OWN_FILES = {
+    "local": {"local.py"},
+    "delayed": {"delayed.py"},
+    "pipeline": {"pipeline.py", "border.py", "ticks.py", "whole_model.py"},
+    "parameter_server": {"server_step.py", "parameter_server.py", "own_shard.py", "shard.py", "shard_client.py"},
+}
+STEPS = """
+import keras, numpy as np, tensorflow as tf
+from conf.load import load
+from conf.modes import MODES as DECLARED
+from pipelines.training.modes.table import MODES
+from pipelines.training.recipe import make_mode
+from pipelines.training import worker
+import jobs.verbs
+
+class One:
+    rank, size = 0, 1
+    def allreduce(self, tensors, name=None): return list(tensors)
+    def sum(self, values): return values
+    def concatenate(self, values): return values
+    def broadcast(self, variables, root=0): pass
+one = One(); one.group = one.peers = one
+assert set(MODES) == set(DECLARED), (MODES, DECLARED)
+for name in set(MODES) - {"pipeline"}:
+    keras.utils.set_random_seed(0)
+    image = keras.Input((4,), name="image")
+    model = keras.Model({"image": image}, keras.layers.Dense(3)(image))
+    config = load("smoke", [f"training.mode={name}", "optimizer=sgd", "exchange.dense_below=0"])
+    mode = make_mode(config, model, keras.losses.mean_squared_error, one, steps_per_epoch=2)
+    mode.begin(0)
+    mode.optimizer.learning_rate = 0.5
+    batch = {"image": tf.ones((2, 4))}, tf.zeros((2, 3))
+    losses = [float(mode.step(*batch)) for _ in range(3)]
+    mode.come_together()
+    assert losses[2] < losses[0], (name, losses)
+    print(name, sorted(mode.figures()))
+"""
+
+
+def without(name: str, project: Path, folder: Path) -> dict[str, Path]:
+    """Copy the product without a mode; the files that this touches, by what they lose."""
+    for package in PACKAGES:
+        shutil.copytree(project / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    modes, settings = folder / "pipelines/training/modes", folder / "conf/modes.py"
+    for file in OWN_FILES[name]:
+        (modes / file).unlink()
+    table = modes / "table.py"
+    lines = table.read_text().splitlines(keepends=True)
+    kept = [line for line in lines if not line.startswith(f'    "{name}": ')]
+    assert len(kept) == len(lines) - 1
+    table.write_text("".join(kept))
+    text, of_class = settings.read_text(), DECLARED[name].__name__
+    (node,) = (each for each in ast.parse(text).body if isinstance(each, ast.ClassDef) and each.name == of_class)
+    source = ast.get_source_segment(text, node)
+    assert source is not None
+    settings.write_text(re.sub(rf"( \| {of_class}\b|\b{of_class} \| )", "", text.replace(source, "")))
+    return {"file": modes / f"{name}.py", "line": table, "class": settings}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OWN_FILES)
+def test_the_rest_trains_without_a_mode(name: str, project: Path, tmp_path: Path) -> None:
+    touched = without(name, project, tmp_path)
+    assert len(touched) <= 4
+    done = subprocess.run([sys.executable, "-P", "-c", STEPS], cwd=tmp_path, env={"PYTHONPATH": str(tmp_path)},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    trained = {line.split()[0] for line in done.stdout.splitlines() if line.split()[0] in MODES}
+    assert trained == set(MODES) - {name, "pipeline"}
+
+
+def test_every_file_of_the_folder_belongs_to_a_mode_or_to_all(project: Path) -> None:
+    found = {path.name for path in (project / "pipelines/training/modes").glob("*.py")}
+    assert found == OF_ALL.union(*OWN_FILES.values())
+
+
+def sources(project: Path) -> Iterator[tuple[str, ast.Module]]:
+    """The files of the product that are no mode and no settings of modes."""
+    for package in PACKAGES:
+        for path in sorted((project / package).rglob("*.py")):
+            name = path.relative_to(project).as_posix()
+            if name not in ("conf/modes.py", "conf/mode_declaration.py") and "/modes/" not in name:
+                yield name, ast.parse(path.read_text())
+
+
+def test_nothing_else_asks_which_mode_it_has(project: Path) -> None:
+    """By its type, by its name, or by an attribute that only one mode has."""
+    fields = {key for mode in DECLARED.values() for key in mode.model_fields} - {"name"}
+    allowed = {"ModeConfig", "MODE_NAMES", "MODES", "SynchronousConfig", "ALONE", "ModeDeclaration", "Idle"}
+    of_contract = {f"pipelines.training.modes.{name}" for name in ("mode", "rule", "table")}
+    asks = re.compile(r"^(isinstance|issubclass|type|getattr)\(.*\b(mode|declaration)\b")
+    compares, has = re.compile(r"\bmode(\.declaration)?(\.name)?\b"), re.compile(r"\b(mode|declaration)$")
+    wrong = []
+    for file, tree in sources(project):
+        for node in ast.walk(tree):
+            text = ast.unparse(node) if isinstance(node, ast.Call | ast.Compare | ast.Attribute) else ""
+            module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+            if isinstance(node, ast.ImportFrom) and module in ("conf.modes", "conf.mode_declaration"):
+                wrong += [(file, alias.name) for alias in node.names if alias.name not in allowed]
+            elif module.startswith("pipelines.training.modes") and module not in of_contract:
+                wrong.append((file, module))
+            elif isinstance(node, ast.Call) and asks.match(text):
+                wrong.append((file, text))
+            elif isinstance(node, ast.Compare) and compares.search(text):
+                named = {each.value for each in ast.walk(node) if isinstance(each, ast.Constant)}
+                wrong += [(file, text)] if named & {*DECLARED} else []
+            elif isinstance(node, ast.Attribute) and node.attr in fields and has.search(ast.unparse(node.value)):
+                wrong.append((file, text))
+    assert wrong == []
+
+
+def test_the_contract_is_what_a_declaration_has() -> None:
+    contract = {name for name in vars(ModeDeclaration) if not name.startswith("_")}
+    assert len(contract) == 14
+    assert contract <= {name for mode in DECLARED.values() for name in dir(mode)}
