@@ -103,10 +103,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
         f"{arguments.dataset}, {arguments.split}: {len(reader):,} rows of {reader.row_bytes:,} bytes, opened in "
         f"{time.perf_counter() - started:.2f} s"
     )
-    if arguments.verify != "never" and not reader.manifest.has_checksums:
-        say("without checksums: the dataset has format version 1")
-    else:
-        say(_CHECKSUMS[arguments.verify])
+    say(_CHECKSUMS[arguments.verify])
     if reader.window_rows is not None:
         say(f"larger than the cache: shuffled among {reader.window_rows:,} rows at a time")
     epochs: list[tuple[str, float | None]] = [("from memory" if number else "first", None) for number in range(3)]

@@ -18,8 +18,8 @@ from pipelines.comparison.notebook import curves_of, html_of, table_of
 from pipelines.comparison.page import comparison_page, notes_of
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, ComparedRun, compared_run
 from pipelines.comparison.saved import SAVED_MARK, read_runs, save_runs, write_text
-from pipelines.comparison.tables import CSV_MARKS, recipe_rows, runs_csv, table_csv
-from pipelines.dataset.report.html import PAGE_MARKS
+from pipelines.comparison.tables import CSV_MARK, recipe_rows, runs_csv, table_csv
+from pipelines.dataset.report.html import PAGE_MARK
 from pipelines.dataset.report.tables import shorten
 from pipelines.locations import local_path
 from pipelines.tracking.recorded import recorded_trainings
@@ -187,10 +187,10 @@ def _unread_cells(results: Path) -> list[str]:
     ]
 
 
-def _files_in(folder: Path) -> dict[Path, Sequence[bytes]]:
-    """The files that are written, and the marks of earlier ones."""
+def _files_in(folder: Path) -> dict[Path, bytes]:
+    """The files that are written, and the mark of earlier ones."""
     table, runs, page = (folder / name for name in ("table.csv", "runs.csv", "report.html"))
-    return {table: CSV_MARKS, runs: CSV_MARKS, page: PAGE_MARKS}
+    return {table: CSV_MARK, runs: CSV_MARK, page: PAGE_MARK}
 
 
 def lines_of(compared: Comparison) -> list[str]:

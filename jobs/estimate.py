@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jobs import cli
 from jobs.command import say
-from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
+from jobs.outputs import PLOT_MARK, check_outputs, save_plot
 from jobs.result import Result
 from pipelines.scaling.achieved import wires_on
 from pipelines.scaling.collectives import Topology
@@ -17,7 +17,7 @@ from pipelines.scaling.measurements import Measurements, read_measurements
 from pipelines.scaling.named_link import Link
 from pipelines.scaling.plots import figure_of
 from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
-from pipelines.scaling.tables import CSV_MARKS, csv_of, lines_of
+from pipelines.scaling.tables import CSV_MARK, csv_of, lines_of
 from pipelines.whole_files import write_whole
 
 _DRAWS = 200
@@ -86,7 +86,7 @@ def main(arguments: argparse.Namespace, result: Result) -> None:
     """Predict as the command line says."""
     folder: Path = arguments.output
     table, picture = folder / "estimate.csv", folder / "estimate.png"
-    check_outputs(f"--output {folder}", {table: CSV_MARKS, picture: PLOT_MARKS})
+    check_outputs(f"--output {folder}", {table: CSV_MARK, picture: PLOT_MARK})
     measurements = collect(arguments.measurements, arguments.run)
     hosts, job, batches = _hosts(arguments, measurements), _job(arguments), _batches(arguments)
     parameters, draws = fit(measurements), resampled(measurements, _DRAWS)

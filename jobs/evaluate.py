@@ -18,7 +18,7 @@ from jobs.session import spark_session
 from models.metrics import Metric, imported_metric
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.reader import ReaderSettings, SplitReader
-from pipelines.dataset.report.html import PAGE_MARKS
+from pipelines.dataset.report.html import PAGE_MARK
 from pipelines.locations import absolute_path
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
 from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
@@ -70,10 +70,8 @@ def evaluate(config: RunConfig, model_uri: str, split: str = "test") -> Evaluati
     if report is not None:
         _check_report(Path(report))
     splits = splits_of(split)
-    tuned = _is_tuned(config, splits, manifest.has_rows(VALIDATION_SPLIT)) and manifest.task == "multi_label"
+    tuned = _is_tuned(config, splits, VALIDATION_SPLIT in manifest.splits) and manifest.task == "multi_label"
     sources = [dataset_source(dataset, settings, chosen) for chosen in (splits, *[[VALIDATION_SPLIT]] * tuned)]
-    if not any(manifest.has_rows(each) for each in splits):
-        raise ValueError(f"{dataset} has no samples in {name_of(splits)!r}: there is nothing to measure on")
     served = find_model(model_uri)
     model = describe(served)
     check_fits(model, where=str(dataset), task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)
@@ -124,7 +122,7 @@ def _check_report(report: Path) -> None:
     is_replaced = report.is_file() or not report.exists()
     if (report.exists() and not os.access(report, os.W_OK)) or (is_replaced and not os.access(folder, os.W_OK)):
         raise ValueError(f"evaluate.report={report} cannot be written")
-    check_outputs(f"evaluate.report={report}", {report: PAGE_MARKS})
+    check_outputs(f"evaluate.report={report}", {report: PAGE_MARK})
 
 
 def _write_report(report: str | None, page: str) -> str:
@@ -219,7 +217,7 @@ def _record(
     step, own = served.metadata.optimizer_steps, list(config.training.metrics)
     with ended(child):
         _write(child, measured, _group(config, split), own, step, page)
-    if known and served.metadata.dataset_fingerprint not in (manifest.fingerprint, None):  # None: of an earlier version
+    if known and served.metadata.dataset_fingerprint != manifest.fingerprint:
         _log.warning("the training had another dataset than this one: the scores are in run %s only", child.run_id)
     elif known and split != TRAINING_SPLIT:  # whose curves the training has written itself
         weights = split if served.metadata.ema is None else f"{split}_ema"

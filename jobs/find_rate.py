@@ -11,7 +11,7 @@ from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
 from jobs.display import Bar
-from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
+from jobs.outputs import PLOT_MARK, check_outputs, save_plot
 from jobs.paths import with_absolute_paths
 from jobs.ranks import barrier_runner, check_slots
 from jobs.result import Result
@@ -185,7 +185,7 @@ def _record(run: TrackedRun, test: RangeTest) -> None:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Test as the command line says."""
     if arguments.plot is not None:
-        check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARKS})
+        check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARK})
     config = read_config(arguments)
     peak = peak_learning_rate(config)
     low = peak * _BELOW_PEAK if arguments.low is None else arguments.low

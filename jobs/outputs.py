@@ -1,7 +1,7 @@
 """What a job may write at a place that the user names: nothing in a dataset, and nothing over files of others."""
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,28 +11,28 @@ from pipelines.whole_files import write_whole
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PLOT_MARKS = (b"Software\0Matplotlib",)
+PLOT_MARK = b"Software\0Matplotlib"
 """What every PNG file has that a job drew, near its beginning."""
 _BEGINNING_BYTES = 4096
 _DOTS_PER_INCH = 120
 
 
-def check_outputs(argument: str, files: Mapping[Path, Sequence[bytes]]) -> None:
+def check_outputs(argument: str, files: Mapping[Path, bytes]) -> None:
     """Make sure, before the work, that files may be written.
 
     Args:
         argument: The argument that names them, with its value.
-        files: Each file with its marks: a file that would be replaced has one of them near its beginning, or is empty.
+        files: Each file with its mark: a file that would be replaced has it near its beginning, or is empty.
 
     Raises:
         ValueError: A file lies in a dataset, or would replace one that has no such mark.
     """
-    for file, marks in files.items():
+    for file, mark in files.items():
         check_outside_datasets(argument, file)
         if file.is_file():
             with file.open("rb") as stream:
                 beginning = stream.read(_BEGINNING_BYTES)
-            if beginning and not any(mark in beginning for mark in marks):
+            if beginning and mark not in beginning:
                 raise ValueError(
                     f"{argument} would replace {file}, which groundswell has not written: move or remove {file.name}, "
                     "or choose another place"

@@ -151,12 +151,11 @@ def _output(config: RunConfig) -> Folder:
 
 def _check_splits(config: RunConfig, manifest: Manifest) -> None:
     for split, use in ((TRAINING_SPLIT, "fits on"), (TEST_SPLIT, "measures on")):
-        if not manifest.has_rows(split):
+        if split not in manifest.splits:
             raise ValueError(
-                f"{config.dataset.path} has no samples in a split {split!r}, which a probe {use}; it has "
-                f"{manifest.split_names()}"
+                f"{config.dataset.path} has no split {split!r}, which a probe {use}; it has {manifest.split_names()}"
             )
-    if len(config.probe.l2) > 1 and not manifest.has_rows(VALIDATION_SPLIT):
+    if len(config.probe.l2) > 1 and VALIDATION_SPLIT not in manifest.splits:
         raise ValueError(
             f"probe.l2 has {len(config.probe.l2)} penalties, and {config.dataset.path} has no validation split that "
             "could choose one: set probe.l2 to one penalty"

@@ -6,7 +6,7 @@ from pathlib import Path
 from conf.schema import RunConfig
 from jobs import cli
 from jobs.command import read_config, say
-from jobs.outputs import PLOT_MARKS, check_outputs, save_plot
+from jobs.outputs import PLOT_MARK, check_outputs, save_plot
 from jobs.paths import with_absolute_paths
 from jobs.result import Result
 from pipelines.dataset.manifest import read_manifest
@@ -108,7 +108,7 @@ def _steps(config: RunConfig, images: int) -> int:
 def main(arguments: argparse.Namespace, result: Result) -> None:
     """Print the table, and write the plot where one is asked for."""
     if arguments.plot is not None:
-        check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARKS})
+        check_outputs(f"--plot {arguments.plot}", {arguments.plot: PLOT_MARK})
     config = read_config(arguments)
     images = training_images(config) if arguments.images is None else arguments.images
     for line in schedule_table(config, images):

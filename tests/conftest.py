@@ -93,6 +93,7 @@ def eurosat_manifest() -> Callable[..., Any]:
             splits={},
             statistics={},
             settings={"seed": seed},
+            read_settings={},
             source_fingerprint="abc",
         )
 

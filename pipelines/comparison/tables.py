@@ -12,7 +12,7 @@ from pipelines.dataset.report.tables import shorten
 
 UNKNOWN = "-"
 """Stands for what is not recorded."""
-CSV_MARKS = (b"dataset,group,",)
+CSV_MARK = b"dataset,group,"
 """What the tables begin with."""
 _DIFFERING = 40
 _LONG = 120

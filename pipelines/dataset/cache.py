@@ -18,7 +18,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.dataset.encoding import encoded, row_checksums
+from pipelines.dataset.columns import CHECKSUM_FIELD
+from pipelines.dataset.encoding import encoded, stored_checksums
 from pipelines.dataset.layout import PARQUET_OPTIONS, RowGroup, open_row_groups, value_bytes
 from pipelines.dataset.rows import Fields
 
@@ -67,7 +68,7 @@ class RowGroupCache:
         Args:
             key: Names the content: another dataset or file has another key.
             fields: Columns of fixed width.
-            read: Gives the row group's columns, encoded, as they are in the source; with its checksums if it has any.
+            read: Gives the row group's columns, encoded, as they are in the source, with its checksums.
             rows: Number of rows that it must have.
             damaged: What an earlier call gave and proved to be damaged. It is dropped, unless another process has
                 replaced it already.
@@ -87,8 +88,9 @@ class RowGroupCache:
                 except (ValueError, FileNotFoundError):  # damaged, or removed a moment ago to make room
                     path.unlink(missing_ok=True)
             source = read()
-            table = encoded(source, fields)
-            table = table.append_column(*row_checksums(source, table, fields))
+            checksums = pa.array(stored_checksums(source))
+            column = pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False)
+            table = encoded(source, fields).append_column(column, checksums)
             with self._lock(_LOCKS):  # one writes at a time, or two would take the same room
                 self._make_room(rows * sum(value_bytes(*field) for field in fields.values()))
                 self._write(table, path)

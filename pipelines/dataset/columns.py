@@ -27,7 +27,7 @@ METADATA_SCHEMA = pa.schema(
         pa.field("y0", pa.float64()),
     ]
 )
-"""Columns of format version 2 that say what is known of a sample; null where the archive does not know it.
+"""Columns that say what is known of a sample; null where the archive does not know it.
 
 They are for queries (Spark, DuckDB, Polars), not for training. `season` is meteorological, on the northern hemisphere.
 `flags` holds `snow` and `cloud_or_shadow`. `x0` and `y0` are the upper left corner in the coordinate reference system

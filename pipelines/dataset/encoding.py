@@ -25,23 +25,6 @@ def encoded(table: pa.Table, fields: Fields) -> pa.Table:
     return pa.table(list(columns.values()), schema=schema)
 
 
-def row_checksums(source: pa.Table, table: pa.Table, fields: Fields) -> tuple[pa.Field, pa.Array]:
-    """Give the column of checksums: as the source has it, else computed of its values.
-
-    Args:
-        source: The table that `table` comes from.
-        table: Result of `encoded`.
-        fields: Columns of fixed width.
-
-    Raises:
-        ValueError: A stored checksum is missing or is no 32-bit number.
-    """
-    column = pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False)
-    if CHECKSUM_FIELD in source.column_names:
-        return column, pa.array(stored_checksums(source))
-    return column, pa.array(computed_checksums(table, fields))
-
-
 def stored_checksums(source: pa.Table) -> NDArray[np.uint32]:
     """Read the column of checksums, which other programs may have widened to 64 bits.
 

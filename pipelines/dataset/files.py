@@ -22,8 +22,7 @@ PROGRESS_FOLDER = "_progress"
 MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
 LEASE_PREFIX = "lease-"
 
-_OLD_REJECTED_FILE = "rejected.parquet"  # of format version 1
-_TOP = (FILE_NAME, REPORT_FILE, REJECTED_FILE, _OLD_REJECTED_FILE, INDEX_FILE, NOTES_FILE)
+_TOP = (FILE_NAME, REPORT_FILE, REJECTED_FILE, INDEX_FILE, NOTES_FILE)
 _SHARD = r"part-[0-9]{5,}\.parquet"
 _EARLIER = ".earlier"
 _NOTE = rf"[^/]+-{_SHARD}({re.escape(_EARLIER)})?\.json"

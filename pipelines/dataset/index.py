@@ -51,20 +51,7 @@ def index_digest(samples: pa.Table) -> str:
     """
     # Equal arrays may have other bytes under their nulls, for example those that another version of pyarrow makes or
     # that were read from Parquet. Rows that are taken have the same bytes in every version.
-    return _digest_of_bytes(samples.take(pa.array(np.arange(len(samples)))))
-
-
-def has_digest(samples: pa.Table, digest: str | None) -> bool:
-    """Tell whether a digest is that of an index; also one of earlier versions, which took the arrays as they were.
-
-    Args:
-        samples: `INDEX_SCHEMA`.
-        digest: The digest; None, which is that of no index.
-    """
-    return digest is not None and (index_digest(samples) == digest or _digest_of_bytes(samples) == digest)
-
-
-def _digest_of_bytes(samples: pa.Table) -> str:
+    samples = samples.take(pa.array(np.arange(len(samples))))
     sink = _DigestSink()
     with pa.ipc.new_stream(pa.PythonFile(sink, mode="w"), samples.schema) as writer:
         writer.write_table(samples.combine_chunks(), max_chunksize=1 << 16)
@@ -96,13 +83,12 @@ def write_index(samples: pa.Table, dataset: Folder) -> None:
 
 
 def read_index(dataset: Folder) -> pa.Table | None:
-    """Read the index that a dataset keeps; None where it is lost, damaged, or of another version."""
+    """Read the index that a dataset keeps; None where it is lost or damaged."""
     try:
         table = pq.read_table(pa.BufferReader(dataset.read(INDEX_FILE)))
-    except (OSError, pa.ArrowException):
+        return table.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+    except (OSError, KeyError, ValueError, pa.ArrowException):
         return None
-    same = table.schema.remove_metadata().equals(INDEX_SCHEMA.remove_metadata())
-    return table.cast(INDEX_SCHEMA) if same else None
 
 
 def compare(before: pa.Table, now: pa.Table) -> IndexChanges:

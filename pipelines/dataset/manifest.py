@@ -1,7 +1,7 @@
 """`dataset.json`: what a dataset holds. It is written last, so that a folder without it is not a dataset.
 
-Format version 2 promises, beside version 1: a digest of the file itself, a digest of each shard's plain columns, and a
-checksum for each row (`rows.row_checksum`). A dataset of version 1 is read, but nothing in it can be verified.
+It promises a digest of the file itself, a digest of each shard's plain columns, and a checksum for each row
+(`rows.row_checksum`). The format may gain fields: a reader ignores those that it does not know.
 """
 
 import hashlib
@@ -19,7 +19,6 @@ from pipelines.storage import Folder
 
 FILE_NAME = "dataset.json"
 FORMAT_VERSION = 2
-READABLE_VERSIONS = (1, 2)
 _DIGEST_KEY = "digest"
 
 
@@ -30,7 +29,7 @@ def is_inside(file: str) -> bool:
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class Shard(_Part):
@@ -42,8 +41,8 @@ class Shard(_Part):
     """Rows of each row group, in file order."""
     size: int
     """File size in bytes."""
-    content_digest: str | None = None
-    """SHA-256 of the plain columns, which include every row's checksum (`columns.plain_values`); None in version 1."""
+    content_digest: str
+    """SHA-256 of the plain columns, which include every row's checksum (`columns.plain_values`)."""
 
     @field_validator("file")
     @classmethod
@@ -91,9 +90,8 @@ class Manifest(_Part):
     """Statistics by image group."""
     settings: dict[str, int]
     """What shaped the rows and files: seed, row-group size, row groups per shard."""
-    read_settings: dict[str, int | str | None] | None = None
-    """Settings of the archive that decide the pixels (`Archive.read_settings`); None: it has none, or the program that
-    wrote the dataset did not keep them."""
+    read_settings: dict[str, int | str | None]
+    """Settings of the archive that decide the pixels (`Archive.read_settings`)."""
     source_fingerprint: str
     """Digest of the archive's index: of every sample's id, split, labels, files and metadata."""
     skipped: dict[str, int] = Field(default_factory=dict)
@@ -116,35 +114,18 @@ class Manifest(_Part):
         text = f"{self.archive}: {len(self.class_names)} classes ({self.task}), {groups}"
         return f"<p>{escape(text)}</p><table>{splits}</table>"
 
-    def is_like(self, other: "Manifest") -> bool:
-        """Whether two datasets are the same, where what one of them does not tell of its archive is no difference."""
-        known = {"read_settings": self.read_settings if other.read_settings is None else other.read_settings}
-        return self == other.model_copy(update=known)
-
     def split_names(self) -> str:
         """Return the names of the splits in order, for messages: `test, train`, or `no split at all`."""
         return ", ".join(sorted(self.splits)) or "no split at all"
-
-    def has_rows(self, split: str) -> bool:
-        """Whether a split has samples; earlier versions wrote splits all of whose samples are bad."""
-        return split in self.splits and self.splits[split].rows > 0
-
-    @property
-    def has_checksums(self) -> bool:
-        """Whether rows and shards can be verified."""
-        return self.format_version >= 2
 
     @property
     def fingerprint(self) -> str:
         """Hex digest of the content, which names this dataset in tracked runs.
 
         It covers the shards' content digests, hence every label and pixel: two datasets with one fingerprint hold the
-        same samples in the same order. It leaves out `read_settings`, which earlier versions of this program did not
-        keep: the same samples have the same fingerprint, whichever version prepared them.
+        same samples in the same order. It leaves out `read_settings`, which decide nothing else than these pixels.
         """
-        if self.format_version == 1:  # as version 1 of this program computed it
-            return hashlib.sha256(self.model_dump_json(exclude_none=True).encode()).hexdigest()
-        return _digest(self.model_dump(mode="json", exclude_none=True, exclude={"read_settings"}))
+        return _digest(self.model_dump(mode="json", exclude={"read_settings"}))
 
 
 def _digest(values: Mapping[str, Any]) -> str:
@@ -155,18 +136,12 @@ def _digest(values: Mapping[str, Any]) -> str:
 
 def manifest_json(manifest: Manifest) -> str:
     """Give the text of `dataset.json`: the manifest with its digest."""
-    values = manifest.model_dump(mode="json", exclude_none=True)
-    return json.dumps(values if manifest.format_version == 1 else {**values, _DIGEST_KEY: _digest(values)}, indent=1)
+    values = manifest.model_dump(mode="json")
+    return json.dumps({**values, _DIGEST_KEY: _digest(values)}, indent=1)
 
 
 def write_manifest(manifest: Manifest, dataset: Folder | Path | str) -> None:
-    """Write `dataset.json` atomically: it is whole or absent.
-
-    Raises:
-        ValueError: The manifest has another format version than this program writes.
-    """
-    if manifest.format_version != FORMAT_VERSION:
-        raise ValueError(f"a dataset of format version {manifest.format_version} is read only, not written")
+    """Write `dataset.json` atomically: it is whole or absent."""
     Folder.at(dataset).write(FILE_NAME, manifest_json(manifest).encode())
 
 
@@ -192,13 +167,12 @@ def read_manifest(dataset: Folder | Path | str) -> Manifest:
         version = values["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged: no JSON object with a format_version ({error!r})") from None
-    if version not in READABLE_VERSIONS:
+    if version != FORMAT_VERSION:
         raise ValueError(
-            f"{path} has format version {version}, this program reads {' and '.join(map(str, READABLE_VERSIONS))}: "
-            "use the version of Groundswell that wrote it, or a newer one"
+            f"{path} has format version {version}, this program reads {FORMAT_VERSION}: remove the dataset and run "
+            "`groundswell prepare` again"
         )
-    if version >= 2:
-        _check_digest(path, values)
+    _check_digest(path, values)
     try:
         return Manifest.model_validate_json(json.dumps(values))
     except ValidationError as error:

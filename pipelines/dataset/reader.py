@@ -21,7 +21,7 @@ from pipelines.dataset.layout import RowGroup, value_bytes, value_prefix
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
 from pipelines.dataset.rows import row_checksum
-from pipelines.dataset.split_files import SplitFiles
+from pipelines.dataset.split_files import REPAIR, REPAIR_VERIFIED, SplitFiles
 from pipelines.open_files import allow_open_files
 from pipelines.storage import Folder
 
@@ -200,9 +200,7 @@ class SplitReader:
             try:
                 for start, target, stride in zip(columns, targets, self._strides, strict=True):
                     if os.preadv(group.file.descriptor, target, start) != stride:
-                        raise self._damage(
-                            places[row], group, positions[row], "the file was truncated", self._files.repair
-                        )
+                        raise self._damage(places[row], group, positions[row], "the file was truncated", REPAIR)
             except OSError as error:  # names no file
                 what = f"{error.strerror} in row group {group.number}"
                 raise OSError(error.errno, what, str(group.file.path)) from None
@@ -213,14 +211,14 @@ class SplitReader:
                     found, stored = row_checksum(value for _, value in targets), int(group.checksums[position])
                     if found != stored:
                         what = f"the row's checksum is {found:08x}, stored is {stored:08x}"
-                        raise self._damage(places[row], group, position, what, self._files.repair_verified)
+                        raise self._damage(places[row], group, position, what, REPAIR_VERIFIED)
                     group.unchecked[position] = False
         for name, prefix in self._prefixes.items():
             wrong = (memory.prefixes[name] != prefix).any(axis=1)
             if wrong.any():
                 row = int(np.argmax(wrong))
                 what = f"column {name!r} does not start as an array of its dtype and shape"
-                raise self._damage(places[row], groups[row], positions[row], what, self._files.repair_verified)
+                raise self._damage(places[row], groups[row], positions[row], what, REPAIR_VERIFIED)
 
     def _damage(self, place: int, group: RowGroup, row: int, what: str, repair: str) -> DamageError:
         sample = self._files.sample_id(place, row)

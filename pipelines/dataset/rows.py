@@ -35,7 +35,7 @@ def arrow_schema(groups: Sequence[ImageGroup], class_count: int) -> pa.Schema:
 
 
 def row_checksum(values: Iterable[memoryview]) -> int:
-    """Compute the CRC-32C of one row: what the column `crc32c` holds in format version 2.
+    """Compute the CRC-32C of one row: what the column `crc32c` holds.
 
     It covers the labels and then every image group in the order of `dataset.json`. Each array counts with its values
     alone, in C order and little-endian, without the `.npy` header. The id is not covered: see `columns.plain_values`.

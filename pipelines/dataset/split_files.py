@@ -17,14 +17,11 @@ from pipelines.dataset.mapping import is_wise
 from pipelines.dataset.rows import Fields, fixed_fields
 from pipelines.storage import Folder
 
-_REPAIR = "the same `groundswell prepare` command writes this shard again"
-_REPLACE = (
-    "shards of format version 1 are not repaired: `groundswell prepare` with --set prepare.overwrite=true replaces the "
-    "dataset"
-)
+REPAIR = "the same `groundswell prepare` command writes this shard again"
+"""What to do about a shard that is missing or has another size, for messages."""
+REPAIR_VERIFIED = f"with --set prepare.verify=true {REPAIR}"
+"""What to do about damage that only reading the shard shows."""
 _OPENING_THREADS = 16
-_CACHE_FORMAT = 2
-"""Entries of format 1 may have the checksums of damaged rows."""
 
 
 class SplitFiles:
@@ -39,7 +36,7 @@ class SplitFiles:
             folder: The dataset.
             manifest: Its manifest.
             split: Name of the split.
-            checksums: Whether the caller compares the rows' checksums, where the dataset has them.
+            checksums: Whether the caller compares the rows' checksums.
             mapped: Whether rows that are in memory are copied from maps of the files, where `mapping.is_wise` says so.
 
         Raises:
@@ -52,13 +49,8 @@ class SplitFiles:
         self.fields: Fields = fixed_fields(manifest.groups, len(manifest.class_names))
         self.row_bytes = sum(value_bytes(*field) for field in self.fields.values())
         """Bytes of one sample in its file, without its plain columns."""
-        self.repair = _REPAIR if manifest.has_checksums else _REPLACE
-        """What to do about a shard that is missing or has another size, for messages."""
-        self.repair_verified = f"with --set prepare.verify=true {_REPAIR}" if manifest.has_checksums else _REPLACE
-        """What to do about damage that only reading the shard shows."""
         self._fingerprint = manifest.fingerprint
-        self._has_checksums = manifest.has_checksums
-        self._checksums = checksums and manifest.has_checksums
+        self._checksums = checksums
         self._places = [(shard, group) for shard in self.shards for group in range(len(shard.row_groups))]
         self.group_rows = [shard.row_groups[group] for shard, group in self._places]
         """Rows of every row group, in reading order."""
@@ -75,9 +67,9 @@ class SplitFiles:
         size = self.folder.size(shard.file)
         where = f"shard {self.folder / shard.file}"
         if size is None:
-            raise FileNotFoundError(f"{where} is missing: {self.repair}")
+            raise FileNotFoundError(f"{where} is missing: {REPAIR}")
         if size != shard.size:
-            raise ValueError(f"{where} has {size} bytes, its manifest says {shard.size}: {self.repair}")
+            raise ValueError(f"{where} has {size} bytes, its manifest says {shard.size}: {REPAIR}")
         if not self.folder.is_local:
             return [None] * len(shard.row_groups)
         try:
@@ -87,11 +79,11 @@ class SplitFiles:
         except LayoutError:
             return [None] * len(shard.row_groups)
         except ValueError as error:
-            raise ValueError(f"{error}: {self.repair_verified}") from None
+            raise ValueError(f"{error}: {REPAIR_VERIFIED}") from None
         rows = tuple(group.rows for group in groups)
         if rows != shard.row_groups:
             raise ValueError(
-                f"{where} has row groups of {rows} rows, its manifest says {shard.row_groups}: {self.repair_verified}"
+                f"{where} has row groups of {rows} rows, its manifest says {shard.row_groups}: {REPAIR_VERIFIED}"
             )
         return groups
 
@@ -182,24 +174,24 @@ class SplitFiles:
 
         def read() -> pa.Table:
             # Those of the dataset whoever reads: the cache's own would make a damaged row a whole one for all others.
-            columns = [*self.fields, *[CHECKSUM_FIELD] * self._has_checksums]
+            columns = [*self.fields, CHECKSUM_FIELD]
             try:
                 with self.folder.open(shard.file) as file, pq.ParquetFile(file) as parquet:
                     table = parquet.read_row_group(number, columns=columns)
             except Exception as error:  # whatever the storage's library raises
-                raise ValueError(f"{where} cannot be read: {error}; {self.repair_verified}") from error
+                raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
             missing = [name for name in columns if name not in table.column_names]
             if missing:
                 raise ValueError(f"{where}: no column {missing[0]!r}")
             return table
 
-        key = f"{_CACHE_FORMAT} {self._fingerprint} {self.folder} {shard.file} {number}"
+        key = f"{self._fingerprint} {self.folder} {shard.file} {number}"
         try:
             group = self._cache.get(key, self.fields, read, self.group_rows[place], damaged=damaged)
         except (OSError, ValueError) as error:
             if str(error).startswith(where):
                 raise
-            raise ValueError(f"{where} cannot be read: {error}; {self.repair_verified}") from error
+            raise ValueError(f"{where} cannot be read: {error}; {REPAIR_VERIFIED}") from error
         with self._lock:
             self._cached[place] = group
             # The least recently used ones are closed, so that their disk space is freed.

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 
 from pipelines.dataset.files import (
@@ -31,7 +31,6 @@ from pipelines.storage import Folder
 
 _MOUNTS = Path("/proc/self/mountinfo")
 """Unlike `os.path.ismount` it tells of folders mounted from the same disk, and not of Btrfs subvolumes."""
-_SPLITS_OF_OLD_MARKS = ["train", "validation", "test"]
 
 
 @dataclass(frozen=True)
@@ -46,7 +45,7 @@ class Mark:
     replaced: str | None = None
     """Digest of the `dataset.json` of the local dataset whose place this one takes."""
     is_new: bool = False
-    """Whether no shard is of an older dataset, as those of a repair are. Earlier versions do not tell."""
+    """Whether no shard is of an older dataset, as those of a repair are."""
 
 
 def staging_of(dataset: Folder) -> Folder:
@@ -62,16 +61,15 @@ def read_mark(folder: Folder) -> Mark | None:
     """
     try:
         values = json.loads(folder.read(MARK_FILE))
-        if "identity" not in values:
-            return Mark(Identity.from_json(values), _SPLITS_OF_OLD_MARKS)
-        mark = Mark(**{**values, "identity": Identity.from_json(values["identity"])})
+        known = {each.name: values[each.name] for each in fields(Mark)}
+        mark = Mark(**{**known, "identity": Identity.from_json(known["identity"])})
         for name in mark.removing:
             if not is_inside(name):
                 raise ValueError(f"removing {name!r}, which is no file of this folder")
         return mark
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
 
 

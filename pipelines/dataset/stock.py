@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from pipelines.archives.archive import ArchiveIndex
 from pipelines.dataset.identity import Identity
-from pipelines.dataset.index import has_digest, index_digest, with_rows
+from pipelines.dataset.index import index_digest, with_rows
 from pipelines.dataset.notes import WrittenShard
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.survey import OVERWRITE, Found, Plans, Usable, all_of, rejected_of
@@ -28,8 +28,6 @@ class Stock:
     index: ArchiveIndex
     settings: Identity
     """Settings and classes, without the digest of the samples."""
-    digests: tuple[str | None, ...]
-    """Digests by which earlier runs know their samples."""
     plans: Plans
     usable: Usable
     damaged: dict[str, Rejected] = field(default_factory=dict)
@@ -37,9 +35,8 @@ class Stock:
 
     @cached_property
     def identity(self) -> Identity:
-        """What decides the dataset; the digest of the same samples stays the one that it had."""
-        known = next((digest for digest in self.digests if has_digest(self.index.samples, digest)), None)
-        return replace(self.settings, index=known or index_digest(self.index.samples))
+        """What decides the dataset."""
+        return replace(self.settings, index=index_digest(self.index.samples))
 
     @property
     def written(self) -> dict[str, WrittenShard]:

@@ -47,7 +47,7 @@ def summarise(
         splits={split: _split(shards) for split, shards in written.items()},
         statistics={name: sums.statistics() for name, sums in merge_sums(written[TRAINING_SPLIT]).items()},
         settings=settings,
-        read_settings=dict(read_settings) or None,
+        read_settings=dict(read_settings),
         source_fingerprint=source,
         skipped=count_reasons(rejected),
     )

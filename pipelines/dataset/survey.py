@@ -15,9 +15,9 @@ from pipelines.archives.archive import (
     read_sample,
 )
 from pipelines.archives.files import is_local
-from pipelines.dataset.files import INDEX_FILE, MARK_FILE, is_progress
+from pipelines.dataset.files import MARK_FILE, is_progress
 from pipelines.dataset.identity import Identity, describe
-from pipelines.dataset.index import compare, has_digest, keep_known, read_index
+from pipelines.dataset.index import compare, index_digest, keep_known, read_index
 from pipelines.dataset.manifest import FILE_NAME, Manifest, read_manifest
 from pipelines.dataset.notes import WrittenShard, read_all_notes, read_earlier_notes, read_notes
 from pipelines.dataset.shard import ShardPlan
@@ -43,11 +43,6 @@ class Existing:
     """None: the dataset is unfinished."""
     earlier_notes: dict[str, tuple[WrittenShard, bytes]] = field(default_factory=dict)
     """What is in shards that a job was about to write again, and their samples."""
-
-    @property
-    def is_old(self) -> bool:
-        """Whether it is a finished dataset of format version 1, which keeps no notes."""
-        return self.manifest is not None and self.manifest.format_version == 1 and INDEX_FILE not in self.sizes
 
     @property
     def advice(self) -> str:
@@ -110,7 +105,7 @@ def find_finished(dataset: Folder) -> Existing | None:
 def _identity_of(manifest: Manifest) -> Identity:
     """What `dataset.json` tells of settings and samples, where the notes are lost."""
     description = ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups)
-    described = describe(description, manifest.read_settings or {})
+    described = describe(description, manifest.read_settings)
     return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
 
 
@@ -146,27 +141,6 @@ def refuse_another(existing: Existing, identity: Identity) -> None:
         raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
 
 
-def check_old(existing: Existing, identity: Identity, index: ArchiveIndex) -> None:
-    """Look at a dataset of format version 1. It keeps no notes: it can be left as it is, or replaced.
-
-    Raises:
-        ValueError: It has other settings, is not whole, or has another number of samples than the archive.
-    """
-    refuse_another(existing, identity)
-    assert existing.manifest is not None
-    shards = [shard for split in existing.manifest.splits.values() for shard in split.shards]
-    damaged = [shard.file for shard in shards if existing.sizes.get(shard.file) != shard.size]
-    if damaged:
-        raise ValueError(
-            f"{existing.folder}: {len(damaged)} shards are missing or of another size, the first is {damaged[0]}. A "
-            f"dataset of format version 1 cannot be repaired: {existing.advice}"
-        )
-    before = sum(shard.rows for shard in shards) + sum(existing.manifest.skipped.values())
-    now = len(index.samples) + len(index.rejected)
-    if before != now:
-        raise ValueError(f"the archive has {now} samples, {existing.folder} was made of {before}: {existing.advice}")
-
-
 def reconcile(
     existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]
 ) -> tuple[ArchiveIndex, Plans]:
@@ -181,11 +155,11 @@ def reconcile(
     Raises:
         ValueError: The archive's samples changed; says how many.
     """
-    if has_digest(index.samples, existing.identity.index):
+    if index_digest(index.samples) == existing.identity.index:
         return index, {}
     before = read_index(existing.folder)
     is_finished = existing.manifest is not None
-    if is_finished and before is not None and not has_digest(before, existing.identity.index):
+    if is_finished and before is not None and index_digest(before) != existing.identity.index:
         before = None  # it is that of other shards
     if before is None:
         if not existing.notes and not is_finished:

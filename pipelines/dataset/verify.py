@@ -62,8 +62,6 @@ class DatasetCheck:
 
     shards: int
     rows: int
-    has_checksums: bool
-    """False for format version 1, of which only sizes, layout, ids and class counts can be checked."""
     damaged: tuple[ShardCheck, ...] = ()
     """Shards that are missing or damaged, in the dataset's order."""
     problems: tuple[str, ...] = ()
@@ -102,7 +100,7 @@ def verify_dataset(
     checks: dict[str, ShardCheck] = {}
     pool = ThreadPoolExecutor(threads, thread_name_prefix="groundswell-verify")
     try:
-        found = pool.map(lambda shard: check_shard(folder, shard, fields, checksums=manifest.has_checksums), shards)
+        found = pool.map(lambda shard: check_shard(folder, shard, fields), shards)
         for shard, check in zip(shards, found, strict=True):
             checks[shard.file] = check
             done += shard.rows
@@ -111,17 +109,16 @@ def verify_dataset(
         pool.shutdown(wait=True, cancel_futures=True)
     damaged = tuple(check for check in checks.values() if check.damage is not None)
     problems = (*_repeated_ids(manifest, checks), *_wrong_class_counts(manifest, checks))
-    return DatasetCheck(len(shards), total, manifest.has_checksums, damaged, problems)
+    return DatasetCheck(len(shards), total, damaged, problems)
 
 
-def check_shard(dataset: Folder, shard: Shard, fields: Fields, *, checksums: bool = True) -> ShardCheck:
+def check_shard(dataset: Folder, shard: Shard, fields: Fields) -> ShardCheck:
     """Read one shard and compare it with what was noted when it was written.
 
     Args:
         dataset: Folder of the dataset.
         shard: What was noted.
         fields: Columns of fixed width, of `rows.fixed_fields`.
-        checksums: Whether it has them: since format version 2.
 
     Raises:
         RuntimeError: The storage cannot be used.
@@ -134,7 +131,7 @@ def check_shard(dataset: Folder, shard: Shard, fields: Fields, *, checksums: boo
         return ShardCheck(shard.file, f"has {size} bytes, its manifest says {shard.size}")
     try:
         with dataset.open(shard.file) as file, pq.ParquetFile(file, pre_buffer=not dataset.is_local) as parquet:
-            return _check_rows(parquet, shard, fields, checksums)
+            return _check_rows(parquet, shard, fields)
     except OSError as error:
         # pyarrow's errors about the content have no number; EIO is a sector that the disk has lost.
         if error.errno is not None and not (dataset.is_local and error.errno == errno.EIO):
@@ -144,13 +141,13 @@ def check_shard(dataset: Folder, shard: Shard, fields: Fields, *, checksums: boo
         return ShardCheck(shard.file, f"cannot be read: {error}")
 
 
-def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields, checksums: bool) -> ShardCheck:
+def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields) -> ShardCheck:
     metadata = parquet.metadata
     rows = tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups))
     if rows != shard.row_groups:
         return ShardCheck(shard.file, f"has row groups of {rows} rows, its manifest says {shard.row_groups}")
     names = parquet.schema_arrow.names
-    needed = [ID_FIELD, *fields, *[CHECKSUM_FIELD] * checksums]
+    needed = [ID_FIELD, *fields, CHECKSUM_FIELD]
     missing = [name for name in needed if name not in names]
     if missing:
         return ShardCheck(shard.file, f"has no column {missing[0]!r}")
@@ -161,20 +158,19 @@ def _check_rows(parquet: pq.ParquetFile, shard: Shard, fields: Fields, checksums
     for number in range(len(rows)):
         source = parquet.read_row_group(number)
         table = encoded(source, fields)
-        if checksums:
-            other = [name for name in fields if not is_encoded(source, name, fields)]
-            if other:
-                return ShardCheck(shard.file, f"has values of column {other[0]!r} with another header than was written")
-            differs = stored_checksums(source) != computed_checksums(table, fields)
-            wrong += (len(ids) + np.flatnonzero(differs)).tolist()
-            digest.update(plain_values(source, fields))
+        other = [name for name in fields if not is_encoded(source, name, fields)]
+        if other:
+            return ShardCheck(shard.file, f"has values of column {other[0]!r} with another header than was written")
+        differs = stored_checksums(source) != computed_checksums(table, fields)
+        wrong += (len(ids) + np.flatnonzero(differs)).tolist()
+        digest.update(plain_values(source, fields))
         counts += array_bytes(table, LABEL_FIELD, fields).sum(axis=0, dtype=np.int64)
         ids += source[ID_FIELD].to_pylist()
     damage = None
     if wrong:
         named = ", ".join(f"{row} (sample {ids[row]})" for row in wrong[:_NAMED_AT_MOST])
         damage = f"has {len(wrong)} damaged rows of {len(ids)}: {named}" + ", ..." * (len(wrong) > _NAMED_AT_MOST)
-    elif checksums and digest.hexdigest() != shard.content_digest:
+    elif digest.hexdigest() != shard.content_digest:
         damage = "has ids, metadata or checksums that are not those that were written"
     return ShardCheck(shard.file, damage, tuple(wrong), tuple(ids), tuple(counts.tolist()))
 

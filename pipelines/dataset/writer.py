@@ -26,7 +26,7 @@ from pipelines.dataset.files import (
     remove_files,
 )
 from pipelines.dataset.identity import Identity, describe
-from pipelines.dataset.index import has_digest, read_index, write_index
+from pipelines.dataset.index import index_digest, read_index, write_index
 from pipelines.dataset.lock import hold
 from pipelines.dataset.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
 from pipelines.dataset.notes import WrittenShard, check_rejected, write_all_notes, write_earlier_note, write_note
@@ -58,7 +58,6 @@ from pipelines.dataset.survey import (
     Plans,
     Usable,
     all_of,
-    check_old,
     find_finished,
     find_unfinished,
     find_usable,
@@ -191,20 +190,15 @@ class _Job:
         identity = Identity({"format": FORMAT_VERSION, **settings})
         earlier: list[Plans] = []
         for existing in sources:
-            before: Plans = {}
-            if existing.is_old:
-                check_old(existing, Identity(settings), index)
-            else:
-                refuse_another(existing, identity)
-                index, before = reconcile(existing, index, plan)
+            refuse_another(existing, identity)
+            index, before = reconcile(existing, index, plan)
             earlier.append(before)
         plans = plan(index)
         usable = Usable({}, {}, {})
         for existing, before in zip(sources, earlier, strict=True):
             found = find_usable(existing, plans, before, self.archive)
             usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
-        digests = tuple(existing.identity.index for existing in sources)
-        return Stock(index, identity, digests, plans, usable).without_losses()
+        return Stock(index, identity, plans, usable).without_losses()
 
     def verified(self, folder: Folder, usable: Usable) -> Usable:
         """Find the rows that differ from their checksums; a shard that has some is not usable."""
@@ -229,19 +223,17 @@ class _Job:
     def is_whole(self, finished: Existing, stock: Stock) -> bool:
         """Whether a finished dataset is what this call would make."""
         assert finished.manifest is not None
-        if finished.is_old:
-            return True
         complete = set(stock.written) == {plan.file for plan in all_of(stock.plans)}
         return (
             complete
             and set(_file_names(stock.plans)) <= set(finished.sizes)
-            and self.manifest(stock, stock.written).is_like(finished.manifest)
+            and self.manifest(stock, stock.written) == finished.manifest
         )
 
     def leave(self, finished: Existing, stock: Stock) -> Manifest:
         """Leave a whole dataset as it is; a report that is lost is made again."""
         assert finished.manifest is not None
-        if not finished.is_old and REPORT_FILE not in finished.sizes:
+        if REPORT_FILE not in finished.sizes:
             self.report(stock, stock.written, finished.manifest)
         self.say(f"{self.dataset} is finished already; left as it is")
         stock.check_repaired(self.dataset)
@@ -317,7 +309,7 @@ class _Job:
         if finished is not None and not self.dataset.is_local:
             staging.remove(FILE_NAME)
         kept = read_index(staging) if unfinished is not None else None
-        if kept is None or not has_digest(kept, stock.identity.index):  # the mark alone may be of this run
+        if kept is None or index_digest(kept) != stock.identity.index:  # the mark alone may be of this run
             write_index(stock.index.samples, staging)
         return staging
 

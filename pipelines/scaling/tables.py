@@ -18,7 +18,7 @@ _UNITS = {
     "cost": "predicted_cost",
 }
 
-CSV_MARKS = (_UNITS["seconds"].encode(),)
+CSV_MARK = _UNITS["seconds"].encode()
 """What the table has in its head."""
 
 

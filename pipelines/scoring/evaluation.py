@@ -223,16 +223,12 @@ def measure(
 
 
 def read_columns(dataset: Folder, splits: Sequence[str]) -> pa.Table:
-    """Read what is known of the samples of some splits, in row order; of several, which one it is.
-
-    Datasets of format version 1 know nothing else.
-    """
+    """Read what is known of the samples of some splits, in row order; of several, which one it is."""
     manifest, tables = read_manifest(dataset), []
     for split in splits:
         for shard in manifest.splits[split].shards:
             with dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
-                names = [name for name in SLICES if name in parquet.schema_arrow.names]
-                table = parquet.read(columns=names)
+                table = parquet.read(columns=list(SLICES))
             if len(splits) > 1:
                 table = table.append_column(_SPLIT, pa.repeat(split, shard.rows))
             tables.append(table)

@@ -147,13 +147,11 @@ class DatasetPart:
         return SampleBatch(images, known.take(pa.array(good, pa.int64())), rejected)
 
     def _known(self) -> pa.Table:
-        """The plain columns of the shard; datasets of format version 1 have the id alone."""
+        """The plain columns of the shard that predictions repeat."""
         shard = self.manifest.splits[self.split].shards[0]
         with self.dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
-            names = [name for name in KNOWN_SCHEMA.names if name in parquet.schema_arrow.names]
-            found = parquet.read(columns=names)
-        columns = {"split": pa.repeat(self.split, len(found)), **{name: found[name] for name in names}}
-        return _known_table(columns, len(found))
+            found = parquet.read(columns=KNOWN_SCHEMA.names)
+        return _known_table({name: found[name] for name in KNOWN_SCHEMA.names}, len(found))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from conf.augmentations import PadCropConfig
 from conf.combinations import check_length
 from conf.schema import RunConfig
 from models.layers.grids import shift_units
-from pipelines.dataset.files import REJECTED_FILE
 from pipelines.dataset.manifest import Manifest, read_manifest
 from pipelines.dataset.order import steps_per_epoch
 from pipelines.dataset.reader import check_readable, window_rows
@@ -39,21 +38,16 @@ def check_dataset(config: RunConfig) -> Manifest:
 
     Raises:
         FileNotFoundError: There is no dataset.
-        ValueError: There is no training split, it has fewer rows than one global batch, the validation split has none,
-            a shard is damaged, the cache is too small, a schedule does not fit the number of steps, the model cannot
-            use the images, validation has no such metric, the dataset no such classes, a part by import path does not
-            fit, a setting has no effect on this dataset, or Keras's backend is not TensorFlow.
+        ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
+            is too small, a schedule does not fit the number of steps, the model cannot use the images, validation has
+            no such metric, the dataset no such classes, a part by import path does not fit, a setting has no effect on
+            this dataset, or Keras's backend is not TensorFlow.
         RuntimeError: The process that tries such a part died, or the reader's package is not installed.
     """
     check_backend("training")
     manifest = read_manifest(config.dataset.path)
     if TRAINING_SPLIT not in manifest.splits:
         raise ValueError(f"{config.dataset.path} has no training split, only {manifest.split_names()}")
-    if VALIDATION_SPLIT in manifest.splits and not manifest.has_rows(VALIDATION_SPLIT):
-        raise ValueError(
-            f"every sample of the validation split of {config.dataset.path} is bad, as {REJECTED_FILE} says there: "
-            "mend the archive and prepare again"
-        )
     _check_steps(config, manifest)
     _check_trace(config, manifest)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)

@@ -91,10 +91,6 @@ def make_input(config: RunConfig, manifest: Manifest, *, rank: int, size: int, m
 
     reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
     pool = reader.pool(batch_size)
-    if not manifest.has_checksums and config.reader.verify != "never" and rank == 0:
-        _log.warning(
-            "%s has format version 1, whose rows have no checksums: damaged rows are not noticed", config.dataset.path
-        )
     if reader.window_rows is not None and rank == 0:
         _log.warning(
             "%s is larger than reader.cache_limit_gib=%g: rows are shuffled among %d at a time, %.0f %% of the split",

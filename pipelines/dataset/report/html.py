@@ -11,8 +11,8 @@ _POLICY = (
     """style-src 'unsafe-inline'">"""
 )
 _GENERATOR = '<meta name="generator" content="Groundswell">'
-PAGE_MARKS = (_GENERATOR.encode(), _POLICY.encode())
-"""What a page of the project has in its head: both, or of an earlier version the second one."""
+PAGE_MARK = _GENERATOR.encode()
+"""What a page of the project has in its head."""
 _BASE = f"""\
 <!DOCTYPE html>
 <html lang="en">

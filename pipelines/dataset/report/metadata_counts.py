@@ -19,7 +19,7 @@ _LONGEST_NAME = 100
 
 
 def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> list[dict[str, Any]]:
-    """Make a table for each plain column with any known value; none for a dataset of format version 1.
+    """Make a table for each plain column with any known value.
 
     Args:
         dataset: A finished dataset.
@@ -30,8 +30,6 @@ def metadata_tables(dataset: Folder, manifest: Manifest, splits: list[str]) -> l
         Tables with a `title` and `rows`; each row has a `name` and, by split, `cells` of `count` and `share`. Rows are
         sorted by frequency, seasons by the calendar; a sample may have several flags.
     """
-    if manifest.format_version < 2:
-        return []
     counts = {name: _counts(dataset, manifest.splits[name]) for name in splits}
     return [
         {"title": title, "rows": rows}

@@ -286,7 +286,6 @@ def test_sentinel1_values_that_are_no_numbers(with_sentinel1: Path, value: float
         with pytest.raises(BadRecordError) as caught:
             read_sample(source, paths)
         assert caught.value.file == f"{with_sentinel1}/{paths[0]}, {paths[1]}, band VH of sentinel1"
-        # As earlier versions noted it: a shard with such a note is not written again.
         assert (caught.value.reason, caught.value.detail) == (reason, "1 of 14400 pixels")
 
 

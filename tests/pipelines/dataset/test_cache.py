@@ -12,7 +12,8 @@ import pytest
 
 from pipelines.dataset import cache as module_of_cache
 from pipelines.dataset.cache import RowGroupCache
-from pipelines.dataset.encoding import encoded
+from pipelines.dataset.columns import CHECKSUM_FIELD
+from pipelines.dataset.encoding import computed_checksums, encoded
 from pipelines.dataset.layout import open_row_groups, value_bytes
 from pipelines.dataset.rows import ColumnBuffer
 from tests.patience import patient
@@ -29,7 +30,7 @@ def table(first: int = 0) -> pa.Table:
         for row in range(ROWS):
             buffer.row(row)[:] = first + row
         columns[name] = buffer.arrow(ROWS)
-    return pa.table(columns)
+    return pa.table({**columns, CHECKSUM_FIELD: computed_checksums(pa.table(columns), FIELDS)})
 
 
 def first_image(group) -> int:

@@ -1,5 +1,4 @@
 import datetime
-import hashlib
 from pathlib import Path
 
 import numpy as np
@@ -7,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
-from pipelines.dataset.index import compare, has_digest, index_digest, keep_known, read_index, write_index
+from pipelines.dataset.index import compare, index_digest, keep_known, read_index, write_index
 from pipelines.storage import Folder
 
 
@@ -27,7 +26,7 @@ BEFORE = samples(a=("train", [1]), b=("train", [2]), c=("test", [3]))
 
 def test_the_digest_is_of_the_rows_and_not_of_their_chunks() -> None:
     digest = index_digest(BEFORE)
-    assert digest == "b31461a5f1289813184a80cbc9d38983e5a0c6e8dcfb053c856b48683621ce37"  # that of earlier versions
+    assert digest == "b31461a5f1289813184a80cbc9d38983e5a0c6e8dcfb053c856b48683621ce37"
     for same in (pa.concat_tables([BEFORE.slice(0, 1), BEFORE.slice(1)]), BEFORE.take(pa.array(np.arange(3)))):
         assert index_digest(same) == digest
     for other in (BEFORE.slice(1), samples(a=("train", [1]), b=("train", [2]), c=("test", [4]))):
@@ -53,16 +52,6 @@ def test_the_digest_is_not_of_what_lies_under_nulls(values_under_nulls: pa.Table
     assert kept is not None
     assert kept.equals(values_under_nulls)
     assert index_digest(values_under_nulls) == index_digest(kept) == index_digest(index_table(COLUMNS))
-
-
-def test_digests_of_earlier_versions_are_of_the_bytes(values_under_nulls: pa.Table) -> None:
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, INDEX_SCHEMA) as writer:
-        writer.write_table(values_under_nulls)
-    earlier = hashlib.sha256(sink.getvalue()).hexdigest()
-    assert earlier != index_digest(values_under_nulls)
-    found = [has_digest(values_under_nulls, each) for each in (earlier, index_digest(values_under_nulls))]
-    assert found + [has_digest(BEFORE, each) for each in (earlier, None)] == [True, True, False, False]
 
 
 def test_what_is_added_removed_changed_and_moved() -> None:

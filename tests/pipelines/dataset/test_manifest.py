@@ -1,6 +1,7 @@
 import hashlib
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,11 +23,13 @@ MANIFEST = Manifest(
     groups=(ImageGroup("bands_10m", (2, 2, 1), "uint16", ("B02",)),),
     splits={
         "train": Split(
-            shards=(Shard(file="train/part-00000.parquet", row_groups=(3, 2), size=99),), class_counts=(4, 1)
+            shards=(Shard(file="train/part-00000.parquet", row_groups=(3, 2), size=99, content_digest="0f"),),
+            class_counts=(4, 1),
         )
     },
     statistics={"bands_10m": BandStatistics(mean=(1.5,), std=(0.1,))},
     settings={"seed": 0},
+    read_settings={},
     source_fingerprint="abc",
 )
 
@@ -59,19 +62,34 @@ def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
         read_manifest(tmp_path)
 
 
-def test_another_format_version_is_refused(tmp_path: Path) -> None:
-    values = MANIFEST.model_dump(mode="json") | {"format_version": 3}
+@pytest.mark.parametrize("version", [1, 3])
+def test_another_format_version_is_refused(tmp_path: Path, version: int) -> None:
+    values = MANIFEST.model_dump(mode="json") | {"format_version": version}
     (tmp_path / "dataset.json").write_text(json.dumps(values))
-    with pytest.raises(ValueError, match="format version 3, this program reads 1 and 2"):
+    message = rf"format version {version}, this program reads 2: remove the dataset and run `groundswell prepare` again"
+    with pytest.raises(ValueError, match=message):
         read_manifest(tmp_path)
+
+
+def with_digest(values: dict[str, Any]) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**values, "digest": hashlib.sha256(canonical.encode()).hexdigest()})
+
+
+def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:
+    values = MANIFEST.model_dump(mode="json") | {"licence": "CC BY"}
+    values["splits"]["train"]["shards"][0]["rows_by_class"] = [3, 2]
+    (tmp_path / "dataset.json").write_text(with_digest(values))
+    assert read_manifest(tmp_path) == MANIFEST
 
 
 def test_the_digest_is_one_that_others_can_compute(tmp_path: Path) -> None:
     write_manifest(MANIFEST, tmp_path)
     values = json.loads((tmp_path / "dataset.json").read_text())
     digest = values.pop("digest")
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    assert digest == hashlib.sha256(canonical.encode()).hexdigest() == MANIFEST.fingerprint
+    assert json.loads(with_digest(values))["digest"] == digest
+    del values["read_settings"]
+    assert json.loads(with_digest(values))["digest"] == MANIFEST.fingerprint
 
 
 def test_runs_know_a_dataset_by_its_content_and_not_by_what_is_noted_of_its_archive(tmp_path: Path) -> None:
@@ -105,36 +123,17 @@ def test_a_manifest_that_was_changed_by_hand_is_refused(tmp_path: Path, name: st
         read_manifest(tmp_path)
 
 
-VERSION_1 = """{"format_version": 1, "archive": "bigearthnet_v2", "task": "multi_label",
-"class_names": ["water", "land"],
-"groups": [{"name": "bands_10m", "shape": [2, 2, 1], "dtype": "uint16", "bands": ["B02"]}],
-"splits": {"train": {"shards": [{"file": "train/part-00000.parquet", "row_groups": [3, 2], "size": 99}],
-"class_counts": [4, 1]}}, "statistics": {"bands_10m": {"mean": [1.5], "std": [0.1]}}, "settings": {"seed": 0},
-"source_fingerprint": "abc", "skipped": {}}"""
-
-
-def test_version_1_is_read_under_the_name_that_runs_recorded(tmp_path: Path) -> None:
-    (tmp_path / "dataset.json").write_text(VERSION_1)
-    manifest = read_manifest(tmp_path)
-    assert manifest == MANIFEST.model_copy(update={"format_version": 1})
-    assert not manifest.has_checksums
-    # SHA-256 of version 1's compact JSON in the order of its fields.
-    compact = json.dumps(json.loads(VERSION_1), separators=(",", ":"))
-    assert manifest.fingerprint == hashlib.sha256(compact.encode()).hexdigest()
-    assert json.loads(manifest_json(manifest)) == json.loads(VERSION_1)
-    with pytest.raises(ValueError, match="format version 1 is read only"):
-        write_manifest(manifest, tmp_path)
-
-
 @pytest.mark.parametrize("file", ["/etc/passwd", "../other/part-0.parquet", "train/../../x", "s3://other/x", ""])
 def test_shards_stay_inside_the_dataset(tmp_path: Path, file: str) -> None:
-    (tmp_path / "dataset.json").write_text(VERSION_1.replace("train/part-00000.parquet", file))
+    values = MANIFEST.model_dump(mode="json")
+    values["splits"]["train"]["shards"][0]["file"] = file
+    (tmp_path / "dataset.json").write_text(with_digest(values))
     with pytest.raises(ValueError, match=r"must be a path inside the dataset"):
         read_manifest(tmp_path)
 
 
 def test_a_shard_is_listed_once() -> None:
-    values = json.loads(VERSION_1)
+    values = MANIFEST.model_dump(mode="json")
     values["splits"]["train"]["shards"] *= 2
     with pytest.raises(ValueError, match=r"'train/part-00000.parquet' is listed 2 times"):
         Manifest.model_validate_json(json.dumps(values))

@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.dataset.layout import PARQUET_OPTIONS
 from pipelines.dataset.manifest import Shard, read_manifest
-from pipelines.dataset.reader import ReaderSettings, SplitReader
-from pipelines.dataset.rows import ColumnBuffer, arrow_schema, fixed_fields
+from pipelines.dataset.rows import fixed_fields
 from pipelines.dataset.verify import CheckProgress, DatasetCheck, check_shard, verify_dataset
-from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
 from tests.pipelines.dataset.files import flip_bit
 
@@ -51,7 +47,7 @@ def only_damage(check: DatasetCheck) -> str:
 def test_a_prepared_dataset_is_whole(small_dataset: Path) -> None:
     seen: list[CheckProgress] = []
     check = verify_dataset(small_dataset, threads=2, progress=seen.append)
-    assert (check.is_whole, check.has_checksums, check.rows, check.shards) == (True, True, 56, len(seen))
+    assert (check.is_whole, check.rows, check.shards) == (True, 56, len(seen))
     assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
     assert seen[-1] == CheckProgress(56, 56, 0)
 
@@ -143,45 +139,6 @@ def test_a_file_that_may_not_be_read_is_no_damage(small_dataset: Path, monkeypat
     monkeypatch.setattr(Folder, "open", refuse)
     with pytest.raises(PermissionError):
         check_shard(Folder.at(small_dataset), read_manifest(small_dataset).splits["train"].shards[0], {})
-
-
-def write_version_1(folder: Path, *, rows: int = 5) -> None:
-    """A dataset as version 1 of the format had it: no checksums, no digests."""
-    groups = (ImageGroup("image", (2, 2, 3), "uint8", ("red", "green", "blue")),)
-    fields = fixed_fields(groups, 2)
-    columns = {name: ColumnBuffer(*fields[name], rows) for name in fields}
-    for row in range(rows):
-        columns["labels"].row(row)[:] = [row % 2, 1]
-        columns["image"].row(row)[:] = row
-    full = arrow_schema(groups, 2)
-    schema = pa.schema([full.field(name) for name in ("id", "labels", "image")])
-    ids = pa.array([f"sample {row}" for row in range(rows)])
-    (folder / "train").mkdir(parents=True)
-    path = folder / "train" / "part-00000.parquet"
-    pq.write_table(
-        pa.table([ids, *(columns[name].arrow(rows) for name in fields)], schema=schema), path, **PARQUET_OPTIONS
-    )
-    (folder / "dataset.json").write_text(
-        f"""{{"format_version": 1, "archive": "image_folder", "task": "multi_label", "class_names": ["odd", "all"],
-        "groups": [{{"name": "image", "shape": [2, 2, 3], "dtype": "uint8", "bands": ["red", "green", "blue"]}}],
-        "splits": {{"train": {{"shards": [{{"file": "train/part-00000.parquet", "row_groups": [{rows}],
-        "size": {path.stat().st_size}}}], "class_counts": [{rows // 2}, {rows}]}}}},
-        "statistics": {{"image": {{"mean": [2.0, 2.0, 2.0], "std": [1.5, 1.5, 1.5]}}}}, "settings": {{"seed": 0}},
-        "source_fingerprint": "abc", "skipped": {{}}}}"""
-    )
-
-
-@pytest.mark.parametrize("verify", ["first_epoch", "always", "never"])
-def test_format_version_1_is_read_and_checked_without_checksums(tmp_path: Path, verify: Any) -> None:
-    write_version_1(tmp_path)
-    batch = SplitReader(tmp_path, "train", ReaderSettings(verify=verify)).gather(np.array([3, 1]))
-    assert (batch.images["image"][:, 0, 0, 0].tolist(), batch.targets.tolist()) == ([3, 1], [[1, 1], [1, 1]])
-    check = verify_dataset(tmp_path)
-    assert (check.is_whole, check.has_checksums) == (True, False)
-    shorten(tmp_path / "train" / "part-00000.parquet")
-    assert "bytes, its manifest says" in only_damage(verify_dataset(tmp_path))
-    with pytest.raises(ValueError, match=r"format version 1 are not repaired.*prepare.overwrite=true replaces"):
-        SplitReader(tmp_path, "train")
 
 
 def test_an_empty_split_is_whole(copied: Path, edit_manifest: EditManifest) -> None:

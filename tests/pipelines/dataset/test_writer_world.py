@@ -26,13 +26,12 @@ from pipelines.archives.archive import (
     ArchiveIndex,
     BadRecordError,
 )
-from pipelines.dataset import lease, spark_job, staging, stock, writer
+from pipelines.dataset import lease, spark_job, staging, writer
 from pipelines.dataset.files import check_apart
-from pipelines.dataset.index import _digest_of_bytes, index_digest, read_index
-from pipelines.dataset.manifest import Manifest, write_manifest
+from pipelines.dataset.index import index_digest, read_index
+from pipelines.dataset.manifest import Manifest
 from pipelines.dataset.shard import ShardPlan
 from pipelines.dataset.spark_job import PrepareProgress
-from pipelines.dataset.staging import read_mark
 from pipelines.dataset.writer import prepare_dataset
 from pipelines.sample import ImageGroup
 from pipelines.storage import Folder
@@ -651,13 +650,6 @@ def test_images_of_another_column_do_not_replace_a_dataset(world: World, lost: l
     assert world.prepared(column="thumbnail") == whole
 
 
-def test_a_dataset_that_does_not_tell_the_column_is_left_as_it_is(world: World) -> None:
-    write_manifest(world.prepare("thumbnail").model_copy(update={"read_settings": None}), world.dataset)
-    before = content(world.dataset)
-    assert world.is_finished(column="thumbnail")
-    assert content(world.dataset) == before
-
-
 def test_a_run_that_dies_between_its_mark_and_its_index_writes_the_index_later(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -695,34 +687,6 @@ def test_a_shard_that_is_lost_is_written_again_whatever_its_note_says(
     assert world.prepared() == undisturbed
     assert world.said("a Python worker died; what is not finished is tried again, attempt 2 of 4")
     assert len(world.shards) == 3
-
-
-def test_a_dataset_with_a_digest_of_earlier_versions_keeps_it(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs know the dataset by its fingerprint, which covers the digest, of bytes that lie under nulls too."""
-    index = Numbers.index
-
-    def with_values_under_nulls(archive: Numbers) -> ArchiveIndex:
-        found = index(archive)
-        rows, column = len(found.samples), INDEX_SCHEMA.get_field_index("flags")
-        offsets = pa.array(range(rows + 1), pa.int32()).buffers()[1]
-        validity, values = pa.py_buffer(bytes(rows)), pa.array(["snow"] * rows)
-        flags = pa.Array.from_buffers(INDEX_SCHEMA.field(column).type, rows, [validity, offsets], children=[values])
-        return replace(found, samples=found.samples.set_column(column, INDEX_SCHEMA.field(column), flags))
-
-    monkeypatch.setattr(Numbers, "index", with_values_under_nulls)
-    with monkeypatch.context() as patch:
-        patch.setattr(stock, "index_digest", _digest_of_bytes)
-        interrupted(world, 4)
-        before = read_mark(Folder.at(world.incomplete))
-    manifest = world.prepare()
-    assert len(world.shards) == 2
-    assert before is not None
-    assert before.identity.index != index_digest(Numbers(str(world.archive)).index().samples)
-    assert manifest.source_fingerprint == before.identity.index
-    whole = content(world.dataset)
-    assert world.is_finished()
-    Path(world.dataset, "train/part-00001.parquet").unlink()
-    assert world.prepared() == whole
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -815,21 +779,17 @@ def check_begun_again(world: World) -> None:
     assert (world.prepared(overwrite=True), len(world.shards)) == (whole, 6)
 
 
-@pytest.mark.parametrize(("storage", "version"), [("disk", "this"), ("disk", "earlier"), ("url", "this")])
+@pytest.mark.parametrize("storage", ["disk", "url"])
 def test_a_repair_that_was_interrupted_is_no_part_of_a_replacement(
-    world: World, request: pytest.FixtureRequest, storage: str, version: str
+    world: World, request: pytest.FixtureRequest, storage: str
 ) -> None:
-    """Its shards are those of the dataset that is to be replaced; a mark of an earlier version does not tell them."""
+    """Its shards are those of the dataset that is to be replaced."""
     place(world, storage, request)
     world.prepare()
     Folder.at(world.dataset).remove("test/part-00001.parquet")
     interrupted(world, 0)
     unfinished = staging.staging_of(Folder.at(world.dataset))
     assert len(ids(unfinished)) == 50
-    if version == "earlier":
-        mark = json.loads(unfinished.read("_progress/plan.json"))
-        del mark["is_new"]
-        unfinished.write("_progress/plan.json", json.dumps(mark).encode())
     check_begun_again(world)
 
 
@@ -993,28 +953,14 @@ def test_who_has_an_old_file_open_goes_on_reading_it(world: World) -> None:
     ] == world.shards
 
 
-def test_a_dataset_of_format_1_is_left_or_replaced(world: World) -> None:
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_dataset_of_another_format_is_refused(world: World, overwrite: bool) -> None:
     world.prepare()
-    dataset = Path(world.dataset)
-    values = json.loads((dataset / "dataset.json").read_text())
-    values.pop("digest", None)
-    for split in values["splits"].values():
-        for shard in split["shards"]:
-            shard.pop("content_digest", None)
-    (dataset / "dataset.json").write_text(json.dumps({**values, "format_version": 1}))
-    for name in ("_notes.json.gz", "_index.parquet"):
-        (dataset / name).unlink()
-    before, rows = content(dataset), world.rows()
-    assert world.is_finished()
-    assert content(dataset) == before
-    refused(world, "seed 3 there, 5 asked for", seed=5)
-    world.write_list({name: row for name, row in rows.items() if name != "s001"})
-    refused(world, r"the archive has 59 samples, .* was made of 60.*prepare\.overwrite=true")
-    world.write_list(rows)
-    truncate(dataset / "train/part-00000.parquet")
-    refused(world, r"1 shards are missing or of another size.*cannot be repaired.*overwrite")
-    world.prepare(overwrite=True)
-    assert ids(dataset) == sorted(rows)
+    path = Path(world.dataset, "dataset.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "format_version": 1}))
+    before = content(world.dataset)
+    refused(world, r"format version 1.* remove the dataset and run `groundswell prepare` again$", overwrite=overwrite)
+    assert content(world.dataset) == before
 
 
 @pytest.mark.parametrize(

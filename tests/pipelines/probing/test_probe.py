@@ -238,7 +238,7 @@ def test_settings_that_cannot_be_used(
     [
         (
             lambda values: values["splits"].pop("test"),
-            "no samples in a split 'test', which a probe measures on; it has train, validation",
+            "no split 'test', which a probe measures on; it has train, validation",
         ),
         (
             lambda values: values["splits"].pop("validation"),

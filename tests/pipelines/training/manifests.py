@@ -25,6 +25,7 @@ def rgb_manifest(
         "splits": {name: split_of(name, sum(counts), counts) for name, counts in (splits or {}).items()},
         "statistics": {"rgb": BandStatistics(mean=(90.0,) * 3, std=(40.0,) * 3)},
         "settings": {},
+        "read_settings": {},
         "source_fingerprint": "abc",
     }
     return Manifest(**(fields | changes))
@@ -32,6 +33,5 @@ def rgb_manifest(
 
 def split_of(name: str, rows: int, counts: tuple[int, ...]) -> Split:
     """A split of so many samples in one row group; none where it is empty."""
-    return Split(
-        shards=(Shard(file=f"{name}/a.parquet", row_groups=(rows,) if rows else (), size=1),), class_counts=counts
-    )
+    shard = Shard(file=f"{name}/a.parquet", row_groups=(rows,) if rows else (), size=1, content_digest="0")
+    return Split(shards=(shard,), class_counts=counts)

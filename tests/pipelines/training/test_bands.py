@@ -31,6 +31,7 @@ MANIFEST = Manifest(
         for group in GROUPS
     },
     settings={},
+    read_settings={},
     source_fingerprint="abc",
 )
 SMALL = "model={name: resnet, depth: 18, width_factor: 0.125}"

@@ -85,6 +85,7 @@ def make_dataset(
         },
         statistics={name: value.statistics() for name, value in sums.items()},
         settings={"seed": 0},
+        read_settings={},
         source_fingerprint="0123456789abcdef",
     )
     write_manifest(manifest, folder)
