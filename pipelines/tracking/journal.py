@@ -270,7 +270,7 @@ class Journal:
                 entries[values["entry"]] = line
             elif "delivered" in values:
                 entries.pop(values["delivered"], None)
-            else:
+            elif "held" in values:
                 self._held_step = values["held"]
         return list(entries.values())
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any, Literal
 
+from pydantic import TypeAdapter
+
 from pipelines.whole_files import NO_LOCKS, takes_whole_files_only
 
 FILE_NAME = "run.json"
@@ -91,22 +93,23 @@ class LocalRun:
         temporary.replace(folder / FILE_NAME)
 
 
+_LOCAL_RUN = TypeAdapter(LocalRun)
+_LONGEST_PROBLEM = 300
+
+
 def read_local_run(folder: Path) -> LocalRun | None:
-    """Read a run's file; None where there is none, as for runs of earlier versions.
+    """Read a run's file; None where there is none.
 
     Raises:
         ValueError: It is damaged.
     """
     try:
-        values: dict[str, Any] = json.loads((folder / FILE_NAME).read_text())
-        description = values.pop("description")
-        dataset = description.pop("dataset")
-        facts = DatasetFacts(**dataset) if dataset else None
-        return LocalRun(description=Description(**description, dataset=facts), **values)
+        return _LOCAL_RUN.validate_json((folder / FILE_NAME).read_text())
     except FileNotFoundError:
         return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{folder / FILE_NAME} is damaged, or of another program ({error})") from None
+    except ValueError as error:
+        problem = " ".join(str(error).split())[:_LONGEST_PROBLEM]
+        raise ValueError(f"{folder / FILE_NAME} is damaged, or of another program ({problem})") from None
 
 
 def update_local_run(folder: Path, **changes: Any) -> None:

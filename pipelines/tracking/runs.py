@@ -246,16 +246,6 @@ def is_finished(run_id: str) -> bool:
         return str(MlflowClient(uri).get_run(run_id).info.status) == "FINISHED"
 
 
-def parameters(run: TrackedRun) -> dict[str, str]:
-    """Return the parameters with which a run was made.
-
-    Raises:
-        TrackingError: The store does not answer.
-    """
-    with readable_errors(run.uri), short_waits():
-        return dict(MlflowClient(run.uri).get_run(run.run_id).data.params)
-
-
 def tags(run: TrackedRun) -> dict[str, str]:
     """Return the tags that a run has now.
 

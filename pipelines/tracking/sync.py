@@ -53,11 +53,14 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
 
     Raises:
         RunHeldError: The run is being trained.
-        ValueError: The store has no such run any more, or the folder is a copy of another one beside it.
+        ValueError: The folder is no run's, the store has no such run any more, or the folder is a copy of another one
+            beside it.
         TrackingError: The store does not answer, or does not take what there is.
     """
     with hold(folder):
         local = read_local_run(folder)
+        if local is None:
+            raise ValueError(f"{folder} has no {FILE_NAME}, as every run's folder has: train again")
         if (original := _original_of(folder, local)) is not None:
             raise ValueError(f"{folder} is a copy of {original}, which has the newer records: give that one")
         run = _stored(folder, local)
@@ -68,7 +71,7 @@ def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractCo
             )
         waiting = _deliver(run, folder)
         model_uri = ""
-        if local is not None and local.status == "TRAINED":
+        if local.status == "TRAINED":
             try:
                 model_uri = log_model(folder, run)
             except BaseException:
@@ -85,14 +88,14 @@ def adopt(folder: Path) -> tuple[TrackedRun, Path]:
     Raises:
         ValueError, TrackingError: As `runs.start_run`.
     """
-    run = _stored(folder, read_local_run(folder))
+    local = read_local_run(folder)
+    assert local is not None, folder
+    run = _stored(folder, local)
     return run, _named_after(run, folder)
 
 
-def _stored(folder: Path, local: LocalRun | None) -> TrackedRun:
+def _stored(folder: Path, local: LocalRun) -> TrackedRun:
     """The run in the store, which gets it where it does not have it."""
-    if local is None:
-        return TrackedRun(tracking_uri(), folder.name)
     if local.is_stored:
         return TrackedRun(tracking_uri(), local.run_id)
     run = runs.store_run(local)
@@ -100,9 +103,9 @@ def _stored(folder: Path, local: LocalRun | None) -> TrackedRun:
     return run
 
 
-def _original_of(folder: Path, local: LocalRun | None) -> Path | None:
+def _original_of(folder: Path, local: LocalRun) -> Path | None:
     """The folder beside this one that has the name of the run, where this one is a copy of it."""
-    if local is None or folder.name == local.run_id:
+    if folder.name == local.run_id:
         return None
     named = folder.with_name(local.run_id)
     is_run = (named / FILE_NAME).is_file() and named.resolve() != folder.resolve()
@@ -139,8 +142,7 @@ def _deliver(run: TrackedRun, folder: Path) -> int:
 
 def _end(run: TrackedRun, folder: Path) -> str:
     local = read_local_run(folder)
-    if local is None:
-        return "of an earlier version, as it was"
+    assert local is not None, folder
     if local.status == "RUNNING":
         runs.set_tags(run, DRIVER_DIED)
         local = replace(local, status="FAILED", ended=now())
@@ -155,8 +157,7 @@ def _folders(output: Path) -> Iterator[Path]:
         raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
     for folder in output.iterdir():
         try:
-            has_records = (folder / FILE_NAME).is_file() or journals(folder).is_dir()
-            is_run = has_records and folder.is_dir() and not folder.is_symlink()
+            is_run = (folder / FILE_NAME).is_file() and not folder.is_symlink()
         except OSError:  # a folder of somebody else, such as `lost+found`
             continue
         if is_run:
@@ -169,9 +170,7 @@ def lacks_something(folder: Path) -> bool:
         local = read_local_run(folder)
     except (ValueError, OSError):  # which `sync` says
         return True
-    if local is None:
-        return True
-    if _original_of(folder, local) is not None:
+    if local is None or _original_of(folder, local) is not None:
         return False
     done = local.is_stored and local.is_told and local.run_id == folder.name
     return not done or journals(folder).is_dir()

@@ -93,7 +93,7 @@ class RunWriter:
         It is asked when they are delivered, after whatever the journal had before them. So nothing is doubled.
 
         Args:
-            by_step: Metrics by optimizer step; those that are not listed, of an earlier version, are left out.
+            by_step: Metrics by optimizer step; those that are not listed, as own metrics of before, are left out.
             known_by: Name of a metric that is written with all others of its step.
             after_step: Optimizer steps that they tell of.
         """

@@ -3,15 +3,14 @@
 `step-NNNNNNNN.npz` holds `state.json`, the fields of `TrainingState` with their format version, and one array for each
 variable of model and optimizer. An exchange with state of its own adds one `step-NNNNNNNN.rank-RRRRR.npz` per rank.
 
-Format versions: this version writes format 2 and reads formats 1 and 2; so will every later version. Format 1 has no
-`settings`. A checkpoint of a format that this version does not know is an error, and is never passed over.
+The state may gain fields: a reader ignores those that it does not know. A checkpoint of another format is an error, and
+is never passed over.
 """
 
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -40,13 +39,12 @@ if TYPE_CHECKING:
 
 KEPT = 2
 FORMAT_VERSION = 2
-_READABLE_VERSIONS = (1, 2)
 _STATE = "state.json"
 _log = logging.getLogger(__name__)
 
 
 class UnknownFormatError(ValueError):
-    """A checkpoint has a format version that this version of Groundswell does not know."""
+    """A checkpoint has another format than this program reads."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +76,10 @@ class TrainingState:
     settings: dict[str, str] = field(default_factory=dict)
     """The settings that the checkpoint was written with, by key, and the versions of Groundswell, Keras, TensorFlow."""
     thresholds: dict[str, list[float]] = field(default_factory=dict)
-    """Those of `results.thresholds_of` at the end of the epoch; empty within one, and of earlier versions."""
+    """Those of `results.thresholds_of` at the end of the epoch; empty within one."""
 
-    variables: int | None = field(default=None, compare=False)
-    """Number of variables in the file, which `save_checkpoint` sets; None: not known."""
+    variables: int = field(default=0, compare=False)
+    """Number of variables in the file, which `save_checkpoint` sets."""
 
     @property
     def is_within_an_epoch(self) -> bool:
@@ -244,7 +242,7 @@ def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
         with opened(path) as file:
             state = _read_state(path, file)
             arrays = {name: file[name] for name in file.files if name != _STATE}
-        if state.variables not in (None, len(arrays)):
+        if state.variables != len(arrays):
             raise ValueError(f"it has {len(arrays)} of {state.variables} variables")
         refuse_non_finite(arrays)
     except (UnknownFormatError, *NO_DAMAGE):
@@ -321,23 +319,10 @@ def _warn_of_damage(path: AnyPath, error: Exception) -> None:
 def _read_state(path: AnyPath, file: Mapping[str, NDArray[Any]]) -> TrainingState:
     header = json.loads(file[_STATE].tobytes())
     version = header.pop("format_version")
-    if version not in _READABLE_VERSIONS:
+    if version != FORMAT_VERSION:
         raise UnknownFormatError(
-            f"checkpoint {path} has format {version!r}, and this version of Groundswell reads formats 1 to "
-            f"{FORMAT_VERSION}: continue with the version that wrote it, or a later one"
+            f"checkpoint {path} has format {version!r}, this program reads {FORMAT_VERSION}: start a new run without "
+            "training.resume_run"
         )
-    header["history"] = [_with_groups(metrics) for metrics in header["history"]]
-    return TrainingState(**header)
-
-
-def _with_groups(metrics: dict[str, float]) -> dict[str, float]:
-    """Metrics of one epoch by today's names; those of format 1 may have no groups."""
-    names = {
-        "train_loss": "train/loss",
-        "images_per_second": "speed/images_per_second",
-        "input_wait_fraction": "time/input_wait_fraction",
-    }
-    return {
-        name if "/" in name else names.get(name, re.sub("^val_", "val/", name)): value
-        for name, value in metrics.items()
-    }
+    known = {each.name for each in fields(TrainingState)}
+    return TrainingState(**{name: value for name, value in header.items() if name in known})

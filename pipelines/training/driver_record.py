@@ -24,7 +24,14 @@ from pipelines.tracking.environment import host_facts, packages
 from pipelines.tracking.experiments import chosen_experiment
 from pipelines.tracking.guard import guarded
 from pipelines.tracking.journal import driver_journal, journals, rank_journal
-from pipelines.tracking.local_run import CONFIG_FILE, Description, LocalRun, read_local_run, update_local_run
+from pipelines.tracking.local_run import (
+    CONFIG_FILE,
+    FILE_NAME,
+    Description,
+    LocalRun,
+    read_local_run,
+    update_local_run,
+)
 from pipelines.tracking.recorded import DIVERGED_TAG
 from pipelines.tracking.runs import Status
 from pipelines.tracking.store import TrackedRun, TrackingError
@@ -65,9 +72,10 @@ class DriverRecord:
 
     @property
     def name(self) -> str:
-        """Name of the run; for a run of an earlier version, whose name is not kept here, its identifier."""
+        """Name of the run; where it was made without one, its identifier."""
         local = read_local_run(self.folder)
-        return (local.description.name if local is not None else None) or self.run.run_id
+        assert local is not None, self.folder
+        return local.description.name or self.run.run_id
 
     @property
     def checkpoints(self) -> AnyPath:
@@ -170,6 +178,11 @@ def recorded_run(
             check_held = stack.enter_context(held_run(run_place(config, resumed)))
             fetch_records(config, resumed)
             before = read_local_run(output / resumed)
+            if before is None:
+                raise ValueError(
+                    f"{output / resumed} has no {FILE_NAME}, as every run's folder has: start a new run without "
+                    "training.resume_run"
+                )
             run = _continue(config, resumed)
         else:
             description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
@@ -303,9 +316,7 @@ def _write_beginning(
         writer.text(manifest_json(manifest), "dataset.json")
     else:
         newest = newest_step(checkpoints_of(config, run.run_id))
-        is_known = settings_history.has_begun(folder) or run.is_offline
-        known = None if is_known else runs.parameters(run)
-        settings_history.record_changes(writer, folder, settings, newest, known=known)
+        settings_history.record_changes(writer, folder, settings, newest)
         tags = tags_of(config, manifest)
         if before is not None and before.has_diverged:
             tags = {**tags, DIVERGED_TAG: ""}

@@ -123,8 +123,7 @@ def _example(config: RunConfig, model: keras.Model) -> dict[str, NDArray[np.gene
 def _what_was_trained(folder: Path) -> tuple[RunConfig, Manifest]:
     if not (folder / CONFIG_FILE).is_file():
         raise FileNotFoundError(
-            f"{folder} has no {CONFIG_FILE}: it is no run's folder, or that of an earlier version; finish such a run "
-            f"with `groundswell train ... --set training.resume_run={folder.name}`"
+            f"{folder} has no {CONFIG_FILE}, as every run's folder has: train again without training.resume_run"
         )
     return resolve(str(folder / CONFIG_FILE)), read_manifest(folder)
 

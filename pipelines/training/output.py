@@ -40,11 +40,10 @@ def check_place(config: RunConfig) -> None:
     """Make sure that `training.output` is not in the dataset, and find out within seconds whether a URL can be used.
 
     Raises:
-        ValueError: It is in the dataset. A run that an earlier version began there may be continued.
+        ValueError: It is in the dataset.
         StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
     """
-    if config.training.resume_run is None:
-        check_outside("training.output", Folder.at(config.training.output), Folder.at(config.dataset.path))
+    check_outside("training.output", Folder.at(config.training.output), Folder.at(config.dataset.path))
     place = any_path(config.training.output)
     if isinstance(place, RemotePath):
         place.folder.check()

@@ -54,7 +54,7 @@ def where_the_step_goes(history: Sequence[Mapping[str, float]], last: StepPhases
     """Plot the seconds of a step by phase: over the epochs as a mean of the ranks, and by rank in the last epoch.
 
     Args:
-        history: Metrics of each epoch; those of earlier versions have no phases and are left out.
+        history: Metrics of each epoch; those without a step of this process have no phases and are left out.
         last: The phases of the last epoch.
     """
     figure = Figure(figsize=(_WIDTH_INCHES, 3.9), layout="constrained")

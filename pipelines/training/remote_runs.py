@@ -66,13 +66,12 @@ def adopt_behind(place: RemotePath) -> str:
 
 def _lacks_something(place: RemotePath) -> bool:
     names = place.folder.names()
-    if FILE_NAME not in names and _JOURNALS not in names:
+    if FILE_NAME not in names:
         return False  # no run
     with tempfile.TemporaryDirectory(prefix="groundswell-") as parent:
         folder = Path(parent, place.name)
         folder.mkdir()
-        if FILE_NAME in names:
-            (folder / FILE_NAME).write_bytes(place.folder.read(FILE_NAME))
+        (folder / FILE_NAME).write_bytes(place.folder.read(FILE_NAME))
         if _JOURNALS in names:
             (folder / _JOURNALS).mkdir()
         return lacks_something(folder)

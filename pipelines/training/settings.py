@@ -14,15 +14,6 @@ from pipelines.training.checkpoint import TrainingState
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
-_RENAMED = {"model.upsampling": "input.upsampling"}
-"""Keys by which earlier versions recorded what has another key now."""
-_BEFORE_THEY_WERE_RECORDED = {
-    "input.bands": "None",
-    "model.stem_stride": "1",
-    "model.zero_init_residual": "True",
-    "training.mode.name": SynchronousConfig().name,
-    "warm_start.frozen_layers": "[]",
-}
 _FIXED = (
     "optimizer.name",
     "optimizer.variant",
@@ -75,8 +66,7 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
         ("training.seed", str(state.seed), str(config.training.seed)),
         ("the global batch size", str(state.global_batch_size), str(config.global_batch_size)),
     ]
-    now = recorded_settings(config)
-    then = {**_BEFORE_THEY_WERE_RECORDED, **{_RENAMED.get(name, name): value for name, value in state.settings.items()}}
+    now, then = recorded_settings(config), state.settings
     # Those of a network by import path are the arguments of its function, each of which may be left out.
     arguments = {name for name in then.keys() ^ now.keys() if name.startswith("model.settings.")}
     fixed += [(name, then.get(name, "not set"), now.get(name, "not set")) for name in sorted(arguments)]
@@ -86,17 +76,17 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
         if network or exchange or name in _FIXED:
             fixed.append((name, then[name], now[name]))
     # A checkpoint holds the averages or none; their decay may change.
-    before, after = state.settings.get("training.ema", "None"), now["training.ema"]
+    before, after = then["training.ema"], now["training.ema"]
     if "None" in (before, after):
         fixed.append(("training.ema", before, after))
-    before, after = state.settings.get("training.precision", "float32"), now["training.precision"]
+    before, after = then["training.precision"], now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
-    momenta = {"training.mode.outer.momentum": "0.0"}  # by name what it is where it is not recorded
+    momenta = {"training.mode.outer.momentum": "0.0"}  # by name what it is where the mode has none
     if isinstance(config.optimizer, SGDConfig):
         momenta["optimizer.momentum"] = now["optimizer.momentum"]
-    for name, unrecorded in momenta.items():
-        before, after = (values.get(name, unrecorded) for values in (then, now))
+    for name, absent in momenta.items():
+        before, after = (values.get(name, absent) for values in (then, now))
         if "0.0" in (before, after):  # without momentum these have no variable for it, as LARS has
             fixed.append((name, before, after))
     # A pipeline's checkpoint is that of the whole network, as synchronous training writes it.

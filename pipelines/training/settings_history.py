@@ -27,19 +27,7 @@ def begin(folder: Path, settings: Mapping[str, str]) -> None:
     _write(folder, settings, [])
 
 
-def has_begun(folder: Path) -> bool:
-    """Whether the settings of a run are known beside its checkpoints; those of an earlier version are not."""
-    return (folder / FILE_NAME).is_file()
-
-
-def record_changes(
-    writer: RunWriter,
-    folder: Path,
-    settings: Mapping[str, str],
-    step: int,
-    *,
-    known: Mapping[str, str] | None = None,
-) -> None:
+def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str], step: int) -> None:
     """Write to the run which settings differ from those so far.
 
     Args:
@@ -47,9 +35,8 @@ def record_changes(
         folder: The run's folder.
         settings: All settings that hold from now on, by key.
         step: Optimizer steps that were taken with the settings so far.
-        known: The settings so far, where the folder does not have them.
     """
-    before, history, has_all = _read(folder) if has_begun(folder) else (dict(known or {}), [], False)
+    before, history, has_all = _read(folder)
     # Another version of the package may have settings of its own, which nobody has changed.
     keys = settings.keys() | before.keys() if has_all else settings.keys() & before.keys()
     changes = [
@@ -67,7 +54,7 @@ def record_changes(
 
 
 def now(folder: Path) -> dict[str, str]:
-    """Return the settings that hold, where `has_begun`."""
+    """Return the settings that hold."""
     return _read(folder)[0]
 
 
@@ -89,7 +76,7 @@ def _texts(history: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 def _read(folder: Path) -> tuple[dict[str, str], list[dict[str, Any]], bool]:
     """The settings so far, the changes, and whether this version of the package wrote them."""
     values: dict[str, Any] = json.loads((folder / FILE_NAME).read_text())
-    return values["now"], values.get("changes", []), values.get("version") == revision.package_version()
+    return values["now"], values["changes"], values["version"] == revision.package_version()
 
 
 def _write(folder: Path, settings: Mapping[str, str], changes: Sequence[Mapping[str, Any]]) -> None:

@@ -60,9 +60,8 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
     reached = _first_reaching(history, metric, config.tracking.target)
     if reached is not None:
         values["epochs_to_target"] = reached + 1
-        values |= _renamed(history[reached], {"time/samples_seen": "samples_to_target"})
-        values |= _renamed(history[reached], {"time/elapsed_seconds": "seconds_to_target"})
-    values |= _renamed(last, {"time/elapsed_seconds": "seconds", "exchange/payload_bytes_total": "payload_bytes"})
+        values["samples_to_target"] = history[reached]["time/samples_seen"]
+        values["seconds_to_target"] = history[reached]["time/elapsed_seconds"]
     # An epoch that was resumed after its last step has no speed.
     timed = [row for row in history if row["speed/images_per_second"] > 0]
     if timed:
@@ -72,17 +71,17 @@ def summary_of(history: History, config: RunConfig, manifest: Manifest, computer
             "images_per_second_per_rank": _speed_of_a_rank(timed, computer),
             "seconds_per_step": config.global_batch_size / steady,
         }
+    seconds = last["time/elapsed_seconds"]
     values |= {
+        "seconds": seconds,
+        "images_per_second": len(history) * (rows // config.global_batch_size) * config.global_batch_size / seconds,
+        "payload_bytes": last["exchange/payload_bytes_total"],
+        "wire_bytes": _wire_bytes(history, computer),
         "input_wait_fraction": statistics.fmean(row["time/input_wait_fraction"] for row in history),
         "parameters": computer.parameters,
         "flops_per_image": _PASSES * computer.forward_flops,
         "matmul_flops_per_second": computer.matmul_flops_per_second,
     }
-    if values.get("seconds"):
-        values["images_per_second"] = len(history) * (rows // config.global_batch_size) * config.global_batch_size
-        values["images_per_second"] /= values["seconds"]
-    if "payload_bytes" in values:
-        values["wire_bytes"] = _wire_bytes(history, computer)
     # Images of a resolution schedule need fewer operations than these.
     height = full_size(config, manifest)[0]
     full = [row for row in timed if row.get(IMAGE_HEIGHT, height) == height]
@@ -106,9 +105,8 @@ def _wire_bytes(history: History, computer: Computer) -> float:
     """Bytes of all ranks: an allreduce of n bytes makes each of N ranks send 2 (N - 1) / N of them."""
     sent = before = 0.0
     for row in history:
-        total = row.get("exchange/payload_bytes_total", before)
-        sent += 2 * (_workers(row, computer) - 1) * (total - before)
-        before = total
+        sent += 2 * (_workers(row, computer) - 1) * (row["exchange/payload_bytes_total"] - before)
+        before = row["exchange/payload_bytes_total"]
     return sent
 
 
@@ -118,8 +116,3 @@ def _first_reaching(history: History, metric: str, target: float | None) -> int 
         return None
     sign = -1 if is_lower_better(metric) else 1
     return next((at for at, row in enumerate(history) if metric in row and sign * (row[metric] - target) >= 0), None)
-
-
-def _renamed(row: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Those of the metrics that the epoch has, by other names; epochs of earlier versions lack some."""
-    return {new: row[old] for old, new in names.items() if old in row}

@@ -76,10 +76,10 @@ def read_weights(config: WarmStartConfig) -> "TrainedWeights":
         return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
     state, arrays = read_arrays(Path(config.source))
     # Keras numbers the optimizers of a process from the second one on.
-    optimizer = re.compile(rf"{state.settings.get('optimizer.name')}(_\d+)?\.")
+    optimizer = re.compile(rf"{state.settings['optimizer.name']}(_\d+)?\.")
     named = [(name.partition(":")[2], value) for name, value in arrays.items()]
     found = _by_name((name, value) for name, value in named if not optimizer.match(name))
-    return TrainedWeights(found, *(json.loads(state.settings.get(key, "null")) for key in (_BANDS, _CLASSES)))
+    return TrainedWeights(found, *(json.loads(state.settings[key]) for key in (_BANDS, _CLASSES)))
 
 
 def begin_with(model: "keras.Model", config: RunConfig, manifest: Manifest) -> list[str]:

@@ -32,14 +32,19 @@ with held(Path(sys.argv[1])):
 
 def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     assert read_local_run(tmp_path) is None
-    update_local_run(tmp_path, status="FAILED")  # of an earlier version: there is no file
+    update_local_run(tmp_path, status="FAILED")  # there is no file
     assert not list(tmp_path.iterdir())
     RUN.write(tmp_path / "run")
     assert read_local_run(tmp_path / "run") == RUN
     update_local_run(tmp_path / "run", status="KILLED", ended=5)
     assert read_local_run(tmp_path / "run") == replace(RUN, status="KILLED", ended=5)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["run.json"]
-    assert json.loads((tmp_path / "run" / "run.json").read_text())["run_id"] == "offline-1"
+    values = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert values["run_id"] == "offline-1"
+    # Fields of a later version are ignored.
+    later = {**values, "host": "a", "description": {**values["description"], "language": "en"}}
+    (tmp_path / "run" / "run.json").write_text(json.dumps(later))
+    assert read_local_run(tmp_path / "run") == replace(RUN, status="KILLED", ended=5)
 
 
 def test_two_drivers_do_not_train_one_run(tmp_path: Path, project: Path) -> None:

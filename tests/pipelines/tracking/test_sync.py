@@ -158,16 +158,11 @@ def test_a_run_whose_driver_died_does_not_stay_running(client: MlflowClient, tmp
     assert record_of(folder).is_told
 
 
-def test_a_journal_of_an_earlier_version_is_written(client: MlflowClient, tmp_path: Path) -> None:
-    run = start_run("offline", None, {}, {})
-    folder = tmp_path / run.run_id
-    writer = RunWriter(TrackedRun("", run.run_id), driver_journal(folder))
-    writer.tags({"late": "yes"})
-    writer.close()
-    (left,) = unsynced(tmp_path)
-    assert sync(left, log_model).run_id == run.run_id
-    assert client.get_run(run.run_id).data.tags["late"] == "yes"
+def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path) -> None:
+    driver_journal(tmp_path / "1").mkdir(parents=True)
     assert unsynced(tmp_path) == []
+    with pytest.raises(ValueError, match=r"1 has no run\.json, as every run's folder has: train again$"):
+        sync(tmp_path / "1", log_model)
 
 
 def only_outside(folder: str, method: Callable[[Path], Any]) -> Callable[[Path], Any]:

@@ -178,11 +178,12 @@ def test_a_value_that_no_step_was_taken_with_is_not_told(client: MlflowClient) -
     assert "changed.training.seed" not in tags
 
 
-def test_a_run_of_an_earlier_version_is_compared_with_its_parameters(client: MlflowClient) -> None:
+def test_a_run_without_its_description_is_not_continued(client: MlflowClient) -> None:
     run_id = record()
-    Path(run_id, "settings.json").unlink()
-    record("training.label_smoothing=0.1", resuming(run_id))
-    assert client.get_run(run_id).data.tags["changed.training.label_smoothing"] == "0.1 from step 0"
+    Path(run_id, "run.json").unlink()
+    with pytest.raises(ValueError, match=rf"{run_id} has no run\.json, as every run's folder has: start a new run"):
+        record(resuming(run_id))
+    assert client.get_run(run_id).info.status == "FINISHED"
 
 
 @pytest.mark.parametrize(("error", "status"), [(KeyboardInterrupt(), "KILLED"), (RuntimeError("lost"), "FAILED")])

@@ -122,7 +122,7 @@ def test_layers_without_names_are_found_in_every_export_of_a_process(
     ("run_id", "checkpoint", "message"),
     [
         ("0123", None, r"there is no run 0123 under .*: give the training\.output"),
-        ("4567", None, r"4567 has no config\.yaml.*training\.resume_run=4567"),
+        ("4567", None, r"4567 has no config\.yaml, as every run's folder has: train again"),
         ("89", None, "89/checkpoints has 0 checkpoints"),
         ("offline-1", None, r"MLflow does not have run offline-1 yet: `groundswell sync --output"),
         ("89", "checkpoints/damaged.npz", r"damaged\.npz is damaged"),

@@ -1,4 +1,4 @@
-"""Cells that earlier versions of this program have trained are found again."""
+"""Recorded cells are found again by the same command."""
 
 import json
 from pathlib import Path

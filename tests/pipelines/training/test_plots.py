@@ -35,7 +35,7 @@ def epochs(phases: StepPhases, count: int) -> list[dict[str, float]]:
         learning_rate_curve([0.1, 0.2, 0.1]),
         per_class_bars(ROWS, "validation"),
         where_the_step_goes(epochs(PHASES, 3), PHASES),
-        where_the_step_goes([{"train/loss": 1.0}], PHASES),  # epochs of an earlier version
+        where_the_step_goes([{"train/loss": 1.0}], PHASES),  # an epoch without steps
     ],
 )
 def test_figures_render(figure: Figure) -> None:

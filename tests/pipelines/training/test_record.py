@@ -85,7 +85,7 @@ def test_a_resumed_training_keeps_where_the_steps_of_earlier_epochs_went(
     end(last, 12)
     names = {item.path for item in client.list_artifacts(run.run_id)}
     assert names >= {"learning_curves.png", "where_the_step_goes.png"}
-    # A run that an earlier version began has no rows of its first epochs, and the right numbers from then on.
+    # Where its file is lost there are no rows of the first epochs, and the right numbers from then on.
     (checkpoints / FILE_NAME).unlink()
     assert [row["epoch"] for row in PhaseTable(checkpoints, 12).add(ONE_RANK, epoch=4, step=16)] == [4]
 
@@ -107,7 +107,7 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(
     target = {"summary/epochs_to_target": 2.0}
     for further in ({}, {}, target):
         resumed = record_of(run, 12)
-        resumed.write_absent([{**row, "of_an_earlier_version": 1.0} for row in history[:3]], steps=4)
+        resumed.write_absent([{**row, "own_metric_of_before": 1.0} for row in history[:3]], steps=4)
         # As where the model was not logged: a run that is finished again has its summary once, and what is new in it.
         assert resumed.write_end({}, summary | further, steps=12) == ("", "")
     last = record_of(run, 12)
@@ -122,7 +122,7 @@ def test_epochs_whose_journal_is_lost_are_written_from_the_checkpoint(
         **{name: [(12, value)] for name, value in (summary | target).items()},
     }
     assert {name: sorted(curve(client, run, name)) for name in expected} == expected
-    assert "of_an_earlier_version" not in client.get_run(run.run_id).data.metrics
+    assert "own_metric_of_before" not in client.get_run(run.run_id).data.metrics
 
 
 def curve(client: MlflowClient, run: TrackedRun, name: str) -> list[tuple[int, float]]:

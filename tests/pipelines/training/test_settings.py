@@ -75,25 +75,11 @@ def test_what_does_not_fit_the_state_is_refused(setting: str, message: str) -> N
     check(STATE, setting, refused=message)
 
 
-@pytest.mark.parametrize(("setting", "value"), [("model.stem_stride", "2"), ("model.zero_init_residual", "false")])
-def test_a_setting_that_an_earlier_version_did_not_know_had_its_default(setting: str, value: str) -> None:
-    # The variables have the same shapes with either stride: only the settings tell the networks apart.
-    network = "model={name: resnet_cifar, depth: 8}"
-    state = without(state_of(network), setting)
-    check(state, network)
-    check(state, network, f"{setting}={value}", refused=rf"{re.escape(setting)} was \w+, is {value.capitalize()}")
-
-
-def without(state: TrainingState, setting: str) -> TrainingState:
-    return replace(state, settings={key: text for key, text in state.settings.items() if key != setting})
-
-
 def test_momentum_of_sgd_neither_begins_nor_ends() -> None:
     some, less, none = (f"optimizer={{name: sgd, momentum: {value}, nesterov: false}}" for value in (0.9, 0.8, 0))
     check(state_of(some), less)
     check(state_of(some), none, refused=r"optimizer\.momentum was 0\.9, is 0\.0")
     check(state_of(none), some, refused=r"optimizer\.momentum was 0\.0, is 0\.9")
-    check(without(state_of(none), "optimizer.momentum"), some)
     check(STATE, "optimizer.momentum=0")  # LARS without momentum has the same variables
 
 
@@ -171,22 +157,6 @@ def test_arguments_of_a_network_by_import_path_stay(before: str, after: str, mes
     then, now = (f"model={{name: import, path: 'a:b', settings: {each}}}" for each in (before, after))
     check(state_of(then), then)
     check(state_of(then), now, refused=rf"model\.settings\.alpha {message}")
-
-
-def test_a_checkpoint_without_settings_is_compared_by_what_it_has() -> None:
-    old = replace(STATE, settings={})
-    check(old, "model.depth=50")
-    check(old, "training.precision=bfloat16")  # that version knew float32 only
-    check(old, "training.seed=1", refused=r"training\.seed was 0, is 1")
-    check(old, "training.ema=0.99", refused=r"training\.ema was None, is 0\.99")  # and no averages
-
-
-def test_a_checkpoint_of_the_time_when_the_network_had_the_keys_of_the_input() -> None:
-    settings = {name: value for name, value in STATE.settings.items() if not name.startswith("input.")}
-    older = replace(STATE, settings={**settings, "model.upsampling": "nearest", "model.augmentation": "flips"})
-    check(older, "input.augmentation=dihedral")
-    check(older, "input.upsampling=bicubic", refused=r"input\.upsampling was nearest, is bicubic")
-    check(older, "input.bands=[red]", refused=r"input\.bands was None, is \['red'\]")
 
 
 def test_a_checkpoint_holds_averages_or_none() -> None:

@@ -112,9 +112,3 @@ def test_of_a_loss_lower_is_better() -> None:
 )
 def test_the_metric_that_is_compared(changes: dict[str, Any], metric: str) -> None:
     assert compared_metric(load("smoke"), MANIFEST.model_copy(update=changes)) == metric
-
-
-def test_epochs_of_an_earlier_version_lack_some_figures() -> None:
-    found = figures([{"train/loss": 1.0, "speed/images_per_second": 8.0, "time/input_wait_fraction": 0.0}])
-    assert not found.keys() & {"best_value", "seconds"}
-    assert found["images_per_second_steady"] == 8.0
