@@ -1,4 +1,4 @@
-"""Settings that a run does not tell, because the version of this program that trained it did not have them."""
+"""Settings that a run does not tell: those without effect, and those that only a later version has."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
@@ -10,7 +10,7 @@ from pipelines.comparison.run import DEFAULT_READER, ComparedRun
 def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
     """Give runs the default of each setting that only others of them tell.
 
-    A new setting's default is what earlier versions did, so that trainings of two versions are one recipe where nothing
+    A new setting's default is what the versions before it do. So trainings of two versions are one recipe where nothing
     else differs.
 
     Args:

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 class GridLine(BaseModel):
     """A grid was begun, perhaps on another machine."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     format_version: Literal[1] = VERSION
     kind: Literal["grid"] = "grid"
@@ -36,7 +36,7 @@ class GridLine(BaseModel):
 class CellLine(BaseModel):
     """A cell has ended."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     format_version: Literal[1] = VERSION
     kind: Literal["cell"] = "cell"

@@ -17,7 +17,7 @@ SCORES = ("val/top_1", "val/f1_micro", "val/loss")
 """The metrics that a comparison is by, where none is chosen: the first one that the trainings have."""
 CURVE_GROUPS = (VALIDATION_GROUP, AVERAGED_GROUP)
 _TOTAL_PAYLOAD = "exchange/payload_bytes_total"
-CURVES = ("train/loss", "speed/images_per_second", "exchange/payload_bytes", _TOTAL_PAYLOAD)
+CURVES = ("train/loss", "speed/images_per_second", _TOTAL_PAYLOAD)
 SEED = "training.seed"
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _FURTHER = (
@@ -50,7 +50,7 @@ Column = list[float | None]
 class ComparedRun(BaseModel):
     """One training."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     run_id: str
     name: str
@@ -166,18 +166,9 @@ def _seconds(run: RecordedRun, steps: Sequence[int]) -> Column:
 
 
 def _payload(run: RecordedRun, steps: Sequence[int]) -> Column:
-    """Bytes that one rank gave to the collective by each epoch's end; steps that are not recorded cost the mean."""
+    """Bytes that one rank gave to the collective by each epoch's end."""
     totals = {point.step: point.value for point in run.curves.get(_TOTAL_PAYLOAD, [])}
-    if totals:
-        return [_finite(totals.get(step)) for step in steps]
-    curve = run.curves.get("exchange/payload_bytes", [])
-    total, count, column = 0.0, 0, []
-    for step in steps:
-        while count < len(curve) and curve[count].step < step:
-            total += curve[count].value
-            count += 1
-        column.append(total / count * step if count else None)
-    return column
+    return [_finite(totals.get(step)) for step in steps]
 
 
 def _thinned(history: dict[str, Column], rows: int | None) -> dict[str, Column]:

@@ -15,7 +15,7 @@ SAVED_MARK = b'"runs": ['
 
 
 class _SavedRuns(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
     format_version: Literal[1]
     runs: list[ComparedRun]

@@ -17,7 +17,7 @@ _VERSION: Literal[1] = 1
 class Measured(BaseModel):
     """Base of all parts: frozen, and no other keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True)
 
 
 class ComputePoint(Measured):

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from pipelines.tracking.writer import Point
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
-SPEED = "speed/images_per_second"
-CURVES = (*PHASES, SPEED)
-"""The metrics whose curves are needed; runs without a curve of `SPEED` are taken too."""
+CURVES = PHASES
+"""The metrics whose curves are needed."""
 PAYLOAD, PARAMETERS = "exchange/payload_bytes", "summary/parameters"
 RECORDED_LINK = "recorded"
 """Name of the link on which the trainings ran."""
@@ -173,7 +172,7 @@ def _check(run: "RecordedRun") -> None:
         if name not in run.metrics or (name in PHASES and not run.curves.get(name))
     ]
     if absent:
-        raise ValueError(f"--run {run.run_id} has not recorded {absent[0]}: train again with this version")
+        raise ValueError(f"--run {run.run_id} has not recorded {absent[0]}: train again")
 
 
 def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
@@ -198,7 +197,7 @@ def _within(keys: Iterable[str], names: Sequence[str]) -> list[str]:
 
 
 def _value(run: "RecordedRun", key: str) -> str:
-    """The value of a setting. One that a run does not tell is its default: null, or what earlier versions did."""
+    """The value of a setting; one that a run does not tell, as it has no effect or is null or empty, is its default."""
     if key in run.parameters:
         return run.parameters[key]
     field = find(key.split("."), nested(run.parameters))
@@ -211,14 +210,12 @@ def _payload(run: "RecordedRun") -> int:
 
 
 def _curve(run: "RecordedRun", phase: str) -> list[float]:
-    """Seconds by epoch; earlier versions have recorded some for epochs that were resumed after their last step."""
+    """Seconds by epoch."""
     return [point.value for point in _points(run, phase)]
 
 
 def _points(run: "RecordedRun", phase: str) -> list["Point"]:
-    without_steps = {point.step for point in run.curves.get(SPEED, []) if point.value == 0}
-    curve = run.curves[f"time/step_{phase}_seconds"]
-    return [point for point in curve if point.step not in without_steps]
+    return run.curves[f"time/step_{phase}_seconds"]
 
 
 def _curve_of_codec(run: "RecordedRun", phase: str) -> list[float]:

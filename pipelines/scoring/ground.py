@@ -121,7 +121,7 @@ def _refuse_foreign(files: Iterable[Path], map_file: Path) -> None:
     for file in files:
         if file.exists() and not _is_ours(file):
             raise ValueError(
-                f"--map {map_file} would replace {file}, which is no map of this version: move or remove {file.name}, "
+                f"--map {map_file} would replace {file}, which is no map of groundswell: move or remove {file.name}, "
                 "or choose another file"
             )
 

@@ -143,8 +143,6 @@ def check_score(
     identity = _identity(model, source, settings)
     existing = read_identity(output)
     if existing is not None:
-        if existing.get(_FINGERPRINT) in source.earlier_fingerprints:
-            identity[_FINGERPRINT] = existing[_FINGERPRINT]  # one covers the sizes, which notes of that version do not
         if all(existing.get(key) == identity[key] for key in (_KIND, _FINGERPRINT)) and _may_have_moved(source, output):
             existing = {**existing, _INPUT: source.where}
         refuse_another(existing, identity, output)

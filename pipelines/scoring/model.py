@@ -18,8 +18,8 @@ class ModelInput:
     shape: tuple[int, int, int]
     """`(height, width, bands)`."""
     dtype: str
-    bands: tuple[str, ...] | None
-    """Names in the order of the last axis; None: the model was logged by a version that did not say them."""
+    bands: tuple[str, ...]
+    """Names in the order of the last axis."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def describe(model: ServedModel) -> ModelDescription:
     for name, (shape, dtype) in model.inputs.items():
         if len(shape) != 3 or min(shape) < 1:
             raise ValueError(f"{model.uri}: its input {name!r} has the shape {shape}, expected (height, width, bands)")
-        inputs.append(ModelInput(name, shape, dtype, model.metadata.groups.get(name)))
+        inputs.append(ModelInput(name, shape, dtype, model.metadata.groups[name]))
     return ModelDescription(
         model.uri,
         model.model_id,
@@ -120,7 +120,7 @@ def check_inputs_fit(model: ModelDescription, *, where: str, groups: Sequence[Im
                 f"{model.uri} takes {wanted.name!r} as {wanted.dtype} {wanted.shape}, {where} has {group.dtype} "
                 f"{group.shape}"
             )
-        if wanted.bands is not None and group.bands != wanted.bands:
+        if group.bands != wanted.bands:
             raise ValueError(
                 f"{model.uri} takes the bands {', '.join(wanted.bands)} in {wanted.name!r}, {where} has "
                 f"{', '.join(group.bands)}"

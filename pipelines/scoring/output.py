@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pydantic import TypeAdapter
 
 from pipelines.archives.archive import REJECTED_SCHEMA
 from pipelines.dataset.files import LEASE_PREFIX, PROGRESS_FOLDER
@@ -70,6 +71,9 @@ class WrittenPart:
     def samples(self) -> int:
         """Samples that were read or rejected."""
         return self.rows + len(self.rejected)
+
+
+_WRITTEN_PART = TypeAdapter(WrittenPart)
 
 
 def note_name(file: str, *, earlier: bool = False) -> str:
@@ -189,8 +193,8 @@ def _whole(parts: Iterable[WrittenPart], output: Folder, files: Collection[str])
 def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPart | None:
     """Read the note of one part; None where there is none, or a damaged one."""
     try:
-        return WrittenPart(**json.loads(output.read(note_name(file, earlier=earlier))))
-    except (FileNotFoundError, ValueError, TypeError):
+        return _WRITTEN_PART.validate_json(output.read(note_name(file, earlier=earlier)))
+    except (FileNotFoundError, ValueError):
         return None
 
 
@@ -204,7 +208,7 @@ def _of_manifest(output: Folder) -> list[WrittenPart]:
     by_part: dict[str, list[dict[str, str]]] = {}
     for row in rejected:
         by_part.setdefault(row.pop("part"), []).append(row)
-    return [WrittenPart(**part, rejected=by_part.get(part["file"], [])) for part in parts]
+    return [_WRITTEN_PART.validate_python({**part, "rejected": by_part.get(part["file"], [])}) for part in parts]
 
 
 def write_rejected(

@@ -41,8 +41,6 @@ class Source:
     """Rows of `REJECTED_SCHEMA`: what the archive's metadata holds and is no sample of any part."""
     samples_per_file: int | None = None
     """Largest number of samples of a part of a raw archive."""
-    earlier_fingerprints: tuple[str, ...] = ()
-    """The digests that earlier versions had of an archive, with its metadata, and also with the sizes of its files."""
 
 
 def is_dataset(location: Folder) -> bool:
@@ -110,10 +108,8 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
             bad = tuple(unusable[name] for name in part["id"].to_pylist() if name in unusable) if unusable else ()
             parts.append(ArchivePart(f"{split}-part-{number:05d}.parquet", len(part), archive, _stream(part), bad))
     metadata = [name for name in index.samples.schema.names if name not in ("id", "split", "paths")]
-    fingerprint, *earlier_fingerprints = (
-        _digest([index_digest(samples), describe(description, archive.read_settings), samples_per_file])
-        for samples in (_without(index.samples, metadata), _without(index.samples, ["size"]), index.samples)
-    )
+    digest = index_digest(_without(index.samples, metadata))
+    fingerprint = _digest([digest, describe(description, archive.read_settings), samples_per_file])
     return Source(
         archive.root or description.kind,
         description.kind,
@@ -124,7 +120,6 @@ def archive_source(archive: Archive, *, samples_per_file: int) -> Source:
         tuple(parts),
         tuple(index.rejected.to_pylist()),
         samples_per_file,
-        tuple(earlier_fingerprints),
     )
 
 

@@ -125,7 +125,7 @@ def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
     for output in outputs.model_outputs if outputs else []:
         if output.step == step:
             logged = client.get_logged_model(output.model_id)
-            if (logged.tags.get(_KIND, logged.name), logged.status) == (name, "READY"):
+            if (logged.tags.get(_KIND), logged.status) == (name, "READY"):
                 return str(output.model_id)
     return None
 

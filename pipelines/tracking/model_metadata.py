@@ -21,7 +21,7 @@ class SplitSamples:
 class ModelMetadata:
     """What whoever loads a model must know.
 
-    A model of an earlier version says less: what it does not say has the default.
+    Of a model that Groundswell has not logged only its run is known: all else has the default.
     """
 
     class_names: tuple[str, ...] = ()

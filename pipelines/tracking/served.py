@@ -68,7 +68,7 @@ def find_model(uri: str) -> ServedModel:
     if not metadata.class_names or info.signature is None:
         raise ValueError(f"{uri} was not logged by groundswell: its metadata has no class_names")
     kept = (tags or {}).get(_tag(model_id))
-    thresholds = metadata.thresholds if kept is None else _thresholds_of(kept, metadata, fixed)
+    thresholds = metadata.thresholds if kept is None else tuple(json.loads(kept))
     inputs = {
         spec.name: (tuple(int(size) for size in spec.shape[1:]), str(spec.type)) for spec in info.signature.inputs
     }
@@ -94,14 +94,6 @@ def keep_thresholds(model: ServedModel, thresholds: Sequence[float]) -> None:
             _log.warning("the thresholds of %s are too long for a tag of MLflow 2, and are not kept", model.uri)
         else:
             client.set_tag(str(model.metadata.run_id), tag, text)
-
-
-def _thresholds_of(text: str, metadata: ModelMetadata, uri: str) -> tuple[float, ...] | None:
-    try:
-        return tuple(json.loads(text))
-    except ValueError:
-        _log.warning("the thresholds that %s has in MLflow are cut off: those that it was logged with are used", uri)
-        return metadata.thresholds
 
 
 def _tag(model_id: str) -> str:

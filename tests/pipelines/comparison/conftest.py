@@ -49,11 +49,9 @@ def fabricate(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) ->
         for epoch, loss in enumerate(losses, 1):
             step, time = epoch * STEPS, START + 60_000 * epoch
             values = {"train/loss": loss, "val/loss": 1.1 * loss, "speed/images_per_second": rates[epoch - 1]}
+            values |= {"exchange/payload_bytes_total": payload_bytes * step}
             values |= {"val/top_1": scores[epoch - 1]} if epoch <= len(scores) else {}
             points += [Metric(key, value, time, step) for key, value in values.items() if math.isfinite(value)]
-            points += [
-                Metric("exchange/payload_bytes", payload_bytes, time, before) for before in range(step - STEPS, step)
-            ]
         MlflowClient(module_mlflow_store).log_batch(run.run_id, metrics=points)
         if status is not None:
             runs.end_run(run, status)

@@ -105,7 +105,7 @@ def test_a_run_that_changed_is_a_group_of_its_own(fabricate: Fabricate, module_m
     assert "rate per 256 4.0, 0.5 from step 8" in [group.label for group in part.groups]
 
 
-def test_a_setting_that_an_earlier_version_did_not_have_is_no_difference(fabricate: Fabricate) -> None:
+def test_a_setting_that_only_other_runs_tell_is_no_difference(fabricate: Fabricate) -> None:
     crop = "input.augmentation=pad_crop"
     for seed, settings in enumerate(
         (
@@ -137,7 +137,7 @@ def test_readers_that_give_another_order_are_kept_apart(fabricate: Fabricate) ->
     assert part.differing == ("reader.name",)
     assert {group.settings["reader.name"]: group.seeds for group in part.groups} == {"groundswell": 2, "petastorm": 1}
     told = {"reader.name": "groundswell", "reader.cache_limit_gib": "100.0", "reader.threads": "2"}
-    assert kept_settings(told) == {}, "files of earlier versions do not have them"
+    assert kept_settings(told) == {}, "they are the defaults"
     assert kept_settings({"reader.cache_limit_gib": "1.0"}) == {"reader.cache_limit_gib": "1.0"}
 
 

@@ -214,7 +214,7 @@ def test_a_map_replaces_no_other_file(name: str, foreign: str, systems: int, tmp
     else:
         Image.new("L", (4, 4)).save(other)
     before = other.read_bytes()
-    message = f"^--map {file} would replace {other}, which is no map of this version: move or remove {foreign}, or"
+    message = f"^--map {file} would replace {other}, which is no map of groundswell: move or remove {foreign}, or"
     with pytest.raises(ValueError, match=message):
         check_map(file, {})
     with pytest.raises(ValueError, match=message):

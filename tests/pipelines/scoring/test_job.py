@@ -1,6 +1,5 @@
 """Scoring of a folder of images as a job. The model is a stand-in, and tasks are calls in this process."""
 
-import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -18,8 +17,6 @@ from pipelines import tasks
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
 from pipelines.archives.image_folder import ImageFolder
 from pipelines.archives.image_table import ImageTable
-from pipelines.dataset.identity import describe
-from pipelines.dataset.index import index_digest
 from pipelines.dataset.lock import hold
 from pipelines.scoring.job import Scored, ScoreSettings, score
 from pipelines.scoring.model import ModelDescription, ModelInput
@@ -29,7 +26,12 @@ from pipelines.tasks import LostWorkerError
 
 pytestmark = pytest.mark.usefixtures("_without_spark")
 MODEL = ModelDescription(
-    "models:/fake/1", "m-1", "fake/1", "single_label", ("land", "sea"), (ModelInput("rgb", (8, 8, 3), "uint8", None),)
+    "models:/fake/1",
+    "m-1",
+    "fake/1",
+    "single_label",
+    ("land", "sea"),
+    (ModelInput("rgb", (8, 8, 3), "uint8", ("red", "green", "blue")),),
 )
 SETTINGS = ScoreSettings(4, (0.5, 0.5), 1, "keras", None, as_delta=False, max_rejected_fraction=0.0)
 
@@ -153,27 +155,6 @@ def test_metadata_that_a_mended_sample_brings_along_is_no_other_input(images: Pa
     assert run() == (11, 1, 12)
     first.write_bytes(good)
     assert run() == (12, 0, 3)
-
-
-def test_predictions_of_an_earlier_version_continue_while_no_file_has_another_size(
-    images: Path, tmp_path: Path
-) -> None:
-    output, archive = tmp_path / "output", ImageFolder(str(images), validation_fraction=0.0)
-    score_images(images, output)
-    manifest = json.loads((output / "predictions.json").read_text())
-    # Its fingerprint covered the sizes of the files, and its list of parts did not.
-    identity = [index_digest(archive.index().samples), describe(archive.description, archive.read_settings), 3]
-    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
-    manifest["identity"]["input_fingerprint"] = digest
-    for part in manifest["parts"]:
-        part.pop("sizes_digest", None)
-    (output / "predictions.json").write_text(json.dumps(manifest))
-    assert score_images(images, output).new == 0
-    (output / "train-part-00002.parquet").unlink()
-    assert [score_images(images, output).new for _ in range(2)] == [3, 0]
-    (images / name_of(6)).write_bytes(b"")
-    with pytest.raises(ValueError, match=r"holds other predictions \(input_fingerprint"):
-        score_images(images, output)
 
 
 def test_an_archive_in_another_place_continues_by_names_and_sizes(images: Path, tmp_path: Path) -> None:

@@ -22,7 +22,6 @@ from pipelines.tracking.models import (
     model_metadata,
     using_store,
 )
-from pipelines.tracking.models import _Flavor as Flavor
 from pipelines.tracking.registry import Promotion, registry_uri, standing
 from pipelines.tracking.runs import start_run
 from pipelines.tracking.served import find_model, read_model_file
@@ -145,14 +144,6 @@ def test_a_model_is_named_after_its_run(model: keras.Model, mlflow_store: str, c
     assert served.metadata.run_id == run.run_id
     assert read_model_file(served).startswith(b"PK")
     assert {logged.name for logged in client.search_logged_models([experiment])} == {"r50- 0-5-g8"}
-    # An earlier version has named its models themselves so.
-    old = start_run("tests", "old", {}, {})
-    logged = client.create_logged_model(experiment, name="model", source_run_id=old.run_id)
-    mlflow.models.Model.log(
-        artifact_path=None, model_id=logged.model_id, run_id=old.run_id, flavor=Flavor, model=model, step=8
-    )
-    assert log_model(old, model, ModelMetadata(), None, step=8) == f"runs:/{old.run_id}/model"
-    assert load_model(f"runs:/{old.run_id}/model")[0].count_params() == model.count_params()
 
 
 @mlflow_3
@@ -214,10 +205,6 @@ def test_thresholds_that_a_tag_cannot_hold_do_not_hide_the_model(
     served.keep_thresholds(found, [1 / 3] * 500)
     assert served.find_model(uri).thresholds == (0.1,)
     assert "too long for a tag of MLflow 2" in caplog.text
-    # As earlier versions wrote them: MLflow has cut the text.
-    MlflowClient(mlflow_store).set_tag(run.run_id, f"groundswell.thresholds.{found.model_id}", "[0.3333333, 0.33")
-    assert served.find_model(uri).thresholds == (0.1,)
-    assert "are cut off: those that it was logged with are used" in caplog.text
 
 
 @pytest.mark.timeout(60)
