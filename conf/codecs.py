@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, field_validator
 
 from conf.section import Member, Section, member_names
 
@@ -146,12 +146,6 @@ def _check_rising(key: str, entries: Sequence[_Entry]) -> None:
         raise ValueError(f"exchange.codec.{key} must have rising values of before_step, got {bounds}")
 
 
-def _refuse_stages(values: object, key: str) -> object:
-    if isinstance(values, dict) and "stages" in values:
-        raise ValueError(f"exchange.codec.stages has a new name: write exchange.codec.{key}")
-    return values
-
-
 class SparseConfig(CodecMember):
     """What codecs share that send a part of the elements."""
 
@@ -159,11 +153,6 @@ class SparseConfig(CodecMember):
     """Part of the elements that is sent at a step."""
     density_schedule: list[DensityUntil] = Field(default=[])
     """Other densities for the first steps, by rising `before_step`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_spelling(cls, values: object) -> object:
-        return _refuse_stages(values, "density_schedule")
 
     @field_validator("density_schedule")
     @classmethod
@@ -236,11 +225,6 @@ class PowerSGDConfig(CodecMember):
     """Whether each step starts from the last step's result."""
     error_feedback: bool = True
     """Whether what was not sent is added to the next gradient; off for comparison only."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _old_spelling(cls, values: object) -> object:
-        return _refuse_stages(values, "rank_schedule")
 
     @field_validator("rank_schedule")
     @classmethod

@@ -11,14 +11,6 @@ from conf.keys import choice_of, choices, find, paths, section_of
 from conf.schema import RunConfig
 from conf.section import Section
 
-_RENAMED = {
-    "schedule.warmup_epochs": "schedule.warmup={name: gradual, epochs: ...}",
-    "model.upsampling": "input.upsampling=...",
-    "model.augmentation": "input.augmentation=...",
-    "schedule.milestones": "schedule.decay={name: multi_step, milestones: [{epochs: ..., factor: ...}]}",
-}
-"""Keys of earlier versions, and how they are spelt now."""
-
 
 def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> str:
     """One of pydantic's problems as a line."""
@@ -51,8 +43,6 @@ def unknown_key(path: list[str], values: Mapping[str, Any]) -> str:
     while known and find(path[:known], values) is None:
         known -= 1
     name = ".".join(path[: known + 1])
-    if name in _RENAMED:
-        return f"{name} has a new spelling: write {_RENAMED[name]}"
     if not known:
         return f"{name}: unknown section{_hint(path[0], list(RunConfig.model_fields), path)}"
     parent = ".".join(path[:known])
