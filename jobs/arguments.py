@@ -5,7 +5,7 @@ import difflib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from conf.load import shipped_names
 from pipelines.locations import local_path
@@ -29,6 +29,7 @@ class Parser(argparse.ArgumentParser):
             verb: Name of the verb.
             summary: What it does, in a line without a full stop.
         """
+        self._arguments: list[argparse.Action] = []
         super().__init__(
             prog=f"groundswell {verb}",
             description=f"{summary[0].upper()}{summary[1:]}.",
@@ -39,6 +40,12 @@ class Parser(argparse.ArgumentParser):
         self.add_argument(
             "--result", type=path, metavar="FILE", help="write what came of it to this JSON file, also after a failure"
         )
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Add an argument, as argparse does."""
+        action = super().add_argument(*names, **options)
+        self._arguments.append(action)
+        return action
 
     def add_config(self, default: str | None = None, *, needed: bool = True) -> None:
         """Add `--config` and `--set`; without a default, the first must be given where it is needed."""
@@ -66,7 +73,7 @@ class Parser(argparse.ArgumentParser):
             ValueError: It is not understood; says what to type instead.
             SystemExit: It asks for help, which was printed.
         """
-        wanted = [action for action in self._actions if action.required]
+        wanted = [action for action in self._arguments if action.required]
         for action in wanted:
             action.required = False  # else a missing argument hides the reason why it is missing
         try:
@@ -90,7 +97,7 @@ class Parser(argparse.ArgumentParser):
         text = extra[0]
         if settings and "=" not in settings[-1] and not text.startswith("-"):
             return f"--set {settings[-1]} {text}: a setting is one argument, --set {settings[-1]}={text}"
-        options = [option for action in self._actions for option in action.option_strings]
+        options = [option for action in self._arguments for option in action.option_strings]
         if "--set" not in options:
             return _unknown(text, options)
         setting = _SETTING.match(text)

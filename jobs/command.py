@@ -47,11 +47,18 @@ class JobsFailedError(RuntimeError):
 
 
 def read_config(arguments: argparse.Namespace) -> RunConfig:
-    """The configuration that the arguments ask for.
+    """The configuration that the arguments ask for; it is read once.
 
     Raises:
         FileNotFoundError, ValueError: As `conf.load.load`; or the verb does not read a setting.
     """
+    if arguments.resolved is None:
+        arguments.resolved = _config(arguments)
+    config: RunConfig = arguments.resolved
+    return config
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
     config = resolve(arguments.config, [*_implied(arguments), *arguments.set])
     keys = keys_of(arguments.set)
     if "launch.master" in keys and is_submitted():
@@ -60,7 +67,8 @@ def read_config(arguments: argparse.Namespace) -> RunConfig:
     refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: " if arguments.config else "")
     if config.training.resume_run is not None:  # no error: the same command continues its run
         for key in sorted({*_OF_NEW_RUNS} & {*keys}):
-            say(f"--set {key} is not used: training.resume_run continues a run, with its weights, experiment and name")
+            reason = "training.resume_run continues a run, with its weights, experiment and name"
+            _tell(arguments.verb, f"--set {key} is not used: {reason}")
     return config
 
 

@@ -217,6 +217,6 @@ def parser_of(name: str) -> Parser:
     """The parser of a verb's arguments."""
     verb = VERBS[name]
     parser = Parser(name, verb.summary)
-    parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores)
+    parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores, resolved=None)
     verb.add_arguments(parser)
     return parser

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
 from conf.load import load
 from jobs import cli
@@ -142,6 +143,15 @@ def test_config_prints_what_config_reads(tmp_path: Path, capsys: pytest.CaptureF
     assert (load(str(file)), printed("--config", str(file))) == (load("demo", settings[1::2]), text)
     assert "every other verb reads" in printed("--comments")
     assert "# Number of passes over the training split." in printed("--config", "demo", "--comments")
+
+
+def test_a_note_is_said_once_beside_what_config_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    settings = ["--set", "training.resume_run=0123", "--set", "tracking.run_name=again"]
+    assert cli.execute(["config", "--config", "smoke", *settings]) == 0
+    printed = capsys.readouterr()
+    assert yaml.safe_load(printed.out)["tracking"]["run_name"] == "again"
+    (note,) = printed.err.splitlines()
+    assert note.startswith("groundswell config: --set tracking.run_name is not used: training.resume_run continues")
 
 
 @pytest.mark.parametrize(
