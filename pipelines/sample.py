@@ -11,11 +11,9 @@ Task = Literal["multi_label", "single_label"]
 TRAINING_SPLIT = "train"
 """The split that a model learns from. Band statistics are computed on it."""
 VALIDATION_SPLIT = "validation"
+"""The split that a model is scored on after each epoch."""
 TEST_SPLIT = "test"
 SPLITS = (TRAINING_SPLIT, VALIDATION_SPLIT, TEST_SPLIT)
-
-VALIDATION_SPLIT = "validation"
-"""The split that a model is scored on after each epoch."""
 
 
 @dataclass(frozen=True)
