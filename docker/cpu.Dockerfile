@@ -1,5 +1,5 @@
 # Driver, executors and MLflow client on CPUs.
-# docker build --file docker/cpu.Dockerfile --tag groundswell-cpu:0.1.0 .      (the context is the repository)
+# docker build --file docker/cpu.Dockerfile --tag groundswell-cpu:0.2.0.dev0 .      (the context is the repository)
 FROM python:3.11.11-slim-bookworm AS builder
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 RUN apt-get update \
@@ -60,7 +60,7 @@ ENV PATH=/opt/groundswell/bin:$PATH \
     PYSPARK_DRIVER_PYTHON=/opt/groundswell/bin/python
 # Equal to the locks, which a test compares.
 LABEL org.opencontainers.image.title="groundswell-cpu" \
-    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.version="0.2.0.dev0" \
     org.opencontainers.image.licenses="Apache-2.0" \
     groundswell.python="3.11.11" \
     groundswell.java="17" \

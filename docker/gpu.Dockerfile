@@ -1,5 +1,5 @@
 # Driver and executors on NVIDIA GPUs: Horovod on NCCL.
-# docker build --file docker/gpu.Dockerfile --tag groundswell-gpu:0.1.0 .      (the context is the repository)
+# docker build --file docker/gpu.Dockerfile --tag groundswell-gpu:0.2.0.dev0 .      (the context is the repository)
 # The CUDA image gives the compiler and the NCCL headers only. Python is the one of the CPU image (Ubuntu 22.04 packages a
 # release candidate of 3.11), and at run time CUDA, cuDNN and NCCL are the wheels of requirements-gpu.lock: what this
 # TensorFlow asks for, once. The driver comes from the NVIDIA container runtime (docker run --gpus all).
@@ -71,7 +71,7 @@ ENV PATH=/opt/groundswell/bin:$PATH \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 # Equal to the locks, which a test compares.
 LABEL org.opencontainers.image.title="groundswell-gpu" \
-    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.version="0.2.0.dev0" \
     org.opencontainers.image.licenses="Apache-2.0" \
     groundswell.python="3.11.11" \
     groundswell.java="17" \

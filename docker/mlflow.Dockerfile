@@ -1,5 +1,5 @@
 # The MLflow server of compose.yaml: tracking, registry and artifacts, on PostgreSQL.
-# docker build --file docker/mlflow.Dockerfile --tag groundswell-mlflow:0.1.0 .      (the context is the repository)
+# docker build --file docker/mlflow.Dockerfile --tag groundswell-mlflow:0.2.0.dev0 .      (the context is the repository)
 FROM python:3.11.11-slim-bookworm
 SHELL ["/bin/bash", "-o", "pipefail", "-c"]
 WORKDIR /srv/mlflow
@@ -9,7 +9,7 @@ RUN pip install --no-cache-dir --require-hashes --requirement requirements.lock 
     && install --directory --owner mlflow --group mlflow /srv/mlflow/artifacts
 COPY docker/mlflow/entrypoint.sh ./
 LABEL org.opencontainers.image.title="groundswell-mlflow" \
-    org.opencontainers.image.version="0.1.0" \
+    org.opencontainers.image.version="0.2.0.dev0" \
     org.opencontainers.image.licenses="Apache-2.0" \
     groundswell.python="3.11.11" \
     groundswell.mlflow="3.17.2"

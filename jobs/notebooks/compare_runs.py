@@ -9,7 +9,7 @@
 
 # COMMAND ----------
 
-# MAGIC %pip install --quiet /Volumes/main/default/groundswell/groundswell-0.1.0-py3-none-linux_x86_64.whl
+# MAGIC %pip install --quiet /Volumes/main/default/groundswell/groundswell-0.2.0.dev0-py3-none-linux_x86_64.whl
 
 # COMMAND ----------
 
