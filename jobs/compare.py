@@ -213,7 +213,7 @@ def lines_of(compared: Comparison) -> list[str]:
 def _check_save(file: Path, inputs: Sequence[Path]) -> None:
     if any(file.resolve() == each.resolve() for each in inputs):
         raise ValueError(f"--save {file} is compared, and would be replaced: choose another file")
-    check_outputs(f"--save {file}", {file: (SAVED_MARK,)})
+    check_outputs(f"--save {file}", {file: SAVED_MARK})
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from conf.modes import PipelineConfig, SynchronousConfig
 from conf.optimizers import SGDConfig
 from conf.schema import RunConfig
 from pipelines.dataset.manifest import Manifest
@@ -14,11 +13,13 @@ from pipelines.training.checkpoint import TrainingState
 _SECTIONS = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
 _NO_SETTINGS = ("training.resume_run", "training.output")
 _PACKAGES = ("groundswell", "keras", "tensorflow")
+_LAYOUT = "training.mode.layout"
+"""Key by which the layout of the mode's checkpoints is recorded, beside its settings."""
 _FIXED = (
     "optimizer.name",
     "optimizer.variant",
     "optimizer.warmup_steps",  # the number of updates of a second moment, by which its bias is corrected
-    "training.mode.name",
+    _LAYOUT,
     "warm_start.frozen_layers",
 )
 _FIXED_WITH_EXCHANGE_STATE = (
@@ -44,6 +45,7 @@ _MAY_CHANGE = ("input.augmentation.", "input.resolution_schedule", "model.dropou
 def recorded_settings(config: RunConfig) -> dict[str, str]:
     """Everything that decides what a step does, by key, and the versions of the packages that matter."""
     values = {name: str(value) for section in _SECTIONS for name, value in _flat(section, getattr(config, section))}
+    values[_LAYOUT] = config.training.mode.declaration.layout
     values["launch.num_workers"] = str(config.launch.num_workers)
     versions = {f"version.{package}": found for package in _PACKAGES if (found := _version(package))}
     return {name: value for name, value in values.items() if name not in _NO_SETTINGS} | versions
@@ -82,16 +84,9 @@ def check_same_training(checkpoint: AnyPath, state: TrainingState, config: RunCo
     before, after = then["training.precision"], now["training.precision"]
     if "float16" in (before, after):  # only half floats have a loss scale
         fixed.append(("training.precision", before, after))
-    momenta = {"training.mode.outer.momentum": "0.0"}  # by name what it is where the mode has none
-    if isinstance(config.optimizer, SGDConfig):
-        momenta["optimizer.momentum"] = now["optimizer.momentum"]
-    for name, absent in momenta.items():
-        before, after = (values.get(name, absent) for values in (then, now))
-        if "0.0" in (before, after):  # without momentum these have no variable for it, as LARS has
-            fixed.append((name, before, after))
-    # A pipeline's checkpoint is that of the whole network, as synchronous training writes it.
-    alike = {SynchronousConfig().name, PipelineConfig().name}
-    fixed = [each for each in fixed if not (each[0] == "training.mode.name" and {*each[1:]} == alike)]
+    name = "optimizer.momentum"
+    if isinstance(config.optimizer, SGDConfig) and "0.0" in (then.get(name), now[name]):
+        fixed.append((name, then.get(name, now[name]), now[name]))  # without momentum it has no variable, as LARS has
     differences = [f"{name} was {before}, is {after}" for name, before, after in fixed if before != after]
     if differences:
         raise ValueError(

@@ -87,7 +87,7 @@ def test_a_pipeline_and_synchronous_training_continue_each_other() -> None:
     pipeline = ["training.mode={name: pipeline, stages: 2}", "training.global_batch_size=8"]
     check(STATE, *pipeline)
     check(state_of(*pipeline))
-    check(state_of(*pipeline), "training.mode=delayed", refused=r"training\.mode\.name was pipeline, is delayed")
+    check(state_of(*pipeline), "training.mode=delayed", refused=r"training\.mode\.layout was synchronous, is delayed")
 
 
 def test_the_number_of_updates_of_a_frozen_moment_stays() -> None:
