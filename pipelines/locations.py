@@ -14,7 +14,7 @@ _WINDOWS_DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)\})", re.ASCII)
 # A password begins at a colon before the first slash, and may hold slashes and further @ itself. A name alone before
 # the first @ is a token, but of Azure's URLs it is the container.
-_CREDENTIALS = re.compile(r"//(?:[^\s/:@]*:\S*|(?<!abfs://)(?<!abfss://)(?<!wasbs://)[^\s/]*)@")
+_CREDENTIALS = re.compile(r"//(?:[^\s/:@]*:\S*|(?<!abfs://)(?<!abfss://)[^\s/]*)@")
 _SECRET_IN_QUERY = re.compile(
     r"([?&;][^=&;\s]*(?:token|passw|pwd|secret|key|signature|sig|credential|auth)[^=&;\s]*=)[^&;\s'\"]+", re.IGNORECASE
 )
@@ -31,7 +31,6 @@ _PACKAGES = {
     "ssh": "paramiko",
 }
 """Distribution that fsspec needs for a scheme, where our own dependencies do not bring it."""
-_OTHER_SPELLINGS = {"s3n": "s3", "wasb": "abfs", "wasbs": "abfss", "viewfs": "hdfs"}
 DBFS = Path("/dbfs")
 VOLUMES = Path("/Volumes")
 """Where Databricks mounts its two file systems."""
@@ -169,8 +168,6 @@ def _databricks_path(text: str, rest: str) -> str:
 
 def _checked_url(text: str, scheme: str, slashes: str, rest: str) -> str:
     _refuse_password(text)
-    if scheme in _OTHER_SPELLINGS:
-        raise ValueError(f"{text}: the scheme {scheme} cannot be used, write {_OTHER_SPELLINGS[scheme]}:// instead")
     if len(slashes) == 1:
         raise ValueError(f"{text}: one slash behind the scheme, expected {scheme}://{rest}; a folder is ./{text}")
     _check_package(text, scheme)

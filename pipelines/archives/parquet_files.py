@@ -8,13 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipelines.archives.class_folders import list_folder, refuse_linked_folders
-from pipelines.archives.files import is_folder, is_local, join
+from pipelines.archives.files import is_local, join
 from pipelines.storage import Folder
 
 INCOMPLETE = "_groundswell_incomplete"
 """File in a folder while a DataFrame is written into it."""
 _SUFFIX = ".parquet"
-_DELTA_LOG, _HUDI_LOG, _ICEBERG_LOG, _ICEBERG_SUFFIX = "_delta_log", ".hoodie", "metadata", ".metadata.json"
+_DELTA_LOG, _ICEBERG_LOG, _ICEBERG_SUFFIX = "_delta_log", "metadata", ".metadata.json"
 _DEPTH = 3
 _OPEN_FILES = 64
 
@@ -78,8 +78,6 @@ def _kind_of_table(root: str, prefix: str, folders: list[str]) -> str | None:
     """The format of a table with a log, without which removed rows and old versions of rows are read too."""
     if _DELTA_LOG in folders:
         return "a Delta"
-    if is_folder(join(root, f"{prefix}{_HUDI_LOG}")):
-        return "a Hudi"
     if _ICEBERG_LOG in folders:
         names = [name for name, _ in list_folder(root, f"{prefix}{_ICEBERG_LOG}").files]
         return "an Iceberg" if any(name.endswith(_ICEBERG_SUFFIX) for name in names) else None

@@ -111,7 +111,6 @@ def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
     ("kind", "data", "log"),
     [
         ("a Delta", "train-0.parquet", "_delta_log/00000000000000000000.json"),
-        ("a Hudi", "train/0.parquet", ".hoodie/hoodie.properties"),
         ("an Iceberg", "data/train-0.parquet", "metadata/v1.metadata.json"),
     ],
 )
