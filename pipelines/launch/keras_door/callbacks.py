@@ -6,7 +6,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from pipelines.launch.keras_door.variables import native, shared
+from pipelines.launch.keras_door.keras_3 import native, shared
 
 
 class BroadcastGlobalVariables:

@@ -8,7 +8,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from pipelines.launch.keras_door.variables import native
+from pipelines.launch.keras_door.keras_3 import native
 
 
 @dataclass(frozen=True)

@@ -4,18 +4,7 @@ from functools import wraps
 from types import ModuleType
 from typing import Any
 
-from pipelines.launch.keras_door.variables import native, shared
-
-
-def is_keras_3(keras: ModuleType) -> bool:
-    """Whether a module that calls itself Keras is version 3: not tf_keras, which is version 2."""
-    return int(version_of(keras).split(".")[0]) >= 3
-
-
-def version_of(keras: ModuleType) -> str:
-    """The version of such a module; of `tensorflow.keras` in TensorFlow 2.16, which states none, the first number."""
-    version = getattr(keras, "__version__", None)
-    return str(version or ("2" if keras.__name__.startswith("tf_keras") else "3"))
+from pipelines.launch.keras_door.keras_3 import is_keras_3, native, shared
 
 
 def accept_keras_variables(functions: ModuleType) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.launch.keras_door.repairs import is_keras_3
+from pipelines.launch.keras_door.keras_3 import is_keras_3
 from pipelines.launch.runner import BarrierRunner
 
 pytestmark = [pytest.mark.parallel, pytest.mark.timeout(280)]

@@ -1,9 +1,21 @@
-"""Keras 3's variables as Horovod takes them: it knows TensorFlow's only."""
+"""Which Keras a module is, and the variables of Keras 3 as Horovod takes them: it knows TensorFlow's only."""
 
 from collections.abc import Iterable
+from types import ModuleType
 from typing import Any
 
 import tensorflow as tf
+
+
+def is_keras_3(keras: ModuleType) -> bool:
+    """Whether a module that calls itself Keras is version 3: not tf_keras, which is version 2."""
+    return int(version_of(keras).split(".")[0]) >= 3
+
+
+def version_of(keras: ModuleType) -> str:
+    """The version of such a module; of `tensorflow.keras` in TensorFlow 2.16, which states none, the first number."""
+    version = getattr(keras, "__version__", None)
+    return str(version or ("2" if keras.__name__.startswith("tf_keras") else "3"))
 
 
 def native(variable: Any) -> Any:
