@@ -13,7 +13,6 @@ from typing import Any, get_args
 import cloudpickle
 from pyspark.sql import SparkSession
 
-from conf.launch import LaunchConfig
 from pipelines.launch.barrier_tasks import BarrierTasks
 from pipelines.launch.channel import DriverChannel, ResultLostError
 from pipelines.launch.failure import InfrastructureError, RankLostError, StartError, WorkerError
@@ -63,22 +62,22 @@ class BarrierRunner:
         spark: SparkSession | None,
         num_workers: int,
         *,
-        gpus_per_worker: int = LaunchConfig.default("gpus_per_worker"),
+        gpus_per_worker: int = 0,
         picks_gpu: bool = False,
-        threads_per_worker: int | None = LaunchConfig.default("threads_per_worker"),
+        threads_per_worker: int | None = None,
         env: dict[str, str] | None = None,
         description: str = "groundswell ranks",
         log_to_driver: LogToDriver = "all",
         log_folder: str | Path | None = None,
-        start_timeout: float = LaunchConfig.default("start_timeout_seconds"),
+        start_timeout: float = 300,
         exchange_timeout: float | None = None,
-        hang_timeout: float | None = LaunchConfig.default("hang_timeout_seconds"),
-        stop_grace: float = LaunchConfig.default("stop_grace_seconds"),
-        retries: int = LaunchConfig.default("retries"),
+        hang_timeout: float | None = None,
+        stop_grace: float = 60,
+        retries: int = 0,
         retry_wait: float = 5,
         allowed_sizes: Sequence[int] = (),
         spares: bool = False,
-        accept_unencrypted: bool = LaunchConfig.default("accept_unencrypted"),
+        accept_unencrypted: bool = False,
         on_log: Callable[[int, str], None] | None = None,
         on_report: Callable[[JsonObject], None] | None = None,
         on_attempt: Callable[[Attempt], None] | None = None,
