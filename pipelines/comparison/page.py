@@ -6,9 +6,7 @@ from typing import Any
 from pipelines.comparison import figures
 from pipelines.comparison.groups import Part, best_group, default_target
 from pipelines.comparison.run import SCORES, ComparedRun
-from pipelines.comparison.style import STYLE
 from pipelines.comparison.tables import differing_rows, recipe_rows, score_text, target_rows
-from pipelines.comparison.template import TEMPLATE
 from pipelines.dataset.report.figures import Plot
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
@@ -42,8 +40,7 @@ def comparison_page(
     """
     dates = sorted(run.started[:10] for run in runs)
     return render(
-        TEMPLATE,
-        STYLE,
+        "comparison/page.html",
         title=shorten(title, _LONG),
         runs=len(runs),
         groups=sum(len(part.groups) for part in parts),

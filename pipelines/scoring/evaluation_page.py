@@ -13,7 +13,6 @@ from pipelines.dataset.report.figures import Colors, Plot, plot, preview
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.tables import shorten
 from pipelines.scoring.evaluation import Measured, SliceScores, SplitScores
-from pipelines.scoring.evaluation_template import STYLE, TEMPLATE
 from pipelines.tracking import metrics
 
 _PATCHES = 12
@@ -38,8 +37,7 @@ def evaluation_page(
     order = np.argsort(scores.losses(manifest.task), kind="stable")
     described = metrics.described()
     return render(
-        TEMPLATE,
-        STYLE,
+        "scoring/evaluation_page.html",
         split=split,
         samples=len(scores.ids),
         facts=dict(facts),

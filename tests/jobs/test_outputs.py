@@ -13,7 +13,7 @@ from jobs.outputs import PLOT_MARK, check_outputs, save_plot
 from pipelines.comparison.tables import CSV_MARK
 from pipelines.dataset.report.html import PAGE_MARK, render
 
-PAGE = render('{% extends "base" %}{% block title %}a page{% endblock %}{% block body %}{% endblock %}')
+PAGE = render("dataset/report/base.html")
 
 
 @pytest.fixture

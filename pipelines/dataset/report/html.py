@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from jinja2 import DictLoader, Environment, StrictUndefined
-
-from pipelines.dataset.report.style import STYLE
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 _POLICY = (
     """<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; """
@@ -13,51 +11,25 @@ _POLICY = (
 _GENERATOR = '<meta name="generator" content="Groundswell">'
 PAGE_MARK = _GENERATOR.encode()
 """What a page of the project has in its head."""
-_BASE = f"""\
-<!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-{_POLICY}
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-{_GENERATOR}
-"""
-_BASE += """\
-<title>{% block title %}{% endblock %}</title>
-<style>
-{{ style|safe }}</style>
-</head>
-<body>
-{% block body %}{% endblock %}
-</body>
-</html>
-"""
-_PARTS = """\
-{%- macro picture(plot, text) -%}
-<picture><source media="(prefers-color-scheme: dark)" srcset="{{ plot.dark }}">
-<img src="{{ plot.light }}" width="{{ plot.width }}" height="{{ plot.height }}" alt="{{ text }}"></picture>
-{%- endmacro -%}
-{%- macro number(value) -%}{{ "{:,}".format(value) }}{%- endmacro -%}
-"""
 
 
-def render(template: str, style: str = "", **values: Any) -> str:
+def render(template: str, **values: Any) -> str:
     """Give a page as text.
 
     Names and ids come from unchecked archives and from files of other people. So everything is escaped, and the page's
     own policy forbids scripts and addresses.
 
     Args:
-        template: A template of Jinja; it extends "base" (blocks `title` and `body`), and "parts" has macros for it.
-        style: Further style sheet.
+        template: Path of a template of Jinja in `pipelines`. It extends `dataset/report/base.html` (blocks `title`,
+            `style` and `body`), and `dataset/report/parts.html` has macros for it.
         **values: What the template shows. A name that it uses and that is not here is an error.
     """
     environment = Environment(
-        loader=DictLoader({"base": _BASE, "parts": _PARTS}),
+        loader=PackageLoader("pipelines", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
+        keep_trailing_newline=True,
     )
-    return environment.from_string(template).render(style=STYLE + style, **values)
+    return environment.get_template(template).render(policy=_POLICY, generator=_GENERATOR, **values)

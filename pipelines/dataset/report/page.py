@@ -26,7 +26,6 @@ from pipelines.dataset.report.tables import (
     shorten,
     split_rows,
 )
-from pipelines.dataset.report.template import TEMPLATE
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.storage import Folder
 
@@ -57,7 +56,7 @@ def write_report(dataset: Folder | Path | str, manifest: Manifest, histograms: H
     splits = split_rows(manifest)
     single_label = manifest.task == "single_label"
     page = render(
-        TEMPLATE,
+        "dataset/report/page.html",
         manifest=manifest,
         splits=splits,
         classes=class_rows(manifest),
