@@ -2,12 +2,13 @@
 
 import json
 import os
-import re
 import shlex
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 SPARK = ("pyspark",)
 MODEL = ("tensorflow", "keras")
@@ -53,11 +54,8 @@ def require(what: str, packages: Sequence[str]) -> None:
     remedies = []
     extras = [_EXTRAS[name] for name in missing if name in _EXTRAS]
     if extras:
-        # What is there stays as it is: an extra may ask for another build of it, as of TensorFlow.
         present = [name for name in _EXTRAS if name not in missing]
-        wanted = _requirements(list(dict.fromkeys(extras)))
-        found = [line for line in wanted if not any(_is_for(line, name) for name in present)]
-        remedies.append(f"pip install {shlex.join(found)}")
+        remedies.append(f"pip install {shlex.join(_requirements(list(dict.fromkeys(extras)), present))}")
         if "tensorflow" in missing:
             remedies[-1] += " (with GPUs: tensorflow[and-cuda] in place of tensorflow-cpu)"
     if "horovod" in missing:
@@ -96,8 +94,10 @@ def _horovod_knows_tensorflow() -> bool:
     return any(list(Path(folder, "tensorflow").glob("mpi_lib*.so")) for folder in folders)
 
 
-def _requirements(extras: Sequence[str]) -> list[str]:
+def _requirements(extras: Sequence[str], present: Sequence[str]) -> list[str]:
     """What the extras of the wheel ask for; their names alone where Groundswell runs from a folder or a .zip.
+
+    Installed packages stay as they are: an extra may ask for another build of them, as of TensorFlow.
 
     Never `groundswell[extra]`: this distribution is on no index, and that name could be somebody else's there.
     """
@@ -105,15 +105,10 @@ def _requirements(extras: Sequence[str]) -> list[str]:
         lines = requires("groundswell") or []
     except PackageNotFoundError:
         lines = []
-    found = [
-        line.partition(";")[0].strip() for line in lines if any(_is_of(line.partition(";")[2], name) for name in extras)
-    ]
+    found = []
+    for each in map(Requirement, lines):
+        is_wanted = each.marker is not None and any(each.marker.evaluate({"extra": extra}) for extra in extras)
+        if is_wanted and each.name.removesuffix("-cpu") not in present:
+            each.marker = None
+            found.append(str(each))
     return found or [f"<the wheel of groundswell>[{','.join(extras)}]"]
-
-
-def _is_for(requirement: str, name: str) -> bool:
-    return re.match(rf"{name}(-cpu)?\b(?!-)", requirement) is not None
-
-
-def _is_of(marker: str, extra: str) -> bool:
-    return re.search(rf"extra\s*==\s*['\"]{extra}['\"]", marker) is not None
