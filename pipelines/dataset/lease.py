@@ -13,11 +13,11 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from pipelines.dataset.files import LEASE_PREFIX
 from pipelines.locations import redacted_traceback
+from pipelines.proc import boot, is_process, namespace
 from pipelines.storage import Folder
 
 REFRESH_SECONDS = 10.0
@@ -117,12 +117,12 @@ def _owner(folder: Folder, path: str) -> dict[str, Any]:
 
 def _ended(owner: dict[str, Any]) -> bool:
     """Whether the process was one of this machine and is not there any more."""
-    return owner.get("machine") == _machine() and not Path("/proc", str(owner.get("pid"))).exists()
+    return owner.get("machine") == _machine() and not is_process(owner.get("pid"))
 
 
 def _machine() -> str:
     """This boot of this machine, and which process numbers count: those of a container are its own."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip() + str(Path("/proc/self/ns/pid").readlink())
+    return boot() + namespace("pid")
 
 
 def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> None:

@@ -4,7 +4,7 @@ import os
 import resource
 from collections.abc import Mapping
 
-from pipelines.host_memory import host_memory
+from pipelines.proc import host_memory
 
 _MOST_FILES = 10_000
 """The kernel allows 65,530 maps in a process, and other parts of it need maps too."""

@@ -8,7 +8,6 @@ last one before the process is killed: the next run finds out by the mark where 
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,10 +26,8 @@ from pipelines.dataset.files import (
 from pipelines.dataset.identity import Identity
 from pipelines.dataset.manifest import FILE_NAME, Manifest, is_inside, read_manifest, write_manifest
 from pipelines.dataset.swap import swap_folders
+from pipelines.proc import is_mount_point
 from pipelines.storage import Folder
-
-_MOUNTS = Path("/proc/self/mountinfo")
-"""Unlike `os.path.ismount` it tells of folders mounted from the same disk, and not of Btrfs subvolumes."""
 
 
 @dataclass(frozen=True)
@@ -125,20 +122,11 @@ def check_replaceable(dataset: Folder) -> None:
     Raises:
         ValueError: It is a mount point.
     """
-    if dataset.is_local and _is_mount_point(dataset.path):
+    if dataset.is_local and is_mount_point(dataset.path):
         raise ValueError(
             f"{dataset} is a mount point, whose place no other folder can take: choose a dataset.path inside of it, or "
             "mount the folder above it"
         )
-
-
-def _is_mount_point(path: Path) -> bool:
-    try:
-        mounts = [os.fsdecode(line.split()[4]) for line in _MOUNTS.read_bytes().splitlines()]
-    except OSError:  # not Linux
-        return path.is_mount()
-    escaped = re.sub(r"[ \t\n\\]", lambda match: f"\\{ord(match[0]):03o}", str(path.resolve()))
-    return escaped in mounts
 
 
 def link_shard(source: Folder, staging: Folder, name: str) -> None:

@@ -7,10 +7,11 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
+from pipelines.proc import nvidia_kernel_module
+
 # By CUDA's major version: the oldest driver that serves all of its minor versions. NVIDIA, CUDA Compatibility, "Minor
 # Version Compatibility", table 1: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html
 _OLDEST_DRIVERS = {11: 450, 12: 525, 13: 580}
-_KERNEL_MODULE = Path("/proc/driver/nvidia/version")
 _BUILD = "python/platform/build_info.py"
 _SECONDS = 20.0
 
@@ -25,7 +26,7 @@ def complaint() -> str:
     needed = _needed()
     if needed is None:
         return ""
-    served = served_by(_nvidia_smi(), _text(_KERNEL_MODULE))
+    served = served_by(_nvidia_smi(), nvidia_kernel_module())
     major = int(needed.partition(".")[0])
     if served is None or served >= major:
         return ""
@@ -67,11 +68,4 @@ def _nvidia_smi() -> str:
     try:
         return subprocess.run(["nvidia-smi"], capture_output=True, text=True, timeout=_SECONDS).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
         return ""

@@ -29,6 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from pipelines.launch.keras_door import hook
+from pipelines.proc import namespace
 
 FORK_SERVER_VARIABLE = "GROUNDSWELL_FORK_SERVER"
 """Names the socket of the server that ranks of this host come from; without it each rank is a new interpreter."""
@@ -280,8 +281,7 @@ def _path() -> str:
 
 def _home() -> str:
     """Where code and packages come from, and the network that its connections are made in."""
-    network = os.readlink("/proc/self/ns/net")  # noqa: PTH115  the link leads nowhere
-    return f"{sys.prefix}, {Path(__file__).parent}, {network}"
+    return f"{sys.prefix}, {Path(__file__).parent}, {namespace('net')}"
 
 
 def _difference(request: dict[str, Any]) -> str:

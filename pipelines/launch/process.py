@@ -20,6 +20,7 @@ from pipelines.launch.fork_server import ForkedProcess, RefusedError
 from pipelines.launch.messages import RankOrder, encode
 from pipelines.launch.rank_log import RankLog
 from pipelines.launch.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
+from pipelines.proc import memory_group, memory_of, oom_kills
 
 _GUARD_SECONDS = 10.0
 _STACKS_SECONDS = 2.0
@@ -258,49 +259,26 @@ class _Memory:
     """How much memory a process used, and whether the out-of-memory killer of its control group has killed since."""
 
     def __init__(self) -> None:
-        self._group: str | None = None
+        self._group: Path | None = None
         self._kills = 0
-        self._peak_kib = 0
+        self._peak = 0
 
     def look(self, pid: int) -> None:
         with suppress(OSError):
-            status = Path(f"/proc/{pid}/status").read_text()
-            if "VmHWM:" not in status:  # it is about to end
+            memory = memory_of(pid)
+            if "VmHWM" not in memory:  # it is about to end
                 return
-            fields = dict(line.split(":", 1) for line in status.splitlines())
             # Mapped pages of files, such as the dataset's, are not memory that the kernel was short of.
-            peak, files = (int(fields.get(name, "0").split()[0]) for name in ("VmHWM", "RssFile"))
-            self._peak_kib = max(self._peak_kib, peak - files)
-            group = _memory_group(pid)
+            self._peak = max(self._peak, memory["VmHWM"] - memory.get("RssFile", 0))
+            group = memory_group(pid)
             if group != self._group:
-                self._group, self._kills = group, _oom_kills(group)
+                self._group, self._kills = group, oom_kills(group) if group is not None else 0
 
     def words(self) -> str:
-        used = f"it held {self._peak_kib // 1024:,} MiB" if self._peak_kib else "its memory is not known"
-        if self._group is not None and _oom_kills(self._group) > self._kills:
+        used = f"it held {self._peak >> 20:,} MiB" if self._peak else "its memory is not known"
+        if self._group is not None and oom_kills(self._group) > self._kills:
             return f" by the out-of-memory killer of its control group ({used})"
         return f" ({used}; if nobody else did, the out-of-memory killer did)"
-
-
-def _memory_group(pid: int) -> str:
-    """Folder of the control group that limits a process's memory; empty where none is visible."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines():
-            number, controllers, path = line.split(":", 2)
-            if "memory" in controllers.split(","):
-                return f"/sys/fs/cgroup/memory{path}"
-            if number == "0" and Path(f"/sys/fs/cgroup{path}/memory.events").is_file():
-                return f"/sys/fs/cgroup{path}"
-    return ""
-
-
-def _oom_kills(group: str) -> int:
-    for name in ("memory.events", "memory.oom_control"):
-        with suppress(OSError):
-            for line in Path(group, name).read_text().splitlines():
-                if line.startswith("oom_kill "):
-                    return int(line.split()[1])
-    return 0
 
 
 @contextmanager

@@ -4,6 +4,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
+from pipelines.proc import CPUINFO, processor
+
 Runtime = Literal["keras", "bf16", "int8"]
 """What computes the predictions: Keras in float32, or OpenVINO with smaller numbers."""
 
@@ -13,20 +15,15 @@ _NEEDED: dict[Runtime, tuple[str, ...]] = {
     # Without them 8-bit products are added in 16 bits, which overflow.
     "int8": ("avx512_vnni", "avx_vnni", "amx_int8"),
 }
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
-def used_features(runtime: Runtime, cpu_info: Path = _CPU_INFO) -> list[str]:
+def used_features(runtime: Runtime, cpu_info: Path = CPUINFO) -> list[str]:
     """Return those instructions of this processor that a runtime profits from, by their names in `/proc/cpuinfo`."""
-    try:
-        lines = cpu_info.read_text().splitlines()
-    except OSError:
-        return []
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    flags = processor(cpu_info).get("flags", "").split()
     return [name for name in _NEEDED[runtime] if name in flags]
 
 
-def why_unusable(runtime: Runtime, cpu_info: Path = _CPU_INFO) -> str | None:
+def why_unusable(runtime: Runtime, cpu_info: Path = CPUINFO) -> str | None:
     """Say why this machine should not use a runtime; None where it should."""
     if runtime == "keras":
         return None

@@ -4,8 +4,9 @@ import os
 import platform
 import socket
 from importlib.metadata import distributions
-from pathlib import Path
 from typing import Any
+
+from pipelines.proc import processor
 
 _MIB = 1 << 20
 
@@ -20,18 +21,9 @@ def host_facts() -> dict[str, Any]:
     """Return what this machine is and what this process may use of it."""
     return {
         "host": socket.gethostname(),
-        "processor": _processor(),
+        "processor": processor().get("model name") or platform.machine(),
         "cores": len(os.sched_getaffinity(0)),
         "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,
         "platform": platform.platform(),
         "python": platform.python_version(),
     }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.machine()

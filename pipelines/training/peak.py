@@ -4,7 +4,6 @@ import os
 import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -12,6 +11,7 @@ import tensorflow as tf
 
 from models.layers.augmentation import AugmentedModel
 from models.networks.operations import forward_flops
+from pipelines.proc import processor
 from pipelines.training.gpu_peaks import flops_per_second_of_gpu
 from pipelines.training.summary import Computer
 
@@ -58,7 +58,9 @@ def matmul_flops_per_second(precision: str) -> float:
     return 2.0 * _SIDE**3 / min(seconds)
 
 
-def nominal_flops_per_second(precision: str, cores: int | None = None, cpuinfo: str | None = None) -> float | None:
+def nominal_flops_per_second(
+    precision: str, cores: int | None = None, values: Mapping[str, str] | None = None
+) -> float | None:
     """Return the nominal peak of this rank's GPU or cores; None where it is not known.
 
         cores * clock * operations in a cycle
@@ -68,18 +70,14 @@ def nominal_flops_per_second(precision: str, cores: int | None = None, cpuinfo: 
     Args:
         precision: "float32", "bfloat16" or "float16".
         cores: Number of logical cores; None: the threads that this rank was given, or those that it may use.
-        cpuinfo: Text of `/proc/cpuinfo`; None: that of this machine.
+        values: What `/proc/cpuinfo` states, by name; None: that of this machine.
     """
-    if cpuinfo is None:
+    if values is None:
         gpus = tf.config.get_visible_devices("GPU")
         if gpus:
             details = tf.config.experimental.get_device_details(gpus[0])
             return flops_per_second_of_gpu(str(details.get("device_name", "")), precision)
-        if not Path("/proc/cpuinfo").is_file():
-            return None
-        cpuinfo = Path("/proc/cpuinfo").read_text()
-    values = dict(line.replace("\t", "").split(":", 1) for line in cpuinfo.splitlines() if ":" in line)
-    values = {name.strip(): value.strip() for name, value in values.items()}
+        values = processor()
     per_cycle = _per_cycle(values, precision)
     if per_cycle is None or "cpu MHz" not in values:
         return None

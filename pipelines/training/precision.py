@@ -7,20 +7,16 @@ import tensorflow as tf
 
 from pipelines.launch import membership
 from pipelines.launch.report import log_to_driver
+from pipelines.proc import CPUINFO, processor
 from pipelines.training.collective import HorovodCollective
 
 _log = logging.getLogger(__name__)
-_CPUINFO = Path("/proc/cpuinfo")
 _ISAS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
 
 
-def bfloat16_isa(cpuinfo: Path = _CPUINFO) -> str | None:
+def bfloat16_isa(cpuinfo: Path = CPUINFO) -> str | None:
     """Return the processor's instructions for brain floats, the faster first: "amx_bf16", "avx512_bf16" or None."""
-    try:
-        lines = cpuinfo.read_text().splitlines()
-    except OSError:  # no Linux
-        return None
-    flags = next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), [])
+    flags = processor(cpuinfo).get("flags", "").split()
     return next((isa for isa in _ISAS if isa in flags), None)
 
 

@@ -4,9 +4,8 @@ import os
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
-from pipelines.host_memory import host_memory
+from pipelines.proc import host_memory, memory_of
 
 _MIB = 1 << 20
 
@@ -71,8 +70,7 @@ def memory_limit(ranks_on_host: int, environment: Mapping[str, str] = os.environ
 
 def resident_peak() -> int:
     """Largest resident set of this process so far, in bytes."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return memory_of()["VmHWM"]
 
 
 def _gpu_memory(gpu: str) -> int:

@@ -11,8 +11,9 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
+from pipelines.proc import seconds_of_threads
+
 _VARIABLE, _ON_REQUEST = "HOROVOD_TIMELINE", "DYNAMIC"
-_TASKS = Path("/proc/self/task")
 _MICRO = 1e-6
 _SECONDS_OF_A_LOOK, _POLLS = 0.2, 0.1
 """A thread that takes a tenth of a core while all others wait is one that polls."""
@@ -65,23 +66,14 @@ class Timeline:
 
 def _polling_thread() -> int | None:
     """The thread of this process, none of Python's, that runs all the time; None where there is none."""
-    before, started = _seconds_of_threads(), time.perf_counter()
+    before, started = seconds_of_threads(), time.perf_counter()
     time.sleep(_SECONDS_OF_A_LOOK)
-    wall, after = time.perf_counter() - started, _seconds_of_threads()
+    wall, after = time.perf_counter() - started, seconds_of_threads()
     of_python = {thread.native_id for thread in threading.enumerate()}
     used = {thread: seconds - before.get(thread, seconds) for thread, seconds in after.items()}
     foreign = [thread for thread in used if thread not in of_python]
     busiest = max(foreign, key=used.__getitem__, default=None)
     return busiest if busiest is not None and used[busiest] > _POLLS * wall else None
-
-
-def _seconds_of_threads() -> dict[int, float]:
-    """Time on a processor of each thread of this process."""
-    seconds = {}
-    for task in _TASKS.iterdir() if _TASKS.is_dir() else ():
-        with suppress(OSError):  # it has ended, or the kernel has no such file
-            seconds[int(task.name)] = 1e-9 * int((task / "schedstat").read_text().split()[0])
-    return seconds
 
 
 def read_timeline(file: Path) -> list[Event]:

@@ -4,7 +4,7 @@ import resource
 
 import pytest
 
-from pipelines import host_memory
+from pipelines import proc
 from pipelines.dataset.mapping import is_wise
 
 GIB = 1 << 30
@@ -12,8 +12,8 @@ GIB = 1 << 30
 
 @pytest.fixture(autouse=True)
 def memory_of_8_gib(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_memory, "total_of_host", lambda: 16 * GIB)
-    monkeypatch.setattr(host_memory, "limit_of_control_group", lambda: 8 * GIB)
+    monkeypatch.setattr(proc, "total_of_host", lambda: 16 * GIB)
+    monkeypatch.setattr(proc, "limit_of_control_group", lambda: 8 * GIB)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from conf.load import load
 from conf.schema import RunConfig
-from pipelines import host_memory
+from pipelines import proc
 from pipelines.dataset.manifest import Manifest
 from pipelines.training.finders.batches import (
     FRACTION,
@@ -124,9 +124,9 @@ def test_the_search_has_bounds() -> None:
 
 def test_the_limit_is_the_smaller_of_host_and_control_group(monkeypatch: pytest.MonkeyPatch) -> None:
     total = int(Path("/proc/meminfo").read_text().split()[1]) * 1024
-    monkeypatch.setattr(host_memory, "limit_of_control_group", lambda: 1 << 60)
+    monkeypatch.setattr(proc, "limit_of_control_group", lambda: 1 << 60)
     assert memory_limit(2, {}).bytes == total // 2
-    monkeypatch.setattr(host_memory, "limit_of_control_group", lambda: 3000 * MIB)
+    monkeypatch.setattr(proc, "limit_of_control_group", lambda: 3000 * MIB)
     assert memory_limit(3, {}) == MemoryLimit(1000 * MIB, "the control group's limit, 3,000 MiB, shared by 3 workers")
     assert 50 * MIB < resident_peak() < total
 

@@ -106,10 +106,12 @@ THREADS = "siblings\t: 16\ncpu cores\t: 8\n"
 def test_the_nominal_peak_is_cores_times_clock_times_width(
     lines: str, flags: str, precision: str, cores: int, per_cycle: int | None
 ) -> None:
-    cpuinfo = f"processor\t: 0\n{lines}cpu MHz\t\t: 2500.000\nflags\t\t: {flags}\n"
-    found = nominal_flops_per_second(precision, cores=cores, cpuinfo=cpuinfo)
-    assert found == (None if per_cycle is None else 2.5e9 * per_cycle)
-    assert nominal_flops_per_second(precision, cores=cores, cpuinfo="") is None
+    text = f"processor\t: 0\n{lines}cpu MHz\t\t: 2500.000\nflags\t\t: {flags}\n"
+    values = dict(line.split(": ", 1) for line in text.replace("\t", "").splitlines())
+    assert nominal_flops_per_second(precision, cores=cores, values=values) == (
+        None if per_cycle is None else 2.5e9 * per_cycle
+    )
+    assert nominal_flops_per_second(precision, cores=cores, values={}) is None
 
 
 @pytest.mark.parametrize(
