@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.core import url_to_fs
 from fsspec.spec import AbstractFileSystem
 
 from pipelines.locations import absolute_location, is_url
@@ -148,16 +149,20 @@ class Folder:
 
     @cached_property
     def _filesystem(self) -> Any:
-        kind = fsspec.get_filesystem_class(self._scheme or "file")
         if self.is_local:
-            return kind()
+            return fsspec.filesystem("file")
         try:
-            return kind(**kind._get_kwargs_from_urls(self.url))  # host and port, or Azure's account
+            return url_to_fs(self.url)[0]  # it has the URL's host and port, or Azure's account
         except Exception as error:  # a native library that cannot be loaded, a name node that does not answer
             raise self._unusable(error) from error
 
     def _full(self, name: str) -> str:
         return f"{self.url}/{name}" if name else self.url
+
+    def _listed(self, name: str) -> str:
+        """The path by which the filesystem lists a file or folder: it has no scheme, and on HDFS no host."""
+        root = self.url if self.is_local else url_to_fs(self.url)[1]
+        return f"{root}/{name}".rstrip("/")
 
     def read(self, name: str) -> bytes:
         """Read the whole of one file.
@@ -228,7 +233,7 @@ class Folder:
         except _ABSENT:
             return []
         # A file's listing is the file itself, and an object store may hold an empty object for the folder.
-        own = self._filesystem._strip_protocol(self._full(name)).rstrip("/")
+        own = self._listed(name)
         return [
             (info["name"].rstrip("/")[len(own) + 1 :], info["type"] == "directory", int(info["size"] or 0))
             for info in found
@@ -244,7 +249,7 @@ class Folder:
             self._forget("")
             with self._remote_errors():
                 found = self._filesystem.find(self.url, detail=True)
-            start = len(self._filesystem._strip_protocol(self.url).rstrip("/")) + 1
+            start = len(self._listed("")) + 1
             return {path[start:]: int(info["size"] or 0) for path, info in found.items() if path[start:].strip("/")}
         sizes: dict[str, int] = {}
         for parent, folders, names in os.walk(self.path):

@@ -4,9 +4,9 @@ import os
 from pathlib import PurePosixPath
 
 import mlflow
-from mlflow.tracking import fluent
 
 from pipelines.tracking import databricks
+from pipelines.tracking.private import active_experiment_id, chosen_experiment_id
 from pipelines.tracking.store import readable_errors, short_waits, sqlite_file, tracking_uri
 
 _FALLBACK = "groundswell"
@@ -42,11 +42,10 @@ def active_experiment() -> str | None:
         TrackingError: The store does not answer.
     """
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
-    if name and fluent._active_experiment_id is None:
+    if name and chosen_experiment_id() is None:
         return name  # MLflow would create it at once, in its own default store
     with readable_errors("MLflow's active experiment"), short_waits():
-        # MLflow has no public function that asks and does not create a run.
-        identifier = fluent._get_experiment_id()
+        identifier = active_experiment_id()
         if identifier in _NONE_CHOSEN:
             return None
         return str(mlflow.MlflowClient(mlflow.get_tracking_uri()).get_experiment(identifier).name)

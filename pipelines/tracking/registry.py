@@ -18,6 +18,7 @@ from mlflow.entities.model_registry import ModelVersion
 from mlflow.exceptions import MlflowException
 
 from pipelines.tracking.metrics import is_lower_better
+from pipelines.tracking.private import chosen_registry
 from pipelines.tracking.store import TrackedRun, readable_errors, short_waits
 
 CHAMPION, CHALLENGER = "champion", "challenger"
@@ -76,10 +77,7 @@ def using_registry(uri: str, name: str | None) -> Iterator[None]:
     if registry is None:
         yield
         return
-    from mlflow.tracking._model_registry import utils
-
-    # MLflow has no public function that tells what was set from what it guesses.
-    chosen, variable = utils._registry_uri, os.environ.get(_REGISTRY_VARIABLE)
+    chosen, variable = chosen_registry(), os.environ.get(_REGISTRY_VARIABLE)
     mlflow.set_registry_uri(registry)
     try:
         yield
