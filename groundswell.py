@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.compare import compare
     from jobs.evaluate import evaluate
-    from jobs.paths import load
     from jobs.prepare import prepare
     from jobs.probe import probe
     from jobs.score import score
+    from jobs.shell.paths import load
     from jobs.train import train
     from pipelines.launch.horovod_runner import HorovodRunner
     from pipelines.launch.runner import BarrierRunner
@@ -35,7 +35,7 @@ __all__ = ["BarrierRunner", "HorovodRunner", "compare", "evaluate", "load", "pre
 _ROOT = Path(__file__).parent
 _PACKAGES = ("conf", "jobs", "models", "pipelines")
 _WHERE = {
-    "load": "jobs.paths",
+    "load": "jobs.shell.paths",
     "prepare": "jobs.prepare",
     "train": "jobs.train",
     "evaluate": "jobs.evaluate",
@@ -74,9 +74,9 @@ def __getattr__(name: str) -> Any:
     """
     if name not in _WHERE:
         raise AttributeError(f"module 'groundswell' has no attribute {name!r}; it has {', '.join(__all__)}")
-    from jobs.notebook import quieten_libraries
-    from jobs.verbs import VERBS
-    from pipelines.packages import SPARK, require
+    from jobs.shell.notebook import quieten_libraries
+    from jobs.shell.verbs import VERBS
+    from pipelines.machine.packages import SPARK, require
 
     runner = name.endswith("Runner")
     require(f"groundswell.{name}", SPARK if runner else VERBS[name].needs if name in VERBS else ())

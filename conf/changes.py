@@ -11,7 +11,7 @@ from conf.keys import TAGS, choice_of, find, section_of
 from conf.notation import parse
 from conf.problems import describe, unknown_key
 from conf.schema import RunConfig
-from conf.section import Section
+from conf.sections.section import Section
 
 _COMMENT = re.compile(r"\s#")
 _NULL = ("~", "null", "Null", "NULL")

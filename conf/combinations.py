@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from conf.section import Member, Section
+from conf.sections.section import Member, Section
 
 if TYPE_CHECKING:
     from conf.schema import RunConfig

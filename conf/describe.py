@@ -8,7 +8,7 @@ from conf.keys import choice_of, choices, find, section_of
 from conf.load import shipped_names, shipped_text
 from conf.notation import text_of
 from conf.schema import RunConfig
-from conf.section import Section
+from conf.sections.section import Section
 
 
 def members(path: str) -> dict[str, str]:

@@ -4,14 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from conf.codecs import DGCConfig
 from conf.combinations import choice_at, value_at
-from conf.mode_declaration import Idle
-from conf.modes import ALONE
-from conf.networks import ResNetCifarConfig
-from conf.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
 from conf.schema import RunConfig
-from conf.section import Section
+from conf.sections.codecs import DGCConfig
+from conf.sections.mode_declaration import Idle
+from conf.sections.modes import ALONE
+from conf.sections.networks import ResNetCifarConfig
+from conf.sections.optimizers import LARSConfig, LayerwiseConfig, Role, SGDConfig
+from conf.sections.section import Section
 
 
 @dataclass(frozen=True)

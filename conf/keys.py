@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from conf.schema import RunConfig
-from conf.section import Section
+from conf.sections.section import Section
 
 TAGS = ("name", "kind")
 """Keys that choose a member of a union."""

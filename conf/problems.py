@@ -9,7 +9,7 @@ from pydantic_core import ErrorDetails
 
 from conf.keys import choice_of, choices, find, paths, section_of
 from conf.schema import RunConfig
-from conf.section import Section
+from conf.sections.section import Section
 
 
 def describe(problem: ErrorDetails, values: Mapping[str, Any]) -> str:

@@ -5,23 +5,23 @@ from typing import Any
 
 from pydantic import model_validator
 
-from conf.archives import ArchiveConfig
 from conf.combinations import check_mode, check_recovery
-from conf.dataset import DatasetConfig, PrepareConfig, ReaderConfig
-from conf.evaluate import EvaluateConfig
-from conf.exchange import ExchangeConfig
-from conf.input import InputConfig
-from conf.launch import LaunchConfig
-from conf.modes import SynchronousConfig
-from conf.networks import ModelConfig, ResNetConfig
-from conf.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
-from conf.probe import ProbeConfig
-from conf.schedules import GradualWarmupConfig, ScheduleConfig
-from conf.score import ScoreConfig
-from conf.section import Section
-from conf.tracking import TrackingConfig
-from conf.training import TrainingConfig
-from conf.warm_start import WarmStartConfig
+from conf.sections.archives import ArchiveConfig
+from conf.sections.dataset import DatasetConfig, PrepareConfig, ReaderConfig
+from conf.sections.evaluate import EvaluateConfig
+from conf.sections.exchange import ExchangeConfig
+from conf.sections.input import InputConfig
+from conf.sections.launch import LaunchConfig
+from conf.sections.modes import SynchronousConfig
+from conf.sections.networks import ModelConfig, ResNetConfig
+from conf.sections.optimizers import LARSConfig, OneBitAdamConfig, OptimizerConfig, SGDConfig
+from conf.sections.probe import ProbeConfig
+from conf.sections.schedules import GradualWarmupConfig, ScheduleConfig
+from conf.sections.score import ScoreConfig
+from conf.sections.section import Section
+from conf.sections.tracking import TrackingConfig
+from conf.sections.training import TrainingConfig
+from conf.sections.warm_start import WarmStartConfig
 
 
 class RunConfig(Section):

@@ -6,14 +6,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import cli
-from jobs.command import say
-from jobs.result import Result
-from pipelines.dataset.buffers import BufferPool
-from pipelines.dataset.cache import default_cache_folder
-from pipelines.dataset.order import steps_per_epoch
-from pipelines.dataset.reader import ReaderSettings, SplitReader, Verify, training_batches
-from pipelines.locations import absolute_location, absolute_path
+from jobs.shell import cli
+from jobs.shell.command import say
+from jobs.shell.result import Result
+from pipelines.dataset.format.order import steps_per_epoch
+from pipelines.dataset.read.buffers import BufferPool
+from pipelines.dataset.read.cache import default_cache_folder
+from pipelines.dataset.read.reader import ReaderSettings, SplitReader, Verify, training_batches
+from pipelines.storage.locations import absolute_location, absolute_path
 
 _CHECKSUMS: dict[Verify, str] = {
     "first_epoch": "checksums: computed in the first epoch only",

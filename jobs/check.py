@@ -6,22 +6,22 @@ from collections.abc import Callable, Sequence
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import USER_ERROR, exit_code, message_of, read_config, say
-from jobs.display import CheckDisplay
-from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner, check_slots
-from jobs.result import Result
-from jobs.session import spark_session
+from jobs.shell import cli
+from jobs.shell.command import USER_ERROR, exit_code, message_of, read_config, say
+from jobs.shell.display import CheckDisplay
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.ranks import barrier_runner, check_slots
+from jobs.shell.result import Result
+from jobs.shell.session import spark_session
 from jobs.train import experiment_of_new_run, with_run_to_resume
-from pipelines.dataset.verify import verify_dataset
-from pipelines.launch.preflight import check_encryption
-from pipelines.locations import absolute_location
-from pipelines.tracking import store
-from pipelines.tracking.runs import check_store
+from pipelines.dataset.read.verify import verify_dataset
+from pipelines.launch.driver.preflight import check_encryption
+from pipelines.storage.locations import absolute_location
+from pipelines.tracking.store import store
+from pipelines.tracking.store.runs import check_store
 from pipelines.training import entry
-from pipelines.training.checks import batch_text, check_dataset, check_output, check_resume
-from pipelines.training.site import Site
+from pipelines.training.driver.checks import batch_text, check_dataset, check_output, check_resume
+from pipelines.training.driver.site import Site
 
 _NAME_WIDTH = 15
 

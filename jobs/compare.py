@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs import cli
-from jobs.command import say
-from jobs.outputs import check_outputs
-from jobs.result import Result
+from jobs.shell import cli
+from jobs.shell.command import say
+from jobs.shell.outputs import check_outputs
+from jobs.shell.result import Result
 from pipelines.comparison.facts import chosen_metric
 from pipelines.comparison.grid_results import cells_of, read_lines, runs_of
 from pipelines.comparison.groups import Part, default_target, parts_of
@@ -21,8 +21,8 @@ from pipelines.comparison.saved import SAVED_MARK, read_runs, save_runs, write_t
 from pipelines.comparison.tables import CSV_MARK, recipe_rows, runs_csv, table_csv
 from pipelines.dataset.report.html import PAGE_MARK
 from pipelines.dataset.report.tables import shorten
-from pipelines.locations import local_path
-from pipelines.tracking.recorded import recorded_trainings
+from pipelines.storage.locations import local_path
+from pipelines.tracking.store.recorded import recorded_trainings
 
 if TYPE_CHECKING:
     import pandas

@@ -3,8 +3,8 @@
 import argparse
 
 from conf.describe import to_yaml
-from jobs.command import read_config, say
-from jobs.result import Result
+from jobs.shell.command import read_config, say
+from jobs.shell.result import Result
 
 
 def main(arguments: argparse.Namespace, result: Result) -> None:

@@ -11,20 +11,20 @@ from tqdm.auto import tqdm
 
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import say
 from jobs.evaluate import evaluate
-from jobs.paths import setting_of
 from jobs.prepare import prepare
-from jobs.result import Result
+from jobs.shell import cli
+from jobs.shell.command import say
+from jobs.shell.paths import setting_of
+from jobs.shell.result import Result
 from jobs.train import TrainedRun, train
 from models.baselines import constant_counts, frequent_classes
 from models.metrics import f1_micro
-from pipelines.archives.synthetic import generate_bigearthnet_v2
-from pipelines.dataset.manifest import Manifest
-from pipelines.locations import absolute_location, is_url
-from pipelines.tracking.store import show_command
-from pipelines.training.results import Evaluation
+from pipelines.archives.synthetic.files import generate_bigearthnet_v2
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.storage.locations import absolute_location, is_url
+from pipelines.tracking.store.store import show_command
+from pipelines.training.ranks.results import Evaluation
 
 _TRAIN, _VALIDATION, _TEST = 256, 64, 96
 

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from jobs import cli
-from jobs.command import say
-from jobs.outputs import PLOT_MARK, check_outputs, save_plot
-from jobs.result import Result
+from jobs.shell import cli
+from jobs.shell.command import say
+from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
+from jobs.shell.result import Result
 from pipelines.scaling.achieved import wires_on
 from pipelines.scaling.collectives import Topology
 from pipelines.scaling.estimate import STRONG, WEAK, Job, Network, Row, fastest, predict
@@ -18,7 +18,7 @@ from pipelines.scaling.named_link import Link
 from pipelines.scaling.plots import figure_of
 from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
 from pipelines.scaling.tables import CSV_MARK, csv_of, lines_of
-from pipelines.whole_files import write_whole
+from pipelines.storage.whole_files import write_whole
 
 _DRAWS = 200
 _DENSE = "none"
@@ -56,7 +56,7 @@ def collect(file: Path | None, run_ids: Sequence[str]) -> Measurements:
         assert measured is not None
         return measured
     # MLflow takes seconds to import, and a file needs none of it.
-    from pipelines.tracking.recorded import recorded_training
+    from pipelines.tracking.store.recorded import recorded_training
 
     recorded = measurements_of([recorded_training(run, groups=(), metrics=CURVES) for run in run_ids])
     return recorded if measured is None else combined(measured, recorded)

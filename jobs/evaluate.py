@@ -9,37 +9,37 @@ from pathlib import Path
 from typing import Any
 
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.outputs import check_outputs
-from jobs.paths import with_absolute_paths
-from jobs.result import Result, model_uri_of
-from jobs.session import spark_session
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.outputs import check_outputs
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.result import Result, model_uri_of
+from jobs.shell.session import spark_session
 from models.metrics import Metric, imported_metric
-from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.dataset.reader import ReaderSettings, SplitReader
+from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.dataset.read.reader import ReaderSettings, SplitReader
 from pipelines.dataset.report.html import PAGE_MARK
-from pipelines.locations import absolute_path
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
-from pipelines.scoring.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
-from pipelines.scoring.evaluation_page import evaluation_page
-from pipelines.scoring.model import ModelDescription, check_fits, describe
+from pipelines.scoring.predict.model import ModelDescription, check_fits, describe
+from pipelines.scoring.predict.symmetries import check_symmetries
+from pipelines.scoring.report.evaluation import Measured, SplitScores, collect_scores, measure, read_columns
+from pipelines.scoring.report.evaluation_page import evaluation_page
 from pipelines.scoring.source import dataset_source
-from pipelines.scoring.symmetries import check_symmetries
-from pipelines.storage import Folder
-from pipelines.tracking import revision
-from pipelines.tracking.experiments import chosen_experiment
-from pipelines.tracking.runs import ended, has_run, start_child_run, start_run
-from pipelines.tracking.served import ServedModel, find_model, keep_thresholds, read_model_file
-from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri
-from pipelines.tracking.writer import RunWriter
-from pipelines.training.checks import check_own_metrics
-from pipelines.training.description import dataset_facts
-from pipelines.training.input import reader_settings
-from pipelines.training.plots import per_class_bars
-from pipelines.training.results import Evaluation
-from pipelines.training.trial import try_metrics
-from pipelines.whole_files import write_whole
+from pipelines.storage.folder import Folder
+from pipelines.storage.locations import absolute_path
+from pipelines.storage.whole_files import write_whole
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.store import revision
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.tracking.store.runs import ended, has_run, start_child_run, start_run
+from pipelines.tracking.store.served import ServedModel, find_model, keep_thresholds, read_model_file
+from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
+from pipelines.training.driver.checks import check_own_metrics
+from pipelines.training.driver.trial import try_metrics
+from pipelines.training.ranks.results import Evaluation
+from pipelines.training.record.plots import per_class_bars
+from pipelines.training.setup.description import dataset_facts
+from pipelines.training.setup.input import reader_settings
 
 _log = logging.getLogger(__name__)
 

@@ -4,27 +4,27 @@ import argparse
 import os
 from pathlib import Path
 
-from conf.training import TrainingConfig
-from jobs import cli
-from jobs.command import say
-from jobs.result import Result
-from pipelines.locations import absolute_location
-from pipelines.packages import MODEL, require
-from pipelines.remote_path import AnyPath, any_path
-from pipelines.tracking.local_run import read_local_run
-from pipelines.tracking.store import TrackedRun, tracking_uri
-from pipelines.training.held_run import held_run
-from pipelines.training.output import CHECKPOINTS, local_records
+from conf.sections.training import TrainingConfig
+from jobs.shell import cli
+from jobs.shell.command import say
+from jobs.shell.result import Result
+from pipelines.machine.packages import MODEL, require
+from pipelines.storage.locations import absolute_location
+from pipelines.storage.remote_path import AnyPath, any_path
+from pipelines.tracking.journal.local_run import read_local_run
+from pipelines.tracking.store.store import TrackedRun, tracking_uri
+from pipelines.training.driver.held_run import held_run
+from pipelines.training.driver.output import CHECKPOINTS, local_records
 
 
 def log_model_of(
     folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
 ) -> str:
-    """See `pipelines.training.export.log_model_of`, which imports TensorFlow; it computes on the CPU here."""
+    """See `pipelines.training.driver.export.log_model_of`, which imports TensorFlow; it computes on the CPU here."""
     os.environ["CUDA_VISIBLE_DEVICES"] = "-1"  # the driver's machine may train on its GPU
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
     require("the model of a checkpoint", MODEL)
-    from pipelines.training import export
+    from pipelines.training.driver import export
 
     return export.log_model_of(folder, run, checkpoint, checkpoints)
 

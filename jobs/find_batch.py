@@ -2,19 +2,19 @@
 
 import argparse
 
-from conf.schedules import ConstantConfig, NoWarmupConfig, ScheduleConfig
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner, check_slots
-from jobs.result import Result
-from jobs.session import spark_session
+from conf.sections.schedules import ConstantConfig, NoWarmupConfig, ScheduleConfig
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.ranks import barrier_runner, check_slots
+from jobs.shell.result import Result
+from jobs.shell.session import spark_session
 from pipelines.sample import TRAINING_SPLIT
 from pipelines.training import entry
-from pipelines.training.checks import check_dataset
-from pipelines.training.events import BatchTried, Event
+from pipelines.training.driver.checks import check_dataset
 from pipelines.training.finders.batches import FRACTION, BatchSearch, Trial, batch_multiple
+from pipelines.training.ranks.events import BatchTried, Event
 
 _MIB = 1 << 20
 

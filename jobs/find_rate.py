@@ -8,28 +8,28 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.display import Bar
-from jobs.outputs import PLOT_MARK, check_outputs, save_plot
-from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner, check_slots
-from jobs.result import Result
-from jobs.session import spark_session
-from jobs.shortage import ShortageHint
-from pipelines.dataset.manifest import Manifest
-from pipelines.locations import redacted
-from pipelines.tracking import revision, runs, store
-from pipelines.tracking.experiments import chosen_experiment
-from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.writer import Point, RunWriter, now
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.display import Bar
+from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.ranks import barrier_runner, check_slots
+from jobs.shell.result import Result
+from jobs.shell.session import spark_session
+from jobs.shell.shortage import ShortageHint
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.storage.locations import redacted
+from pipelines.tracking.journal.writer import Point, RunWriter, now
+from pipelines.tracking.store import revision, runs, store
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.tracking.store.store import TrackedRun
 from pipelines.training import entry
-from pipelines.training.checks import batch_text, check_dataset
-from pipelines.training.description import dataset_facts, parameters_of
-from pipelines.training.events import Compiling, Event, RateTried
+from pipelines.training.driver.checks import batch_text, check_dataset
 from pipelines.training.finders.rates import RULE, RangeTest, RatePoint, Suggestion, rising_rates, suggest
-from pipelines.training.plots import range_test_curve
-from pipelines.training.rates import peak_learning_rate
+from pipelines.training.ranks.events import Compiling, Event, RateTried
+from pipelines.training.record.plots import range_test_curve
+from pipelines.training.setup.description import dataset_facts, parameters_of
+from pipelines.training.setup.rates import peak_learning_rate
 
 _LINES = 15
 _BELOW_PEAK, _ABOVE_PEAK = 1e-3, 1e2

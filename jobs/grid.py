@@ -12,26 +12,26 @@ from typing import Literal
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.cells import PlannedCell, named, plan_cells
-from jobs.command import JobsFailedError, exit_code, message_of, say
-from jobs.grid_records import CELL_TAG, add_unread, ended_run, line_of, parent_of
-from jobs.outputs import check_outside_datasets
-from jobs.result import Result
-from jobs.session import spark_session
+from jobs.grids.cells import PlannedCell, named, plan_cells
+from jobs.grids.grid_records import CELL_TAG, add_unread, ended_run, line_of, parent_of
+from jobs.shell import cli
+from jobs.shell.command import JobsFailedError, exit_code, message_of, say
+from jobs.shell.outputs import check_outside_datasets
+from jobs.shell.result import Result
+from jobs.shell.session import spark_session
 from jobs.train import train_on
 from pipelines.comparison.grid_results import CellLine, GridLine, ResultsFile, cells_of, estimated_seconds, read_lines
 from pipelines.comparison.tables import duration
-from pipelines.launch.preflight import check_cluster
-from pipelines.locations import redacted
-from pipelines.tracking import revision, runs, store
-from pipelines.tracking.local_run import DESCRIPTION_TAG
-from pipelines.tracking.recorded import DIVERGED_TAG, PARENT_TAG, TaggedRun, runs_with_tag
-from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.writer import RunWriter
-from pipelines.training.checkpoint_files import list_checkpoints
-from pipelines.training.driver_record import is_divergence
-from pipelines.training.output import checkpoints_of
+from pipelines.launch.driver.preflight import check_cluster
+from pipelines.storage.locations import redacted
+from pipelines.tracking.journal.local_run import DESCRIPTION_TAG
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.store import revision, runs, store
+from pipelines.tracking.store.recorded import DIVERGED_TAG, PARENT_TAG, TaggedRun, runs_with_tag
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.checkpoint.files import list_checkpoints
+from pipelines.training.driver.output import checkpoints_of
+from pipelines.training.driver.run import is_divergence
 
 _LONGEST_ERROR = 300
 

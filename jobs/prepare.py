@@ -5,24 +5,24 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from conf.archives import TableConfig
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.display import PrepareDisplay
-from jobs.paths import dataset_location
-from jobs.result import Result
-from jobs.session import spark_session
+from conf.sections.archives import TableConfig
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.display import PrepareDisplay
+from jobs.shell.paths import dataset_location
+from jobs.shell.result import Result
+from jobs.shell.session import spark_session
 from pipelines.archives.archive import Archive
-from pipelines.archives.frame import write_frame
-from pipelines.archives.image_table import ImageTable
+from pipelines.archives.images.frame import write_frame
+from pipelines.archives.images.image_table import ImageTable
 from pipelines.archives.table import open_archive
-from pipelines.dataset.files import check_apart
-from pipelines.dataset.manifest import Manifest
-from pipelines.dataset.survey import find_finished
-from pipelines.dataset.writer import prepare_dataset
-from pipelines.locations import absolute_location
-from pipelines.storage import Folder
+from pipelines.dataset.format.files import check_apart
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.dataset.prepare.survey import find_finished
+from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.storage.folder import Folder
+from pipelines.storage.locations import absolute_location
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

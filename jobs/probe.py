@@ -8,20 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from conf.probe import CoCoAConfig
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.display import Bar
-from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner
-from jobs.result import Result, model_uri_of
-from jobs.session import spark_session
+from conf.sections.probe import CoCoAConfig
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.display import Bar
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.ranks import barrier_runner
+from jobs.shell.result import Result, model_uri_of
+from jobs.shell.session import spark_session
 from models.probes.head import LinearHead
-from pipelines.dataset.files import check_outside
-from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.launch.preflight import check_cluster
-from pipelines.locations import absolute_location
+from pipelines.dataset.format.files import check_outside
+from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.launch.driver.preflight import check_cluster
 from pipelines.probing import entry
 from pipelines.probing.extract import extract_features
 from pipelines.probing.features import Features, folder_of, identity_of
@@ -30,21 +29,22 @@ from pipelines.probing.head_layer import check_head
 from pipelines.probing.measure import measure_head
 from pipelines.probing.result import Probed, comparison_lines, penalty_lines
 from pipelines.sample import TEST_SPLIT, TRAINING_SPLIT, VALIDATION_SPLIT
-from pipelines.scoring.evaluation import Measured
-from pipelines.scoring.model import ModelDescription, check_inputs_fit, describe
+from pipelines.scoring.predict.model import ModelDescription, check_inputs_fit, describe
+from pipelines.scoring.report.evaluation import Measured
 from pipelines.scoring.source import dataset_source
-from pipelines.storage import Folder
-from pipelines.tracking import revision
-from pipelines.tracking.experiments import chosen_experiment
-from pipelines.tracking.runs import check_store, ended, has_run, start_child_run, start_run
-from pipelines.tracking.served import ServedModel, find_model, read_model_file
-from pipelines.tracking.store import TrackedRun, TrackingError, tracking_uri
-from pipelines.tracking.writer import RunWriter
-from pipelines.training.description import dataset_facts
-from pipelines.training.events import Event, PenaltyFitted
-from pipelines.training.input import reader_settings
-from pipelines.training.plots import per_class_bars
-from pipelines.training.results import Evaluation
+from pipelines.storage.folder import Folder
+from pipelines.storage.locations import absolute_location
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.store import revision
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.tracking.store.runs import check_store, ended, has_run, start_child_run, start_run
+from pipelines.tracking.store.served import ServedModel, find_model, read_model_file
+from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
+from pipelines.training.ranks.events import Event, PenaltyFitted
+from pipelines.training.ranks.results import Evaluation
+from pipelines.training.record.plots import per_class_bars
+from pipelines.training.setup.description import dataset_facts
+from pipelines.training.setup.input import reader_settings
 
 _NAME = "groundswell probe"
 _OWN_HEAD = "own_head"

@@ -4,18 +4,18 @@ import argparse
 from pathlib import Path
 
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.outputs import PLOT_MARK, check_outputs, save_plot
-from jobs.paths import with_absolute_paths
-from jobs.result import Result
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.order import steps_per_epoch
-from pipelines.locations import redacted
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.outputs import PLOT_MARK, check_outputs, save_plot
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.result import Result
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.training.plots import schedule_curve
-from pipelines.training.rates import boundary_steps, make_schedule, peak_learning_rate
-from pipelines.training.resolution import scaled_epochs
+from pipelines.storage.locations import redacted
+from pipelines.training.record.plots import schedule_curve
+from pipelines.training.setup.rates import boundary_steps, make_schedule, peak_learning_rate
+from pipelines.training.setup.resolution import scaled_epochs
 
 _PARTS = 10
 """Equal parts of the run, at whose beginnings the table has a line."""

@@ -4,28 +4,28 @@ import argparse
 import time
 from pathlib import Path
 
-from conf.archives import ROOTED_KINDS
 from conf.load import keys_of
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.display import Bar
-from jobs.paths import with_absolute_paths
+from conf.sections.archives import ROOTED_KINDS
 from jobs.prepare import configured_archive
-from jobs.result import Result, model_uri_of
-from jobs.session import spark_session
-from pipelines.locations import absolute_location, local_path
-from pipelines.packages import CONVERSION, DELTA, require
-from pipelines.scoring.convert import Reference, open_reference
-from pipelines.scoring.ground import check_map, check_map_file, patch_metres, read_ground, write_map
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.display import Bar
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.result import Result, model_uri_of
+from jobs.shell.session import spark_session
+from pipelines.machine.packages import CONVERSION, DELTA, require
 from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, begun_thresholds, check_score, scored_before
 from pipelines.scoring.job import score as score_source
-from pipelines.scoring.model import ModelDescription, describe
-from pipelines.scoring.output import DELTA_LOG_FILE
+from pipelines.scoring.output.ground import check_map, check_map_file, patch_metres, read_ground, write_map
+from pipelines.scoring.output.output import DELTA_LOG_FILE
+from pipelines.scoring.predict.convert import Reference, open_reference
+from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.source import DATASET, Source, archive_source, dataset_source, is_dataset
-from pipelines.storage import Folder
-from pipelines.tracking.served import find_model, read_model_file
-from pipelines.training.input import reader_settings
+from pipelines.storage.folder import Folder
+from pipelines.storage.locations import absolute_location, local_path
+from pipelines.tracking.store.served import find_model, read_model_file
+from pipelines.training.setup.input import reader_settings
 
 
 def score(config: RunConfig, model_uri: str, location: str, output: str, map_file: Path | None = None) -> Scored:

@@ -4,20 +4,20 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from conf.training import TrainingConfig
-from jobs import cli
-from jobs.command import message_of, say
+from conf.sections.training import TrainingConfig
 from jobs.export import log_model_of
-from jobs.result import Result
-from pipelines.locations import absolute_location, redacted
-from pipelines.remote_path import AnyPath, any_path
-from pipelines.storage import StorageError
-from pipelines.tracking.local_run import RunHeldError
-from pipelines.tracking.runs import check_store
-from pipelines.tracking.store import tracking_uri
-from pipelines.tracking.sync import Synced, sync, unsynced
-from pipelines.training.held_run import held_run
-from pipelines.training.remote_runs import sync_behind, unsynced_behind
+from jobs.shell import cli
+from jobs.shell.command import message_of, say
+from jobs.shell.result import Result
+from pipelines.storage.folder import StorageError
+from pipelines.storage.locations import absolute_location, redacted
+from pipelines.storage.remote_path import AnyPath, any_path
+from pipelines.tracking.journal.local_run import RunHeldError
+from pipelines.tracking.journal.sync import Synced, sync, unsynced
+from pipelines.tracking.store.runs import check_store
+from pipelines.tracking.store.store import tracking_uri
+from pipelines.training.driver.held_run import held_run
+from pipelines.training.driver.remote_runs import sync_behind, unsynced_behind
 
 
 def sync_runs(output: AnyPath, run_id: str | None, result: Result) -> list[Synced]:

@@ -8,40 +8,40 @@ from typing import TYPE_CHECKING
 from pyspark.sql import SparkSession
 
 from conf.schema import RunConfig
-from jobs import cli
-from jobs.command import read_config, say
-from jobs.display import TrainingDisplay
-from jobs.paths import with_absolute_paths
-from jobs.ranks import barrier_runner, check_slots
-from jobs.result import Result
-from jobs.session import spark_session
-from jobs.shortage import ShortageHint
-from jobs.shown import curves_of, history_of, html_of
-from pipelines.dataset.manifest import Manifest
-from pipelines.dataset.order import steps_per_epoch
-from pipelines.launch.failure import WorkerError
-from pipelines.locations import redacted
-from pipelines.remote_path import AnyPath
+from jobs.shell import cli
+from jobs.shell.command import read_config, say
+from jobs.shell.display import TrainingDisplay
+from jobs.shell.paths import with_absolute_paths
+from jobs.shell.ranks import barrier_runner, check_slots
+from jobs.shell.result import Result
+from jobs.shell.session import spark_session
+from jobs.shell.shortage import ShortageHint
+from jobs.shell.shown import curves_of, history_of, html_of
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.dataset.format.order import steps_per_epoch
+from pipelines.launch.driver.failure import WorkerError
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
-from pipelines.tracking import store
-from pipelines.tracking.experiments import chosen_experiment
-from pipelines.tracking.registry import standing
-from pipelines.tracking.runs import check_store, page_of
-from pipelines.tracking.store import TrackedRun
+from pipelines.storage.locations import redacted
+from pipelines.storage.remote_path import AnyPath
+from pipelines.tracking.models.registry import standing
+from pipelines.tracking.store import store
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.tracking.store.runs import check_store, page_of
+from pipelines.tracking.store.store import TrackedRun
 from pipelines.training import entry
-from pipelines.training.checkpoint_files import list_checkpoints
-from pipelines.training.checks import check_dataset, check_output, check_resume
-from pipelines.training.driver_record import (
+from pipelines.training.checkpoint.files import list_checkpoints
+from pipelines.training.driver.checks import check_dataset, check_output, check_resume
+from pipelines.training.driver.output import check_place
+from pipelines.training.driver.run import (
     DriverRecord,
     is_divergence,
     newest_resumable,
     recorded_run,
     with_stored_run,
 )
-from pipelines.training.events import EpochTrained, Event
-from pipelines.training.output import check_place
-from pipelines.training.resolution import described_sizes, trained_sizes
-from pipelines.training.results import TrainingSummary
+from pipelines.training.ranks.events import EpochTrained, Event
+from pipelines.training.ranks.results import TrainingSummary
+from pipelines.training.setup.resolution import described_sizes, trained_sizes
 
 if TYPE_CHECKING:
     import pandas

@@ -19,8 +19,8 @@ import pyspark
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkServer
-from pipelines.launch.process import rank_environment
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE, ForkServer
+from pipelines.launch.rank.process import rank_environment
 from tests.patience import patient, wait_until
 
 PROJECT = Path(__file__).parent.parent
@@ -81,7 +81,7 @@ def project() -> Path:
 @pytest.fixture(scope="session")
 def eurosat_manifest() -> Callable[..., Any]:
     """Gives the manifest of a dataset of which tests of records need no more; `seed` makes it another dataset."""
-    from pipelines.dataset.manifest import Manifest
+    from pipelines.dataset.format.manifest import Manifest
     from pipelines.sample import ImageGroup
 
     def make(seed: int = 7) -> Manifest:
@@ -172,7 +172,7 @@ def spark_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def spark(s3_environment: dict[str, str], spark_home: Path) -> Iterator[SparkSession]:
     """One local session for the whole test run, with two slots."""
-    from jobs.session import spark_session
+    from jobs.shell.session import spark_session
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
     with spark_session("groundswell tests", "local[2]") as session:
@@ -211,7 +211,7 @@ def in_fresh_process(tmp_path_factory: pytest.TempPathFactory, project: Path) ->
 @pytest.fixture(scope="session")
 def small_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A generated BigEarthNet v2.0 archive of 32 + 12 + 12 patches."""
-    from pipelines.archives.synthetic import generate_bigearthnet_v2
+    from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 
     root = tmp_path_factory.mktemp("archive") / "BigEarthNet"
     generate_bigearthnet_v2(root, train=32, validation=12, test=12, seed=7)
@@ -222,7 +222,7 @@ def small_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_dataset(spark: SparkSession, small_archive: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The small archive, prepared with small row groups, so that there are several."""
     from pipelines.archives.table import open_archive
-    from pipelines.dataset.writer import prepare_dataset
+    from pipelines.dataset.prepare.writer import prepare_dataset
 
     path = tmp_path_factory.mktemp("dataset") / "small"
     archive = open_archive("bigearthnet_v2", root=str(small_archive))
@@ -233,7 +233,7 @@ def small_dataset(spark: SparkSession, small_archive: Path, tmp_path_factory: py
 @pytest.fixture(scope="session")
 def edit_manifest() -> Callable[[Path, Callable[[dict[str, Any]], None]], None]:
     """Changes the values of a `dataset.json` as its writer would have written them, with a fitting digest."""
-    from pipelines.dataset.manifest import FILE_NAME, Manifest, write_manifest
+    from pipelines.dataset.format.manifest import FILE_NAME, Manifest, write_manifest
 
     def edit(dataset: Path, change: Callable[[dict[str, Any]], None]) -> None:
         values = json.loads((dataset / FILE_NAME).read_text())
@@ -391,7 +391,7 @@ def scaling_measurements() -> Callable[..., dict[str, Any]]:
 @pytest.fixture
 def error_line(capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
     """Runs a command that must end with one line on standard error; gives the line."""
-    from jobs import cli
+    from jobs.shell import cli
 
     def run(*command: str, settings: Iterable[str] = (), code: int = 2) -> str:
         capsys.readouterr()

@@ -31,7 +31,7 @@ _FOLDER = pytest.StashKey[Path]()
 _STACKS = pytest.StashKey[list[Section]]()
 _LOG = re.compile(r"rank-.+\.log|daemons\.log|stderr|stdout")  # Spark's executors have the last two
 _FILES, _LINES, _BYTES = 10, 60, 1 << 16
-_FORK_SERVER = "pipelines.launch.fork_server"
+_FORK_SERVER = "pipelines.launch.rank.fork_server"
 _COMMANDS_SECONDS = 20.0
 _ANSWER_SECONDS = 2.0
 _TITLE = 200
@@ -188,8 +188,8 @@ def _output(command: "subprocess.Popen[str]", deadline: float) -> tuple[int, str
 def _answer(process: psutil.Process, number: int) -> str:
     """What a process writes to its files when a signal asks it for its stacks, as a rank and a JVM are.
 
-    A rank writes them to a file whose descriptor is an argument of `pipelines/launch/rank_main.py`, and a JVM to its
-    standard output. The arguments of a fork cannot be seen: so all files are looked at.
+    A rank writes them to a file whose descriptor is an argument of `pipelines/launch/rank/rank_main.py`, and a JVM to
+    its standard output. The arguments of a fork cannot be seen: so all files are looked at.
     """
     status = Path(f"/proc/{process.pid}/status").read_text()
     caught = re.search(r"^SigCgt:\s*(\w+)", status, re.MULTILINE)

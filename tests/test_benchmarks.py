@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE
 from tests.patience import VARIABLE as PATIENCE_VARIABLE
 from tests.patience import patient
 

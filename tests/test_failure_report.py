@@ -22,7 +22,7 @@ def write_logs(tmp_path):
 # As in the tests' own conftest: the fork server is a child of the first process of pytest.
 CONFTEST = """
 import os
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkServer
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE, ForkServer
 
 def pytest_configure(config):
     if not hasattr(config, "workerinput"):
@@ -43,7 +43,7 @@ waits_for_nobody()
 """
 HANGS = f"""
 import os, signal, subprocess, sys, pytest
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE, ForkedProcess
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE, ForkedProcess
 {LOGS}
 @pytest.mark.timeout(4)
 def test_hangs(tmp_path):

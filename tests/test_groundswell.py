@@ -26,10 +26,10 @@ def test_importing_it_imports_nothing_else(tmp_path: Path) -> None:
 def test_every_name_is_what_it_says() -> None:
     from jobs.compare import compare
     from jobs.evaluate import evaluate
-    from jobs.paths import load
     from jobs.prepare import prepare
     from jobs.probe import probe
     from jobs.score import score
+    from jobs.shell.paths import load
     from jobs.train import train
     from pipelines.launch.horovod_runner import HorovodRunner
     from pipelines.launch.runner import BarrierRunner
@@ -66,5 +66,5 @@ groundswell.train
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith(
-        "pipelines.packages.MissingPackageError: groundswell.train needs tensorflow, keras, horovod,"
+        "pipelines.machine.packages.MissingPackageError: groundswell.train needs tensorflow, keras, horovod,"
     )

@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.petastorm_schema import UNISCHEMA_KEY, pickled_schema
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.format.petastorm_schema import UNISCHEMA_KEY, pickled_schema
 from tests.patience import patient
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]

@@ -1,7 +1,7 @@
 """All augmentations by name.
 
 A new augmentation is one file in this folder and one line in the table below. To be configurable it also has a class of
-settings, with a line in the union, in `conf/augmentations.py`.
+settings, with a line in the union, in `conf/sections/augmentations.py`.
 """
 
 import functools

@@ -1,7 +1,7 @@
 """All networks by name.
 
 A new network is one file in this folder and one line in the table below. To be configurable it also has a class of
-settings, with a line in the union, in `conf/networks.py`.
+settings, with a line in the union, in `conf/sections/networks.py`.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
 """All optimizers by name.
 
 A new optimizer is one file in this folder and one line in the table below. To be configurable it also has a class of
-settings, with a line in the union, in `conf/optimizers.py`.
+settings, with a line in the union, in `conf/sections/optimizers.py`.
 """
 
 from collections.abc import Callable

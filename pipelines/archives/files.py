@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 
 from pipelines.archives.archive import BadRecordError
-from pipelines.storage import Folder, StorageError
+from pipelines.storage.folder import Folder, StorageError
 
 MISSING_FILE = "missing file"
 ODD_NAME = "name is no plain file name"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from conf.archives import ImportedArchiveConfig
+from conf.sections.archives import ImportedArchiveConfig
 from models.imported import described, import_function
 from pipelines.archives.archive import Archive
 

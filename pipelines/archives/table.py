@@ -4,13 +4,13 @@ from collections.abc import Callable
 from typing import Any
 
 from pipelines.archives.archive import Archive
-from pipelines.archives.bigearthnet_v1 import BigEarthNetV1
-from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.archives.eurosat import EuroSATMultispectral, EuroSATRGB
-from pipelines.archives.image_folder import ImageFolder
-from pipelines.archives.image_table import ImageTable
+from pipelines.archives.bigearthnet.v1 import BigEarthNetV1
+from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
+from pipelines.archives.images.eurosat import EuroSATMultispectral, EuroSATRGB
+from pipelines.archives.images.image_folder import ImageFolder
+from pipelines.archives.images.image_table import ImageTable
 from pipelines.archives.imported import imported_archive
-from pipelines.archives.synthetic_archive import SyntheticBigEarthNet
+from pipelines.archives.synthetic.archive import SyntheticBigEarthNet
 
 ARCHIVES: dict[str, Callable[..., Archive]] = {
     "bigearthnet_v2": BigEarthNetV2,
@@ -22,9 +22,10 @@ ARCHIVES: dict[str, Callable[..., Archive]] = {
     "synthetic": SyntheticBigEarthNet,
     "import": imported_archive,
 }
-"""Constructor of every kind of archive; takes the settings of its class in `conf.archives`.
+"""Constructor of every kind of archive; takes the settings of its class in `conf.sections.archives`.
 
-A new kind is one file in this folder and one line here, and its class of settings with a line in `conf.archives`.
+A new kind is one file in this folder and one line here, and its class of settings with a line in
+`conf.sections.archives`.
 """
 
 

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipelines.comparison.run import SEED, ComparedRun
 from pipelines.comparison.saved import problem_of
-from pipelines.whole_files import NO_LOCKS
+from pipelines.storage.whole_files import NO_LOCKS
 
 VERSION: Literal[1] = 1
 _log = logging.getLogger(__name__)

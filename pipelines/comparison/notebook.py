@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from matplotlib.lines import Line2D
 
-from pipelines.cell_figure import CellFigure
 from pipelines.comparison import figures
 from pipelines.comparison.groups import Part
 from pipelines.comparison.tables import recipe_rows, table_rows
 from pipelines.dataset.report.figures import Colors
 from pipelines.dataset.report.tables import shorten
+from pipelines.machine.cell_figure import CellFigure
 
 if TYPE_CHECKING:
     import pandas

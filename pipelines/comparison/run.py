@@ -7,9 +7,9 @@ from datetime import UTC, datetime
 
 from pydantic import BaseModel, ConfigDict, model_validator
 
-from conf.dataset import ReaderConfig
+from conf.sections.dataset import ReaderConfig
 from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_lower_better
-from pipelines.tracking.recorded import DIVERGED_TAG, RecordedRun
+from pipelines.tracking.store.recorded import DIVERGED_TAG, RecordedRun
 
 EPOCH, STEP, SECONDS, PAYLOAD = "epoch", "step", "seconds", "payload_bytes"
 """Columns of a history: epochs, optimizer steps, seconds of training and payload bytes of one rank since the start."""

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.comparison.run import ComparedRun
-from pipelines.whole_files import write_whole
+from pipelines.storage.whole_files import write_whole
 
 _VERSION: Literal[1] = 1
 SAVED_MARK = b'"runs": ['

@@ -5,7 +5,7 @@ from typing import Any
 
 import keras
 
-from pipelines.launch.report import log_to_driver
+from pipelines.launch.rank.report import log_to_driver
 
 
 class LogCallback(keras.callbacks.Callback):  # type: ignore[misc]

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pipelines.launch.failure import InfrastructureError
-from pipelines.launch.jvm import SparkGoneError
+from pipelines.launch.driver.failure import InfrastructureError
+from pipelines.launch.driver.jvm import SparkGoneError
 
 _MAXIMUM_WAIT_SECONDS = 300.0
 
@@ -14,7 +14,7 @@ class Attempt:
     """One attempt at a job."""
 
     number: int
-    """Number of the attempt, from 1; the function gets it from `pipelines.launch.report.attempt`."""
+    """Number of the attempt, from 1; the function gets it from `pipelines.launch.rank.report.attempt`."""
     num_workers: int
     after: str = ""
     """Why the previous attempt failed, in one line."""

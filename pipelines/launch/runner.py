@@ -13,20 +13,15 @@ from typing import Any, get_args
 import cloudpickle
 from pyspark.sql import SparkSession
 
-from pipelines.launch.barrier_tasks import BarrierTasks
-from pipelines.launch.channel import DriverChannel, ResultLostError
-from pipelines.launch.failure import InfrastructureError, RankLostError, StartError, WorkerError
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
-from pipelines.launch.joining import Joining
-from pipelines.launch.jvm import naming_a_dead_jvm
-from pipelines.launch.listener import Listener, LogToDriver
-from pipelines.launch.local_tasks import LOOPBACK, LocalTasks
-from pipelines.launch.members import Limits
-from pipelines.launch.membership import CYCLE_TIME
-from pipelines.launch.messages import Go, JsonObject
-from pipelines.launch.placement import Placement, devices_of_hosts, place
-from pipelines.launch.policy import Attempt, RetryPolicy
-from pipelines.launch.preflight import (
+from pipelines.launch.driver.barrier_tasks import BarrierTasks
+from pipelines.launch.driver.failure import InfrastructureError, RankLostError, StartError, WorkerError
+from pipelines.launch.driver.joining import Joining
+from pipelines.launch.driver.jvm import naming_a_dead_jvm
+from pipelines.launch.driver.listener import Listener, LogToDriver
+from pipelines.launch.driver.local_tasks import LOOPBACK, LocalTasks
+from pipelines.launch.driver.members import Limits
+from pipelines.launch.driver.placement import Placement, devices_of_hosts, place
+from pipelines.launch.driver.preflight import (
     check_cluster,
     check_encryption,
     check_session,
@@ -35,16 +30,21 @@ from pipelines.launch.preflight import (
     driver_addresses,
     drop_lost_executors,
 )
-from pipelines.launch.process import THREAD_VARIABLES, inherited_settings
-from pipelines.launch.rendezvous import RendezvousServer
-from pipelines.launch.report import ATTEMPT_VARIABLE
-from pipelines.launch.supervisor import Supervisor
-from pipelines.launch.task import Launch, RankResult
-from pipelines.launch.termination import Termination, delayed_sigterm
-from pipelines.locations import local_path
-from pipelines.notebook import quieten_spark
-from pipelines.open_files import allow_open_files
-from pipelines.versions import imported_version
+from pipelines.launch.driver.supervisor import Supervisor
+from pipelines.launch.driver.termination import Termination, delayed_sigterm
+from pipelines.launch.policy import Attempt, RetryPolicy
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE
+from pipelines.launch.rank.membership import CYCLE_TIME
+from pipelines.launch.rank.process import THREAD_VARIABLES, inherited_settings
+from pipelines.launch.rank.report import ATTEMPT_VARIABLE
+from pipelines.launch.rank.task import Launch, RankResult
+from pipelines.launch.wire.channel import DriverChannel, ResultLostError
+from pipelines.launch.wire.messages import Go, JsonObject
+from pipelines.launch.wire.rendezvous import RendezvousServer
+from pipelines.machine.notebook import quieten_spark
+from pipelines.machine.open_files import allow_open_files
+from pipelines.machine.versions import imported_version
+from pipelines.storage.locations import local_path
 
 __all__ = ["Attempt", "BarrierRunner", "InfrastructureError", "LogToDriver", "StartError", "WorkerError"]
 
@@ -97,27 +97,28 @@ class BarrierRunner:
                 how to sign in (`MLFLOW_TRACKING_*`, `DATABRICKS_HOST`, `DATABRICKS_TOKEN`).
             description: Text beside the job in Spark's web page.
             log_to_driver: Which lines of the ranks are shown: all, rank 0's, only what they pass to
-                `pipelines.launch.report.log_to_driver`, or none. A flood of lines is shown in part.
+                `pipelines.launch.rank.report.log_to_driver`, or none. A flood of lines is shown in part.
             log_folder: Folder for the whole log of each rank as `rank-<n>.log`; further attempts are appended.
             start_timeout: Seconds that ranks wait for each other: to start, and for Gloo in one operation where the
-                function does not call `pipelines.launch.membership.join`.
+                function does not call `pipelines.launch.rank.membership.join`.
             exchange_timeout: Seconds that Gloo waits in one operation, of ranks that have called `join`; None:
                 `start_timeout`.
             hang_timeout: Seconds without any `report`, `step_done` or `log_to_driver` after which a rank counts as
                 hung, and the attempt ends. Imports and the first step must fit too. None: a rank may be silent for
                 ever.
             stop_grace: Seconds that ranks have to end after they were asked to; see
-                `pipelines.launch.report.stop_requested`.
+                `pipelines.launch.rank.report.stop_requested`.
             retries: Number of further attempts. Only infrastructure failures are retried: a dead process, executor or
                 host, or a hang. Exceptions from your function are not.
             retry_wait: Seconds before the first further attempt; doubled for each that follows, up to 300.
             allowed_sizes: Numbers of ranks that a further attempt may have when slots are lost; the largest that
                 fits is taken. Empty: `num_workers` only.
             spares: Whether each task holds a second process that calls the function too and takes the rank's place
-                when its process dies, without another attempt. The function must use `pipelines.launch.membership`.
+                when its process dies, without another attempt. The function must use
+                `pipelines.launch.rank.membership`.
             accept_unencrypted: Run although Spark is told to encrypt or authenticate; the error says what is not.
             on_log: Called with `(rank, line)` for each line that is shown, instead of printing it.
-            on_report: Called with what ranks pass to `pipelines.launch.report.report`, and their `rank`.
+            on_report: Called with what ranks pass to `pipelines.launch.rank.report.report`, and their `rank`.
             on_attempt: Called before each attempt, when its ranks are about to start.
             on_ready: Called when all ranks of an attempt have started, before they call the function.
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from conf.probe import SolverConfig
+from conf.sections.probe import SolverConfig
 from pipelines.probing.features import Features
 from pipelines.probing.fitted import FittedHead
 from pipelines.sample import Task

@@ -10,15 +10,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from pipelines.connect import SentFile, send
-from pipelines.dataset.lock import hold
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, Identity, as_lists, find_features, finish
-from pipelines.scoring.model import ModelDescription
 from pipelines.scoring.parts import DatasetPart, SampleBatch
-from pipelines.scoring.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.scoring.predict.model import ModelDescription
+from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
 from pipelines.scoring.source import Source
-from pipelines.storage import Folder
-from pipelines.tasks import run_until_done, watched
+from pipelines.spark.connect import SentFile, send
+from pipelines.spark.tasks import run_until_done, watched
+from pipelines.storage.folder import Folder
+from pipelines.storage.lock import hold
 
 _SHARE = "set probe.output to a folder on storage that all hosts mount, or a URL"
 _ROWS_PER_GROUP = 1024

@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.dataset.manifest import Manifest
-from pipelines.scoring.model import ModelDescription
-from pipelines.storage import Folder
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.scoring.predict.model import ModelDescription
+from pipelines.storage.folder import Folder
 
 FILE_NAME = "features.json"
 FORMAT_VERSION = 1

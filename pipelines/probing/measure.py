@@ -8,7 +8,7 @@ import pyarrow as pa
 from models.probes.head import LinearHead
 from pipelines.probing.features import Features, as_array
 from pipelines.sample import Task
-from pipelines.scoring.evaluation import Measured, SplitScores, measure
+from pipelines.scoring.report.evaluation import Measured, SplitScores, measure
 
 _OF_PROBABILITIES = ("loss", "expected_calibration_error")
 

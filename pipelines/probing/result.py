@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
 
-from conf.probe import CoCoAConfig, SolverConfig
+from conf.sections.probe import CoCoAConfig, SolverConfig
 from pipelines.probing.fitted import FittedHead
 from pipelines.sample import TEST_SPLIT
-from pipelines.training.results import Evaluation
+from pipelines.training.ranks.results import Evaluation
 
 
 @dataclass(frozen=True)

@@ -8,19 +8,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from conf.probe import CoCoAConfig, SolverConfig
+from conf.sections.probe import CoCoAConfig, SolverConfig
 from models.metrics import classification_scores
 from models.probes.agreement import Array
 from models.probes.head import LinearHead, Link
 from models.probes.hinge import fit_hinge
 from models.probes.logistic import fit_logistic
 from models.probes.standardisation import standardisation
-from pipelines.launch.report import StoppedOnRequest, step_done, stop_requested
+from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
 from pipelines.probing.features import Features
 from pipelines.probing.fitted import FittedHead, FittedPenalty, best_penalty, selection_metric
 from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, Task
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.events import PenaltyFitted, tell
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.events import PenaltyFitted, tell
 
 
 def fit_worker(features: Features, task: Task, solver: SolverConfig, penalties: Sequence[float]) -> FittedHead:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from conf.keys import find, nested
-from conf.modes import MODES
+from conf.sections.modes import MODES
 from pipelines.scaling.collectives import expected_maximum
 from pipelines.scaling.measurements import (
     CodecMeasurement,
@@ -19,8 +19,8 @@ from pipelines.scaling.measurements import (
 )
 
 if TYPE_CHECKING:
-    from pipelines.tracking.recorded import RecordedRun
-    from pipelines.tracking.writer import Point
+    from pipelines.tracking.journal.writer import Point
+    from pipelines.tracking.store.recorded import RecordedRun
 
 PHASES = tuple(f"time/step_{name}_seconds" for name in ("compute", "encode", "wire", "decode", "optimizer", "waiting"))
 CURVES = PHASES

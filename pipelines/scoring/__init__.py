@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pipelines.scoring.frames import flat_columns, predict_udf, score_frame
+    from pipelines.scoring.predict.frames import flat_columns, predict_udf, score_frame
 
 __all__ = ["flat_columns", "predict_udf", "score_frame"]
 
@@ -16,6 +16,6 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module 'pipelines.scoring' has no attribute {name!r}")
-    from pipelines.scoring import frames
+    from pipelines.scoring.predict import frames
 
     return getattr(frames, name)

@@ -9,19 +9,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-from conf.score import ScoreConfig
-from pipelines.connect import SentFile, send
-from pipelines.dataset.disk_errors import disk_errors
-from pipelines.dataset.files import PROGRESS_FOLDER, relation
-from pipelines.dataset.lock import hold
-from pipelines.dataset.notes import check_rejected, count_reasons
-from pipelines.locations import redacted
-from pipelines.scoring.convert import Reference
-from pipelines.scoring.delta import write_delta_log
-from pipelines.scoring.finished import outdated_parts, read_back, was_replaced
-from pipelines.scoring.kept import ConvertedModel, converted_model
-from pipelines.scoring.model import ModelDescription, check_fits
-from pipelines.scoring.output import (
+from conf.sections.score import ScoreConfig
+from pipelines.dataset.format.files import relation
+from pipelines.dataset.prepare.notes import check_rejected, count_reasons
+from pipelines.scoring.output.delta import write_delta_log
+from pipelines.scoring.output.finished import outdated_parts, read_back, was_replaced
+from pipelines.scoring.output.kept import ConvertedModel, converted_model
+from pipelines.scoring.output.output import (
     DELTA_LOG_FILE,
     FILE_NAME,
     REJECTED_FILE,
@@ -41,12 +35,19 @@ from pipelines.scoring.output import (
     write_note,
     write_rejected,
 )
+from pipelines.scoring.output.write import Scorer
 from pipelines.scoring.parts import Part
-from pipelines.scoring.processor import Runtime, why_unusable
+from pipelines.scoring.predict.convert import Reference
+from pipelines.scoring.predict.model import ModelDescription, check_fits
+from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.scoring.source import DATASET, Source
-from pipelines.scoring.write import Scorer
-from pipelines.storage import Folder, StorageError
-from pipelines.tasks import is_local_mode, run_until_done, watched
+from pipelines.spark.connect import SentFile, send
+from pipelines.spark.tasks import is_local_mode, run_until_done, watched
+from pipelines.storage.disk_errors import disk_errors
+from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.lease import PROGRESS_FOLDER
+from pipelines.storage.locations import redacted
+from pipelines.storage.lock import hold
 
 _LESS_MEMORY = "a smaller score.batch_size"
 _THRESHOLD = "score.threshold"

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, BadRecordError, Georeference
 from pipelines.archives.files import is_local
-from pipelines.dataset.buffers import BufferPool
-from pipelines.dataset.columns import ID_FIELD
-from pipelines.dataset.manifest import Manifest
-from pipelines.dataset.reader import DamageError, ReaderSettings, SplitReader
-from pipelines.dataset.shard import rejection, try_to_read
-from pipelines.storage import Folder
+from pipelines.dataset.format.columns import ID_FIELD
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.dataset.prepare.shard import rejection, try_to_read
+from pipelines.dataset.read.buffers import BufferPool
+from pipelines.dataset.read.reader import DamageError, ReaderSettings, SplitReader
+from pipelines.storage.folder import Folder
 
 KNOWN_SCHEMA = pa.schema(
     [

@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipelines.archives.archive import Archive
-from pipelines.dataset.identity import describe
-from pipelines.dataset.index import index_digest
-from pipelines.dataset.manifest import FILE_NAME, Split, read_manifest
-from pipelines.dataset.reader import ReaderSettings, check_readable
+from pipelines.dataset.format.manifest import FILE_NAME, Split, read_manifest
+from pipelines.dataset.prepare.identity import describe
+from pipelines.dataset.prepare.index import index_digest
+from pipelines.dataset.read.reader import ReaderSettings, check_readable
 from pipelines.sample import ImageGroup, Task
 from pipelines.scoring.parts import ArchivePart, DatasetPart, Part
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 
 DATASET = "dataset"
 

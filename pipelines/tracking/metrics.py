@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from conf.modes import MODES
+from conf.sections.modes import MODES
 
 VALIDATION_GROUP = "val"
 """Group of the scores of the model on the validation split."""

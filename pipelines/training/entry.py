@@ -6,12 +6,12 @@ The driver has no use for TensorFlow, whose import costs ten seconds and a GPU's
 from collections.abc import Sequence
 
 from conf.schema import RunConfig
-from pipelines.remote_path import AnyPath
-from pipelines.tracking.store import TrackedRun
+from pipelines.storage.remote_path import AnyPath
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.driver.site import Site
 from pipelines.training.finders.batches import BatchSearch
 from pipelines.training.finders.rates import RangeTest
-from pipelines.training.results import TrainingSummary
-from pipelines.training.site import Site
+from pipelines.training.ranks.results import TrainingSummary
 
 
 def train(config: RunConfig, run: TrackedRun, checkpoints: AnyPath) -> TrainingSummary:
@@ -36,7 +36,7 @@ def search_batch(config: RunConfig, largest_allowed: int) -> BatchSearch:
 
 
 def look(config: RunConfig) -> Site:
-    """See `pipelines.training.site.look`."""
-    from pipelines.training import site
+    """See `pipelines.training.driver.site.look`."""
+    from pipelines.training.driver import site
 
     return site.look(config)

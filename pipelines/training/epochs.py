@@ -5,23 +5,23 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
-from pipelines.launch.report import StoppedOnRequest, step_done
-from pipelines.tracking.system import SystemSampler
-from pipelines.training.checkpoint import TrainingState
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.epoch_metrics import epoch_metrics, totals_after
-from pipelines.training.events import EpochTrained, StepTrained, tell
-from pipelines.training.gathering import gather_json
-from pipelines.training.loop import EpochResult, LossTotal, Progress, StepHooks, train_epoch
-from pipelines.training.observer import StepMeasurements, gather_phases
-from pipelines.training.parts import make_inputs
-from pipelines.training.phases import line_of
+from pipelines.launch.rank.report import StoppedOnRequest, step_done
+from pipelines.tracking.journal.system import SystemSampler
+from pipelines.training.checkpoint.checkpoints import REMEDY, Checkpoints
+from pipelines.training.checkpoint.recovery import Recovery
+from pipelines.training.checkpoint.selection import is_over
+from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.rank import Rank
-from pipelines.training.record import Record
-from pipelines.training.recovery import Recovery
-from pipelines.training.results import Evaluation
-from pipelines.training.resume import REMEDY, Checkpoints
-from pipelines.training.selection import is_over
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.events import EpochTrained, StepTrained, tell
+from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.ranks.results import Evaluation
+from pipelines.training.record.epoch_metrics import epoch_metrics, totals_after
+from pipelines.training.record.observer import StepMeasurements, gather_phases
+from pipelines.training.record.phases import line_of
+from pipelines.training.record.record import Record
+from pipelines.training.setup.parts import make_inputs
+from pipelines.training.step.loop import EpochResult, LossTotal, Progress, StepHooks, train_epoch
 from pipelines.training.tracing.tracer import StepTracer
 
 

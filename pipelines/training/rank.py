@@ -10,31 +10,31 @@ import keras
 from conf.schema import RunConfig
 from models.layers.grids import Size
 from models.schedules import Schedule
-from pipelines.dataset.order import steps_per_epoch
-from pipelines.remote_path import AnyPath
+from pipelines.dataset.format.order import steps_per_epoch
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.tracking.store import TrackedRun
-from pipelines.training.checkpoint import TrainingState
-from pipelines.training.finders.shortage import Shortage
-from pipelines.training.input import TrainingInput
-from pipelines.training.loop import Trainer
-from pipelines.training.loss_scale import LossScale
-from pipelines.training.modes.mode import Mode
-from pipelines.training.parts import Parts, make_data, make_parts, use_kernels
-from pipelines.training.precision import tell_precision
-from pipelines.training.rates import make_schedule
-from pipelines.training.recovery import Recovery, make_recovery
-from pipelines.training.resolution import trained_sizes
-from pipelines.training.resume import Checkpoints
-from pipelines.training.scattered import whole_variables
-from pipelines.training.selection import best_step
-from pipelines.training.settings import recorded_settings
-from pipelines.training.step import StepClocks
-from pipelines.training.stop import StopAgreement
-from pipelines.training.trainer import make_mode_of, make_trainer
-from pipelines.training.validation import Validate, make_validation
-from pipelines.training.warm_start import dataset_names
-from pipelines.training.weight_average import WeightAverage
+from pipelines.storage.remote_path import AnyPath
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.checkpoint.checkpoints import Checkpoints
+from pipelines.training.checkpoint.recovery import Recovery, make_recovery
+from pipelines.training.checkpoint.scattered import whole_variables
+from pipelines.training.checkpoint.selection import best_step
+from pipelines.training.checkpoint.settings import recorded_settings
+from pipelines.training.checkpoint.state import TrainingState
+from pipelines.training.evaluation.validation import Validate, make_validation
+from pipelines.training.memory.shortage import Shortage
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.setup.input import TrainingInput
+from pipelines.training.setup.parts import Parts, make_data, make_parts, use_kernels
+from pipelines.training.setup.precision import tell_precision
+from pipelines.training.setup.rates import make_schedule
+from pipelines.training.setup.resolution import trained_sizes
+from pipelines.training.setup.trainer import make_mode_of, make_trainer
+from pipelines.training.setup.warm_start import dataset_names
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.mode import Mode
+from pipelines.training.step.step import StepClocks
+from pipelines.training.step.weight_average import WeightAverage
 
 _log = logging.getLogger(__name__)
 

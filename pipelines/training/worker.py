@@ -8,31 +8,31 @@ from pathlib import Path
 import numpy as np
 
 from conf.schema import RunConfig
-from pipelines.launch import membership
-from pipelines.launch.report import StoppedOnRequest, signs_of_life
-from pipelines.remote_path import AnyPath
-from pipelines.tracking.environment import host_facts
-from pipelines.tracking.models import averaged_model_uri
-from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.system import SystemSampler
-from pipelines.training.ahead import step_ahead
-from pipelines.training.checkpoint import TrainingState, newest_step
+from pipelines.launch.rank import membership
+from pipelines.launch.rank.report import StoppedOnRequest, signs_of_life
+from pipelines.storage.remote_path import AnyPath
+from pipelines.tracking.journal.system import SystemSampler
+from pipelines.tracking.models.models import averaged_model_uri
+from pipelines.tracking.store.environment import host_facts
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.checkpoint.checkpoints import Checkpoints
+from pipelines.training.checkpoint.kept_state import KeptRows
+from pipelines.training.checkpoint.recovery import is_lost_peer
+from pipelines.training.checkpoint.selection import best_of, described
+from pipelines.training.checkpoint.state import TrainingState, newest_step
 from pipelines.training.epochs import Epochs
-from pipelines.training.events import Compiling, tell
-from pipelines.training.finders.shortage import Shortage, shortage_explained
-from pipelines.training.gathering import gather_json
-from pipelines.training.kept_state import KeptRows
-from pipelines.training.observer import StepMeasurements, gpu_names, make_sampler
-from pipelines.training.peak import computer_of
+from pipelines.training.evaluation.validation import validation_images
+from pipelines.training.memory.shortage import Shortage, shortage_explained
 from pipelines.training.rank import Rank, make_rank
-from pipelines.training.record import Record
-from pipelines.training.recovery import is_lost_peer
-from pipelines.training.results import TrainingSummary
-from pipelines.training.resume import Checkpoints
-from pipelines.training.selection import best_of, described
-from pipelines.training.summary import summary_of
+from pipelines.training.ranks.events import Compiling, tell
+from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.ranks.results import TrainingSummary
+from pipelines.training.record.observer import StepMeasurements, gpu_names, make_sampler
+from pipelines.training.record.record import Record
+from pipelines.training.record.summary import summary_of
+from pipelines.training.step.ahead import step_ahead
+from pipelines.training.tracing.peak import computer_of
 from pipelines.training.tracing.tracer import StepTracer
-from pipelines.training.validation import validation_images
 
 _log = logging.getLogger(__name__)
 

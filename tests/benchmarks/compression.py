@@ -74,7 +74,7 @@ def measure_method(name, sizes):
     import numpy as np
     import tensorflow as tf
 
-    from conf.optimizers import LARSConfig, OneBitAdamConfig
+    from conf.sections.optimizers import LARSConfig, OneBitAdamConfig
     from tests.benchmarks.parts import training
 
     training.pin()

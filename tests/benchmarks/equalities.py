@@ -74,7 +74,7 @@ def first_steps(test: Any, precisions: tuple[str, ...]) -> list[tuple[float, np.
     """Loss and movement of all weights in one step of each precision."""
     import numpy as np
 
-    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.ranks.collective import HorovodCollective
 
     collective, found = HorovodCollective(), []
     for name in precisions:

@@ -72,8 +72,8 @@ def built(row: Row) -> tuple[Any, Any, Any, dict[str, Any], Any]:
     """Our model, optimizer and loss, and a batch as numpy arrays."""
     import numpy as np
 
-    from conf.networks import ResNetConfig
-    from conf.optimizers import LARSConfig
+    from conf.sections.networks import ResNetConfig
+    from conf.sections.optimizers import LARSConfig
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
     from models.networks.model import build_model
@@ -241,7 +241,7 @@ def visible_gpu() -> tuple[str | None, str | None]:
 
 def figures(row: Row, gpu: str, values: dict[str, Any]) -> dict[str, Any]:
     """A row of the result."""
-    from pipelines.training.gpu_peaks import flops_per_second_of_gpu
+    from pipelines.training.tracing.gpu_peaks import flops_per_second_of_gpu
 
     if "error" in values:
         return {**asdict(row), "error": values["error"]}

@@ -18,8 +18,8 @@ from sklearn.datasets import load_digits
 
 from conf.load import load
 from models.losses import classification_loss
-from pipelines.training.rates import make_schedule
-from pipelines.training.recipe import make_optimizer
+from pipelines.training.setup.rates import make_schedule
+from pipelines.training.setup.recipe import make_optimizer
 from tests.benchmarks.parts.command import is_smoke
 
 BATCH_SIZE, EPOCHS, SEEDS = 256, 60, (0, 1, 2)

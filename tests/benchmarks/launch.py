@@ -24,7 +24,7 @@ from typing import Any
 import pyspark
 from pyspark.sql import SparkSession
 
-from jobs.session import spark_session
+from jobs.shell.session import spark_session
 from pipelines.launch.runner import BarrierRunner
 from tests.benchmarks.parts.command import is_smoke
 

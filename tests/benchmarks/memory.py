@@ -11,7 +11,7 @@ import os
 import statistics
 from dataclasses import dataclass
 
-from conf.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from tests.benchmarks.parts.command import is_smoke
 from tests.benchmarks.parts.ranks import each_on_ranks
 
@@ -40,10 +40,10 @@ SMOKE = {"two ranks": Case((1, 2), 2, ResNetCifarConfig(depth=2, width_factor=0.
 def peak_mib(size: Case, micro_batches: int) -> tuple[float, float]:
     """Peak of this process's resident memory, and the size of one float32 gradient."""
     from models.losses import classification_loss
-    from pipelines.training.accumulation import Accumulation
-    from pipelines.training.collective import HorovodCollective
-    from pipelines.training.finders.memory import resident_peak
-    from pipelines.training.step import make_accumulate
+    from pipelines.training.memory.memory import resident_peak
+    from pipelines.training.ranks.collective import HorovodCollective
+    from pipelines.training.step.accumulation import Accumulation
+    from pipelines.training.step.step import make_accumulate
     from tests.benchmarks.parts import training
 
     groups = [training.image_group("image", size.side, 4)]

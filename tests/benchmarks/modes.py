@@ -31,11 +31,11 @@ from links.ring import PROJECT, Ring
 from mlflow import MlflowClient
 
 from conf.load import load
-from jobs.session import spark_session
+from jobs.shell.session import spark_session
 from jobs.train import train
-from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.archives.synthetic import generate_bigearthnet_v2
-from pipelines.dataset.writer import prepare_dataset
+from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
+from pipelines.archives.synthetic.files import generate_bigearthnet_v2
+from pipelines.dataset.prepare.writer import prepare_dataset
 from pipelines.training import entry
 from tests.benchmarks.parts.command import command
 from tests.benchmarks.parts.figures import slowest

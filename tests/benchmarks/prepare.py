@@ -31,13 +31,13 @@ import psutil
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from jobs.session import spark_session
-from pipelines.archives.bigearthnet_patch import GROUPS
-from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.archives.nomenclature import BIGEARTHNET_19
-from pipelines.archives.synthetic import generate_bigearthnet_v2
-from pipelines.dataset.rows import fixed_fields
-from pipelines.dataset.writer import prepare_dataset
+from jobs.shell.session import spark_session
+from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
+from pipelines.archives.bigearthnet.patch import GROUPS
+from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
+from pipelines.archives.synthetic.files import generate_bigearthnet_v2
+from pipelines.dataset.format.rows import fixed_fields
+from pipelines.dataset.prepare.writer import prepare_dataset
 from tests.benchmarks.parts.figures import ratio
 
 SMOKE = "--smoke" in sys.argv
@@ -109,7 +109,7 @@ def rate_of_rows(spark: SparkSession, root: Path, folder: Path) -> float:
 
 def plan_official() -> tuple[int, int, float, float]:
     """Index and plan every official patch, its folder on disk; patches, shards, seconds and this process's peak MiB."""
-    from pipelines.dataset.plan import plan_shards
+    from pipelines.dataset.prepare.plan import plan_shards
 
     with tempfile.TemporaryDirectory() as temporary:
         root = Path(temporary)

@@ -57,7 +57,7 @@ class Noise:
 
     def __init__(self) -> None:
         from pipelines.archives.archive import ArchiveDescription
-        from pipelines.archives.bigearthnet_patch import GROUPS
+        from pipelines.archives.bigearthnet.patch import GROUPS
 
         names = tuple(f"class {number}" for number in range(CLASSES))
         self.description = ArchiveDescription("bigearthnet_v2", "multi_label", names, GROUPS)
@@ -74,12 +74,12 @@ def write_dataset(folder: Path) -> None:
     import pyarrow as pa
 
     from pipelines.archives.archive import index_table
-    from pipelines.dataset.files import PROGRESS_FOLDER
-    from pipelines.dataset.manifest import write_manifest
-    from pipelines.dataset.petastorm_metadata import write_petastorm_metadata
-    from pipelines.dataset.shard import ShardPlan, write_shard
-    from pipelines.dataset.summary import summarise
-    from pipelines.storage import Folder
+    from pipelines.dataset.format.manifest import write_manifest
+    from pipelines.dataset.format.petastorm_metadata import write_petastorm_metadata
+    from pipelines.dataset.prepare.shard import ShardPlan, write_shard
+    from pipelines.dataset.prepare.summary import summarise
+    from pipelines.storage.folder import Folder
+    from pipelines.storage.lease import PROGRESS_FOLDER
 
     for name in ("train", PROGRESS_FOLDER):
         (folder / name).mkdir(parents=True)
@@ -104,7 +104,7 @@ def write_tfrecords(folder: Path, rows_per_file: int) -> None:
     """Write the rows of the dataset as TFRecord."""
     import tensorflow as tf
 
-    from pipelines.dataset.reader import SplitReader
+    from pipelines.dataset.read.reader import SplitReader
 
     reader = SplitReader(folder, "train")
     for number, first in enumerate(range(0, ROWS, rows_per_file)):
@@ -122,8 +122,8 @@ def write_tfrecords(folder: Path, rows_per_file: int) -> None:
 
 def ours(folder: Path, verify: Literal["first_epoch", "always", "never"] = "never") -> Source:
     """Batches without end."""
-    from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
-    from pipelines.training.tensors import image_tensors
+    from pipelines.dataset.read.reader import ReaderSettings, SplitReader, training_batches
+    from pipelines.training.step.tensors import image_tensors
 
     reader = SplitReader(folder, "train", ReaderSettings(verify=verify))
     pool = reader.pool(BATCH_SIZE)
@@ -139,7 +139,7 @@ def petastorm(folder: Path, threads: int) -> Source:
     from petastorm import make_reader
     from petastorm.tf_utils import make_petastorm_dataset
 
-    from pipelines.archives.bigearthnet_patch import GROUPS
+    from pipelines.archives.bigearthnet.patch import GROUPS
 
     warnings.simplefilter("ignore")
     with make_reader(
@@ -153,7 +153,7 @@ def tfrecord(folder: Path) -> Source:
     """A `tf.data` pipeline as its guide recommends it."""
     import tensorflow as tf
 
-    from pipelines.archives.bigearthnet_patch import GROUPS
+    from pipelines.archives.bigearthnet.patch import GROUPS
 
     features = {name: tf.io.FixedLenFeature([], tf.string) for name in ("labels", *(group.name for group in GROUPS))}
 
@@ -176,9 +176,9 @@ def limit(folder: Path) -> Source:
     """Random rows of the mapped files copied into warm memory by 2 threads, and nothing else."""
     import mmap
 
-    from pipelines.dataset.layout import open_row_groups, value_bytes, value_prefix
-    from pipelines.dataset.manifest import read_manifest
-    from pipelines.dataset.rows import fixed_fields
+    from pipelines.dataset.format.layout import open_row_groups, value_bytes, value_prefix
+    from pipelines.dataset.format.manifest import read_manifest
+    from pipelines.dataset.format.rows import fixed_fields
 
     manifest = read_manifest(folder)
     fields = fixed_fields(manifest.groups, CLASSES)
@@ -266,11 +266,11 @@ def measure_training(folder: Path, _: str) -> float:
     """Part of the time in which ResNet-50's training step waits for its batch, in the first epoch, on all cores."""
     import keras
 
-    from conf.networks import ResNetCifarConfig, ResNetConfig
-    from pipelines.dataset.reader import SplitReader, training_batches
-    from pipelines.training.collective import HorovodCollective
-    from pipelines.training.loop import Trainer, train_epoch
-    from pipelines.training.recipe import input_groups
+    from conf.sections.networks import ResNetCifarConfig, ResNetConfig
+    from pipelines.dataset.read.reader import SplitReader, training_batches
+    from pipelines.training.ranks.collective import HorovodCollective
+    from pipelines.training.setup.recipe import input_groups
+    from pipelines.training.step.loop import Trainer, train_epoch
     from tests.benchmarks.parts import training
 
     keras.utils.set_random_seed(0)
@@ -296,7 +296,7 @@ MEASURES: dict[str, Callable[[Path, str], Any]] = {
 
 def measure(folder: Path, name: str, source: str = "ours", *, times: int = 1) -> list[Any]:
     """Measure in as many processes of their own at once; in a smoke run once, in this process."""
-    from pipelines.launch.process import ALLOCATOR
+    from pipelines.launch.rank.process import ALLOCATOR
 
     if SMOKE:
         return [MEASURES[name](folder, source)]

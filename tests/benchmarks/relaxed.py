@@ -29,7 +29,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from conf.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from pipelines.training.modes.ticks import idle_formula
 from tests.benchmarks.parts.command import is_smoke
 from tests.benchmarks.parts.figures import largest, medians, ratio
@@ -60,8 +60,8 @@ def train(size: Size, optimizer: str, sharded: bool) -> dict[str, float]:
     import numpy as np
 
     from conf.load import resolve
-    from pipelines.training.collective import HorovodCollective
-    from pipelines.training.finders.memory import resident_peak
+    from pipelines.training.memory.memory import resident_peak
+    from pipelines.training.ranks.collective import HorovodCollective
     from tests.benchmarks.parts import training
 
     mode = f"training.mode={{name: synchronous, shard_optimizer: {str(sharded).lower()}}}"
@@ -136,9 +136,9 @@ def steps_of(size: PipelineSize, stages: int) -> dict[str, float]:
 
     from conf.load import load
     from models.losses import classification_loss
-    from pipelines.training.collective import HorovodCollective
-    from pipelines.training.finders.memory import resident_peak
-    from pipelines.training.recipe import make_mode
+    from pipelines.training.memory.memory import resident_peak
+    from pipelines.training.ranks.collective import HorovodCollective
+    from pipelines.training.setup.recipe import make_mode
     from tests.benchmarks.parts import training
 
     mode = f"training.mode={{name: pipeline, stages: {stages}}}" if stages > 1 else "training.mode=synchronous"
@@ -219,8 +219,8 @@ def steps_on_rank(size: ServerSize, mode: str, slow: str) -> float:
     import tensorflow as tf
 
     from conf.load import resolve
-    from pipelines.training.collective import HorovodCollective
     from pipelines.training.modes.server_step import ServerStep
+    from pipelines.training.ranks.collective import HorovodCollective
     from tests.benchmarks.parts import training
 
     collective = HorovodCollective()

@@ -11,7 +11,7 @@ import statistics
 from dataclasses import dataclass
 from typing import Any
 
-from conf.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from tests.benchmarks.parts.command import command
 from tests.benchmarks.parts.figures import ratio
 from tests.benchmarks.parts.ranks import each_on_ranks
@@ -46,7 +46,7 @@ def measure(case: Case) -> tuple[dict[str, list[float]], dict[str, float]]:
     import keras
     import tensorflow as tf
 
-    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.ranks.collective import HorovodCollective
     from tests.benchmarks.parts import training
 
     collective = HorovodCollective()

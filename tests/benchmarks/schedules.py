@@ -10,8 +10,8 @@ from pathlib import Path
 
 from conf.load import load, shipped_names
 from conf.schema import RunConfig
-from pipelines.training.plots import schedule_curve
-from pipelines.training.rates import boundary_steps, make_schedule, peak_learning_rate
+from pipelines.training.record.plots import schedule_curve
+from pipelines.training.setup.rates import boundary_steps, make_schedule, peak_learning_rate
 from tests.benchmarks.parts.command import is_smoke
 
 RESULTS = Path(__file__).parent / "results"

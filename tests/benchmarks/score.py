@@ -38,22 +38,22 @@ from pyspark.ml.functions import predict_batch_udf
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, FloatType
 
-from conf.score import ScoreConfig
-from jobs.session import spark_session
-from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.archives.synthetic import generate_bigearthnet_v2
-from pipelines.dataset.reader import ReaderSettings
-from pipelines.dataset.writer import prepare_dataset
-from pipelines.scoring.convert import Acceptance, Reference, open_reference
-from pipelines.scoring.frames import flat_columns
+from conf.sections.score import ScoreConfig
+from jobs.shell.session import spark_session
+from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
+from pipelines.archives.synthetic.files import generate_bigearthnet_v2
+from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.dataset.read.reader import ReaderSettings
 from pipelines.scoring.job import ScoreSettings, check_score, score
-from pipelines.scoring.kept import converted_model
-from pipelines.scoring.model import ModelDescription, describe
-from pipelines.scoring.output import begin
-from pipelines.scoring.processor import Runtime, why_unusable
+from pipelines.scoring.output.kept import converted_model
+from pipelines.scoring.output.output import begin
+from pipelines.scoring.predict.convert import Acceptance, Reference, open_reference
+from pipelines.scoring.predict.frames import flat_columns
+from pipelines.scoring.predict.model import ModelDescription, describe
+from pipelines.scoring.predict.processor import Runtime, why_unusable
 from pipelines.scoring.source import Source, archive_source, dataset_source
-from pipelines.storage import Folder
-from pipelines.tracking.served import find_model, read_model_file
+from pipelines.storage.folder import Folder
+from pipelines.tracking.store.served import find_model, read_model_file
 from tests.benchmarks.parts.figures import ratio
 
 SMOKE = "--smoke" in sys.argv
@@ -76,12 +76,12 @@ import keras, tensorflow as tf
 from conf.load import load
 from models.losses import classification_loss
 from models.networks.model import with_probabilities
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.reader import SplitReader, training_batches
-from pipelines.tracking.models import log_model
-from pipelines.tracking.runs import start_run
-from pipelines.training.recipe import make_model
-from pipelines.training.description import metadata_of_model
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.read.reader import SplitReader, training_batches
+from pipelines.tracking.models.models import log_model
+from pipelines.tracking.store.runs import start_run
+from pipelines.training.setup.recipe import make_model
+from pipelines.training.setup.description import metadata_of_model
 
 dataset, file, *model = sys.argv[1:]
 config = load("smoke", [f"dataset.path={dataset}", *model])
@@ -112,7 +112,7 @@ print(json.dumps(log_model(run, served, description, None, step=1)))
 _PREDICT = """
 import json, sys, time
 import keras, numpy as np
-from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.read.reader import SplitReader
 
 file, dataset = sys.argv[1:]
 model = keras.saving.load_model(file, compile=False)

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from conf.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from tests.benchmarks.parts.command import is_smoke
 from tests.benchmarks.parts.ranks import each_on_ranks
 
@@ -39,8 +39,8 @@ def measure(size: Size, codec: str) -> dict[str, float]:
     import numpy as np
 
     from models.compression.arithmetic.marks import Marks
-    from pipelines.training.collective import HorovodCollective
-    from pipelines.training.loop import Trainer
+    from pipelines.training.ranks.collective import HorovodCollective
+    from pipelines.training.step.loop import Trainer
     from pipelines.training.tracing.timeline import allow_timeline
     from pipelines.training.tracing.tracer import StepTracer
     from tests.benchmarks.parts import training

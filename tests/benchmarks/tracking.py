@@ -31,7 +31,7 @@ from mlflow import MlflowClient
 from outages.server import Door, Request, Server, free_port
 from outages.training import STEP_SECONDS, Trained, log_small_model, seconds_of_figures, train
 
-from pipelines.tracking.sync import sync, unsynced
+from pipelines.tracking.journal.sync import sync, unsynced
 from tests.benchmarks.parts.command import is_smoke
 
 KINDS = ("slow", "error_500", "restarted")

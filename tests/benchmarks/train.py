@@ -16,8 +16,8 @@ import platform
 import statistics
 from dataclasses import dataclass, field
 
-from conf.networks import ResNetCifarConfig, ResNetConfig
-from pipelines.training.precision import bfloat16_isa
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
+from pipelines.training.setup.precision import bfloat16_isa
 from tests.benchmarks.parts.command import is_smoke
 from tests.benchmarks.parts.figures import ratio
 from tests.benchmarks.parts.ranks import all_of, on_ranks
@@ -55,7 +55,7 @@ SMOKE = Size(
 
 def groundswell_steps(size: Size, precision: str) -> float:
     """Seconds per step, the median, on this rank."""
-    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.ranks.collective import HorovodCollective
     from tests.benchmarks.parts import training
 
     collective, groups = HorovodCollective(), training.satellite_groups(size.side)

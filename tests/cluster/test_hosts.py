@@ -16,12 +16,13 @@ from unittest.mock import patch
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.launch import preflight, runner
-from pipelines.launch.channel import DriverChannel
-from pipelines.launch.placement import place
-from pipelines.launch.rendezvous import RendezvousServer
-from pipelines.launch.report import attempt, report, step_done
+from pipelines.launch import runner
+from pipelines.launch.driver import preflight
+from pipelines.launch.driver.placement import place
+from pipelines.launch.rank.report import attempt, report, step_done
 from pipelines.launch.runner import BarrierRunner
+from pipelines.launch.wire.channel import DriverChannel
+from pipelines.launch.wire.rendezvous import RendezvousServer
 from tests.patience import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]

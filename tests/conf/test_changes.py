@@ -2,14 +2,14 @@
 
 import pytest
 
-from conf.archives import ROOTED_KINDS
-from conf.codecs import TopKConfig
-from conf.exchange import ExchangeConfig
 from conf.keys import choices
 from conf.load import load, shipped_names
-from conf.optimizers import SGDConfig
 from conf.schema import RunConfig
-from conf.training import TrainingConfig
+from conf.sections.archives import ROOTED_KINDS
+from conf.sections.codecs import TopKConfig
+from conf.sections.exchange import ExchangeConfig
+from conf.sections.optimizers import SGDConfig
+from conf.sections.training import TrainingConfig
 
 
 @pytest.mark.parametrize("name", shipped_names())

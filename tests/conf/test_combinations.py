@@ -4,12 +4,12 @@ import re
 
 import pytest
 
-from conf.codecs import CODEC_NAMES
 from conf.combinations import check_length
 from conf.effect import refuse_without_effect
 from conf.load import load
-from conf.modes import PUSHED_CODECS, SynchronousConfig
-from conf.optimizers import OPTIMIZER_NAMES
+from conf.sections.codecs import CODEC_NAMES
+from conf.sections.modes import PUSHED_CODECS, SynchronousConfig
+from conf.sections.optimizers import OPTIMIZER_NAMES
 
 LOCAL = "training.mode={name: local, every_steps: 4}"
 SHARDED = "training.mode={name: synchronous, shard_optimizer: true}"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from conf.dataset import PrepareConfig, ReaderConfig
-from conf.launch import LaunchConfig
-from conf.section import Section
-from jobs.verbs import parser_of
-from pipelines.dataset.reader import ReaderSettings
-from pipelines.dataset.writer import prepare_dataset
+from conf.sections.dataset import PrepareConfig, ReaderConfig
+from conf.sections.launch import LaunchConfig
+from conf.sections.section import Section
+from jobs.shell.verbs import parser_of
+from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.dataset.read.reader import ReaderSettings
 from pipelines.launch.runner import BarrierRunner
 
 ENDINGS = ("_seconds", "_gib")

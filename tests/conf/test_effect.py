@@ -7,7 +7,7 @@ from conf.describe import to_yaml
 from conf.effect import RULES, idle_keys, refuse_without_effect
 from conf.keys import paths
 from conf.load import load, resolve, shipped_names
-from jobs.verbs import VERBS
+from jobs.shell.verbs import VERBS
 
 NO_EPOCHS = ["schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none"]
 

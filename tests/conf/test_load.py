@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from conf.codecs import PowerSGDConfig, TopKConfig
 from conf.describe import to_yaml
 from conf.keys import choices
 from conf.load import load, shipped_names, shipped_text
-from conf.networks import ResNetConfig
-from conf.optimizers import LARSConfig, SGDConfig
 from conf.schema import RunConfig
+from conf.sections.codecs import PowerSGDConfig, TopKConfig
+from conf.sections.networks import ResNetConfig
+from conf.sections.optimizers import LARSConfig, SGDConfig
 
 
 @pytest.mark.parametrize("name", shipped_names())

@@ -6,7 +6,7 @@ import pytest
 
 from conf.load import load
 from models.schedules import Schedule
-from pipelines.training.rates import make_schedule, peak_learning_rate
+from pipelines.training.setup.rates import make_schedule, peak_learning_rate
 
 IMAGENET, REBEN, BIGEARTHNET_V1 = 1_281_167, 237_871, 269_695
 

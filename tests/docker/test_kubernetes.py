@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from conf.launch import LaunchConfig
+from conf.sections.launch import LaunchConfig
 from tests.patience import patient, wait_until
 
 jsonschema = pytest.importorskip("jsonschema")
@@ -135,8 +135,8 @@ def test_mistakes_in_plain_manifests_are_found(
 
 
 def test_every_executor_has_one_rank_and_the_command_is_one_of_ours(application: Document) -> None:
-    from jobs.command import read_config
-    from jobs.verbs import parser_of
+    from jobs.shell.command import read_config
+    from jobs.shell.verbs import parser_of
 
     spec = application["spec"]
     config = read_config(parser_of("train").parse(spec["arguments"]))

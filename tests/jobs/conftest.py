@@ -14,8 +14,8 @@ def record(module_mlflow_store: str, eurosat_manifest: Callable[..., Any]) -> Ca
     from mlflow.entities import Metric
 
     from conf.load import load
-    from pipelines.tracking import runs
-    from pipelines.training.description import parameters_of
+    from pipelines.tracking.store import runs
+    from pipelines.training.setup.description import parameters_of
 
     def make(experiment: str, *settings: str, source: str = "groundswell train", parent: str = "") -> str:
         tags = {"mlflow.source.name": source, **({"mlflow.parentRunId": parent} if parent else {})}

@@ -17,13 +17,13 @@ from jobs.evaluate import evaluate
 from jobs.prepare import prepare
 from jobs.train import train
 from models.losses import classification_loss
-from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.dataset.reader import SplitReader, training_batches
-from pipelines.training.collective import HorovodCollective
+from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.dataset.read.reader import SplitReader, training_batches
 from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.recipe import make_exchange, make_model, make_optimizer
-from pipelines.training.step import make_train_step
-from pipelines.training.tensors import image_tensors
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.setup.recipe import make_exchange, make_model, make_optimizer
+from pipelines.training.step.step import make_train_step
+from pipelines.training.step.tensors import image_tensors
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]
 

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import cli
-from pipelines.dataset import reader
-from pipelines.dataset.rows import row_checksum
+from jobs.shell import cli
+from pipelines.dataset.format.rows import row_checksum
+from pipelines.dataset.read import reader
 
 pytestmark = pytest.mark.spark
 

@@ -10,8 +10,8 @@ import pytest
 from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
-from jobs import cli
-from pipelines.tracking.runs import start_run
+from jobs.shell import cli
+from pipelines.tracking.store.runs import start_run
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel]
 

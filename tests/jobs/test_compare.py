@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from jobs import cli
+from jobs.shell import cli
 from pipelines.comparison.grid_results import CellLine, ResultsFile
 from pipelines.comparison.run import ComparedRun
 from pipelines.comparison.saved import read_runs

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from conf.schema import RunConfig
-from jobs.command import read_config
-from jobs.result import Result, model_uri_of
-from jobs.verbs import parser_of
+from jobs.shell.command import read_config
+from jobs.shell.result import Result, model_uri_of
+from jobs.shell.verbs import parser_of
 
 jsonschema = pytest.importorskip("jsonschema")
 regex = pytest.importorskip("regex")

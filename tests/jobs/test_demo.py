@@ -9,9 +9,10 @@ import pytest
 
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import cli, demo
+from jobs import demo
 from jobs.demo import demo_folder
-from jobs.result import Result
+from jobs.shell import cli
+from jobs.shell.result import Result
 from tests.patience import patient
 
 

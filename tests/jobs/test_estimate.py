@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs import cli
+from jobs.shell import cli
 from tests.patience import patient
 
 FILE = ["estimate", "--measurements", "measured.json"]

@@ -12,19 +12,19 @@ from mlflow import MlflowClient
 from pyspark.sql import SparkSession
 
 from conf.load import load, shipped_names
-from jobs import cli
 from jobs.find_batch import _with_smallest_batch, find_batch
 from jobs.find_rate import conclusion, table
-from jobs.result import Result
-from jobs.shortage import ShortageHint
-from pipelines.launch.failure import Outcome, RankLostError
+from jobs.shell import cli
+from jobs.shell.result import Result
+from jobs.shell.shortage import ShortageHint
+from pipelines.launch.driver.failure import Outcome, RankLostError
 from pipelines.training import entry
-from pipelines.training.checks import check_dataset
-from pipelines.training.events import MemoryNeeded
+from pipelines.training.driver.checks import check_dataset
 from pipelines.training.finders.batches import FRACTION
-from pipelines.training.finders.memory import MemoryLimit, Needs, resident_peak
 from pipelines.training.finders.rates import RangeTest, RatePoint, Suggestion
-from pipelines.training.rates import make_schedule
+from pipelines.training.memory.memory import MemoryLimit, Needs, resident_peak
+from pipelines.training.ranks.events import MemoryNeeded
+from pipelines.training.setup.rates import make_schedule
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(300)]
 

@@ -19,17 +19,19 @@ from mlflow.entities import Metric
 from conf.grid import Cell
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import cells, cli, grid, grid_records
-from jobs.command import INFRASTRUCTURE, USER_ERROR, exit_code
-from jobs.result import Result
+from jobs import grid
+from jobs.grids import cells, grid_records
+from jobs.shell import cli
+from jobs.shell.command import INFRASTRUCTURE, USER_ERROR, exit_code
+from jobs.shell.result import Result
 from pipelines.comparison.grid_results import CellLine, GridLine, cells_of, read_lines
-from pipelines.dataset.manifest import Manifest
-from pipelines.launch.failure import Outcome, WorkerError
-from pipelines.packages import MissingPackageError
-from pipelines.tracking.recorded import PARENT_TAG, RecordedRun, recorded_training
-from pipelines.tracking.store import TrackingError
-from pipelines.training.driver_record import recorded_run
-from pipelines.training.identity import training_digest
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.launch.driver.failure import Outcome, WorkerError
+from pipelines.machine.packages import MissingPackageError
+from pipelines.tracking.store.recorded import PARENT_TAG, RecordedRun, recorded_training
+from pipelines.tracking.store.store import TrackingError
+from pipelines.training.driver.identity import training_digest
+from pipelines.training.driver.run import recorded_run
 from tests.patience import patient, wait_until
 
 COMMAND = Path(sys.executable).parent / "groundswell"

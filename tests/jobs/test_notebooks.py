@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 
 from conf.describe import to_yaml
 from conf.load import load
-from pipelines.dataset.manifest import read_manifest
-from pipelines.storage import Folder
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.storage.folder import Folder
 from tests.patience import patient
 
 FOLDER = Path(__file__).resolve().parents[2] / "jobs" / "notebooks"
@@ -32,7 +32,7 @@ import html, json, os
 from types import SimpleNamespace
 from IPython.display import display as show
 from pyspark.sql import DataFrame
-from jobs.session import spark_session
+from jobs.shell.session import spark_session
 
 typed, asked = json.loads(os.environ["WIDGETS"]), {}
 session = spark_session("notebook", "local[2]")
@@ -217,8 +217,8 @@ def fail():
 groundswell.BarrierRunner(spark, 2).run(fail)
 """
 IN_THE_TASKS = """
-from pipelines.storage import Folder
-from pipelines.tasks import run_tasks
+from pipelines.storage.folder import Folder
+from pipelines.spark.tasks import run_tasks
 
 def fail(item):
     import time

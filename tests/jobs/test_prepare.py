@@ -13,7 +13,7 @@ import pytest
 
 from conf.load import load
 from jobs import prepare
-from jobs.result import Result
+from jobs.shell.result import Result
 from tests.patience import patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 @pytest.mark.long
 def test_a_jvm_that_dies_is_told_without_a_trace(tmp_path: Path) -> None:
     command = [
-        sys.executable, "-m", "jobs.cli", "prepare", "--config", "smoke",
+        sys.executable, "-m", "jobs.shell.cli", "prepare", "--config", "smoke",
         "--set", "archive=synthetic", "--set", "archive.train=900", "--set", "archive.validation=6",
         "--set", "archive.test=6", "--set", f"dataset.path={tmp_path}/dataset", "--set", "prepare.row_group_mib=1",
         "--set", "prepare.row_groups_per_shard=1", "--set", "launch.master=local[1]",

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs import cli
+from jobs.shell import cli
 from tests.patience import patient
 
 SMOKE = ["schedule", "--config", "smoke"]

@@ -15,18 +15,18 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from conf.schema import RunConfig
-from jobs import cli
 from jobs.evaluate import evaluate, per_class_lines
 from jobs.prepare import prepare
+from jobs.shell import cli
 from jobs.train import TrainedRun, train
-from pipelines.dataset.manifest import read_manifest
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE
 from pipelines.launch.runner import WorkerError
 from pipelines.tracking import metrics
-from pipelines.tracking.models import model_metadata
-from pipelines.training.checkpoint import newest_state
-from pipelines.training.checkpoint_files import list_checkpoints
-from pipelines.training.checks import check_resume
+from pipelines.tracking.models.models import model_metadata
+from pipelines.training.checkpoint.files import list_checkpoints
+from pipelines.training.checkpoint.state import newest_state
+from pipelines.training.driver.checks import check_resume
 from tests.patience import patient
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(240)]

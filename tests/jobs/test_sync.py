@@ -7,17 +7,17 @@ import pytest
 from mlflow import MlflowClient
 
 from conf.load import load
-from jobs import cli
-from pipelines.packages import MissingPackageError
-from pipelines.remote_path import AnyPath, RemotePath, publish
-from pipelines.storage import StorageError
-from pipelines.tracking.journal import driver_journal
-from pipelines.tracking.local_run import Description, LocalRun, LocalStatus, read_local_run, update_local_run
-from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.sync import adopt
-from pipelines.tracking.writer import RunWriter
-from pipelines.training.driver_record import with_stored_run
-from pipelines.training.held_run import held_run
+from jobs.shell import cli
+from pipelines.machine.packages import MissingPackageError
+from pipelines.storage.folder import StorageError
+from pipelines.storage.remote_path import AnyPath, RemotePath, publish
+from pipelines.tracking.journal.journal import driver_journal
+from pipelines.tracking.journal.local_run import Description, LocalRun, LocalStatus, read_local_run, update_local_run
+from pipelines.tracking.journal.sync import adopt
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.driver.held_run import held_run
+from pipelines.training.driver.run import with_stored_run
 
 
 def make_offline(folder: Path, status: LocalStatus) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from conf.networks import AirbenchConfig, ResNet9Config, ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import AirbenchConfig, ResNet9Config, ResNetCifarConfig, ResNetConfig
 from models.layers.preprocessing import InputGroup
 from models.networks.model import build_model
 from models.networks.table import NETWORKS

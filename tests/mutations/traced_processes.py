@@ -21,7 +21,7 @@ CONFIG_VARIABLE = "TRACED_CONFIG"
 TEST_VARIABLE = "TRACED_TEST"
 _LOOK_SECONDS = 0.25
 _LOCK_SECONDS = 5.0
-_SERVERS = ("pipelines.launch.fork_server", "pyspark.daemon")
+_SERVERS = ("pipelines.launch.rank.fork_server", "pyspark.daemon")
 """Modules whose processes fork others, and have one thread only."""
 _open, _replace, _sleep = open, os.replace, time.sleep  # tests put others in their places
 _measured: Any = None

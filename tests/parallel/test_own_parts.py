@@ -9,7 +9,7 @@ from pyspark.sql import SparkSession
 from conf.load import load
 from jobs.evaluate import evaluate
 from jobs.train import train
-from pipelines.tracking.models import model_metadata
+from pipelines.tracking.models.models import model_metadata
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(240)]
 

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 from sklearn.linear_model import LogisticRegression
 from sklearn.preprocessing import StandardScaler
 
-from conf.probe import CoCoAConfig, LBFGSConfig, SolverConfig
+from conf.sections.probe import CoCoAConfig, LBFGSConfig, SolverConfig
 from pipelines.probing.features import SCHEMA, FeatureFile, Features, as_lists
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 from tests.parallel.ring import on_ring
 
 pytestmark = [pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(280)]
@@ -78,7 +78,7 @@ def jobs(digits: Any, write_features: Callable[..., Features]) -> dict[str, Job]
 def fit_all(jobs: dict[str, Job]) -> dict[str, Any]:
     """Fit every head as one rank of a job."""
     from pipelines.probing.worker import fit_head
-    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.ranks.collective import HorovodCollective
 
     collective = HorovodCollective()
     return {name: fit_head(*job, collective) for name, job in jobs.items()}

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.dataset.reader import SplitReader, training_batches
+from pipelines.dataset.read.reader import SplitReader, training_batches
 from pipelines.launch.runner import BarrierRunner, WorkerError
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -23,7 +23,7 @@ def read_epoch(dataset: str, cache: str) -> list[list[int]]:
     import os
     from pathlib import Path
 
-    from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
+    from pipelines.dataset.read.reader import ReaderSettings, SplitReader, training_batches
 
     rank, size = int(os.environ["HOROVOD_RANK"]), int(os.environ["HOROVOD_SIZE"])
     reader = SplitReader(dataset, "train", ReaderSettings(cache_folder=Path(cache)))
@@ -74,7 +74,7 @@ def read_until_it_breaks(dataset: str, shard: str) -> None:
     import time
     from pathlib import Path
 
-    from pipelines.dataset.reader import SplitReader, training_batches
+    from pipelines.dataset.read.reader import SplitReader, training_batches
 
     reader = SplitReader(dataset, "train")
     rank_0_has_opened = Path(dataset, "rank-0-has-opened")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from pipelines.remote_path import RemotePath
+from pipelines.storage.remote_path import RemotePath
 from tests.patience import patient
 
 
@@ -17,7 +17,7 @@ def groundswell(folder: Path, *arguments: str) -> None:
     """Run a verb as a machine does that has an empty temporary folder."""
     folder.mkdir()
     environment = {**os.environ, "TMPDIR": str(folder), "PYSPARK_PYTHON": sys.executable}
-    command = [sys.executable, "-m", "jobs.cli", *arguments]
+    command = [sys.executable, "-m", "jobs.shell.cli", *arguments]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=patient(280))
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     assert not list(folder.glob("groundswell-*")), "nothing is left on the disk"

@@ -23,10 +23,10 @@ def moved_by(global_batch: int, sizes: list[int]) -> list[Any]:
     from models.layers.preprocessing import InputGroup
     from models.losses import classification_loss
     from models.networks.model import build_model
-    from pipelines.training.collective import HorovodCollective, ranks_of_job
     from pipelines.training.modes.synchronous import Synchronous
-    from pipelines.training.recipe import make_exchange, make_optimizer
-    from pipelines.training.step import make_train_step
+    from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job
+    from pipelines.training.setup.recipe import make_exchange, make_optimizer
+    from pipelines.training.step.step import make_train_step
 
     collective = HorovodCollective(ranks_of_job())
     keras.utils.set_random_seed(0)

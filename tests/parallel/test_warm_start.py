@@ -12,7 +12,7 @@ from conf.load import load
 from conf.schema import RunConfig
 from jobs.prepare import prepare
 from jobs.train import TrainedRun, train
-from pipelines.training.checkpoint import read_arrays
+from pipelines.training.checkpoint.state import read_arrays
 
 pytestmark = [
     pytest.mark.spark,

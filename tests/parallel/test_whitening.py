@@ -12,9 +12,9 @@ from conf.load import load
 from conf.schema import RunConfig
 from jobs.train import TrainedRun, train
 from models.networks.whitening import LAYER
-from pipelines.dataset.manifest import read_manifest
-from pipelines.training.recipe import make_model
-from pipelines.training.whitening import begin_whitened
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.training.setup.recipe import make_model
+from pipelines.training.setup.whitening import begin_whitened
 
 pytestmark = [
     pytest.mark.spark,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelines.whole_files import copy_folder, copy_whole, takes_whole_files_only
+from pipelines.storage.whole_files import copy_folder, copy_whole, takes_whole_files_only
 from tests.patience import patient
 
 
@@ -37,7 +37,8 @@ def run(volume: dict[str, str], *command: str) -> str:
 def test_such_storage_is_recognised(volume: dict[str, str], tmp_path: Path) -> None:
     assert not takes_whole_files_only(tmp_path / "new")
     code = (
-        "import sys; from pathlib import Path; from pipelines.whole_files import takes_whole_files_only as only\n"
+        "import sys; from pathlib import Path\n"
+        "from pipelines.storage.whole_files import takes_whole_files_only as only\n"
         "print(*[only(Path(path)) for path in sys.argv[1:]])"
     )
     assert run(volume, "-c", code, f"{volume['WHOLE_FILES_ONLY']}/new", str(tmp_path)) == "True False\n"
@@ -76,7 +77,7 @@ def test_training_writes_and_resumes_there(
     volume: dict[str, str], small_dataset: Path, small_network: str, mlflow_store: str
 ) -> None:
     folder = Path(volume["WHOLE_FILES_ONLY"])
-    arguments = ["-m", "jobs.cli", "train", "--config", "smoke", "--result", f"{folder}/result.json"]
+    arguments = ["-m", "jobs.shell.cli", "train", "--config", "smoke", "--result", f"{folder}/result.json"]
     arguments += ["--set", small_network]
     arguments += ["--set", f"dataset.path={small_dataset}", "--set", f"training.output={folder}/outputs"]
     run(volume, *arguments, "--set", "training.epochs=1")

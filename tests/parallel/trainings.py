@@ -124,7 +124,7 @@ def training_that_dies(
     """`entry.train`, but the processes of ranks are killed, each death once; some wait until their spare is ready."""
     import threading
 
-    from pipelines.launch.membership import is_spare
+    from pipelines.launch.rank.membership import is_spare
     from pipelines.training import worker
 
     own_rank, folder = int(os.environ["HOROVOD_RANK"]), checkpoints.parent

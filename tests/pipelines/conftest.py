@@ -50,12 +50,12 @@ from dataclasses import replace
 import keras, numpy as np
 from conf.load import load
 from models.networks.model import with_probabilities
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.reader import SplitReader
-from pipelines.tracking.models import log_model
-from pipelines.tracking.runs import start_run
-from pipelines.training.recipe import make_model
-from pipelines.training.description import metadata_of_model
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.read.reader import SplitReader
+from pipelines.tracking.models.models import log_model
+from pipelines.tracking.store.runs import start_run
+from pipelines.training.setup.recipe import make_model
+from pipelines.training.setup.description import metadata_of_model
 
 dataset, folder, network = sys.argv[1:]
 config = load("smoke", [f"dataset.path={dataset}", network])

@@ -1,7 +1,7 @@
 """All codecs by name.
 
 A new codec is one file in this folder and one line in the table below. To be configurable it also has a class of
-settings, with a line in the union, in `conf/codecs.py`.
+settings, with a line in the union, in `conf/sections/codecs.py`.
 """
 
 from collections.abc import Callable

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 from PIL import Image
 
-from pipelines.dataset.statistics import HISTOGRAM_BINS
+from pipelines.dataset.format.statistics import HISTOGRAM_BINS
 from pipelines.sample import ImageGroup
 
 _CSS_PIXELS_PER_INCH = 96

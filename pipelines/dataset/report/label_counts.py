@@ -8,10 +8,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipelines.dataset.columns import LABEL_FIELD
-from pipelines.dataset.manifest import Shard
-from pipelines.dataset.rows import array_header
-from pipelines.storage import Folder
+from pipelines.dataset.format.columns import LABEL_FIELD
+from pipelines.dataset.format.manifest import Shard
+from pipelines.dataset.format.rows import array_header
+from pipelines.storage.folder import Folder
 
 
 def classes_by_frequency(counts: Sequence[int], limit: int) -> list[int]:

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipelines.dataset.manifest import Manifest, Split
+from pipelines.dataset.format.manifest import Manifest, Split
 from pipelines.dataset.report.tables import shorten
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 
 _COLUMNS = {"country": "Country", "season": "Season", "flags": "Flag"}
 _SEASONS = ("winter", "spring", "summer", "autumn")

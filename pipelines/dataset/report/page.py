@@ -9,9 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from pipelines.dataset.columns import ID_FIELD, LABEL_FIELD
-from pipelines.dataset.files import REPORT_FILE
-from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.format.columns import ID_FIELD, LABEL_FIELD
+from pipelines.dataset.format.files import REPORT_FILE
+from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.report.figures import band_histogram, class_balance, preview, shown_bins
 from pipelines.dataset.report.html import render
 from pipelines.dataset.report.metadata_counts import metadata_tables
@@ -27,7 +27,7 @@ from pipelines.dataset.report.tables import (
     split_rows,
 )
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 
 _PREVIEWS = 24
 _HISTOGRAMS = 32

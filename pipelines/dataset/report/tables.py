@@ -6,11 +6,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipelines.dataset.manifest import Manifest
+from pipelines.dataset.format.manifest import Manifest
 from pipelines.dataset.report.label_counts import classes_by_frequency, label_cooccurrence
 from pipelines.dataset.report.published_statistics import PUBLISHED
 from pipelines.sample import TRAINING_SPLIT
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 
 _SPLIT_ORDER = (TRAINING_SPLIT, "validation", "test")
 _CLASSES = 60

@@ -6,19 +6,19 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.layers.augmentation import AugmentedModel
-from pipelines.dataset.manifest import Manifest, read_manifest
-from pipelines.training.collective import HorovodCollective, ranks_on_host
-from pipelines.training.events import BatchTried, tell
+from pipelines.dataset.format.manifest import Manifest, read_manifest
 from pipelines.training.finders.batches import BatchSearch, Trial, batch_multiple, next_batch_size
-from pipelines.training.finders.memory import MemoryLimit, memory_limit, resident_peak
-from pipelines.training.finders.needs import estimate
-from pipelines.training.loop import Trainer
-from pipelines.training.loss_scale import LossScale
-from pipelines.training.objective import make_loss
-from pipelines.training.parts import Parts, agree_on_kernels, join_ranks
-from pipelines.training.recipe import freeze_layers, make_model
-from pipelines.training.trainer import make_mode_of, make_trainer
-from pipelines.training.weight_average import WeightAverage
+from pipelines.training.memory.memory import MemoryLimit, memory_limit, resident_peak
+from pipelines.training.memory.needs import estimate
+from pipelines.training.ranks.collective import HorovodCollective, ranks_on_host
+from pipelines.training.ranks.events import BatchTried, tell
+from pipelines.training.setup.objective import make_loss
+from pipelines.training.setup.parts import Parts, agree_on_kernels, join_ranks
+from pipelines.training.setup.recipe import freeze_layers, make_model
+from pipelines.training.setup.trainer import make_mode_of, make_trainer
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.weight_average import WeightAverage
 
 
 def batch_search_worker(config: RunConfig, largest_allowed: int) -> BatchSearch:

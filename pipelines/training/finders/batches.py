@@ -6,8 +6,8 @@ Nothing here imports TensorFlow: the driver reads the result.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from conf.training import TrainingConfig
-from pipelines.training.finders.memory import MemoryLimit, Needs
+from conf.sections.training import TrainingConfig
+from pipelines.training.memory.memory import MemoryLimit, Needs
 
 FRACTION = 0.8
 """Part of a rank's memory that a batch may take: the rest is for validation, checkpoints and fragmentation."""

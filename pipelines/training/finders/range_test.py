@@ -10,18 +10,18 @@ import tensorflow as tf
 
 from conf.schema import RunConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, MEANS_NOT_FINITE
-from pipelines.launch.report import StoppedOnRequest, step_done, stop_requested
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.events import Compiling, RateTried, tell
+from pipelines.launch.rank.report import StoppedOnRequest, step_done, stop_requested
+from pipelines.training.checkpoint.scattered import equal_on_ranks
 from pipelines.training.finders.rates import RangeTest, SmoothedLosses
-from pipelines.training.finders.shortage import Shortage, shortage_explained
-from pipelines.training.input import TrainingInput
-from pipelines.training.loop import Trainer
-from pipelines.training.loss_scale import LossScale
-from pipelines.training.parts import make_data, make_inputs, make_parts
-from pipelines.training.scattered import equal_on_ranks
-from pipelines.training.step_inputs import Inputs
-from pipelines.training.trainer import make_mode_of, make_trainer
+from pipelines.training.memory.shortage import Shortage, shortage_explained
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.events import Compiling, RateTried, tell
+from pipelines.training.setup.input import TrainingInput
+from pipelines.training.setup.parts import make_data, make_inputs, make_parts
+from pipelines.training.setup.trainer import make_mode_of, make_trainer
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.step_inputs import Inputs
 
 _NEVER = 2**31 - 1
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from pipelines.training.collective import HorovodGroup
+from pipelines.training.ranks.collective import HorovodGroup
 
 
 class Border:

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from conf.modes import DelayedConfig
+from conf.sections.modes import DelayedConfig
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Mode, ModeInputs
-from pipelines.training.modes.rule import Apply, once_all_arrived
 from pipelines.training.modes.whole_networks import WholeNetworks
-from pipelines.training.stop import StopAgreement
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.step.mode import Mode, ModeInputs
+from pipelines.training.step.rule import Apply, once_all_arrived
 
 
 class Delayed:

@@ -5,14 +5,14 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
-from conf.modes import LocalConfig
+from conf.sections.modes import LocalConfig
 from models.compression.arithmetic.graph import GRADIENTS_NOT_FINITE, all_finite, check_finite
 from models.compression.codecs.none import NoneCodec
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.modes.mode import Mode, ModeInputs
-from pipelines.training.modes.rule import Apply, once_all_arrived
 from pipelines.training.modes.whole_networks import WholeNetworks
-from pipelines.training.stop import StopAgreement
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.step.mode import Mode, ModeInputs
+from pipelines.training.step.rule import Apply, once_all_arrived
 
 
 class LocalUpdates:

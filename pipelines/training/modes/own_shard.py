@@ -6,10 +6,10 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from pipelines.training.modes.mode import CopyOptimizer
 from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.shard import Gradients
-from pipelines.training.step import make_apply
+from pipelines.training.step.mode import CopyOptimizer
+from pipelines.training.step.step import make_apply
 
 
 class OwnShard:

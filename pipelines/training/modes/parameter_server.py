@@ -13,16 +13,16 @@ import tensorflow as tf
 from models.compression.codec import Codec
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.pushes import PushCodec
-from pipelines.launch.handshake import SECRET_BYTES
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.gathering import gather_json
-from pipelines.training.modes.mode import CopyOptimizer
+from pipelines.launch.wire.handshake import SECRET_BYTES
 from pipelines.training.modes.optimizer_state import state_of
 from pipelines.training.modes.own_shard import OwnShard, divide
 from pipelines.training.modes.shard import NO_STOP, Gradients, Shard, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
-from pipelines.training.own_address import own_address
-from pipelines.training.stop import StopAgreement
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.ranks.own_address import own_address
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.step.mode import CopyOptimizer
 
 Messages = list[tuple[tf.Tensor, ...]]
 """The arrays that are pushed, for each trainable variable; see `PushCodec`."""

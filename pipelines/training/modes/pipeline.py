@@ -8,24 +8,24 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.modes import PipelineConfig
+from conf.sections.modes import PipelineConfig
 from models.compression.arithmetic.graph import now
 from models.compression.exchange.compatibility import check_optimizer
 from models.layers.augmentation import AugmentedModel
 from models.layers.grids import Size
 from models.losses import Loss
 from models.networks.stages import Stage, cut, parts_of_flops
-from pipelines.launch.report import log_to_driver
-from pipelines.training.accumulation import Accumulation
-from pipelines.training.collective import HorovodCollective
+from pipelines.launch.rank.report import log_to_driver
 from pipelines.training.modes.border import Border, border_bytes
-from pipelines.training.modes.mode import Mode, ModeInputs
-from pipelines.training.modes.rule import Apply, Rule
 from pipelines.training.modes.synchronous import Synchronous
 from pipelines.training.modes.ticks import Ticks, idle_formula
 from pipelines.training.modes.whole_model import WholeModel
-from pipelines.training.step import Accumulate, Images, Step, make_apply, updated
-from pipelines.training.tensors import dense
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.mode import Mode, ModeInputs
+from pipelines.training.step.rule import Apply, Rule
+from pipelines.training.step.step import Accumulate, Images, Step, make_apply, updated
+from pipelines.training.step.tensors import dense
 
 _Passes = Callable[..., Any]
 

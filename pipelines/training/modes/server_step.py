@@ -6,15 +6,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from conf.modes import ParameterServerConfig
+from conf.sections.modes import ParameterServerConfig
 from models.compression.codecs.none import NoneCodec
 from models.compression.exchange.exchange import METRICS
 from models.layers.grids import Size
-from pipelines.training.accumulation import Accumulation
-from pipelines.training.loop import average_statistics
-from pipelines.training.modes.mode import Mode, ModeInputs
 from pipelines.training.modes.parameter_server import Messages, ParameterServer
-from pipelines.training.step import Accumulate, Images, Step, make_accumulate, make_gradients
+from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.loop import average_statistics
+from pipelines.training.step.mode import Mode, ModeInputs
+from pipelines.training.step.step import Accumulate, Images, Step, make_accumulate, make_gradients
 
 
 class ServerStep:

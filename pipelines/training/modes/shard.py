@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pipelines.launch.handshake import accept_task
+from pipelines.launch.wire.handshake import accept_task
 
 FETCH, PUSH = 1, 2
 REQUEST = struct.Struct("!BBBxIIQdQ")

@@ -4,7 +4,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from pipelines.launch.handshake import prove_task
+from pipelines.launch.wire.handshake import prove_task
 from pipelines.training.modes.shard import FETCH, NO_STOP, OPENING, PUSH, REPLY, REQUEST, receive
 
 _SECONDS_TO_CONNECT = 30.0

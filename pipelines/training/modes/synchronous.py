@@ -5,14 +5,14 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from conf.modes import SynchronousConfig
+from conf.sections.modes import SynchronousConfig
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.shards import ShardExchange
 from models.optimizers.sharded import ShardedOptimizer
-from pipelines.training.modes.mode import Mode, ModeInputs
-from pipelines.training.modes.rule import Apply, once_all_arrived
 from pipelines.training.modes.whole_networks import WholeNetworks
-from pipelines.training.stop import StopAgreement
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.step.mode import Mode, ModeInputs
+from pipelines.training.step.rule import Apply, once_all_arrived
 
 
 class Synchronous:

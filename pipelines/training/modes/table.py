@@ -1,6 +1,6 @@
 """All training modes by name.
 
-A new mode is one file in this folder, one line in the table below, and one class in `conf/modes.py`.
+A new mode is one file in this folder, one line in the table below, and one class in `conf/sections/modes.py`.
 """
 
 import sys
@@ -8,9 +8,9 @@ from typing import Any
 
 import keras
 
-from conf.modes import ModeConfig
+from conf.sections.modes import ModeConfig
 from models.imported import import_function
-from pipelines.training.modes.mode import MakeMode
+from pipelines.training.step.mode import MakeMode
 
 MODES = {
     "synchronous": "pipelines.training.modes.synchronous:make",

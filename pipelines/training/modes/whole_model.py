@@ -6,9 +6,9 @@ import keras
 import tensorflow as tf
 
 from models.networks.stages import Stage
-from pipelines.training.accumulation import moving_statistics
-from pipelines.training.collective import HorovodCollective
 from pipelines.training.modes.optimizer_state import state_of
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.step.accumulation import moving_statistics
 
 
 class WholeModel:

@@ -3,11 +3,11 @@
 import keras
 
 from models.compression.exchange.exchange import GradientExchange
-from pipelines.training.accumulation import Accumulation
-from pipelines.training.loop import average_statistics
-from pipelines.training.modes.mode import ModeInputs
-from pipelines.training.modes.rule import Rule
-from pipelines.training.step import make_accumulate, make_train_step
+from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.loop import average_statistics
+from pipelines.training.step.mode import ModeInputs
+from pipelines.training.step.rule import Rule
+from pipelines.training.step.step import make_accumulate, make_train_step
 
 
 class WholeNetworks:

@@ -7,9 +7,9 @@ import threading
 import time
 from dataclasses import dataclass
 
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.gathering import gather_json
-from pipelines.training.own_address import own_address
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.ranks.own_address import own_address
 
 _QUESTIONS = 25
 _SECONDS_TO_CONNECT = 5.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from pipelines.whole_files import copy_folder
+from pipelines.storage.whole_files import copy_folder
 
 
 class Profile:

@@ -11,7 +11,7 @@ from typing import Any
 
 import horovod.tensorflow as hvd
 
-from pipelines.proc import seconds_of_threads
+from pipelines.machine.proc import seconds_of_threads
 
 _VARIABLE, _ON_REQUEST = "HOROVOD_TIMELINE", "DYNAMIC"
 _MICRO = 1e-6

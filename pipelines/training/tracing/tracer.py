@@ -20,12 +20,12 @@ import tensorflow as tf
 
 from models.compression.arithmetic.marks import Marks
 from models.layers.grids import Size
-from pipelines.dataset.reader import Batch
-from pipelines.launch.report import log_to_driver
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.gathering import gather_json
-from pipelines.training.loop import Trainer
-from pipelines.training.step import Images
+from pipelines.dataset.read.reader import Batch
+from pipelines.launch.rank.report import log_to_driver
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.gathering import gather_json
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.step import Images
 from pipelines.training.tracing.clocks import ClockOffset, compare_clocks
 from pipelines.training.tracing.profile import Profile
 from pipelines.training.tracing.spans import TRACE_FILE, RankTrace, Span, chrome_trace

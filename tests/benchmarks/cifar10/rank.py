@@ -23,19 +23,19 @@ from cifar10.methods import (
 )
 
 from conf.load import resolve
-from conf.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
 from models.layers.meprop import MeProp
 from models.layers.preprocessing import InputGroup
 from models.networks.resnet import BLOCKS_PER_STAGE
-from pipelines.dataset.order import epoch_order, evaluation_parts, rank_parts
-from pipelines.dataset.reader import Batch
-from pipelines.launch.report import report
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.loop import StepHooks, Trainer, train_epoch
+from pipelines.dataset.format.order import epoch_order, evaluation_parts, rank_parts
+from pipelines.dataset.read.reader import Batch
+from pipelines.launch.rank.report import report
 from pipelines.training.modes.server_step import ServerStep
-from pipelines.training.rates import make_schedule
-from pipelines.training.step import make_predict
-from pipelines.training.tensors import image_tensors
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.setup.rates import make_schedule
+from pipelines.training.step.loop import StepHooks, Trainer, train_epoch
+from pipelines.training.step.step import make_predict
+from pipelines.training.step.tensors import image_tensors
 from tests.benchmarks.parts import training
 
 

@@ -36,7 +36,7 @@ def joined(settings):
         serve_rendezvous(settings["address"], settings["size"])
     join(settings["rendezvous"])
     # After the rendezvous, which needs neither; each takes seconds to import.
-    from pipelines.training.collective import HorovodCollective
+    from pipelines.training.ranks.collective import HorovodCollective
 
     return HorovodCollective()
 
@@ -105,10 +105,10 @@ def full_step(method, bucket_mib, collective):
     import numpy as np
     import tensorflow as tf
 
-    from conf.networks import ResNetConfig
+    from conf.sections.networks import ResNetConfig
     from models.losses import classification_loss
-    from pipelines.training.recipe import make_optimizer
-    from pipelines.training.step import make_train_step
+    from pipelines.training.setup.recipe import make_optimizer
+    from pipelines.training.step.step import make_train_step
     from tests.benchmarks.parts import training
 
     keras.utils.set_random_seed(0)
@@ -155,11 +155,11 @@ def full_step(method, bucket_mib, collective):
 
 def training_rule(method, model, optimizer, exchange, collective):
     """What a step does with its gradients: as the mode that the method names, or as synchronous training."""
-    from conf.modes import LocalConfig
+    from conf.sections.modes import LocalConfig
     from pipelines.training.modes.delayed import Delayed
     from pipelines.training.modes.local import LocalUpdates
     from pipelines.training.modes.synchronous import Synchronous
-    from pipelines.training.stop import StopAgreement
+    from pipelines.training.ranks.stop import StopAgreement
 
     if "mode" not in method:
         return Synchronous(optimizer, exchange)
@@ -198,7 +198,7 @@ def make_exchange(method, bucket_mib, collective):
 
 def optimizer_config(method):
     """LARS, or the optimizer that the codec needs."""
-    from conf.optimizers import LARSConfig, OneBitAdamConfig, SGDConfig
+    from conf.sections.optimizers import LARSConfig, OneBitAdamConfig, SGDConfig
 
     if method.get("codec") == "dgc":
         return SGDConfig(momentum=0.0, nesterov=False, weight_decay=0.0)

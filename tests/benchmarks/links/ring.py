@@ -6,8 +6,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pipelines.launch.placement import place
-from pipelines.launch.process import ALLOCATOR, THREAD_VARIABLES
+from pipelines.launch.driver.placement import place
+from pipelines.launch.rank.process import ALLOCATOR, THREAD_VARIABLES
 from tests.benchmarks.parts.figures import slowest
 
 RANK = Path(__file__).with_name("rank.py")

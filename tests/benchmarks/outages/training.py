@@ -17,23 +17,23 @@ import numpy as np
 import tensorflow as tf
 
 from conf.load import load
-from jobs.display import TrainingDisplay
-from pipelines.dataset.manifest import Manifest, Shard, Split
+from jobs.shell.display import TrainingDisplay
+from pipelines.dataset.format.manifest import Manifest, Shard, Split
 from pipelines.sample import TRAINING_SPLIT, ImageGroup
+from pipelines.tracking.journal.system import SystemSampler
 from pipelines.tracking.metrics import VALIDATION_GROUP
-from pipelines.tracking.model_metadata import ModelMetadata
-from pipelines.tracking.models import log_model
-from pipelines.tracking.store import TrackedRun, TrackingError, worker_environment
-from pipelines.tracking.system import SystemSampler
-from pipelines.training.driver_record import recorded_run
-from pipelines.training.epoch_metrics import epoch_metrics
-from pipelines.training.loop import EpochResult
+from pipelines.tracking.models.model_metadata import ModelMetadata
+from pipelines.tracking.models.models import log_model
+from pipelines.tracking.store.store import TrackedRun, TrackingError, worker_environment
+from pipelines.training.driver.run import recorded_run
 from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.observer import StepMeasurements, make_sampler
-from pipelines.training.phases import divide
-from pipelines.training.record import Record
-from pipelines.training.results import Evaluation, TrainingSummary
-from pipelines.training.step import Step, StepClocks, make_train_step
+from pipelines.training.ranks.results import Evaluation, TrainingSummary
+from pipelines.training.record.epoch_metrics import epoch_metrics
+from pipelines.training.record.observer import StepMeasurements, make_sampler
+from pipelines.training.record.phases import divide
+from pipelines.training.record.record import Record
+from pipelines.training.step.loop import EpochResult
+from pipelines.training.step.step import Step, StepClocks, make_train_step
 from tests.benchmarks.parts.training import Alone, exchange_of, timed
 from tests.patience import patient
 
@@ -100,8 +100,8 @@ def train(
     ended = time.perf_counter()
 
     with ExitStack() as stack:
-        stack.enter_context(mock.patch("jobs.display.say", told.append))
-        stack.enter_context(mock.patch("pipelines.training.record.tell", display))
+        stack.enter_context(mock.patch("jobs.shell.display.say", told.append))
+        stack.enter_context(mock.patch("pipelines.training.record.record.tell", display))
         stack.enter_context(suppress(TrackingError))  # what the store has not taken is in the journal
         driver = stack.enter_context(recorded_run(config, manifest(), display.tracking))
         with mock.patch.dict(os.environ, {} if offline else worker_environment()):

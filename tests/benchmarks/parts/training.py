@@ -11,22 +11,22 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from conf.exchange import ExchangeConfig
-from conf.networks import ResNetCifarConfig, ResNetConfig
-from conf.optimizers import LARSConfig, OptimizerConfig
 from conf.schema import RunConfig
+from conf.sections.exchange import ExchangeConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
+from conf.sections.optimizers import LARSConfig, OptimizerConfig
 from models.compression.exchange.exchange import GradientExchange
 from models.compression.exchange.wire import Collective
 from models.layers.preprocessing import InputGroup
 from models.losses import classification_loss
 from models.networks.model import build_model
-from pipelines.training import recipe
-from pipelines.training.accumulation import Accumulation
-from pipelines.training.collective import HorovodCollective
-from pipelines.training.modes.mode import Mode
 from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.step import Step, make_train_step
-from pipelines.training.stop import StopAgreement
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.setup import recipe
+from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.mode import Mode
+from pipelines.training.step.step import Step, make_train_step
 
 MIB = 1 << 20
 Batch = tuple[dict[str, tf.Tensor], tf.Tensor]

@@ -25,7 +25,7 @@ NAMES["petastorm"] = "petastorm 2"
 
 def our_steps(folder: Path, rank: int, size: int, state: Any) -> Steps:
     """State: epoch and step, which with the seed are all that the order depends on."""
-    from pipelines.dataset.reader import ReaderSettings, SplitReader, training_batches
+    from pipelines.dataset.read.reader import ReaderSettings, SplitReader, training_batches
 
     rows = SplitReader(folder, "train", ReaderSettings(verify="always"))
     epoch, step = state or (0, 0)

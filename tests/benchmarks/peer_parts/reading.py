@@ -78,7 +78,7 @@ SECONDS, EXIT_SECONDS = 300, 20
 
 def write_rows(folder: Path) -> None:
     """Write our dataset and its TFRecord twin, then its rows for the rivals: NumPy files, digests, a description."""
-    from pipelines.dataset.reader import ReaderSettings, SplitReader
+    from pipelines.dataset.read.reader import ReaderSettings, SplitReader
 
     reader.write_dataset(folder / "ours")
     rows = SplitReader(folder / "ours", "train", ReaderSettings(verify="always"))
@@ -105,7 +105,7 @@ class Measurement:
     """A process that measures one reader, with the launcher's environment; leaving the `with` block ends it."""
 
     def __init__(self, name: str, task: str, folder: Path, *rest: str, **variables: str) -> None:
-        from pipelines.launch.process import ALLOCATOR
+        from pipelines.launch.rank.process import ALLOCATOR
 
         rival = NAMES.get(name, "")
         script = PARTS / ("rival_readers.py" if rival else "own_readers.py")

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import OptimizerBase
+from conf.sections.optimizers import OptimizerBase
 from models.optimizers.table import OPTIMIZERS
 
 SHAPES = {"both": (4, 3), "decay_only": (3,), "ratio_only": (2, 2), "neither": (5,)}

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import LAMBConfig
+from conf.sections.optimizers import LAMBConfig
 from models.optimizers.lamb import LAMB
 
 

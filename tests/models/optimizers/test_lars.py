@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import LARSConfig
+from conf.sections.optimizers import LARSConfig
 from models.optimizers.lars import LARS
 
 

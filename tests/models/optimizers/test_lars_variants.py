@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import LARSConfig
+from conf.sections.optimizers import LARSConfig
 from models.optimizers.lars import LARS, VARIANTS
 
 MOMENTUM, DECAY, TRUST, EPSILON = 0.9, 0.03, 0.02, 1e-3

@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from conf.optimizers import LARSConfig
+from conf.sections.optimizers import LARSConfig
 from models.optimizers.roles import variable_roles, variables_with_roles
 from tests.models.built import network_of
 

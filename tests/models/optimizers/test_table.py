@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import AdagradConfig, AdamWConfig, LAMBConfig, LARSConfig, OneBitAdamConfig, SGDConfig
+from conf.sections.optimizers import AdagradConfig, AdamWConfig, LAMBConfig, LARSConfig, OneBitAdamConfig, SGDConfig
 from models.optimizers.table import OPTIMIZERS
 
 CONFIGS = {

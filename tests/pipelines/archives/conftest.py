@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 
 
 @pytest.fixture(scope="session")

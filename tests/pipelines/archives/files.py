@@ -10,8 +10,8 @@ import rasterio
 from numpy.typing import NDArray
 
 from pipelines.archives.archive import Archive, BadRecordError, read_sample
-from pipelines.archives.bigearthnet_patch import GROUPS
-from pipelines.archives.geotiff import read_band_into
+from pipelines.archives.bigearthnet.patch import GROUPS
+from pipelines.archives.pixels.geotiff import read_band_into
 
 TRANSFORM = rasterio.Affine(10, 0, 300_000, 0, -10, 5_400_000)
 

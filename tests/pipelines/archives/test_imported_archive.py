@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from conf.load import load
 from jobs.prepare import configured_archive, prepare
-from pipelines.dataset.reader import SplitReader
+from pipelines.dataset.read.reader import SplitReader
 from pipelines.scoring.source import archive_source
 
 MODULE = """

@@ -9,7 +9,7 @@ from PIL import Image
 from pipelines.archives.archive import read_sample
 from pipelines.archives.files import is_folder, is_plain_name, join
 from pipelines.archives.table import open_archive
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 from tests.pipelines.archives.files import check_bad_record, random_pixels, write_geotiff
 from tests.pipelines.dataset.files import upload
 

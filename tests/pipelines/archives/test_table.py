@@ -4,8 +4,8 @@ from typing import get_args
 
 import pytest
 
-from conf.archives import ARCHIVE_KINDS, ArchiveConfig
-from conf.section import Section
+from conf.sections.archives import ARCHIVE_KINDS, ArchiveConfig
+from conf.sections.section import Section
 from pipelines.archives.archive import Archive
 from pipelines.archives.table import ARCHIVES, open_archive
 

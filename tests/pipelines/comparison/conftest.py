@@ -9,8 +9,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from conf.load import load
-from pipelines.tracking import runs
-from pipelines.training.description import parameters_of
+from pipelines.tracking.store import runs
+from pipelines.training.setup.description import parameters_of
 
 STEPS = 4
 START = 1_700_000_000_000

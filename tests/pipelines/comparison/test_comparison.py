@@ -18,8 +18,8 @@ from pipelines.comparison.groups import Group, Part, Spread, baseline_of, best_g
 from pipelines.comparison.run import CURVE_GROUPS, CURVES, SEED, ComparedRun, compared_run, kept_settings
 from pipelines.comparison.saved import read_runs, save_runs
 from pipelines.comparison.tables import efficiency, runs_csv, speedup, table_csv, target_rows
-from pipelines.tracking import runs as store_runs
-from pipelines.tracking.recorded import RecordedRun, recorded_trainings
+from pipelines.tracking.store import runs as store_runs
+from pipelines.tracking.store.recorded import RecordedRun, recorded_trainings
 
 Fabricate = Callable[..., str]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
-from pipelines.archives.bigearthnet_v2 import BigEarthNetV2
-from pipelines.dataset.manifest import Manifest
-from pipelines.dataset.writer import prepare_dataset
-from pipelines.storage import Folder
+from pipelines.archives.bigearthnet.v2 import BigEarthNetV2
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.storage.folder import Folder
 from tests.patience import wait_until
 
 DATA = (".parquet", "dataset.json")
@@ -53,7 +53,7 @@ def prepare(spark: SparkSession, root: str | Path, dataset: str | Path, **settin
 def kill_preparation(root: Path, dataset: str | Path, is_time: Callable[[], bool]) -> None:
     """Start the command as `prepare` prepares, and kill its driver as soon as it is time."""
     command = [
-        sys.executable, "-m", "jobs.cli", "prepare", "--config", "smoke",
+        sys.executable, "-m", "jobs.shell.cli", "prepare", "--config", "smoke",
         "--set", f"archive.root={root}", "--set", f"dataset.path={dataset}",
         "--set", "prepare.row_group_mib=1", "--set", "prepare.row_groups_per_shard=2", "--set", "prepare.seed=3",
         "--set", "launch.master=local[1]",

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pipelines.launch.fork_server import FORK_SERVER_VARIABLE
+from pipelines.launch.rank.fork_server import FORK_SERVER_VARIABLE
 
 FORKED = {"test_fork_server.py", "test_horovod_examples.py", "test_horovod_runner.py", "test_keras_door.py"}
 """Tests whose ranks import TensorFlow, which takes ten seconds in each."""

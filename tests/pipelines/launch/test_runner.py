@@ -12,13 +12,13 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipelines.launch import runner as module
-from pipelines.launch.channel import DriverChannel
+from pipelines.launch.driver.listener import Listener, LogToDriver
 from pipelines.launch.horovod_runner import HorovodRunner
-from pipelines.launch.listener import Listener, LogToDriver
-from pipelines.launch.messages import JsonObject
-from pipelines.launch.process import rank_environment
-from pipelines.launch.report import report
+from pipelines.launch.rank.process import rank_environment
+from pipelines.launch.rank.report import report
 from pipelines.launch.runner import Attempt, BarrierRunner
+from pipelines.launch.wire.channel import DriverChannel
+from pipelines.launch.wire.messages import JsonObject
 from tests.patience import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -175,7 +175,7 @@ def test_neither_arguments_nor_logs_nor_the_environment_hold_the_secret(
         return found
 
     seen = BarrierRunner(spark, 2, log_folder=tmp_path).run(function)
-    assert any("pipelines.launch.rank_main" in text for text in seen)
+    assert any("pipelines.launch.rank.rank_main" in text for text in seen)
     logs = "".join(path.read_text() for path in tmp_path.iterdir())
     for form in (secret.decode(), secret.hex()):
         assert form not in "".join(seen) + logs

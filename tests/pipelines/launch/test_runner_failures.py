@@ -15,14 +15,15 @@ import psutil
 import pytest
 from pyspark.sql import SparkSession
 
-from jobs.session import spark_session
-from pipelines.launch import runner, task
-from pipelines.launch.channel import DriverChannel
-from pipelines.launch.failure import InfrastructureError, RankLostError, StartError
-from pipelines.launch.jvm import SparkGoneError
-from pipelines.launch.messages import JsonObject
-from pipelines.launch.report import attempt, report, signs_of_life, step_done
+from jobs.shell.session import spark_session
+from pipelines.launch import runner
+from pipelines.launch.driver.failure import InfrastructureError, RankLostError, StartError
+from pipelines.launch.driver.jvm import SparkGoneError
+from pipelines.launch.rank import task
+from pipelines.launch.rank.report import attempt, report, signs_of_life, step_done
 from pipelines.launch.runner import Attempt, BarrierRunner, WorkerError
+from pipelines.launch.wire.channel import DriverChannel
+from pipelines.launch.wire.messages import JsonObject
 from tests.patience import alive, patient, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.timeout(120)]
@@ -85,7 +86,7 @@ def test_an_exit_after_the_function_has_returned_is_a_failure(spark: SparkSessio
 @pytest.mark.long
 def test_a_ring_sums_and_its_survivors_are_consequences(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     # However slow the survivor is.
-    monkeypatch.setattr("pipelines.launch.supervisor.CONSEQUENCES_SECONDS", patient(60))
+    monkeypatch.setattr("pipelines.launch.driver.supervisor.CONSEQUENCES_SECONDS", patient(60))
     reports: list[dict[str, object]] = []
 
     def function() -> None:
@@ -249,7 +250,7 @@ def test_training_goes_on_when_the_channel_dies(
         return channels[-1]
 
     monkeypatch.setattr(runner, "DriverChannel", recorded)
-    monkeypatch.setattr("pipelines.launch.supervisor.LAST_REPORTS_SECONDS", 1.0)  # none arrives
+    monkeypatch.setattr("pipelines.launch.driver.supervisor.LAST_REPORTS_SECONDS", 1.0)  # none arrives
 
     def function() -> int:
         report(begun=True)
@@ -275,7 +276,7 @@ def test_a_process_that_cannot_be_started_is_said_at_once(monkeypatch: pytest.Mo
     def broken(*args: object, **kwargs: object) -> None:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr("pipelines.launch.processes.RankProcess", broken)
+    monkeypatch.setattr("pipelines.launch.rank.processes.RankProcess", broken)
     words = r"2 of 2 tasks have not reached the driver: task [01]: OSError: \[Errno 12\] Cannot allocate memory"
     with pytest.raises(StartError, match=words):
         BarrierRunner(None, 2, start_timeout=3600).run(len, "")

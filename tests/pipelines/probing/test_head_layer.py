@@ -12,7 +12,7 @@ import pytest
 
 from pipelines.probing.extract import Extractor
 from pipelines.probing.head_layer import check_head
-from pipelines.storage import Folder
+from pipelines.storage.folder import Folder
 
 CLASSES = 5
 

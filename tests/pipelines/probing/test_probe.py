@@ -14,18 +14,18 @@ import pytest
 from pyspark.sql import SparkSession
 from sklearn.metrics import f1_score
 
-from jobs import cli
+from jobs.shell import cli
 from models.probes.head import LinearHead
-from pipelines.dataset.lock import hold
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.reader import ReaderSettings, SplitReader
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.read.reader import ReaderSettings, SplitReader
 from pipelines.probing.extract import extract_features
 from pipelines.probing.features import FILE_NAME, Features, find_features, folder_of, identity_of
-from pipelines.scoring.model import describe
+from pipelines.scoring.predict.model import describe
 from pipelines.scoring.source import dataset_source
-from pipelines.storage import Folder
-from pipelines.tracking.served import find_model, read_model_file
-from pipelines.tracking.store import TrackingError
+from pipelines.storage.folder import Folder
+from pipelines.storage.lock import hold
+from pipelines.tracking.store.served import find_model, read_model_file
+from pipelines.tracking.store.store import TrackingError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280)]
 

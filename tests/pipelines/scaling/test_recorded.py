@@ -10,9 +10,9 @@ from conf.load import load
 from pipelines.scaling.fit import fit
 from pipelines.scaling.measurements import Measurements
 from pipelines.scaling.recorded import combined, measurements_of
-from pipelines.tracking.recorded import RecordedRun
-from pipelines.tracking.writer import Point
-from pipelines.training.description import parameters_of
+from pipelines.tracking.journal.writer import Point
+from pipelines.tracking.store.recorded import RecordedRun
+from pipelines.training.setup.description import parameters_of
 
 
 def recorded(workers: int = 2, batch: int = 8, codec: str = "none", **changes: float) -> RecordedRun:

@@ -12,13 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from pipelines.archives.synthetic import generate_bigearthnet_v2
+from pipelines.archives.synthetic.files import generate_bigearthnet_v2
 from pipelines.archives.table import open_archive
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.writer import prepare_dataset
-from pipelines.scoring import job, predictor, write
-from pipelines.scoring.model import ModelDescription, ModelInput
-from pipelines.storage import Folder
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.scoring import job
+from pipelines.scoring.output import write
+from pipelines.scoring.predict import predictor
+from pipelines.scoring.predict.model import ModelDescription, ModelInput
+from pipelines.storage.folder import Folder
 
 
 @pytest.fixture
@@ -37,8 +39,8 @@ def _without_spark(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return [function(item) for item in items]
 
     monkeypatch.setattr(write, "load_keras", load)
-    monkeypatch.setattr("pipelines.tasks.run_tasks", run)
-    monkeypatch.setattr("pipelines.tasks.is_local_mode", lambda spark: True)
+    monkeypatch.setattr("pipelines.spark.tasks.run_tasks", run)
+    monkeypatch.setattr("pipelines.spark.tasks.is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "is_local_mode", lambda spark: True)
     monkeypatch.setattr(job, "send", lambda spark, file: SimpleNamespace(value=file, destroy=lambda: None))
     yield

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipelines.dataset.manifest import read_manifest
+from pipelines.dataset.format.manifest import read_manifest
 
 pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -20,9 +20,9 @@ def on_connect(archive: str, folder: str, model: str, store: str) -> SimpleNames
     from pyspark.sql import SparkSession
 
     import groundswell
-    from pipelines.scoring.frames import predict_udf, score_frame
-    from pipelines.storage import Folder
-    from pipelines.tasks import run_tasks
+    from pipelines.scoring.predict.frames import predict_udf, score_frame
+    from pipelines.spark.tasks import run_tasks
+    from pipelines.storage.folder import Folder
 
     spark = SparkSession.builder.remote("local[2]").getOrCreate()
     dataset = f"{folder}/dataset"

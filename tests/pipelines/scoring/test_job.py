@@ -13,16 +13,16 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pipelines import tasks
 from pipelines.archives.archive import INDEX_SCHEMA, REJECTED_SCHEMA, ArchiveIndex, index_table
-from pipelines.archives.image_folder import ImageFolder
-from pipelines.archives.image_table import ImageTable
-from pipelines.dataset.lock import hold
+from pipelines.archives.images.image_folder import ImageFolder
+from pipelines.archives.images.image_table import ImageTable
 from pipelines.scoring.job import Scored, ScoreSettings, score
-from pipelines.scoring.model import ModelDescription, ModelInput
+from pipelines.scoring.predict.model import ModelDescription, ModelInput
 from pipelines.scoring.source import archive_source
-from pipelines.storage import Folder
-from pipelines.tasks import LostWorkerError
+from pipelines.spark import tasks
+from pipelines.spark.tasks import LostWorkerError
+from pipelines.storage.folder import Folder
+from pipelines.storage.lock import hold
 
 pytestmark = pytest.mark.usefixtures("_without_spark")
 MODEL = ModelDescription(

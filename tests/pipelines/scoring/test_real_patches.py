@@ -11,13 +11,13 @@ from pyspark.sql import SparkSession
 from sklearn.metrics import average_precision_score, f1_score
 
 from conf.load import load
-from jobs import cli
 from jobs.evaluate import evaluate
 from jobs.prepare import prepare
+from jobs.shell import cli
 from jobs.train import train
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.reader import SplitReader
-from pipelines.scoring.processor import why_unusable
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.read.reader import SplitReader
+from pipelines.scoring.predict.processor import why_unusable
 
 pytestmark = [pytest.mark.spark, pytest.mark.parallel, pytest.mark.long, pytest.mark.timeout(900)]
 SPLITS = ("train", "test")

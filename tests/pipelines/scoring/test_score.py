@@ -15,16 +15,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 import jobs.score
-from jobs import cli
-from pipelines.dataset.manifest import read_manifest
-from pipelines.dataset.reader import ReaderSettings
+from jobs.shell import cli
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.read.reader import ReaderSettings
 from pipelines.scoring.job import ScoreSettings, check_score
-from pipelines.scoring.model import ModelDescription, describe
-from pipelines.scoring.output import begin
+from pipelines.scoring.output.output import begin
+from pipelines.scoring.predict.model import ModelDescription, describe
 from pipelines.scoring.source import dataset_source
-from pipelines.storage import Folder
-from pipelines.tasks import run_until_done
-from pipelines.tracking.served import find_model
+from pipelines.spark.tasks import run_until_done
+from pipelines.storage.folder import Folder
+from pipelines.tracking.store.served import find_model
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(280), pytest.mark.usefixtures("_use_store")]
 

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import pytest
 from mlflow import MlflowClient
 
-from pipelines.tracking.runs import start_run
-from pipelines.tracking.store import TrackedRun
-from pipelines.tracking.writer import RunWriter
+from pipelines.tracking.journal.writer import RunWriter
+from pipelines.tracking.store.runs import start_run
+from pipelines.tracking.store.store import TrackedRun
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))  # the benchmark of outages has the same server
 

@@ -10,15 +10,15 @@ from mlflow import MlflowClient
 
 from conf.load import resolve
 from models.losses import classification_loss
-from pipelines.dataset.manifest import BandStatistics, Manifest
-from pipelines.training.accumulation import Accumulation
-from pipelines.training.checkpoint import TrainingState
-from pipelines.training.loss_scale import LossScale
+from pipelines.dataset.format.manifest import BandStatistics, Manifest
+from pipelines.training.checkpoint.checkpoints import Checkpoints
+from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.modes.synchronous import Synchronous
-from pipelines.training.recipe import make_exchange
-from pipelines.training.resume import Checkpoints
-from pipelines.training.step import make_accumulate, make_train_step
-from pipelines.training.weight_average import WeightAverage
+from pipelines.training.setup.recipe import make_exchange
+from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.step import make_accumulate, make_train_step
+from pipelines.training.step.weight_average import WeightAverage
 from tests.pipelines.training.manifests import rgb_manifest
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pipelines.dataset.manifest import BandStatistics, Manifest, Shard, Split
+from pipelines.dataset.format.manifest import BandStatistics, Manifest, Shard, Split
 from pipelines.sample import ImageGroup
 
 

@@ -7,8 +7,8 @@ from typing import Any, NoReturn
 import pytest
 
 from conf.load import load
-from pipelines.launch.report import StoppedOnRequest
-from pipelines.training.checkpoint import TrainingState
+from pipelines.launch.rank.report import StoppedOnRequest
+from pipelines.training.checkpoint.state import TrainingState
 from pipelines.training.epochs import Epochs
 
 STEPS = 4

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from conf.optimizers import OneBitAdamConfig
+from conf.sections.optimizers import OneBitAdamConfig
 from models.optimizers.onebit_adam import OneBitAdam
 
 SHAPES = ((40, 30), (7,))

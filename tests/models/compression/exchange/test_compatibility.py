@@ -3,7 +3,7 @@
 import keras
 import pytest
 
-from conf.optimizers import LARSConfig, OneBitAdamConfig
+from conf.sections.optimizers import LARSConfig, OneBitAdamConfig
 from models.compression.exchange.compatibility import check_optimizer
 from models.optimizers.lars import LARS
 from models.optimizers.onebit_adam import OneBitAdam

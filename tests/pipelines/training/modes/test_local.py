@@ -7,7 +7,7 @@ import pytest
 
 from conf.load import load
 from pipelines.training.modes.local import LocalUpdates
-from pipelines.training.recipe import make_exchange
+from pipelines.training.setup.recipe import make_exchange
 
 
 def local_updates(one_rank: Any, rate: float) -> LocalUpdates:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from conf.mode_declaration import ModeDeclaration
-from conf.modes import MODES as DECLARED
+from conf.sections.mode_declaration import ModeDeclaration
+from conf.sections.modes import MODES as DECLARED
 from pipelines.training.modes.table import MODES
 
 PACKAGES = ("conf", "jobs", "models", "pipelines")
@@ -26,11 +26,11 @@ OWN_FILES = {
 STEPS = """
 import keras, numpy as np, tensorflow as tf
 from conf.load import load
-from conf.modes import MODES as DECLARED
+from conf.sections.modes import MODES as DECLARED
 from pipelines.training.modes.table import MODES
-from pipelines.training.recipe import make_mode
+from pipelines.training.setup.recipe import make_mode
 from pipelines.training import worker
-import jobs.verbs
+import jobs.shell.verbs
 
 class One:
     rank, size = 0, 1
@@ -60,7 +60,7 @@ def without(name: str, project: Path, folder: Path) -> dict[str, Path]:
     """Copy the product without a mode; the files that this touches, by what they lose."""
     for package in PACKAGES:
         shutil.copytree(project / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
-    modes, settings = folder / "pipelines/training/modes", folder / "conf/modes.py"
+    modes, settings = folder / "pipelines/training/modes", folder / "conf/sections/modes.py"
     for file in OWN_FILES[name]:
         (modes / file).unlink()
     table = modes / "table.py"
@@ -98,7 +98,7 @@ def sources(project: Path) -> Iterator[tuple[str, ast.Module]]:
     for package in PACKAGES:
         for path in sorted((project / package).rglob("*.py")):
             name = path.relative_to(project).as_posix()
-            if name not in ("conf/modes.py", "conf/mode_declaration.py") and "/modes/" not in name:
+            if name not in ("conf/sections/modes.py", "conf/sections/mode_declaration.py") and "/modes/" not in name:
                 yield name, ast.parse(path.read_text())
 
 
@@ -114,7 +114,7 @@ def test_nothing_else_asks_which_mode_it_has(project: Path) -> None:
         for node in ast.walk(tree):
             text = ast.unparse(node) if isinstance(node, ast.Call | ast.Compare | ast.Attribute) else ""
             module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
-            if isinstance(node, ast.ImportFrom) and module in ("conf.modes", "conf.mode_declaration"):
+            if isinstance(node, ast.ImportFrom) and module in ("conf.sections.modes", "conf.sections.mode_declaration"):
                 wrong += [(file, alias.name) for alias in node.names if alias.name not in allowed]
             elif module.startswith("pipelines.training.modes") and module not in of_contract:
                 wrong.append((file, module))

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelines.launch.failure import names_lost_peer
-from pipelines.launch.handshake import prove_task
+from pipelines.launch.driver.failure import names_lost_peer
+from pipelines.launch.wire.handshake import prove_task
 from pipelines.training.modes.shard import NO_STOP, OPENING, PUSH, REQUEST, Shard, Synchrony
 from pipelines.training.modes.shard_client import ShardClient
 from tests.patience import patient, wait_until

@@ -10,9 +10,9 @@ import tensorflow as tf
 from conf.load import load
 from models.compression.arithmetic.marks import Marks
 from models.compression.exchange.exchange import METRICS
-from pipelines.training.loss_scale import LossScale
-from pipelines.training.recipe import make_mode
-from pipelines.training.step import StepClocks
+from pipelines.training.setup.recipe import make_mode
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.step import StepClocks
 
 IMAGES = {"image": np.linspace(-1, 1, 128, dtype=np.float32).reshape(8, 16)}
 TARGETS = np.eye(8, 16, dtype=np.float32)

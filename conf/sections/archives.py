@@ -1,0 +1,128 @@
+"""The settings of every kind of raw archive, by kind; their defaults are stated here only."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import Field
+
+from conf.sections.imports import ImportPath
+from conf.sections.section import Section, member_names
+
+
+class FolderArchive(Section):
+    """A raw archive that `prepare` reads from a folder."""
+
+    root: str = Field(min_length=1)
+    """Folder of the archive, as published: a path, or a URL that fsspec knows (`s3://bucket/folder`)."""
+
+
+class BigEarthNetV2Config(FolderArchive):
+    """BigEarthNet v2.0 (reBEN): 19 classes, 12 Sentinel-2 bands, Sentinel-1 where it is present."""
+
+    kind: Literal["bigearthnet_v2"]
+    include_flagged: bool = False
+    """Whether to include the patches with snow, clouds or shadows, which have a metadata file of their own."""
+    sentinel1: bool | None = None
+    """Whether to read `BigEarthNet-S1` as a further image group; null reads it where it exists."""
+
+
+class BigEarthNetV1Config(FolderArchive):
+    """BigEarthNet v1.0: 19 or 43 classes, 12 Sentinel-2 bands."""
+
+    kind: Literal["bigearthnet_v1"]
+    nomenclature: Literal[19, 43] = 19
+    """Number of classes: the 19 of the later nomenclature or the original 43."""
+    splits: str | None = None
+    """Folder of the official lists of patches; null means `splits` in the archive."""
+    include_flagged: bool = False
+    """Whether to include the patches with snow, clouds or shadows."""
+    subset: bool = False
+    """Whether the lists may name patches that the archive lacks."""
+
+
+class EuroSATConfig(FolderArchive):
+    """EuroSAT: 10 classes, multispectral GeoTIFF (eurosat_ms) or RGB JPEG (eurosat_rgb)."""
+
+    kind: Literal["eurosat_ms", "eurosat_rgb"]
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the stratified splits."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test; they add up to 1."""
+
+
+class ImageFolderConfig(FolderArchive):
+    """JPEG and PNG files in `<split>/<class>/` or `<class>/`."""
+
+    kind: Literal["image_folder"]
+    image_size: int | None = Field(default=None, gt=0)
+    """Side in pixels of the squares that images are resized and cropped to; null: the size that most have."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the stratified splits."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test, used where the folders are classes."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Part of train that becomes validation, where the folders are splits and none is called validation."""
+
+
+class TableConfig(FolderArchive):
+    """Parquet files with a column of encoded images, as Hugging Face's image datasets come; or of a DataFrame."""
+
+    kind: Literal["table"]
+    image: str = Field(default="image", min_length=1)
+    """Column of JPEG or PNG images: their bytes, or a struct with a field `bytes`."""
+    label: str = Field(default="label", min_length=1)
+    """Column of labels: a text or an integer for one class, a list of them for several."""
+    split: str | None = Field(default=None, min_length=1)
+    """Column of the splits' names; null: the names of files or folders say it, or the splits are drawn."""
+    image_size: int | None = Field(default=None, gt=0)
+    """Side in pixels of the squares that images are resized and cropped to; null: the size that most have."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the splits that the table lacks."""
+    split_fractions: list[float] = Field(default=[0.7, 0.15, 0.15])
+    """Fractions of train, validation and test, used where neither a column nor names say the split."""
+    validation_fraction: float = Field(default=0.1, ge=0, lt=1)
+    """Part of train that becomes validation, where there are splits and none is called validation."""
+
+
+class SyntheticConfig(Section):
+    """Invented BigEarthNet patches, rendered when they are read."""
+
+    kind: Literal["synthetic"]
+    train: int = Field(gt=0)
+    """Number of training patches."""
+    validation: int = Field(ge=0)
+    """Number of validation patches."""
+    test: int = Field(ge=0)
+    """Number of test patches."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the patches."""
+
+
+class ImportedArchiveConfig(Section):
+    """Any archive of yours: a class or function that returns a `pipelines.archives.archive.Archive`."""
+
+    kind: Literal["import"]
+    path: ImportPath
+    """What to import, `package.module:object`; driver and executors need its module."""
+    settings: dict[str, Any] = Field(default={})
+    """Keyword arguments for it."""
+
+
+ArchiveConfig = Annotated[
+    BigEarthNetV2Config
+    | BigEarthNetV1Config
+    | EuroSATConfig
+    | ImageFolderConfig
+    | TableConfig
+    | SyntheticConfig
+    | ImportedArchiveConfig,
+    Field(discriminator="kind"),
+]
+
+ROOTED_KINDS = tuple(
+    kind
+    for member in get_args(get_args(ArchiveConfig)[0])
+    if issubclass(member, FolderArchive)
+    for kind in get_args(member.model_fields["kind"].annotation)
+)
+"""Kinds of archives that are read from a folder."""
+ARCHIVE_KINDS = member_names(ArchiveConfig, "kind")

@@ -1,0 +1,275 @@
+"""The settings of every codec, by name; their defaults are stated here only."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, Protocol, get_args
+
+from pydantic import Field, field_validator
+
+from conf.sections.section import Member, Section, member_names
+
+
+class CodecMember(Member):
+    """What all codecs share."""
+
+    overflow_remedy: ClassVar[str] = ""
+    """What to do when a mean of gradients leaves the codec's range, where that is smaller than float32's."""
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether what was not sent is added to the next gradient."""
+        return bool(getattr(self, "error_feedback", False))
+
+
+class AlwaysWithResidual(CodecMember):
+    """What codecs share that cannot do without error feedback."""
+
+    @property
+    def keeps_residual(self) -> bool:
+        """Whether what was not sent is added to the next gradient."""
+        return True
+
+
+class NoneConfig(CodecMember):
+    """Float32, 4 bytes per element."""
+
+    name: Literal["none"] = "none"
+
+
+class Fp16Config(CodecMember):
+    """Half floats."""
+
+    overflow_remedy: ClassVar[str] = (
+        "a half float holds up to 65,504 / exchange.codec.prescale: lower exchange.codec.prescale, choose "
+        "exchange.codec=bf16 or none, or lower the learning rate"
+    )
+
+    name: Literal["fp16"] = "fp16"
+    prescale: float = Field(default=1.0, gt=0)
+    """Multiplies before the rounding and is divided out after it: shifts the window from 6e-8 to 65504. Unless
+    `sum_in_float32`, what is rounded is divided by the number of workers before: among many, set about that number."""
+    sum_in_float32: bool = False
+    """Send half floats as bytes and sum them in float32: faster on CPUs, one more rounding."""
+
+
+class Bf16Config(CodecMember):
+    """Brain floats, summed in float32."""
+
+    name: Literal["bf16"] = "bf16"
+    prescale: float = Field(default=1.0, gt=0)
+    """Multiplies before the rounding and is divided out after it."""
+    error_feedback: bool = False
+    """Whether what the rounding lost is added to the next gradient."""
+
+
+class OneBitConfig(CodecMember):
+    """One bit per element, two means per column (Seide et al. 2014)."""
+
+    name: Literal["onebit"] = "onebit"
+    error_feedback: bool = True
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
+
+
+class ScaledSignConfig(CodecMember):
+    """One bit per element, one scale per tensor (Karimireddy et al. 2019)."""
+
+    name: Literal["scaled_sign"] = "scaled_sign"
+    error_feedback: bool = True
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
+
+
+class QSGDConfig(CodecMember):
+    """Stochastic rounding to a few levels (Alistarh et al. 2017)."""
+
+    name: Literal["qsgd"] = "qsgd"
+    bits: int = Field(default=4, ge=2, le=8)
+    """Bits per element, for 2**(bits - 1) - 1 levels on each side of 0."""
+    bucket_size: int = Field(default=512, ge=8, multiple_of=8)
+    """Number of elements that share a norm."""
+    norm: Literal["l2", "max"] = "max"
+    """`l2` is the theorem's norm; `max` has the smaller error in large buckets."""
+    owner_bits: int | None = None
+    """Bits per element in which the mean is sent, 2 to 8, or 32 for the exact mean; null: as `bits`."""
+    error_feedback: bool = False
+    """Whether what the rounding lost is added to the next gradient."""
+
+    @field_validator("owner_bits")
+    @classmethod
+    def _quantised_or_exact(cls, bits: int | None) -> int | None:
+        if bits is not None and bits not in (*range(2, 9), 32):
+            raise ValueError(f"exchange.codec.owner_bits={bits}: should be 2 to 8, or 32 for the exact mean")
+        return bits
+
+
+class NormSparsifierConfig(CodecMember):
+    """Each element is sent with a probability in proportion to its magnitude (QSGD with one level, as a list)."""
+
+    name: Literal["norm_sparsifier"] = "norm_sparsifier"
+    exact_mean: bool = True
+    """Whether the mean is sent as it is; otherwise its elements are drawn once more, with 15 to 25 times
+    the error."""
+
+
+class ThresholdConfig(AlwaysWithResidual):
+    """Plus or minus tau for every element whose residual reached tau (Strom 2015)."""
+
+    name: Literal["threshold"] = "threshold"
+    tau: float = Field(gt=0)
+    """Threshold in units of the gradient; near the magnitude of large ones."""
+
+
+class DensityUntil(Section):
+    """A density that holds for the first steps of a run."""
+
+    before_step: int = Field(gt=0)
+    """First step at which it no longer holds; with `training.mode=local` the first exchange."""
+    density: float = Field(gt=0, le=1)
+    """Part of the elements that is sent at a step."""
+
+
+class RankUntil(Section):
+    """A rank that holds for the first steps of a run."""
+
+    before_step: int = Field(gt=0)
+    """First step at which it no longer holds; with `training.mode=local` the first exchange."""
+    rank: int = Field(ge=1)
+    """Number of columns of each factor."""
+
+
+class _Entry(Protocol):
+    @property
+    def before_step(self) -> int: ...
+
+
+def _check_rising(key: str, entries: Sequence[_Entry]) -> None:
+    bounds = [entry.before_step for entry in entries]
+    if bounds != sorted(set(bounds)):
+        raise ValueError(f"exchange.codec.{key} must have rising values of before_step, got {bounds}")
+
+
+class SparseConfig(CodecMember):
+    """What codecs share that send a part of the elements."""
+
+    density: float = Field(default=0.01, gt=0, le=1)
+    """Part of the elements that is sent at a step."""
+    density_schedule: list[DensityUntil] = Field(default=[])
+    """Other densities for the first steps, by rising `before_step`."""
+
+    @field_validator("density_schedule")
+    @classmethod
+    def _steps_rise(cls, entries: list[DensityUntil]) -> list[DensityUntil]:
+        _check_rising("density_schedule", entries)
+        return entries
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor; the schedule as pairs."""
+        pairs = [(entry.before_step, entry.density) for entry in self.density_schedule]
+        return {**super().arguments(), "density_schedule": pairs}
+
+
+class AdaptiveConfig(SparseConfig, AlwaysWithResidual):
+    """The largest positive and negative elements, each sent as the mean of its sign (Dryden et al. 2016)."""
+
+    name: Literal["adaptive"] = "adaptive"
+
+
+class LargestConfig(SparseConfig):
+    """What codecs share that send the largest elements."""
+
+    owner_factor: float = Field(default=2.0, ge=1)
+    """A rank that sums a part for all sends this many times as many elements of the sum as of its own gradient."""
+
+
+class TopKConfig(LargestConfig):
+    """The largest elements (Aji and Heafield 2017)."""
+
+    name: Literal["topk"] = "topk"
+    error_feedback: bool = True
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
+
+
+class RandomKConfig(SparseConfig):
+    """Random elements, the same on every rank."""
+
+    name: Literal["randomk"] = "randomk"
+    error_feedback: bool = True
+    """Whether what was not sent is added to the next gradient; without it the elements are scaled to be unbiased."""
+
+
+class DGCConfig(LargestConfig, AlwaysWithResidual):
+    """Deep Gradient Compression (Lin et al. 2018); the optimizer must have no momentum."""
+
+    name: Literal["dgc"] = "dgc"
+    density: float = Field(default=0.001, gt=0, le=1)
+    """Part of the elements that is sent at a step."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the velocities that are accumulated before the selection."""
+    nesterov: bool = True
+    """Whether to look one momentum step ahead."""
+    masking: bool = True
+    """Whether the momentum of an element stops when the element is sent."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Each rank clips its gradients to this norm over the square root of the number of ranks; null: no clipping."""
+
+
+class PowerSGDConfig(CodecMember):
+    """Products of two thin matrices (Vogels et al. 2019)."""
+
+    name: Literal["powersgd"] = "powersgd"
+    rank: int = Field(default=4, ge=1)
+    """Number of columns of each factor."""
+    rank_schedule: list[RankUntil] = Field(default=[])
+    """Other ranks for the first steps, by rising `before_step`."""
+    min_compression: float = Field(default=2.0, ge=1)
+    """Tensors that become smaller by less than this factor travel in float32."""
+    warm_start: bool = True
+    """Whether each step starts from the last step's result."""
+    error_feedback: bool = True
+    """Whether what was not sent is added to the next gradient; off for comparison only."""
+
+    @field_validator("rank_schedule")
+    @classmethod
+    def _steps_rise(cls, entries: list[RankUntil]) -> list[RankUntil]:
+        _check_rising("rank_schedule", entries)
+        return entries
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor; the schedule as pairs."""
+        pairs = [(entry.before_step, entry.rank) for entry in self.rank_schedule]
+        return {**super().arguments(), "rank_schedule": pairs}
+
+
+class OneBitAdamConfig(AlwaysWithResidual):
+    """Adam's first moment in one bit per element (Tang et al. 2021); with optimizer.name=onebit_adam."""
+
+    name: Literal["onebit_adam"] = "onebit_adam"
+    scale: Literal["mean", "norm"] = "mean"
+    """Magnitude of all elements that are sent: the mean one, with the smallest error; or the Euclidean norm over the
+    root of their number, which keeps the norm (DeepSpeed)."""
+
+
+CodecConfig = Annotated[
+    NoneConfig
+    | Fp16Config
+    | Bf16Config
+    | OneBitConfig
+    | ScaledSignConfig
+    | QSGDConfig
+    | NormSparsifierConfig
+    | ThresholdConfig
+    | AdaptiveConfig
+    | TopKConfig
+    | DGCConfig
+    | RandomKConfig
+    | PowerSGDConfig
+    | OneBitAdamConfig,
+    Field(discriminator="name"),
+]
+
+CODEC_NAMES = member_names(CodecConfig)
+
+
+def overflow_remedy(name: str) -> str:
+    """What to do when a mean of gradients leaves the range of the codec of that name; empty where it is float32's."""
+    members: tuple[type[CodecMember], ...] = get_args(get_args(CodecConfig)[0])
+    remedies = dict(zip(CODEC_NAMES, [member.overflow_remedy for member in members], strict=True))
+    return remedies.get(name, "")

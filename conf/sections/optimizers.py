@@ -1,0 +1,168 @@
+"""The settings of every optimizer, by name; their defaults are stated here only."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from conf.sections.section import Member, member_names
+
+Role = Literal["kernel", "bias", "gain", "shift"]
+
+
+class OptimizerBase(Member):
+    """What all optimizers share: the learning rate's peak, and which variables weight decay leaves out."""
+
+    learning_rate: float | None = Field(default=None, gt=0)
+    """Peak learning rate, whatever the global batch is; null: `learning_rate_per_256` gives it."""
+    learning_rate_per_256: float | None = Field(default=0.1, gt=0)
+    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "linear"
+    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    weight_decay: float = Field(default=1e-4, ge=0)
+    """Coefficient of the weight decay."""
+    excluded_roles: list[Role] = Field(default=["bias", "gain", "shift"])
+    """Roles of the variables without weight decay: biases of layers, gains and shifts of normalisation layers;
+    `kernel` stands for every other variable."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _absolute_rate_replaces_the_default(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("learning_rate") is not None:
+            return {"learning_rate_per_256": None, **values}
+        return values
+
+    @model_validator(mode="after")
+    def _one_rate(self) -> "OptimizerBase":
+        if (self.learning_rate is None) == (self.learning_rate_per_256 is None):
+            raise ValueError(
+                f"optimizer.learning_rate={self.learning_rate} and optimizer.learning_rate_per_256="
+                f"{self.learning_rate_per_256}: exactly one of them is a number, set the other one to null"
+            )
+        return self
+
+    def arguments(self) -> dict[str, Any]:
+        """The keyword arguments for the constructor: not the schedule's keys, nor the roles."""
+        return self.model_dump(
+            exclude={"name", "learning_rate", "learning_rate_per_256", "scaling", "excluded_roles", "unadapted_roles"}
+        )
+
+    def roles(self) -> dict[str, list[Role]]:
+        """The keyword arguments that are lists of variables, by the roles of these variables."""
+        return {"excluded": self.excluded_roles}
+
+
+class LayerwiseConfig(OptimizerBase):
+    """An optimizer with a ratio of norms for each variable."""
+
+    unadapted_roles: list[Role] | None = None
+    """Roles of the variables without the ratio of norms, which see the full learning rate; null: `excluded_roles`."""
+
+    def roles(self) -> dict[str, list[Role]]:
+        """The keyword arguments that are lists of variables, by the roles of these variables."""
+        unadapted = self.excluded_roles if self.unadapted_roles is None else self.unadapted_roles
+        return {**super().roles(), "unadapted": unadapted}
+
+
+class LARSConfig(LayerwiseConfig):
+    """Layer-wise adaptive rates (You et al. 2017); weight decay is inside the gradient (L2)."""
+
+    name: Literal["lars"] = "lars"
+    learning_rate_per_256: float | None = Field(default=2.9, gt=0)
+    """Peak learning rate for a global batch of 256, where the law of the published rates leads; null where
+    `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak follows the global batch size, with `learning_rate_per_256`; the published rates grow about as the
+    square root."""
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the momentum buffer."""
+    nesterov: bool = True
+    """Whether to look one momentum step ahead."""
+    trust_coefficient: float = Field(default=0.001, gt=0)
+    """The ratio of a layer's update to its weights at learning rate 1."""
+    variant: Literal["mlperf", "outside", "larc", "tensorflow_models"] = "mlperf"
+    """`mlperf`: the learning rate is inside the momentum buffer; `outside`: outside of it, as momentum correction
+    (Goyal et al. 2017) has it; `larc`: the smaller one of learning rate and ratio; `tensorflow_models`: the ratio
+    divides by the norm of gradient and decay together."""
+    epsilon: float = Field(default=0.0, ge=0)
+    """Added to the denominator of the ratio."""
+
+
+class LAMBConfig(LayerwiseConfig):
+    """LAMB (You et al. 2020): Adam with a ratio of norms; weight decay is inside the ratio."""
+
+    name: Literal["lamb"] = "lamb"
+    learning_rate_per_256: float | None = Field(default=0.0035, gt=0)
+    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Coefficient of the weight decay."""
+    beta_1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta_2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(default=1e-6, gt=0)
+    """Added to the root of the second moment."""
+
+
+class AdamWConfig(OptimizerBase):
+    """AdamW (Loshchilov and Hutter 2019); weight decay is beside the gradient (decoupled)."""
+
+    name: Literal["adamw"] = "adamw"
+    learning_rate_per_256: float | None = Field(default=0.001, gt=0)
+    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Coefficient of the weight decay."""
+    beta_1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta_2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    epsilon: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+
+
+class AdagradConfig(OptimizerBase):
+    """Adagrad (Duchi et al. 2011), for gradients that come late; weight decay is beside the gradient (decoupled)."""
+
+    name: Literal["adagrad"] = "adagrad"
+    learning_rate_per_256: float | None = Field(default=0.01, gt=0)
+    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    scaling: Literal["linear", "sqrt"] = "sqrt"
+    """How the peak follows the global batch size, with `learning_rate_per_256`."""
+    initial_accumulator_value: float = Field(default=0.1, ge=0)
+    """Where the sum of squared gradients starts."""
+    epsilon: float = Field(default=1e-7, gt=0)
+    """Added to the sum of squared gradients."""
+
+
+class SGDConfig(OptimizerBase):
+    """Momentum SGD; weight decay is beside the gradient (decoupled)."""
+
+    name: Literal["sgd"] = "sgd"
+    momentum: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the momentum buffer."""
+    nesterov: bool = True
+    """Whether to look one momentum step ahead."""
+
+
+class OneBitAdamConfig(OptimizerBase):
+    """1-bit Adam (Tang et al. 2021); with exchange.codec=onebit_adam. Weight decay is decoupled."""
+
+    name: Literal["onebit_adam"] = "onebit_adam"
+    learning_rate_per_256: float | None = Field(default=0.001, gt=0)
+    """Peak learning rate for a global batch of 256; null where `learning_rate` is given."""
+    beta_1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment, the codec's too."""
+    beta_2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Number of first steps of plain Adam; the same as exchange.warmup_steps, and at least 1."""
+
+
+OptimizerConfig = Annotated[
+    LARSConfig | LAMBConfig | AdamWConfig | AdagradConfig | SGDConfig | OneBitAdamConfig, Field(discriminator="name")
+]
+
+OPTIMIZER_NAMES = member_names(OptimizerConfig)

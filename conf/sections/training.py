@@ -1,0 +1,119 @@
+"""The settings of the epoch loop."""
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, StringConstraints, field_validator, model_validator
+
+from conf.sections.modes import ModeConfig, SynchronousConfig
+from conf.sections.objective import CrossEntropyConfig, ImportedLossConfig, LossConfig, MetricConfig
+from conf.sections.section import Section
+from conf.sections.selection import SelectionConfig
+
+
+class TrainingConfig(Section):
+    """The epoch loop."""
+
+    epochs: int = Field(default=90, gt=0)
+    """Number of passes over the training split."""
+    batch_size_per_worker: int = Field(default=32, gt=0)
+    """Samples that one worker holds at a time: those of one micro-batch, over which batch norm takes its statistics."""
+    accumulation_steps: int = Field(default=1, gt=0)
+    """Micro-batches per optimizer step and worker; times batch size and launch.num_workers it is the global batch. With
+    training.mode=pipeline those of a pipeline, and times the number of pipelines."""
+    global_batch_size: int | None = Field(default=None, gt=0)
+    """Samples per optimizer step over all workers, in place of accumulation_steps, which then follows from it; null:
+    the product."""
+    seed: int = Field(default=0, ge=0, lt=2**32)
+    """Seed of the initial weights, the order of samples, augmentation and the codecs' random choices."""
+    output: str = Field(default="outputs", min_length=1)
+    """Folder of the checkpoints, with several hosts on storage that all of them mount; or a URL that fsspec knows
+    (`s3://bucket/folder`)."""
+    checkpoint_every_steps: int | None = Field(default=None, gt=0)
+    """Steps between checkpoints within an epoch, beside the one at its end; null: none. A failure costs at most so
+    many steps."""
+    resume_run: str | None = None
+    """MLflow run to continue from its newest checkpoint; `latest`: the newest that is not finished; null: a new run."""
+    trace_steps: list[Annotated[int, Field(gt=0)]] | None = Field(default=None, min_length=2, max_length=2)
+    """First and last optimizer step, counted from 1, whose parts are traced on every rank with Horovod's timeline, into
+    the artifact trace.json for Perfetto (ui.perfetto.dev) and Chrome; null: none."""
+    tensorflow_profiler: bool = False
+    """Whether TensorFlow's profiler records the steps of trace_steps too, on every rank, for TensorBoard."""
+    mode: ModeConfig = SynchronousConfig()
+    """How the workers keep one model between them."""
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    """Numbers in forward and backward pass: bfloat16 where the processor has AVX-512 BF16 or AMX; float16 has a loss
+    scale. Weights, moments, batch-norm statistics, gradients between ranks and the logged model are float32."""
+    loss: LossConfig = CrossEntropyConfig()
+    """What training minimises; val/loss is the cross-entropy with every loss."""
+    metrics: dict[Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_]*$")], MetricConfig] = Field(default={})
+    """Metrics of yours by name, each `{path: "package.module:function"}`, such as sklearn.metrics's; validation writes
+    them as val/NAME, evaluation as test/NAME."""
+    label_smoothing: float = Field(default=0.0, ge=0, lt=1)
+    """Part of the training targets that is spread over all answers; validation and evaluation have none."""
+    class_weights: Literal["balanced"] | dict[str, float] | None = None
+    """Weights of the classes in the training loss, by name (1 for those that are not named); with several labels, those
+    of positive answers. `balanced`: by the counts of the training split, rare classes more. Null: equal ones."""
+    mixup: float | None = Field(default=None, gt=0, le=1)
+    """Alpha of mixup, such as 0.2: every training sample becomes a weighted mean of itself and its neighbour in the
+    global order, images and targets alike, with a weight from Beta(alpha, alpha); null: none."""
+    gradient_clipping: float | None = Field(default=None, gt=0)
+    """Largest global norm of the mean gradient, after the exchange: a longer one is scaled down to it; null: none. The
+    loss scale is divided out before; a codec's residual keeps nothing of what clipping takes away."""
+    ema: float | None = Field(default=None, gt=0, lt=1)
+    """Decay per step of an exponential moving average of weights and batch-norm statistics, such as 0.999, which is
+    validated (val_ema/...) and logged (model_ema) beside the model itself; null: none."""
+    selection: SelectionConfig = SelectionConfig()
+    jit_compile: bool = False
+    """Whether XLA compiles forward and backward pass: slower on a CPU (RESULTS.md), faster on most GPUs."""
+
+    @field_validator("trace_steps")
+    @classmethod
+    def _steps_rise(cls, steps: list[int] | None) -> list[int] | None:
+        if steps is not None and steps[0] >= steps[1]:
+            raise ValueError(
+                f"training.trace_steps={steps}: the first step must be before the last one, such as [20, 24]"
+            )
+        return steps
+
+    @field_validator("class_weights", mode="before")
+    @classmethod
+    def _are_weights(cls, value: Any) -> Any:
+        if value is None or value == "balanced":
+            return value
+        if not isinstance(value, dict) or not value:
+            raise ValueError(
+                f"training.class_weights={value!r}: should be balanced, null or a mapping of class names to weights"
+            )
+        for name, weight in value.items():
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
+                raise ValueError(f"training.class_weights: the weight of {name!r} is {weight!r}, not a number above 0")
+        return {str(name): float(weight) for name, weight in value.items()}
+
+    @model_validator(mode="after")
+    def _own_loss_has_its_own_settings(self) -> "TrainingConfig":
+        for key in ("label_smoothing", "class_weights"):
+            if isinstance(self.loss, ImportedLossConfig) and getattr(self, key) != self.default(key):
+                raise ValueError(
+                    f"training.{key}={getattr(self, key)} is for training.loss=cross_entropy, and training.loss is "
+                    f"{self.loss.path}: give your function such an argument in training.loss.settings"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _mixup_has_pairs(self) -> "TrainingConfig":
+        if self.mixup is not None and self.batch_size_per_worker % 2:
+            raise ValueError(
+                f"training.mixup mixes the samples of a batch in pairs: set training.batch_size_per_worker to an even "
+                f"number, not {self.batch_size_per_worker}, or training.mixup=null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _global_batch_is_stated_once(self) -> "TrainingConfig":
+        if self.global_batch_size is not None and self.accumulation_steps > 1:
+            raise ValueError(
+                f"global_batch_size={self.global_batch_size} decides how often gradients are accumulated: set "
+                f"accumulation_steps=1, not {self.accumulation_steps}, or global_batch_size=null"
+            )
+        return self

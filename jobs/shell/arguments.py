@@ -1,0 +1,188 @@
+"""Parsing of command lines, with an answer to what users type when they mean something else."""
+
+import argparse
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from conf.load import shipped_names
+from pipelines.scaling.named_link import Link, link_of
+from pipelines.storage.locations import local_path
+
+EXIT_CODES = """\
+exit codes: 0 done; 2 a mistake in arguments, configuration or data, or a missing package;
+            3 an exception in a worker's own code; 4 infrastructure: a lost process, executor, host or server;
+            130 interrupted; 1 a bug of groundswell"""
+# `section.key=value`, with dashes before it, or without the value.
+_SETTING = re.compile(r"^-{0,2}(?P<key>[a-z_]\w*(\.\w+)*)(=(?P<value>.*))?$", re.DOTALL)
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser of one verb's arguments: no abbreviations, and a mistake is a `ValueError`."""
+
+    def __init__(self, verb: str, summary: str) -> None:
+        """Make a parser that knows `--result` alone.
+
+        Args:
+            verb: Name of the verb.
+            summary: What it does, in a line without a full stop.
+        """
+        self._arguments: list[argparse.Action] = []
+        super().__init__(
+            prog=f"groundswell {verb}",
+            description=f"{summary[0].upper()}{summary[1:]}.",
+            epilog=EXIT_CODES,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        self.add_argument(
+            "--result", type=path, metavar="FILE", help="write what came of it to this JSON file, also after a failure"
+        )
+
+    def add_argument(self, *names: str, **options: Any) -> argparse.Action:
+        """Add an argument, as argparse does."""
+        action = super().add_argument(*names, **options)
+        self._arguments.append(action)
+        return action
+
+    def add_config(self, default: str | None = None, *, needed: bool = True) -> None:
+        """Add `--config` and `--set`; without a default, the first must be given where it is needed."""
+        self.add_argument(
+            "--config",
+            type=name_or_path,
+            default=default,
+            required=needed and default is None,
+            metavar="NAME|PATH",
+            help=f"a YAML file, or one of: {', '.join(shipped_names())}"
+            + ("" if default is None else f" (default: {default})"),
+        )
+        self.add_argument(
+            "--set",
+            action="append",
+            default=[],
+            metavar="SECTION.KEY=VALUE",
+            help="change one value of the configuration; may be repeated",
+        )
+
+    def parse(self, argv: Sequence[str]) -> argparse.Namespace:
+        """Parse a command line.
+
+        Raises:
+            ValueError: It is not understood; says what to type instead.
+            SystemExit: It asks for help, which was printed.
+        """
+        wanted = [action for action in self._arguments if action.required]
+        for action in wanted:
+            action.required = False  # else a missing argument hides the reason why it is missing
+        try:
+            arguments, extra = self.parse_known_args(list(argv))
+        finally:
+            for action in wanted:
+                action.required = True
+        if extra:
+            raise ValueError(self._explain(extra, getattr(arguments, "set", [])))
+        for action in wanted:
+            if getattr(arguments, action.dest) is None:
+                raise ValueError(f"{action.option_strings[0]} {action.metavar} is missing: {action.help}")
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print."""
+        raise ValueError(message)
+
+    def _explain(self, extra: Sequence[str], settings: Sequence[str]) -> str:
+        """What to type instead of the first argument that is not understood."""
+        text = extra[0]
+        if settings and "=" not in settings[-1] and not text.startswith("-"):
+            return f"--set {settings[-1]} {text}: a setting is one argument, --set {settings[-1]}={text}"
+        options = [option for action in self._arguments for option in action.option_strings]
+        if "--set" not in options:
+            return _unknown(text, options)
+        setting = _SETTING.match(text)
+        if setting and _looks_like_a_setting(text):
+            value = setting["value"] if setting["value"] is not None else " ".join(extra[1:2]) or "VALUE"
+            return f"{text}: each setting is given by an argument of its own, --set {setting['key']}={value}"
+        if text in shipped_names() or text.endswith((".yaml", ".yml")):
+            return f"{text}: a configuration is given as --config {text}"
+        if text.startswith("-"):
+            return _unknown(text, options)
+        return (
+            f"{text!r} is not understood: a setting is one argument, --set section.key=value; quote a value that has "
+            "spaces, as in --set 'exchange.codec={name: topk, density: 0.01}'"
+        )
+
+
+def positive(text: str) -> int:
+    """A whole number above zero, for `add_argument(type=...)`."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"should be a whole number above 0, got {text!r}")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """A number above zero, for `add_argument(type=...)`."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"should be a number above 0, got {text!r}")
+    return value
+
+
+def positive_list(text: str) -> list[int]:
+    """Whole numbers above zero with commas between them, in rising order, for `add_argument(type=...)`."""
+    return sorted({positive(part.strip()) for part in text.split(",")})
+
+
+def link(text: str) -> Link:
+    """A speed and perhaps a latency, for `add_argument(type=...)`."""
+    try:
+        return link_of(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def bucket(text: str) -> str:
+    """A number of MiB above zero, or `none`, for `add_argument(type=...)`."""
+    if text != "none":
+        positive_number(text)
+    return text
+
+
+def path(text: str) -> Path:
+    """A file or folder of this machine, for `add_argument(type=...)`; `locations.local_path` says how it is spelt."""
+    try:
+        return local_path(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def name_or_path(text: str) -> str:
+    """A name, or a path as `path` gives it, for `add_argument(type=...)`."""
+    found = path(text)
+    return text if found == Path(text) else str(found)
+
+
+def png_file(text: str) -> Path:
+    """The path of a PNG file in an existing folder, for `add_argument(type=...)`."""
+    file = path(text)
+    if file.suffix.lower() != ".png":
+        raise argparse.ArgumentTypeError(f"should end in .png, got {text!r}")
+    if not file.parent.is_dir():
+        raise argparse.ArgumentTypeError(f"there is no folder {str(file.parent)!r}")
+    return file
+
+
+def _looks_like_a_setting(text: str) -> bool:
+    """Whether somebody means a key of the configuration: it has a dot, or a value without being an option."""
+    if text.endswith((".yaml", ".yml")):
+        return False
+    return "." in text.partition("=")[0] or ("=" in text and not text.startswith("-"))
+
+
+def _unknown(text: str, options: Sequence[str]) -> str:
+    close = difflib.get_close_matches(text.partition("=")[0], options, n=1, cutoff=0.5)
+    return f"unknown argument {text}" + (f" (did you mean {close[0]}?)" if close else f"; known: {', '.join(options)}")

@@ -1,0 +1,99 @@
+"""`groundswell VERB ...`: one verb per job."""
+
+import difflib
+import importlib
+import importlib.metadata
+import os
+import platform
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+
+from jobs.shell.arguments import EXIT_CODES
+from jobs.shell.command import USER_ERROR, read_config, run
+from jobs.shell.result import Result
+from jobs.shell.verbs import VERBS, parser_of
+from pipelines.machine.packages import require
+
+_VERSIONS = ("pyspark", "horovod", "tensorflow-cpu", "tensorflow", "keras", "mlflow")
+
+
+def execute(argv: Sequence[str]) -> int:
+    """Run one command line: its exit code."""
+    name, *rest = argv or [""]
+    if name in ("-h", "--help"):
+        print("\n".join(_help()))
+        return 0
+    if name == "--version":
+        print("\n".join(_versions()))
+        return 0
+    if name not in VERBS:
+        print(_unknown(name, rest), file=sys.stderr)
+        return USER_ERROR
+    parser = parser_of(name)
+
+    def body(result: Result) -> None:
+        arguments = parser.parse(rest)
+        if getattr(arguments, "config", None) is not None:
+            read_config(arguments)  # a mistake is answered before Spark is imported
+        require(name, VERBS[name].needs)
+        importlib.import_module(VERBS[name].module).main(arguments, result)
+
+    return run(name, rest, body)
+
+
+def main(verb: str | None = None) -> None:
+    """Run the command line of this process, and end it where the job has failed.
+
+    It returns after success: Databricks calls the entry point of a wheel in a process of its own, which goes on.
+
+    Args:
+        verb: Verb of a script that spark-submit was given; None: the first argument.
+    """
+    code = execute(sys.argv[1:] if verb is None else [verb, *sys.argv[1:]])
+    if threading.current_thread() is threading.main_thread():
+        # All is said and done: Ctrl-C while libraries close themselves prints no traceback.
+        signal.signal(signal.SIGINT, lambda number, frame: os._exit(code))
+    if code:
+        sys.exit(code)
+
+
+def _help() -> list[str]:
+    width = max(map(len, VERBS)) + 2
+    return [
+        "usage: groundswell VERB [--help | ARGUMENTS]",
+        "       groundswell --version",
+        "",
+        *(f"  {name:<{width}}{verb.summary}" for name, verb in VERBS.items()),
+        "",
+        EXIT_CODES,
+    ]
+
+
+def _unknown(name: str, rest: Sequence[str]) -> str:
+    if not name:
+        return "\n".join(_help())
+    if name.startswith("-"):
+        verb = next((text for text in rest if text in VERBS), "VERB")
+        return f"groundswell: error: the verb comes first: groundswell {verb} {name} ..."
+    close = difflib.get_close_matches(name, VERBS, n=1)
+    hint = f"did you mean {close[0]}?" if close else f"expected one of {', '.join(VERBS)}"
+    return f"groundswell: error: {name!r} is not a verb: {hint}"
+
+
+def _versions() -> list[str]:
+    found = []
+    for package in _VERSIONS:
+        try:
+            found.append(f"{package} {importlib.metadata.version(package)}")
+        except importlib.metadata.PackageNotFoundError:
+            continue  # of the two TensorFlows one is installed
+    return [
+        f"groundswell {importlib.metadata.version('groundswell')}",
+        f"python {platform.python_version()}, {', '.join(found)}",
+    ]
+
+
+if __name__ == "__main__":
+    main()

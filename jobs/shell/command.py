@@ -1,0 +1,246 @@
+"""What every job does alike: arguments, configuration, one readable error, the exit code, the result."""
+
+import argparse
+import logging
+import os
+import shlex
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from types import FrameType
+
+from conf.effect import refuse_idle, refuse_without_effect
+from conf.load import base_of, keys_of, resolve
+from conf.schema import RunConfig
+from conf.sections.archives import ROOTED_KINDS
+from jobs.shell.outputs import check_outside_datasets
+from jobs.shell.paths import setting_of
+from jobs.shell.result import Result, check_replaceable
+from pipelines.launch.driver.failure import WorkerError
+from pipelines.machine.notebook import in_notebook
+from pipelines.machine.packages import MissingPackageError
+from pipelines.storage.locations import local_path, redacted, redacted_traceback
+
+USER_ERROR, WORKER_ERROR, INFRASTRUCTURE, INTERRUPTED, BUG = 2, 3, 4, 130, 1
+TRACEBACK_VARIABLE = "GROUNDSWELL_TRACEBACK"
+_OF_NEW_RUNS = ("warm_start.source", "tracking.experiment", "tracking.run_name")
+_USER_ERRORS = (
+    ValueError,
+    FileNotFoundError,
+    FileExistsError,
+    NotADirectoryError,
+    IsADirectoryError,
+    PermissionError,
+    MissingPackageError,
+)
+
+
+class JobsFailedError(RuntimeError):
+    """Some of several jobs have failed; it has the exit code of their errors."""
+
+    def __init__(self, text: str, codes: Collection[int]) -> None:
+        """Take the message, and the exit codes of the errors: what the same command may mend comes first."""
+        super().__init__(text)
+        self.code = next(code for code in (INFRASTRUCTURE, BUG, WORKER_ERROR, USER_ERROR) if code in codes)
+
+
+def read_config(arguments: argparse.Namespace) -> RunConfig:
+    """The configuration that the arguments ask for; it is read once.
+
+    Raises:
+        FileNotFoundError, ValueError: As `conf.load.load`; or the verb does not read a setting.
+    """
+    if arguments.resolved is None:
+        arguments.resolved = _config(arguments)
+    config: RunConfig = arguments.resolved
+    return config
+
+
+def _config(arguments: argparse.Namespace) -> RunConfig:
+    config = resolve(arguments.config, [*_implied(arguments), *arguments.set])
+    keys = keys_of(arguments.set)
+    if "launch.master" in keys and is_submitted():
+        raise ValueError("--set launch.master has no effect: spark-submit has chosen the master, by --master")
+    refuse_without_effect(config, keys, verb=arguments.verb, reads=arguments.reads, ignores=arguments.ignores)
+    refuse_idle(config, base_of(arguments.config), keys, f"config {arguments.config}: " if arguments.config else "")
+    if config.training.resume_run is not None:  # no error: the same command continues its run
+        for key in sorted({*_OF_NEW_RUNS} & {*keys}):
+            reason = "training.resume_run continues a run, with its weights, experiment and name"
+            _tell(arguments.verb, f"--set {key} is not used: {reason}")
+    return config
+
+
+def _implied(arguments: argparse.Namespace) -> list[str]:
+    """Settings that other arguments state: what `score` reads has no key of its own."""
+    location = getattr(arguments, "input", None)
+    if location is None:
+        return []
+    kinds = [text.partition("=")[2] for text in arguments.set if text.startswith(("archive=", "archive.kind="))]
+    return [setting_of("archive.root", location)] if kinds and kinds[-1] in ROOTED_KINDS else []
+
+
+def is_submitted() -> bool:
+    """Whether spark-submit has started this process: its JVM is there first, and knows the master."""
+    return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def run(verb: str, argv: Sequence[str], body: Callable[[Result], None]) -> int:
+    """Run a job: its exit code, after one message on standard error where it failed.
+
+    With `GROUNDSWELL_TRACEBACK` set in the environment, the error's traceback is printed as well.
+
+    Args:
+        verb: Name of the job.
+        argv: Its arguments, as typed.
+        body: The job; fills in the result.
+    """
+    _quieten_libraries()
+    result = Result(verb)
+    path, claimed = _result_path(argv), None
+    is_main = threading.current_thread() is threading.main_thread()  # the only one that may handle signals
+    previous = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM) if is_main}
+    if is_main:
+        _interrupt_on_signals(lambda: _end(result, claimed, INTERRUPTED, "interrupted"))
+    try:
+        try:
+            if path is not None:
+                _claim(result, path, argv)
+                claimed = path
+            body(result)
+            code, ended = 0, "finished"
+        except KeyboardInterrupt:
+            code, ended = INTERRUPTED, "interrupted"
+            _tell(verb, ended)
+        except Exception as error:
+            code, ended = exit_code(error), message_of(error)
+            if code == BUG or os.environ.get(TRACEBACK_VARIABLE):
+                print(redacted_traceback(), file=sys.stderr)
+            _tell(verb, f"error: {ended}")
+        if code not in (0, USER_ERROR) and result.continue_with is not None:
+            _tell(verb, f"to continue: {_command(verb, argv, result.continue_with)}")
+        return _end(result, claimed, code, ended)
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def exit_code(error: Exception) -> int:
+    """2 for a user's mistake, 3 for an exception of a rank's function, 4 for infrastructure, 1 for a bug."""
+    if isinstance(error, JobsFailedError):
+        return error.code
+    if isinstance(error, _USER_ERRORS):
+        return USER_ERROR
+    if isinstance(error, WorkerError):
+        return WORKER_ERROR
+    # Py4J says that the JVM died by errors that are no RuntimeErrors.
+    return INFRASTRUCTURE if isinstance(error, RuntimeError | OSError) or _is_of_py4j(error) else BUG
+
+
+def say(line: str) -> None:
+    """One line for the person at the terminal."""
+    print(line, flush=True)
+
+
+def interactive() -> bool:
+    """Whether somebody watches: a terminal or a notebook."""
+    return sys.stderr.isatty() or in_notebook()
+
+
+def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
+    """Replace an older result, and find out early that the file cannot be written, or is another argument's."""
+    check_replaceable(path)
+    check_outside_datasets(f"--result {path}", path)
+    if sum(_names(part, path) for text in argv for part in {text, text.partition("=")[2]}) > 1:
+        raise ValueError(f"--result {path} is what another argument names, and would be replaced: choose another file")
+    try:
+        result.write(path)
+    except OSError as error:
+        raise ValueError(f"--result {path} cannot be written: {error.strerror}") from None
+
+
+def _names(text: str, file: Path) -> bool:
+    """Whether a part of an argument is the path of a file."""
+    try:
+        return file.is_file() and file.samefile(Path(text).expanduser())
+    except (OSError, ValueError, RuntimeError):  # no path at all
+        return False
+
+
+def _end(result: Result, path: Path | None, code: int, ended: str) -> int:
+    result.exit_code, result.ended = code, ended
+    if path is not None:
+        try:
+            result.write(path)
+        except OSError as error:
+            if code == 0:
+                _tell(result.verb, f"error: --result {path} cannot be written: {error.strerror}")
+                return INFRASTRUCTURE
+    return code
+
+
+def _tell(verb: str, text: str) -> None:
+    print(redacted(f"groundswell {verb}: {text}"), file=sys.stderr, flush=True)
+
+
+def message_of(error: Exception) -> str:
+    """What is printed of an error."""
+    if _is_of_py4j(error):
+        return f"the connection to Spark's JVM is lost ({type(error).__name__}); its log says why"
+    return str(error) or type(error).__name__
+
+
+def _is_of_py4j(error: Exception) -> bool:
+    return type(error).__module__.startswith("py4j.")
+
+
+def _command(verb: str, argv: Sequence[str], more: Sequence[str]) -> str:
+    """The command that was typed, without settings that `more` replaces."""
+    if is_submitted():
+        return ", ".join(["the same spark-submit command", *[f"with {shlex.join(more)}"] * bool(more)])
+    replaced = {text.partition("=")[0] for text in more if "=" in text}
+    kept: list[str] = []
+    for text in argv:
+        if text.removeprefix("--set=").partition("=")[0] in replaced:
+            if kept and kept[-1] == "--set":
+                kept.pop()
+        else:
+            kept.append(text)
+    return shlex.join(["groundswell", verb, *kept, *more])
+
+
+def _result_path(argv: Sequence[str]) -> Path | None:
+    """`--result`, known before the arguments are parsed: a mistake among them is a result too."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--result", nargs="?")
+    text: str | None = parser.parse_known_args(list(argv))[0].result
+    try:
+        return None if text is None else local_path(text)
+    except ValueError:
+        return None  # misspelt, which parsing says
+
+
+def _interrupt_on_signals(at_once: Callable[[], object]) -> None:
+    """SIGTERM ends a job as Ctrl-C does, what was begun is closed; the second of them ends the process at once."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+        if len(received) > 1:
+            at_once()
+            os._exit(INTERRUPTED)
+        print("\nstopping; Ctrl-C again stops at once", file=sys.stderr, flush=True)
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, handle)
+    signal.signal(signal.SIGTERM, handle)
+
+
+def _quieten_libraries() -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(name)s: %(message)s")
+    # Py4J shows the traceback of an interrupted call, which is no error.
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(lambda record: "KeyboardInterrupt while sending command" not in record.getMessage())
+    for library in ("alembic", "mlflow", "py4j", "petastorm"):
+        logging.getLogger(library).setLevel(logging.ERROR)

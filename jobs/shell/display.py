@@ -1,0 +1,168 @@
+"""A job as the person at the terminal sees it: a bar, or lines where there is no terminal."""
+
+import sys
+import time
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from jobs.shell.command import interactive, say
+from pipelines.dataset.prepare.spark_job import PrepareProgress
+from pipelines.dataset.read.verify import CheckProgress
+from pipelines.machine.notebook import in_notebook
+from pipelines.training.ranks.events import Compiling, EpochTrained, Event, SavingModel, StepTrained, TrackingNews
+
+if TYPE_CHECKING:  # MLflow takes seconds to import, and preparation does without
+    from pipelines.tracking.journal.delivery import News
+
+_SECONDS_BETWEEN_LINES = 15.0
+_RANK_0 = "rank 0"
+_SHOWN = {
+    "val/loss": "validation loss",
+    "val/top_1": "top-1",
+    "val/top_5": "top-5",
+    "val/f1_micro": "F1 micro",
+    "val/f1_macro": "F1 macro",
+}
+
+
+class Bar:
+    """Progress towards a known total: a bar on a terminal and in notebooks, a line now and then elsewhere."""
+
+    def __init__(self, unit: str) -> None:
+        """Make a bar that is not shown before its first `move`."""
+        self._unit = unit
+        self._interactive = interactive()
+        self._bar: Any = None  # tqdm has one class on terminals, another in notebooks
+        self._last_line = time.monotonic()
+
+    def move(self, title: str, done: int, total: int, bar_text: str, line: str) -> None:
+        """Show where the job is.
+
+        Args:
+            title: Text before the bar; it may be empty.
+            done: Units done so far.
+            total: Units in all.
+            bar_text: Text after the bar.
+            line: The line that is printed instead of a bar where nobody watches.
+        """
+        if self._interactive:
+            if self._bar is None:
+                self._bar = _new_bar(total=total, desc=title or None, unit=self._unit, leave=False)
+            self._bar.set_postfix_str(bar_text, refresh=False)
+            self._bar.update(done - self._bar.n)
+        elif time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = time.monotonic()
+            say(line)
+
+    def close(self) -> None:
+        """Remove the bar; the next `move` makes another."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+def _new_bar(**settings: Any) -> Any:
+    """A bar of tqdm: as a widget where a notebook has them, else as text; in a notebook not as text of an error."""
+    if in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm.notebook import tqdm as widget
+
+        return widget(**settings)
+    from tqdm import tqdm
+
+    # A page made of a notebook does not remove a bar: what is printed next would stand in its line.
+    return tqdm(file=sys.stdout, **{**settings, "leave": True}) if in_notebook() else tqdm(**settings)
+
+
+class PrepareDisplay:
+    """Shows how far preparation is."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first call."""
+        self._bar = Bar("sample")
+        self._started = time.monotonic()
+
+    def __call__(self, progress: PrepareProgress) -> None:
+        """Take the state of the job."""
+        rate = (progress.done - progress.found) / (time.monotonic() - self._started)
+        line = f"{progress.done}/{progress.total} samples, {rate:.0f}/s, {progress.rejected} rejected"
+        self._bar.move("", progress.done, progress.total, f"{progress.rejected} rejected", line)
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+class CheckDisplay:
+    """Shows how much of a dataset is read."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first call."""
+        self._bar = Bar("row")
+
+    def __call__(self, progress: CheckProgress) -> None:
+        """Take the state of the check."""
+        damaged = f"{progress.damaged_shards} damaged shards"
+        self._bar.move("", progress.done, progress.total, damaged, f"{progress.done}/{progress.total} rows, {damaged}")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+class TrainingDisplay:
+    """Shows what rank 0 tells of the training."""
+
+    def __init__(self) -> None:
+        """Nothing is shown before the first report."""
+        self._bar = Bar("step")
+        self._without_tracking: set[str] = set()
+
+    def __call__(self, event: Event) -> None:
+        """Take one event of the training."""
+        match event:
+            case Compiling():
+                self._without_tracking.discard(_RANK_0)  # a further attempt is another process
+                say("compiling the training step, which takes a minute or two with some codecs")
+            case StepTrained(step=step, steps=steps):
+                title = f"epoch {event.epoch}/{event.epochs}"
+                text = f"loss {event.loss:.4f}, {event.images_per_second:.1f} images/s"
+                self._bar.move(title, step, steps, text, f"{title}, step {step}/{steps}: {text}")
+            case EpochTrained():
+                self.close()
+                say(_epoch_line(event))
+                if event.where:
+                    say(f"  {event.where}")
+            case SavingModel():
+                say("saving the model")
+            case TrackingNews():
+                self._say_tracking(_RANK_0, event.news, event.reason)
+
+    def tracking(self, news: "News", reason: str) -> None:
+        """Take what the driver's own writes to MLflow meet."""
+        self._say_tracking("driver", news, reason)
+
+    def _say_tracking(self, process: str, news: "News", reason: str) -> None:
+        """Say once that MLflow is away, whoever notices, and once that it is back for all."""
+        if news == "refused":
+            say(f"MLflow refuses a write, which is lost: {reason}")
+            return
+        before = bool(self._without_tracking)
+        (self._without_tracking.add if news == "away" else self._without_tracking.discard)(process)
+        if not before and self._without_tracking:
+            say(f"MLflow does not answer; training continues, and what it records is kept on disk ({reason})")
+        elif before and not self._without_tracking:
+            say("MLflow answers again and gets what was kept")
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self._bar.close()
+
+
+def _epoch_line(event: EpochTrained) -> str:
+    metrics = event.metrics
+    parts = [f"epoch {event.epoch}/{event.epochs}: loss {metrics['train/loss']:.4f}"]
+    for name, label in _SHOWN.items():
+        if name in metrics:
+            parts.append(f"{label} {metrics[name]:.4f}")
+    rate = metrics["speed/images_per_second"]
+    return ", ".join([*parts, f"{rate:.1f} images/s"] if rate else parts)

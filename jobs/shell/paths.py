@@ -1,0 +1,87 @@
+"""Paths of the configuration as the workers can use them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from conf import load as configurations
+from conf.schema import RunConfig
+from pipelines.storage.locations import absolute_location, absolute_path, is_url, local_path
+
+
+def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sections: Any) -> RunConfig:
+    """Read a shipped configuration or a YAML file, apply changes, validate.
+
+    Args:
+        name_or_path: Name of a shipped configuration, or the path of a YAML file, which may begin with `~`, `$VAR`,
+            `file:` or `dbfs:`; None: the defaults alone.
+        settings: `section.key=value` each, the value in YAML; the last one of a key counts.
+        sections: Changes by section, as Python's values: `training={"epochs": 3}`. They come after `settings`.
+
+    Raises:
+        FileNotFoundError: Neither a shipped name nor a file.
+        ValueError: A misspelt path, not YAML, or a mistake in a setting; each problem is a line.
+    """
+    if name_or_path is not None:
+        found = local_path(name_or_path, "config")
+        # What is no other spelling stays as it is: `./demo` is a file, `demo` a shipped configuration.
+        name_or_path = str(name_or_path) if found == Path(name_or_path) else str(found)
+    return configurations.load(name_or_path, settings, **sections)
+
+
+def setting_of(key: str, location: str | Path) -> str:
+    """Spell a path or URL as a setting: in quotes, so that it is a text, whatever YAML would make of it.
+
+    JSON's escapes of letters beyond U+FFFF are two letters each in YAML: these stay as they are.
+    """
+    return f"{key}={json.dumps(str(location), ensure_ascii=False)}"
+
+
+def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> RunConfig:
+    """The configuration with absolute paths: workers have another working directory than the driver.
+
+    Args:
+        config: The configuration.
+        reads_dataset: Whether the job needs `dataset.path`.
+
+    Raises:
+        ValueError: A path is misspelt (`locations.absolute_location`), or `dataset.path` is not set; names the setting.
+            Or `training.output` is a URL, and the records are to stay there.
+    """
+    dataset = config.dataset
+    if reads_dataset:
+        dataset = dataset.model_copy(update={"path": dataset_location(config)})
+    output = _location("training.output", config.training.output)
+    if config.tracking.offline and is_url(output):
+        raise ValueError(
+            "tracking.offline=true keeps all records of a run on this machine, where resuming it and `groundswell "
+            f"sync` look for them, and training.output={output} is a URL: set it to a folder, or tracking.offline=false"
+        )
+    training = config.training.model_copy(update={"output": output})
+    cache = config.reader.cache_folder and absolute_path("reader.cache_folder", config.reader.cache_folder)
+    reader = config.reader.model_copy(update={"cache_folder": cache})
+    warm_start = config.warm_start
+    if warm_start.source is not None and not warm_start.is_logged:
+        source = absolute_path("warm_start.source", warm_start.source)
+        warm_start = warm_start.model_copy(update={"source": source})
+    updated = {"dataset": dataset, "training": training, "reader": reader, "warm_start": warm_start}
+    return config.model_copy(update=updated)
+
+
+def dataset_location(config: RunConfig) -> str:
+    """The absolute path or the URL of the configured dataset.
+
+    Raises:
+        ValueError: It is misspelt or not set.
+    """
+    if not config.dataset.path:
+        raise ValueError("dataset.path is not set: name the folder or URL of the prepared dataset")
+    return _location("dataset.path", config.dataset.path)
+
+
+def _location(setting: str, text: str) -> str:
+    try:
+        return absolute_location(text)
+    except ValueError as error:
+        raise ValueError(f"{setting}: {error}") from None

@@ -1,0 +1,89 @@
+"""The launcher as the configuration asks for it: the same for every verb that runs ranks."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from conf.sections.launch import LaunchConfig
+from jobs.shell.command import say
+from pipelines.launch.driver.preflight import check_cluster, unused_gpus
+from pipelines.launch.runner import Attempt, BarrierRunner, LogToDriver
+from pipelines.launch.wire.messages import JsonObject
+from pipelines.tracking.store.store import worker_environment
+from pipelines.training.ranks.events import Event, event_of
+
+
+def check_slots(spark: SparkSession, config: LaunchConfig) -> None:
+    """Refuse ranks that Spark could not place, and say that it has GPUs which they do not use.
+
+    Raises:
+        RuntimeError: See `check_cluster`.
+    """
+    check_cluster(spark, config.num_workers, config.gpus_per_worker)
+    unused = unused_gpus(spark, config.gpus_per_worker)
+    if unused:
+        say(unused)
+
+
+def barrier_runner(
+    spark: SparkSession,
+    config: LaunchConfig,
+    *,
+    description: str,
+    allowed_sizes: Sequence[int] = (),
+    spares: bool = False,
+    log_to_driver: LogToDriver = "callback",
+    log_folder: Path | None = None,
+    on_attempt: Callable[[Attempt], None] = lambda attempt: None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> BarrierRunner:
+    """Make the launcher of one job, whose workers write to the driver's MLflow store.
+
+    Args:
+        spark: A session.
+        config: Number and resources of the ranks, and what happens when one dies.
+        description: Verb and run name, which the job has in Spark's page.
+        allowed_sizes: Numbers of ranks that a further attempt may have, used with `launch.allow_fewer_workers`.
+        spares: Whether each worker holds a second process ready.
+        log_to_driver: Which lines of the ranks are shown.
+        log_folder: Folder that gets the whole log of each rank.
+        on_attempt: Called before each attempt.
+        on_event: Called with what rank 0 tells.
+    """
+
+    def tell(attempt: Attempt) -> None:
+        again = f"attempt {attempt.number} after: {attempt.after}; " if attempt.number > 1 else ""
+        say(f"{again}starting {_workers(attempt)}")
+        on_attempt(attempt)
+
+    def on_report(fields: JsonObject) -> None:
+        event = event_of(fields)
+        if event is not None:
+            on_event(event)
+
+    return BarrierRunner(
+        spark,
+        config.num_workers,
+        gpus_per_worker=config.gpus_per_worker,
+        threads_per_worker=config.threads_per_worker,
+        start_timeout=config.start_timeout_seconds,
+        exchange_timeout=config.exchange_timeout_seconds,
+        hang_timeout=config.hang_timeout_seconds,
+        stop_grace=config.stop_grace_seconds,
+        retries=config.retries,
+        allowed_sizes=allowed_sizes if config.allow_fewer_workers else (),
+        spares=spares,
+        accept_unencrypted=config.accept_unencrypted,
+        env=worker_environment(),
+        description=description,
+        log_to_driver=log_to_driver,
+        log_folder=log_folder,
+        on_attempt=tell,
+        on_ready=lambda attempt: say(f"{_workers(attempt)} ready"),
+        on_report=on_report,
+    )
+
+
+def _workers(attempt: Attempt) -> str:
+    return "1 worker" if attempt.num_workers == 1 else f"{attempt.num_workers} workers"

@@ -1,0 +1,89 @@
+"""What `--result FILE` holds, so that jobs can be chained."""
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelines.storage.locations import local_path, redacted
+from pipelines.storage.whole_files import write_whole
+
+RUNNING = "running"
+
+
+@dataclass
+class Result:
+    """What is known of a job; filled in while it runs, so that a failure keeps what was known before."""
+
+    verb: str
+    exit_code: int | None = None
+    """Null while the job runs, and for ever where the process was killed."""
+    ended: str = RUNNING
+    """Why it ended: `finished`, `interrupted`, or the error's message."""
+    dataset: str | None = None
+    """Path or URL of the dataset that was written or read."""
+    run_id: str | None = None
+    """MLflow's id of the run."""
+    model_uri: str | None = None
+    """Where `groundswell evaluate --model` finds the model."""
+    checkpoint: str | None = None
+    """Newest checkpoint."""
+    predictions: str | None = None
+    """Path or URL of the folder of predictions."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the epoch whose weights the model has, or of the evaluation."""
+    continue_with: list[str] | None = None
+    """Arguments that, added to the same command, continue the job; null where nothing is there to continue."""
+
+    def write(self, path: Path) -> None:
+        """Write all of it as JSON, without passwords; the file is replaced at once, never half written.
+
+        A link stays, and what it leads to is replaced. Into what is no file, such as `/dev/stdout`, it is written.
+
+        Raises:
+            OSError: The folder does not exist or is not writable.
+        """
+        is_read_by_line = path.exists() and not path.is_file()
+        text = json.dumps(self._without_passwords(), indent=None if is_read_by_line else 1)
+        write_whole(path, f"{text}\n".encode())
+
+    def _without_passwords(self) -> dict[str, Any]:
+        values = {name: redacted(value) if isinstance(value, str) else value for name, value in asdict(self).items()}
+        if self.continue_with is not None:
+            values["continue_with"] = [redacted(text) for text in self.continue_with]
+        return values
+
+
+def check_replaceable(path: Path) -> None:
+    """Make sure that a file which a result would replace is an earlier result, or empty.
+
+    Raises:
+        ValueError: It is something else.
+    """
+    try:
+        before = path.read_bytes() if path.is_file() else b""
+        values = json.loads(before) if before.strip() else {"exit_code": None, "ended": RUNNING}
+    except (OSError, ValueError):
+        values = None
+    if not isinstance(values, dict) or not {"exit_code", "ended"} <= values.keys():
+        raise ValueError(f"--result {path} is a file of something else, which it would replace: choose another file")
+
+
+def model_uri_of(text: str) -> str:
+    """Return a model's URI or the folder of an exported one; it may be given by the file that `train --result` wrote.
+
+    Raises:
+        ValueError: A path is misspelt, the file cannot be read, or its job has logged no model.
+    """
+    if not text.endswith(".json"):
+        is_path = "://" not in text and not text.startswith(("runs:", "models:", "mlflow-artifacts:"))
+        return str(local_path(text, "--model")) if is_path else text
+    file = local_path(text, "--model")
+    try:
+        values = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"--model {text} is no result of a training: {error}") from None
+    if not isinstance(values, dict) or not values.get("model_uri"):
+        ended = values.get("ended") if isinstance(values, dict) else None
+        raise ValueError(f"--model {text}: that job has logged no model (it ended: {ended})")
+    return str(values["model_uri"])

@@ -1,0 +1,130 @@
+"""The Spark session of a job."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark import SparkConf, SparkContext
+from pyspark.errors import PySparkException, PySparkRuntimeError
+from pyspark.sql import SparkSession
+from pyspark.sql.utils import is_remote
+
+from jobs.shell.command import is_submitted, say
+from pipelines.machine.notebook import quieten_spark
+from pipelines.storage.locations import redacted
+
+_REMEDIES = {
+    "cpus per task": " See spark.executor.cores and spark.task.cpus.",
+    "getSubject": " This Java is too new for Spark: set JAVA_HOME to Java 17 or 21.",
+}
+"""What helps, by a part of Spark's reason."""
+_LOOPBACK_ONLY = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.ui.enabled": "false",
+}
+
+
+@contextmanager
+def spark_session(name: str, master: str, *, runs_on_connect: bool = False) -> Iterator[SparkSession]:
+    """Yield the running session (a notebook's), spark-submit's, or a new one on `master`.
+
+    Only a session that was made here is stopped at the end. A local one listens on loopback only.
+
+    Args:
+        name: Name of the application in Spark's page.
+        master: Used where neither a running session nor spark-submit has chosen one.
+        runs_on_connect: Whether a session of Spark Connect does, as the job has no barrier stage.
+
+    Raises:
+        RuntimeError: Spark does not start, or the process uses Spark Connect, on which the job cannot run.
+    """
+    if is_remote() or "SPARK_REMOTE" in os.environ:
+        if not runs_on_connect:
+            raise RuntimeError(
+                "this process uses Spark Connect, which cannot run barrier stages (prepare, evaluate and score run "
+                "there): unset SPARK_REMOTE and SPARK_CONNECT_MODE_ENABLED, and use a classic session (on Databricks, "
+                "a cluster with dedicated access)"
+            )
+        with _connect_session() as spark:
+            yield spark
+        return
+    if SparkContext._active_spark_context is not None:
+        spark = SparkSession.builder.getOrCreate()
+        quieten_spark(spark)
+        yield spark
+        return
+    # Executors on this machine use this interpreter, not whatever `python3` is on their path.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(name)
+    submitted = is_submitted()
+    with as_file(files("conf") / "log4j2.properties") as logging:
+        if not submitted:
+            # Spark's bar of stages would write over the job's own lines and bars.
+            builder = builder.master(master).config("spark.ui.showConsoleProgress", "false")
+            if master == "local" or master.startswith("local["):
+                builder = builder.config(map=dict(_LOOPBACK_ONLY))
+                options = f"-Dlog4j2.configurationFile={logging.as_uri()}"
+                builder = builder.config("spark.driver.extraJavaOptions", options)
+        else:
+            builder = builder.config(map=dict(_log_level()))
+        say(f"starting Spark ({'as submitted' if submitted else master})")
+        spark = _start(builder)
+    try:
+        yield spark
+    finally:
+        with suppress(Py4JError, OSError):  # its JVM may have died, which is told by whoever needed it
+            spark.stop()
+
+
+@contextmanager
+def _connect_session() -> Iterator[SparkSession]:
+    running = SparkSession.getActiveSession()
+    if running is not None:
+        yield running
+        return
+    try:
+        spark = SparkSession.builder.getOrCreate()
+    except (PySparkException, ImportError) as error:
+        address = redacted(os.environ.get("SPARK_REMOTE", ""))
+        raise RuntimeError(f"Spark Connect at {address!r} cannot be used: {str(error).splitlines()[0]}") from None
+    try:
+        yield spark
+    finally:
+        with suppress(Exception):  # its server may have died, which is told by whoever needed it
+            spark.stop()
+
+
+def _log_level() -> dict[str, str]:
+    """Warnings only, as in Spark's own shells, where nobody has chosen: the start alone logs 170 lines otherwise."""
+    SparkContext._ensure_initialized()  # spark-submit's JVM knows what was chosen there
+    conf = SparkConf()
+    folders = [os.environ.get("SPARK_CONF_DIR"), Path(os.environ.get("SPARK_HOME", ""), "conf")]
+    own_files = any(Path(folder, "log4j2.properties").is_file() for folder in folders if folder)
+    if own_files or conf.contains("spark.log.level") or "log4j" in conf.get("spark.driver.extraJavaOptions", ""):
+        return {}
+    return {"spark.log.level": "WARN"}
+
+
+def _start(builder: SparkSession.Builder) -> SparkSession:
+    interrupt = signal.getsignal(signal.SIGINT)
+    try:
+        return builder.getOrCreate()
+    except PySparkRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise RuntimeError(f"Spark does not start: {reason} Java 17 is needed: is JAVA_HOME right?") from None
+    except (Py4JJavaError, PySparkException) as error:
+        java = getattr(error, "java_exception", None)
+        reason = str(error if java is None else java.getMessage()).splitlines()[0]
+        remedy = next((text for part, text in _REMEDIES.items() if part in reason), "")
+        raise RuntimeError(f"Spark does not start: {reason}{remedy}") from None
+    finally:
+        # Spark's own handler would talk to the JVM in the middle of another call.
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, interrupt)

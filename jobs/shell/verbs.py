@@ -1,0 +1,222 @@
+"""Every verb of `groundswell`: what it does, and what it reads and needs; known without importing that."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from jobs.shell import options
+from jobs.shell.arguments import Parser
+from pipelines.machine.packages import MODEL, SCORING, SPARK, TRAINING
+
+
+@dataclass(frozen=True)
+class Verb:
+    """One command."""
+
+    summary: str
+    """What it does, in a line without a full stop."""
+    module: str
+    """Module whose `main(arguments, result)` is the job."""
+    add_arguments: Callable[[Parser], None]
+    reads: tuple[str, ...] = ()
+    """Sections and keys of the configuration that it reads; other keys given by `--set` are a mistake."""
+    ignores: tuple[str, ...] = ()
+    """Keys of these sections that it does not read."""
+    needs: tuple[str, ...] = ()
+    """Packages that it needs beside Groundswell's own dependencies."""
+
+
+_RECIPE = ("input", "model", "warm_start", "optimizer", "schedule", "exchange", "training")
+_TRAINED = ("dataset", "reader", *_RECIPE, "launch", "tracking")
+# A few steps have no validation, exchange in lock step and begin again where a worker has died.
+_OF_A_WHOLE_TRAINING = (
+    "training.mode",
+    "training.metrics",
+    "training.selection",
+    "launch.recover",
+    "launch.recover_every_steps",
+    "launch.allow_fewer_workers",
+)
+VERBS = {
+    "prepare": Verb(
+        "write a raw archive as a dataset",
+        "jobs.prepare",
+        options.prepare,
+        reads=("archive", "dataset", "prepare", "launch.master"),
+        needs=SPARK,
+    ),
+    "train": Verb(
+        "train on a dataset, one worker per Spark task", "jobs.train", options.train, reads=_TRAINED, needs=TRAINING
+    ),
+    "evaluate": Verb(
+        "measure a logged model on a labelled split",
+        "jobs.evaluate",
+        options.evaluate,
+        reads=(
+            "dataset",
+            "reader",
+            "training.batch_size_per_worker",
+            "training.metrics",
+            "launch.master",
+            "launch.threads_per_worker",
+            "evaluate",
+            "tracking.experiment",
+        ),
+        ignores=("reader.name", "reader.threads", "reader.batches_in_flight"),
+        needs=SCORING,
+    ),
+    "probe": Verb(
+        "fit a linear head on the frozen features of a logged model, and measure it",
+        "jobs.probe",
+        options.probe,
+        reads=("dataset", "reader", "training.batch_size_per_worker", "launch", "probe", "tracking.experiment"),
+        ignores=(
+            "reader.name",
+            "reader.threads",
+            "reader.batches_in_flight",
+            "launch.gpus_per_worker",  # the fit is NumPy's
+            "launch.recover",
+            "launch.recover_every_steps",
+            "launch.allow_fewer_workers",
+        ),
+        needs=TRAINING,
+    ),
+    "score": Verb(
+        "write the predictions of a logged model for a dataset or a raw archive; continues",
+        "jobs.score",
+        options.score,
+        reads=(
+            "archive",
+            "score",
+            "reader.cache_folder",
+            "reader.cache_limit_gib",
+            "reader.verify",
+            "launch.master",
+            "launch.threads_per_worker",
+        ),
+        ignores=("archive.root",),  # --input says where it is
+        needs=SCORING,
+    ),
+    "check": Verb(
+        "check configuration, dataset, storage, tracking and cluster without training",
+        "jobs.check",
+        options.check,
+        reads=_TRAINED,
+        needs=SPARK,
+    ),
+    "config": Verb(
+        "print the resolved configuration as YAML",
+        "jobs.config",
+        options.config,
+        reads=("archive", "prepare", *_TRAINED, "score", "evaluate", "probe"),
+    ),
+    "schedule": Verb(
+        "print and plot the learning rate without training",
+        "jobs.schedule",
+        options.schedule,
+        reads=(
+            "dataset.path",
+            "optimizer.name",  # which has a default of its own for the rate
+            "optimizer.learning_rate",
+            "optimizer.learning_rate_per_256",
+            "optimizer.scaling",
+            "schedule",
+            "input.resolution_schedule",
+            "training.epochs",
+            "training.batch_size_per_worker",
+            "training.accumulation_steps",
+            "training.global_batch_size",
+            "training.mode",  # which decides how many workers take samples of their own
+            "launch.num_workers",
+        ),
+    ),
+    "find-rate": Verb(
+        "find a learning rate by a range test on the real global batch",
+        "jobs.find_rate",
+        options.find_rate,
+        reads=tuple(section for section in _TRAINED if section != "schedule"),
+        ignores=(
+            "input.resolution_schedule",  # all steps have full images
+            "training.epochs",
+            "training.output",
+            "training.resume_run",
+            "training.checkpoint_every_steps",
+            "training.trace_steps",
+            "training.tensorflow_profiler",
+            "training.ema",
+            *_OF_A_WHOLE_TRAINING,
+            "tracking.registered_model",
+            "tracking.promote_metric",
+            "tracking.promote_margin",
+            "tracking.offline",
+            "tracking.target",
+            "tracking.system_seconds",
+        ),
+        needs=TRAINING,
+    ),
+    "find-batch": Verb(
+        "find the largest batch per worker that fits the memory",
+        "jobs.find_batch",
+        options.find_batch,
+        reads=("dataset", "input", "model", "warm_start.frozen_layers", "optimizer", "exchange", "training", "launch"),
+        ignores=(
+            "input.resolution_schedule",  # full images need the most memory
+            "training.epochs",
+            "training.output",
+            "training.resume_run",
+            "training.checkpoint_every_steps",
+            "training.trace_steps",
+            "training.tensorflow_profiler",
+            "training.batch_size_per_worker",
+            *_OF_A_WHOLE_TRAINING,
+            # Its steps have the rate 0.
+            "optimizer.learning_rate",
+            "optimizer.learning_rate_per_256",
+            "optimizer.scaling",
+        ),
+        needs=TRAINING,
+    ),
+    "grid": Verb(
+        "train a configuration at every cell of a grid; continues",
+        "jobs.grid",
+        options.grid,
+        reads=_TRAINED,
+        ignores=("training.resume_run",),  # a cell that was interrupted continues by itself
+        needs=TRAINING,
+    ),
+    "compare": Verb("compare recorded trainings: an HTML report and CSV", "jobs.compare", options.compare),
+    "estimate": Verb(
+        "predict step time, efficiency, time and cost on more workers from measurements",
+        "jobs.estimate",
+        options.estimate,
+    ),
+    "sync": Verb("write to MLflow what trainings could not, as it was away", "jobs.sync", options.sync),
+    "export": Verb(
+        "log the model of a checkpoint to its run, without training", "jobs.export", options.export, needs=MODEL
+    ),
+    "list": Verb(
+        "list archives, codecs, optimizers, training modes, models, configurations and metrics",
+        "jobs.list",
+        options.list_kinds,
+    ),
+    "benchmark-reader": Verb(
+        "measure how fast a dataset can be read", "jobs.benchmark_reader", options.benchmark_reader
+    ),
+    "demo": Verb(
+        "generate a small archive, prepare it, train and evaluate",
+        "jobs.demo",
+        options.demo,
+        reads=("archive", "prepare", *_TRAINED, "evaluate"),
+        # --archive and --folder say where all is; what is evaluated is in MLflow
+        ignores=("archive.root", "dataset.path", "tracking.offline"),
+        needs=TRAINING,
+    ),
+}
+
+
+def parser_of(name: str) -> Parser:
+    """The parser of a verb's arguments."""
+    verb = VERBS[name]
+    parser = Parser(name, verb.summary)
+    parser.set_defaults(verb=name, reads=verb.reads, ignores=verb.ignores, resolved=None)
+    verb.add_arguments(parser)
+    return parser

@@ -1,0 +1,101 @@
+"""Code for both versions of BigEarthNet: image groups, names, and a patch as a folder with one GeoTIFF per band."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import INDEX_SCHEMA, BadRecordError, Georeference
+from pipelines.archives.files import MISSING_FILE
+from pipelines.archives.pixels.geotiff import read_band_into
+from pipelines.sample import ImageGroup
+
+GROUPS = (
+    ImageGroup("bands_10m", (120, 120, 4), "uint16", ("B02", "B03", "B04", "B08")),
+    ImageGroup("bands_20m", (60, 60, 6), "uint16", ("B05", "B06", "B07", "B8A", "B11", "B12")),
+    ImageGroup("bands_60m", (20, 20, 2), "uint16", ("B01", "B09")),
+)
+"""Sentinel-2: reflectance x 10,000, at each band's own resolution."""
+SENTINEL1 = ImageGroup("sentinel1", (120, 120, 2), "float32", ("VV", "VH"))
+"""Sentinel-1: backscatter in dB."""
+
+
+_SEASONS = ("winter", "spring", "summer", "autumn")
+_DATE_IN_ID = (len("S2A_MSIL2A_"), len("S2A_MSIL2A_20170613"))
+
+
+def dates_and_seasons(ids: pa.Array | pa.ChunkedArray) -> dict[str, pa.Array | pa.ChunkedArray]:
+    """The columns `acquisition_date` and `season` of patches, by the sensing time in their ids.
+
+    Seasons are the meteorological ones of the northern hemisphere, where all patches are: winter is December to
+    February, spring March to May, summer June to August, autumn September to November.
+
+    Args:
+        ids: `S2A_MSIL2A_20170613T101031_...`; an impossible date gives nulls.
+    """
+    days = pc.utf8_slice_codeunits(ids, *_DATE_IN_ID)
+    dates = pc.strptime(days, format="%Y%m%d", unit="s", error_is_null=True).cast(pa.date32())
+    months = pc.month(dates)
+    quarters = pc.divide(pc.if_else(pc.equal(months, 12), 0, months), 3)
+    return {"acquisition_date": dates, "season": pc.take(pa.array(_SEASONS), quarters)}
+
+
+def flag_lists(snow: pa.Array, cloud_or_shadow: pa.Array) -> pa.ListArray:
+    """The column `flags` of patches; null where one of the two is unknown.
+
+    Args:
+        snow: Booleans, one per patch.
+        cloud_or_shadow: Booleans, one per patch.
+    """
+    known = pc.and_(pc.is_valid(snow), pc.is_valid(cloud_or_shadow)).to_numpy(zero_copy_only=False)
+    columns = [pc.fill_null(flag, False).to_numpy(zero_copy_only=False) for flag in (snow, cloud_or_shadow)]
+    marked = np.stack(columns, axis=1) & known[:, None]
+    offsets = np.concatenate([[0], np.cumsum(marked.sum(axis=1))])
+    names = np.broadcast_to(np.array(["snow", "cloud_or_shadow"], object), marked.shape)[marked]
+    absent = np.append(~known, False)  # an offset that is null makes its list null
+    return pa.ListArray.from_arrays(
+        pa.array(offsets, pa.int32(), mask=absent), pa.array(names, pa.string()), type=INDEX_SCHEMA.field("flags").type
+    )
+
+
+def read_patch(folder: str, groups: Sequence[ImageGroup], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
+    """Read `<folder>/<name of the folder>_<band>.tif`, or `.tiff`, for every band of the groups.
+
+    Args:
+        folder: A patch.
+        groups: Image groups whose bands are read.
+        out: One array per group, by its name; every pixel is written.
+
+    Returns:
+        Where the patch lies, by its first band.
+
+    Raises:
+        BadRecordError: A band file is missing, a symbolic link, damaged, or of the wrong size or dtype.
+    """
+    stem = f"{folder}/{folder.rpartition('/')[2]}"
+    georeference = None
+    for group in groups:
+        image = out[group.name]
+        for position, band in enumerate(group.bands):
+            pixels = image[..., position]
+            is_first = group is groups[0] and position == 0
+            found = _read_either_suffix(f"{stem}_{band}.tif", pixels, locate=is_first)
+            if is_first:
+                georeference = found
+    return georeference
+
+
+def _read_either_suffix(path: str, pixels: NDArray[Any], *, locate: bool) -> Georeference | None:
+    try:
+        return read_band_into(path, pixels, locate=locate)
+    except BadRecordError as error:
+        if error.reason != MISSING_FILE:
+            raise
+        copied = f"{path}f"  # the suffix in some redistributed copies
+        try:
+            return read_band_into(copied, pixels, locate=locate)
+        except BadRecordError as second:
+            raise (error if second.reason == MISSING_FILE else second) from None

@@ -1,0 +1,199 @@
+"""BigEarthNet v1.0 as its authors publish it: patches of 1,200 m, 12 bands of Sentinel-2, 43 or 19 classes.
+
+```
+<root>/BigEarthNet-v1.0/<patch>/<patch>_B01.tif ... <patch>_B12.tif    (or <root>/<patch>/...)
+<root>/BigEarthNet-v1.0/<patch>/<patch>_labels_metadata.json
+<root>/splits/train.csv, val.csv, test.csv                             (or .csv.gz: one patch name per line)
+<root>/splits/patches_with_cloud_and_shadow.csv, patches_with_seasonal_snow.csv, patches_with_no_19_class_targets.csv
+```
+
+Pixels are uint16, reflectance x 10,000. Many patches are also in v2.0, some of its test split in the training split
+here: never test a model on the other version.
+
+Source: Sumbul et al., "BigEarthNet: A Large-Scale Benchmark Archive for Remote Sensing Image Understanding", 2019.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from conf.sections.archives import BigEarthNetV1Config
+from pipelines.archives.archive import (
+    INDEX_SCHEMA,
+    ArchiveDescription,
+    ArchiveIndex,
+    BadRecordError,
+    Georeference,
+    index_table,
+)
+from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19, BIGEARTHNET_43, TO_19
+from pipelines.archives.bigearthnet.patch import GROUPS, dates_and_seasons, flag_lists, read_patch
+from pipelines.archives.bigearthnet.v1_metadata import (
+    CLOUD_LIST,
+    NO_19_LIST,
+    SNOW_LIST,
+    list_file,
+    read_labels,
+    read_list,
+    read_splits,
+)
+from pipelines.archives.checked_rows import CheckedRows
+from pipelines.archives.files import is_folder, join
+from pipelines.archives.paths import leads_out, list_subfolders
+
+KIND = "bigearthnet_v1"
+IMAGES = "BigEarthNet-v1.0"
+_CLASS_NAMES = {19: BIGEARTHNET_19, 43: BIGEARTHNET_43}
+
+
+@dataclass(frozen=True)
+class BigEarthNetV1:
+    """An extracted BigEarthNet v1.0 archive; its labels are read once per object."""
+
+    root: str
+    """Folder of the patches, or the one that holds `BigEarthNet-v1.0`."""
+    _: KW_ONLY
+    nomenclature: int = BigEarthNetV1Config.default("nomenclature")
+    """Number of classes: the 19 of the later nomenclature or the original 43."""
+    splits: str | None = BigEarthNetV1Config.default("splits")
+    """Folder of the lists of patches; None: `splits` in `root`."""
+    include_flagged: bool = BigEarthNetV1Config.default("include_flagged")
+    """Take the listed patches that are also in the lists of clouds, snow and (of 19 classes) those without a class.
+
+    The official splits have none of them."""
+    subset: bool = BigEarthNetV1Config.default("subset")
+    """Whether the lists may name patches that the archive lacks."""
+
+    def __post_init__(self) -> None:
+        if self.nomenclature not in _CLASS_NAMES:
+            raise ValueError(f"nomenclature is {self.nomenclature}, expected 19 or 43")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the index behind when travelling to an executor."""
+        return {name: value for name, value in vars(self).items() if name != "_index"}
+
+    @property
+    def description(self) -> ArchiveDescription:
+        """The classes, several per patch, and the bands in three groups by resolution."""
+        return ArchiveDescription(KIND, "multi_label", _CLASS_NAMES[self.nomenclature], GROUPS)
+
+    def index(self) -> ArchiveIndex:
+        """List every patch of the splits, sorted by id; patches that no split lists are left out.
+
+        Raises:
+            FileNotFoundError: The archive or a list is missing.
+            ValueError: A list is damaged, no patch exists, or the folder of images is a link out of the archive.
+        """
+        return self._index
+
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """There are none: pixels are read as they are stored."""
+        return {}
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
+        """Read the 12 bands of one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)` and `(20, 20, 2)`.
+
+        Raises:
+            BadRecordError: A band file is missing, truncated, of the wrong size or dtype.
+        """
+        return read_patch(join(self.root, paths[0]), GROUPS, out)
+
+    @cached_property
+    def _index(self) -> ArchiveIndex:
+        if not is_folder(self.root):
+            raise FileNotFoundError(f"{self.root}: no such folder, expected the BigEarthNet v1.0 archive")
+        patches = read_splits(self._splits())
+        if not self.include_flagged:
+            patches.rows = patches.rows.filter(pc.invert(pc.is_in(patches.rows["id"], self._flagged())))
+        self._mark_missing(patches)
+        self._add_labels(patches)
+        rows = patches.rows.combine_chunks()
+        ids = rows["id"].combine_chunks()
+        folders = pc.binary_join_element_wise(self._images(), ids, "/") if self._images() else ids
+        offsets = pa.array(range(len(ids) + 1), pa.int32())
+        paths = pa.ListArray.from_arrays(offsets, folders, type=INDEX_SCHEMA.field("paths").type)
+        known = {"tile": rows["tile"], "flags": self._flags(ids), **dates_and_seasons(ids)}
+        samples = index_table({"id": ids, "split": rows["split"], "labels": rows["labels"], "paths": paths, **known})
+        return ArchiveIndex(samples, patches.rejected(), patches.unusable())
+
+    def _images(self) -> str:
+        """Folder of the patches, relative to the root; empty where it is the root."""
+        return IMAGES if is_folder(join(self.root, IMAGES)) else ""
+
+    def _splits(self) -> str:
+        return join(self.root, "splits") if self.splits is None else self.splits
+
+    def _flagged(self) -> pa.Array:
+        """Patches that are left out unless `include_flagged`."""
+        names = [CLOUD_LIST, SNOW_LIST, *([NO_19_LIST] if self.nomenclature == 19 else [])]
+        lists = [found for name in names if (found := self._list(name)) is not None]
+        return pa.concat_arrays([pa.array([], pa.string()), *lists])
+
+    def _flags(self, ids: pa.Array) -> pa.ListArray:
+        lists = [self._list(name) for name in (SNOW_LIST, CLOUD_LIST)]
+        return flag_lists(
+            *(pa.nulls(len(ids), pa.bool_()) if names is None else pc.is_in(ids, names) for names in lists)
+        )
+
+    def _list(self, name: str) -> pa.Array | None:
+        path = list_file(self._splits(), name)
+        return None if path is None else read_list(path)
+
+    def _mark_missing(self, patches: CheckedRows) -> None:
+        top = join(self.root, self._images())
+        if self._images() and leads_out(self.root, top):
+            raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
+        inside, leading_out = list_subfolders(self.root, [self._images() or "."])
+        prefix = len(f"{IMAGES}/") if self._images() else 0
+        found, links = (pc.utf8_slice_codeunits(names, prefix).combine_chunks() for names in (inside, leading_out))
+        if not pc.any(pc.is_in(patches.rows["id"], pa.concat_arrays([found, links]))).as_py():
+            raise ValueError(f"{top}: none of the {len(patches.rows)} patches of {self._splits()} exists")
+        patches.mark_unusable(
+            pc.is_in(patches.rows["id"], links), "symbolic link", file=self._folders(patches.rows["id"])
+        )
+        missing = pc.invert(pc.is_in(patches.rows["id"], found))
+        if self.subset:
+            patches.rows = patches.rows.filter(pc.invert(missing))
+        else:
+            patches.mark_unusable(missing, "missing folder", file=self._folders(patches.rows["id"]))
+
+    def _add_labels(self, patches: CheckedRows) -> None:
+        """Read the labels of the patches whose folder exists; the others have none, as those of a bad file."""
+        ids = patches.rows["id"]
+        there = pc.invert(pc.is_in(ids, patches.unusable()["id"].combine_chunks())).to_numpy(zero_copy_only=False)
+        labels, tiles, errors = read_labels(
+            self._label_files(ids.combine_chunks().filter(pa.array(there))), self._class_indices()
+        )
+        places = pa.array(np.where(there, np.cumsum(there) - 1, len(labels)))  # an empty list comes last
+        labels = pa.concat_arrays([labels, pa.array([[]], labels.type)]).take(places)
+        tiles = pa.concat_arrays([tiles, pa.nulls(1, tiles.type)]).take(places)
+        patches.rows = patches.rows.append_column("labels", labels).append_column("tile", tiles)
+        found = iter(errors)
+        _mark_bad_labels(patches, [next(found) if here else None for here in there])
+
+    def _folders(self, ids: pa.ChunkedArray) -> pa.ChunkedArray:
+        return pc.binary_join_element_wise(join(self.root, self._images()), ids, "/")
+
+    def _label_files(self, ids: pa.ChunkedArray) -> list[str]:
+        top = join(self.root, self._images())
+        return [f"{top}/{name}/{name}_labels_metadata.json" for name in ids.to_pylist()]
+
+    def _class_indices(self) -> dict[str, int | None]:
+        indices = TO_19 if self.nomenclature == 19 else range(len(BIGEARTHNET_43))
+        return dict(zip(BIGEARTHNET_43, indices, strict=True))
+
+
+def _mark_bad_labels(patches: CheckedRows, errors: list[BadRecordError | None]) -> None:
+    """Mark the rows that have an error, with the error's own file, reason and detail."""
+    bad = pa.array([error is not None for error in errors], pa.bool_())
+    file, reason, detail = (
+        pa.array([getattr(error, part, "") for error in errors], pa.string()) for part in ("file", "reason", "detail")
+    )
+    patches.mark_unusable(bad, reason, file=file, detail=detail)

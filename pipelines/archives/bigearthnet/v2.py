@@ -1,0 +1,155 @@
+"""BigEarthNet v2.0 (reBEN) as its authors publish it: patches of 1,200 m, 12 bands of Sentinel-2, 19 classes.
+
+```
+<root>/metadata.parquet
+<root>/BigEarthNet-S2/<tile>/<patch>/<patch>_B01.tif ... <patch>_B12.tif
+<root>/metadata_for_patches_with_snow_cloud_or_shadow.parquet     (optional: more patches)
+<root>/BigEarthNet-S1/<scene>/<s1_name>/<s1_name>_VV.tif, _VH.tif  (optional: every patch as Sentinel-1 sees it)
+```
+
+A tile's name is the patch's without its last two fields, a scene's is the first five of `s1_name`. Sentinel-2 is
+uint16, reflectance x 10,000; Sentinel-1 is float32, dB.
+
+Source: Clasen et al., "reBEN: Refined BigEarthNet Dataset for Remote Sensing Image Analysis", 2024.
+"""
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from conf.sections.archives import BigEarthNetV2Config
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, ArchiveIndex, Georeference, index_table
+from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
+from pipelines.archives.bigearthnet.patch import GROUPS as GROUPS
+from pipelines.archives.bigearthnet.patch import SENTINEL1, dates_and_seasons, flag_lists, read_patch
+from pipelines.archives.bigearthnet.v2_metadata import FLAG_COLUMNS, class_indices, read_metadata
+from pipelines.archives.checked_rows import CheckedRows
+from pipelines.archives.files import is_file, is_folder, join
+from pipelines.archives.paths import leads_out, list_subfolders
+
+KIND = "bigearthnet_v2"
+METADATA = "metadata.parquet"
+FLAGGED_METADATA = "metadata_for_patches_with_snow_cloud_or_shadow.parquet"
+IMAGES = "BigEarthNet-S2"
+S1_IMAGES = "BigEarthNet-S1"
+
+_LAYOUT = f"expected {METADATA} and {IMAGES}/<tile>/<patch>/<patch>_B01.tif in it"
+_COLUMN_AND_ROW = len("_00_00")
+_TILE_IN_ID = (len("S2A_MSIL2A_20170613T101031_N9999_R022_T"), len("S2A_MSIL2A_20170613T101031_N9999_R022_T33UUP"))
+_SCENE = len("S1A_IW_GRDH_1SDV_20170613T165043")
+
+
+@dataclass(frozen=True)
+class BigEarthNetV2:
+    """An extracted BigEarthNet v2.0 archive."""
+
+    root: str
+    """Folder that holds `metadata.parquet` and `BigEarthNet-S2`."""
+    _: KW_ONLY
+    include_flagged: bool = BigEarthNetV2Config.default("include_flagged")
+    """Whether to include the patches with snow, clouds or shadows, which have a metadata file of their own."""
+    sentinel1: bool | None = BigEarthNetV2Config.default("sentinel1")
+    """Whether to read `BigEarthNet-S1` as a further image group; None: if it exists."""
+
+    @property
+    def description(self) -> ArchiveDescription:
+        """The 19 classes, several per patch, and the bands in three groups by resolution, Sentinel-1 in a fourth."""
+        groups = (*GROUPS, SENTINEL1) if self._reads_sentinel1 else GROUPS
+        return ArchiveDescription(KIND, "multi_label", BIGEARTHNET_19, groups)
+
+    def index(self) -> ArchiveIndex:
+        """List every patch of the metadata, sorted by id; those without a folder are unusable.
+
+        `paths` are the Sentinel-2 folder and, where it is read, the Sentinel-1 folder.
+
+        Raises:
+            FileNotFoundError: The archive, its metadata or a folder of images is missing.
+            ValueError: The metadata is malformed or empty, or a folder of images is a link out of the archive.
+        """
+        sentinel1 = self._reads_sentinel1
+        patches = read_metadata(self._metadata_files(), sentinel1=sentinel1)
+        ids = patches.rows["id"]
+        folders = pc.binary_join_element_wise(IMAGES, pc.utf8_slice_codeunits(ids, 0, -_COLUMN_AND_ROW), ids, "/")
+        patches.rows = patches.rows.append_column("s2_folder", folders)
+        self._mark_missing(patches, IMAGES, "s2_folder")
+        columns = ["s2_folder"]
+        if sentinel1:
+            names = patches.rows["s1_name"]
+            folders = pc.binary_join_element_wise(S1_IMAGES, pc.utf8_slice_codeunits(names, 0, _SCENE), names, "/")
+            patches.rows = patches.rows.append_column("s1_folder", folders)
+            self._mark_missing(patches, S1_IMAGES, "s1_folder")
+            columns.append("s1_folder")
+        rows = patches.rows.combine_chunks()
+        labels = class_indices(rows["labels"].combine_chunks())
+        paths = _paths([rows[column].combine_chunks() for column in columns])
+        known = {
+            "country": rows["country"],
+            "tile": tiles(rows["id"]),
+            "flags": flag_lists(*(rows[name].combine_chunks() for name in FLAG_COLUMNS)),
+            **dates_and_seasons(rows["id"]),
+        }
+        samples = index_table({"id": rows["id"], "split": rows["split"], "labels": labels, "paths": paths, **known})
+        return ArchiveIndex(samples, patches.rejected(), patches.unusable())
+
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """There are none: pixels are read as they are stored."""
+        return {}
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> Georeference | None:
+        """Read one patch: uint16 `(120, 120, 4)`, `(60, 60, 6)`, `(20, 20, 2)`, Sentinel-1 float32 `(120, 120, 2)`.
+
+        Raises:
+            BadRecordError: A band file is missing, truncated, of the wrong size or dtype, or has NaN.
+        """
+        georeference = read_patch(join(self.root, paths[0]), GROUPS, out)
+        if len(paths) > 1:
+            read_patch(join(self.root, paths[1]), (SENTINEL1,), out)
+        return georeference
+
+    @functools.cached_property
+    def _reads_sentinel1(self) -> bool:
+        """Decided once in a job: a folder that appears meanwhile has no part in samples that are listed."""
+        return is_folder(join(self.root, S1_IMAGES)) if self.sentinel1 is None else self.sentinel1
+
+    def _metadata_files(self) -> list[str]:
+        path, flagged = join(self.root, METADATA), join(self.root, FLAGGED_METADATA)
+        if not is_file(path):
+            raise FileNotFoundError(f"{self.root}: no BigEarthNet v2.0 archive, {_LAYOUT}")
+        if self.include_flagged and not is_file(flagged):
+            raise FileNotFoundError(f"{flagged} does not exist: download it, or set archive.include_flagged=false")
+        return [path, flagged] if self.include_flagged else [path]
+
+    def _mark_missing(self, patches: CheckedRows, images: str, column: str) -> None:
+        """Mark the rows whose folder is not below `images`, with one listing per tile or scene."""
+        top = join(self.root, images)
+        if not is_folder(top):
+            raise FileNotFoundError(f"{self.root}: no folder {images}, {_LAYOUT}")
+        if leads_out(self.root, top):
+            raise ValueError(f"{top}: a symbolic link out of the archive; move the folder into it, or mount it there")
+        parents = pc.unique(pc.list_element(pc.split_pattern(patches.rows[column], "/"), 1)).to_pylist()
+        inside, leading_out = list_subfolders(self.root, [f"{images}/{parent}" for parent in parents])
+        for found, value_set, reason in ((True, leading_out, "symbolic link"), (False, inside, "missing folder")):
+            folders = patches.rows[column]
+            bad = pc.equal(pc.is_in(folders, value_set.combine_chunks()), found)
+            patches.mark_unusable(bad, reason, file=pc.binary_join_element_wise(self.root.rstrip("/"), folders, "/"))
+
+
+def tiles(ids: pa.Array | pa.ChunkedArray) -> pa.Array | pa.ChunkedArray:
+    """The tile of the Sentinel-2 grid in every patch's id, e.g. `33UUP`."""
+    return pc.utf8_slice_codeunits(ids, *_TILE_IN_ID)
+
+
+def _paths(folders: list[pa.Array]) -> pa.ListArray:
+    """One list per row: the row's value in each of the arrays."""
+    rows, columns = len(folders[0]), len(folders)
+    order = np.arange(rows * columns).reshape(columns, rows).T.ravel()
+    offsets = np.arange(0, rows * columns + 1, columns, dtype=np.int32)
+    values = pa.concat_arrays(folders).take(pa.array(order))
+    return pa.ListArray.from_arrays(offsets, values, type=INDEX_SCHEMA.field("paths").type)

@@ -1,0 +1,78 @@
+"""A Spark DataFrame becomes the Parquet files of a `table` archive."""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark import TaskContext
+from pyspark.sql import DataFrame
+from pyspark.sql.pandas.types import to_arrow_schema
+
+from pipelines.archives.images.parquet_files import INCOMPLETE
+from pipelines.storage.folder import Folder
+
+_ROWS_OF_A_GROUP = 64  # one image is read by decoding its row group
+
+
+def write_frame(
+    frame: DataFrame, root: Folder, columns: Sequence[str], check: Callable[[pa.Schema], None] = lambda schema: None
+) -> int:
+    """Write columns of a DataFrame, a file for each of its partitions, and return the number of rows.
+
+    Tasks write the files, through pyarrow: Spark need not know the storage. Until all are there, the folder is marked
+    as incomplete, and an archive in it is refused.
+
+    Args:
+        frame: The DataFrame; of any session, also of Spark Connect.
+        root: A new or empty folder, which all executors see.
+        columns: Names of the columns.
+        check: Raises where their types do not fit, before anything is written.
+
+    Raises:
+        ValueError: The folder has content, or a call that was stopped wrote into it; or the DataFrame has not these
+            columns, or no rows.
+    """
+    missing = [column for column in columns if column not in frame.columns]
+    if missing:
+        raise ValueError(f"the DataFrame has no column {missing[0]!r}; its columns are {', '.join(frame.columns)}")
+    chosen = frame.select(*columns)
+    check(to_arrow_schema(chosen.schema))
+    names = root.names()
+    if INCOMPLETE in names:
+        raise ValueError(
+            f"archive.root={root}: a DataFrame was not written into it to its end: remove the folder, or name another "
+            "one"
+        )
+    if names:
+        raise ValueError(
+            f"archive.root={root} is not empty, and a DataFrame is written into a new folder: name another one, or "
+            "continue with the files that are there by `prepare` without `table`"
+        )
+    root.make()
+    root.write(INCOMPLETE, b"")
+    write = functools.partial(_write_part, root=root)
+    written = chosen.mapInArrow(write, "rows long").collect()
+    rows = sum(int(row.rows) for row in written)
+    root.remove(INCOMPLETE)
+    if rows == 0:
+        raise ValueError("the DataFrame has no rows")
+    return rows
+
+
+def _write_part(batches: Iterator[pa.RecordBatch], root: Folder) -> Iterator[pa.RecordBatch]:
+    """Write the rows of one partition, if it has any; a task that is tried again writes the same file again."""
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:
+        return
+    context = TaskContext.get()
+    assert context is not None, "a task runs this"
+    rows = first.num_rows
+    name = f"part-{context.partitionId():05}.parquet"
+    with root.new_file(name) as path, pq.ParquetWriter(path, first.schema) as writer:
+        writer.write_batch(first, row_group_size=_ROWS_OF_A_GROUP)
+        for batch in filled:
+            writer.write_batch(batch, row_group_size=_ROWS_OF_A_GROUP)
+            rows += batch.num_rows
+    yield pa.RecordBatch.from_pydict({"rows": pa.array([rows], pa.int64())})

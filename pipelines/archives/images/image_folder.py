@@ -1,0 +1,165 @@
+"""JPEG and PNG files in one folder per class, as ImageNet and many others come.
+
+```
+<root>/train/<class>/*   <root>/validation/<class>/* (or val, valid)   <root>/test/<class>/*
+<root>/<class>/*                                                       without splits: ours are stratified
+```
+"""
+
+import dataclasses
+import functools
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.sections.archives import ImageFolderConfig
+from pipelines.archives.archive import ArchiveDescription, ArchiveIndex, BadRecordError
+from pipelines.archives.files import join
+from pipelines.archives.images.class_folders import (
+    ClassFiles,
+    check_none_empty,
+    list_class_files,
+    rejected_table,
+    samples_table,
+)
+from pipelines.archives.images.split_folders import ClassTree, find_class_folders
+from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
+from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
+from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
+
+KIND = "image_folder"
+GROUP = "rgb"
+
+_SUFFIXES = (".jpg", ".jpeg", ".png")
+_SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
+_DEFAULT_FRACTIONS = tuple(ImageFolderConfig.default("split_fractions"))
+_DEFAULT_VALIDATION = ImageFolderConfig.default("validation_fraction")
+_DEFAULT_SEED = ImageFolderConfig.default("seed")
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """A folder of images by class; listed once per object, and the classes are those of its training folders."""
+
+    root: str
+    """Folder that holds the splits or the classes."""
+    _: KW_ONLY
+    image_size: int | None = ImageFolderConfig.default("image_size")
+    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
+    and images of other sizes are bad records."""
+    seed: int = _DEFAULT_SEED
+    """Seed of the splits that the archive lacks."""
+    split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
+    """Fractions of train, validation and test within every class, where the folders are classes."""
+    validation_fraction: float = _DEFAULT_VALIDATION
+    """Part of every training class that becomes validation, where there is no such folder; 0: there is none."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {self.validation_fraction}, expected 0 or more and below 1")
+        if self.image_size is not None and self.image_size < 1:
+            raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the list of files behind when travelling to an executor, but take the description."""
+        return {name: value for name, value in vars(self).items() if name not in ("_tree", "_files")}
+
+    @functools.cached_property
+    def description(self) -> ArchiveDescription:
+        """Classes by name, one per image, and the group `rgb` of `image_size`, or of the size that most images have.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: There are no classes or images in it, splits and classes are mixed, or the images have
+                different sizes and there is no `image_size`.
+        """
+        classes = tuple(dict.fromkeys(folder.rpartition("/")[2] for folder in self._tree.folders))
+        height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
+        group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
+        return ArchiveDescription(KIND, "single_label", classes, (group,))
+
+    def index(self) -> ArchiveIndex:
+        """List every image, by split, class and name.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: As `description`; or a class of another split is not in train, or has no training images.
+        """
+        names = [folder.rpartition("/")[2] for folder in self._tree.folders]
+        files = self._files
+        labels = np.array([self.description.class_names.index(name) for name in names], np.int16)[files.folders]
+        samples = samples_table(files, self._split(labels), labels)
+        return ArchiveIndex(samples, rejected_table(files.rejected))
+
+    @property
+    def read_settings(self) -> dict[str, int | None]:
+        """The side that images are scaled to, or None where they are taken as they are."""
+        return {"image_size": self.image_size}
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Decode one image: `rgb`, uint8.
+
+        Raises:
+            BadRecordError: The file is missing, damaged, animated, of another format or of the wrong size.
+        """
+        read_rgb(join(self.root, paths[0]), out[GROUP], fit=self.image_size is not None)
+
+    @functools.cached_property
+    def _tree(self) -> ClassTree:
+        return find_class_folders(self.root, is_image)
+
+    @functools.cached_property
+    def _files(self) -> ClassFiles:
+        tree = self._tree
+        files = list_class_files(self.root, tree.folders, _why_not)
+        training = [
+            folder for folder, split in zip(tree.folders, tree.splits, strict=True) if split in (None, TRAINING_SPLIT)
+        ]
+        check_none_empty(self.root, training, files)
+        return dataclasses.replace(files, rejected=tree.rejected + files.rejected)
+
+    def _common_size(self) -> tuple[int, int]:
+        """Height and width of more than half of some images, spread over the folder; the others will be rejected."""
+        paths = self._files.paths
+        sizes: Counter[tuple[int, int]] = Counter()
+        for row in np.unique(np.linspace(0, len(paths) - 1, min(_SIZES_READ, len(paths)), dtype=np.int64)):
+            with suppress(BadRecordError):  # it is counted when it is read
+                sizes[upright_size(join(self.root, paths[int(row)].as_py()))] += 1
+        return common_size(self.root, sizes, looked_at=min(_SIZES_READ, len(paths)))
+
+    def _split(self, labels: NDArray[np.int16]) -> NDArray[np.str_]:
+        """The split of every file: its folder's, or drawn by class."""
+        tree, files = self._tree, self._files
+        keys = [path.rpartition(".")[0] for path in files.paths.to_pylist()]
+        if None in tree.splits:
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has no split folders")
+            return np.array(SPLITS)[stratified_split(keys, labels, self.split_fractions, self.seed)]
+        self._refuse("split_fractions", _DEFAULT_FRACTIONS, "it has split folders")
+        splits = np.array(tree.splits, "U10")[files.folders]
+        if VALIDATION_SPLIT in tree.splits:
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has a validation folder")
+            self._refuse("seed", _DEFAULT_SEED, "it has a validation folder")
+        else:
+            train = np.flatnonzero(splits == TRAINING_SPLIT)
+            fractions = (1 - self.validation_fraction, self.validation_fraction)
+            drawn = stratified_split([keys[row] for row in train], labels[train], fractions, self.seed)
+            splits[train] = np.array(SPLITS)[drawn]
+        return splits
+
+    def _refuse(self, name: str, default: object, because: str) -> None:
+        refuse_without_effect(self.root, name, getattr(self, name), default, because)
+
+
+def is_image(name: str) -> bool:
+    """Whether a file is taken for an image by its name."""
+    return name.lower().endswith(_SUFFIXES)
+
+
+def _why_not(folder: str, name: str) -> str | None:
+    return None if is_image(name) else "not an image file"

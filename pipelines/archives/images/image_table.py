@@ -1,0 +1,345 @@
+"""Images in a column of Parquet files, as Hugging Face and Spark write them.
+
+```
+<root>/*.parquet, <root>/<folder>/*.parquet, or one file        e.g. data/train-00000-of-00002.parquet, split=train/*
+  image: struct<bytes: binary, ...> or binary                    JPEG or PNG
+  label: int or string (single label), list of them (multi label)
+  split: string                                                  if `archive.split` names such a column, or folders
+```
+"""
+
+import functools
+import json
+import re
+import textwrap
+import uuid
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.types as types
+from numpy.typing import NDArray
+
+from conf.sections.archives import TableConfig
+from pipelines.archives.archive import REJECTED_SCHEMA, ArchiveDescription, ArchiveIndex, BadRecordError, index_table
+from pipelines.archives.files import MISSING_FILE, is_local, refuse_outage
+from pipelines.archives.images.parquet_files import ParquetRows, list_parquet_files, open_parquet, path_of
+from pipelines.archives.images.split_folders import SPLIT_OF_NAME
+from pipelines.archives.pixels.rgb_image import common_size, read_rgb, upright_size
+from pipelines.archives.stratified import check_split, refuse_without_effect, stratified_split
+from pipelines.sample import SPLITS, TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup, Task
+
+KIND = "table"
+GROUP = "rgb"
+_SIZES_READ = 33  # images whose size is looked at; of two sizes that are equally frequent, one has more
+_DEFAULT_FRACTIONS = tuple(TableConfig.default("split_fractions"))
+_DEFAULT_VALIDATION = TableConfig.default("validation_fraction")
+_DEFAULT_SEED = TableConfig.default("seed")
+_ROWS = ParquetRows()
+
+
+class _Rows(NamedTuple):
+    """All rows of all files."""
+
+    files: list[str]
+    """File of each row, relative to the root."""
+    numbers: list[int]
+    """Number of each row in its file."""
+    sizes: list[int]
+    """Bytes of each row's file."""
+    labels: list[Any]
+    """Values of the label column: a value, or a list of values; None."""
+    splits: list[str | None]
+    """Split of each row; None where nothing says it."""
+    label_type: pa.DataType
+    names: list[str] | None
+    """Names of integer labels, if the files tell them."""
+
+
+@dataclass(frozen=True)
+class ImageTable:
+    """Parquet files with one image per row; they are listed, and their labels read, once per object."""
+
+    root: str
+    """Folder of the files, or one file."""
+    _: KW_ONLY
+    image: str = TableConfig.default("image")
+    """Column of encoded images."""
+    label: str = TableConfig.default("label")
+    """Column of labels. Rows whose label is null, an empty list or a negative number are rejected."""
+    split: str | None = TableConfig.default("split")
+    """Column of the splits' names."""
+    image_size: int | None = TableConfig.default("image_size")
+    """Side in pixels: the shorter side is scaled to it and the centre is cut out. None: the size that most images have,
+    and images of other sizes are bad records."""
+    seed: int = _DEFAULT_SEED
+    """Seed of the splits that the table lacks."""
+    split_fractions: Sequence[float] = _DEFAULT_FRACTIONS
+    """Fractions of train, validation and test, where nothing says the split."""
+    validation_fraction: float = _DEFAULT_VALIDATION
+    """Part of train that becomes validation, where there are splits but none of validation; 0: there is none."""
+
+    def __post_init__(self) -> None:
+        # A process keeps files open and their rows: another object reads those that are there now.
+        object.__setattr__(self, "_opened_as", uuid.uuid4().hex)
+        object.__setattr__(self, "split_fractions", check_split(self.split_fractions, self.seed))
+        if not 0 <= self.validation_fraction < 1:
+            raise ValueError(f"validation_fraction is {self.validation_fraction}, expected 0 or more and below 1")
+        if self.image_size is not None and self.image_size < 1:
+            raise ValueError(f"image_size is {self.image_size}, expected 1 or more, or None")
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave the rows behind when travelling to an executor, but take the description."""
+        return {name: value for name, value in vars(self).items() if name not in ("_rows", "_classes", "_position")}
+
+    @functools.cached_property
+    def description(self) -> ArchiveDescription:
+        """Classes by name, and the group `rgb` of `image_size`, or of the size that most images have.
+
+        The classes are the names that Hugging Face's metadata has for integers, else all values in their order.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: There are no Parquet files or rows, a column is missing or of another type, or the images have
+                different sizes and there is no `image_size`.
+        """
+        task: Task = "multi_label" if _is_list(self._rows.label_type) else "single_label"
+        height, width = (self.image_size, self.image_size) if self.image_size else self._common_size()
+        group = ImageGroup(GROUP, (height, width, 3), "uint8", ("red", "green", "blue"))
+        return ArchiveDescription(KIND, task, self._classes, (group,))
+
+    def index(self) -> ArchiveIndex:
+        """List every row, by file and number.
+
+        Raises:
+            FileNotFoundError: There is no such folder.
+            ValueError: As `description`; or a split has an unknown name, or there is none for training.
+        """
+        rows = self._rows
+        labels = [self._positions(value) for value in rows.labels]
+        kept = [row for row, found in enumerate(labels) if found]
+        ids = [f"{file or GROUP}#{number}" for file, number in zip(rows.files, rows.numbers, strict=True)]
+        rejected = [
+            {"id": ids[row], "file": path_of(self.root, rows.files[row]), "reason": "no label", "detail": repr(label)}
+            for row, label in enumerate(rows.labels)
+            if not labels[row]
+        ]
+        samples = {
+            "id": [ids[row] for row in kept],
+            "split": self._splits(kept, [labels[row][0] for row in kept]),
+            "labels": [labels[row] for row in kept],
+            "paths": [[rows.files[row], str(rows.numbers[row])] for row in kept],
+            "size": [rows.sizes[row] for row in kept],
+        }
+        return ArchiveIndex(index_table(samples), pa.Table.from_pylist(rejected, REJECTED_SCHEMA))
+
+    @property
+    def read_settings(self) -> dict[str, int | str | None]:
+        """The side that images are scaled to, or None where they are taken as they are; and their column."""
+        return {"image_size": self.image_size, "image_column": self.image}
+
+    def read(self, paths: Sequence[str], out: Mapping[str, NDArray[Any]]) -> None:
+        """Decode one image: `rgb`, uint8.
+
+        Raises:
+            BadRecordError: The file is missing or damaged, or the image is null, damaged, animated, of another format
+                or of the wrong size.
+        """
+        name, data = self._image(paths[0], int(paths[1]))
+        read_rgb(name, out[GROUP], fit=self.image_size is not None, data=data)
+
+    def _image(self, file: str, row: int) -> tuple[str, bytes]:
+        """Name of an image, for messages, and its encoded bytes."""
+        path = path_of(self.root, file)
+        try:
+            value = _ROWS.value(path, row, self.image, opened_as=vars(self)["_opened_as"])
+        except FileNotFoundError as error:
+            raise BadRecordError(path, MISSING_FILE) from error
+        except (OSError, pa.ArrowException, LookupError, StopIteration) as error:
+            if not is_local(path):
+                refuse_outage(path, error)
+            raise BadRecordError(path, "not a readable Parquet file", " ".join(str(error).split())) from error
+        data = value.get("bytes") if isinstance(value, Mapping) else value
+        if not data:
+            raise BadRecordError(f"{path} row {row}", "no image bytes", "images in files of their own are not read")
+        return f"{path} row {row}", data
+
+    @functools.cached_property
+    def _rows(self) -> _Rows:
+        files = list_parquet_files(self.root)
+        found = _Rows([], [], [], [], [], pa.null(), None)
+        for file, size in files:
+            path = path_of(self.root, file)
+            try:
+                with open_parquet(path) as parquet:
+                    schema = parquet.schema_arrow
+                    self.check_columns(path, schema, _folder_values(file))
+                    columns = [self.label, *([self.split] if self.split in schema.names else [])]
+                    table = parquet.read(columns=columns)
+            except (OSError, pa.ArrowException) as error:
+                if not is_local(path):
+                    refuse_outage(path, error)
+                raise ValueError(f"{path}: not a readable Parquet file ({' '.join(str(error).split())})") from None
+            if found.files and schema.field(self.label).type != found.label_type:
+                raise ValueError(f"{path}: column {self.label!r} is of another type than in {files[0][0]}")
+            names = _names(schema, self.label)
+            if found.files and names != found.names:
+                raise ValueError(
+                    f"{path}: the classes of column {self.label!r} are {_words(names)}, and in {files[0][0]} they are "
+                    f"{_words(found.names)}: write the files with one list of names"
+                )
+            found = found._replace(label_type=schema.field(self.label).type, names=names)
+            found.files.extend([file] * len(table))
+            found.numbers.extend(range(len(table)))
+            found.sizes.extend([size] * len(table))
+            found.labels.extend(table[self.label].to_pylist())
+            found.splits.extend(self._named_splits(path, file, table))
+        if not found.files:
+            raise ValueError(f"{self.root}: its Parquet files have no rows")
+        return found
+
+    def check_columns(self, where: str, schema: pa.Schema, folders: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Check that the columns exist and have the types that are read.
+
+        Args:
+            where: What has the columns, for the message.
+            schema: Its schema.
+            folders: Columns that the names of folders give.
+
+        Raises:
+            ValueError: A column is missing, or of another type.
+        """
+        for setting, column in (("image", self.image), ("label", self.label), ("split", self.split)):
+            if setting == "split" and column in folders:
+                continue
+            if column is not None and column not in schema.names:
+                known = ", ".join(schema.names)
+                raise ValueError(f"{where}: has no column {column!r} (archive.{setting}); its columns are {known}")
+        image, label = schema.field(self.image).type, schema.field(self.label).type
+        if types.is_struct(image) and image.get_field_index("bytes") >= 0:
+            image = image.field("bytes").type
+        if not (types.is_binary(image) or types.is_large_binary(image)):
+            raise ValueError(f"{where}: column {self.image!r} (archive.image) is {image}, expected the bytes of images")
+        value = label.value_type if _is_list(label) else label
+        if not (types.is_integer(value) or _is_text(value)):
+            raise ValueError(
+                f"{where}: column {self.label!r} (archive.label) is {label}, expected a text, an integer, or a list"
+            )
+
+    def _named_splits(self, path: str, file: str, table: pa.Table) -> list[str | None]:
+        """The split of each row: that of its column, or that of a folder or file name such as `train-00000-of-1`."""
+        if self.split is not None:
+            in_column = self.split in table.column_names
+            names = table[self.split].to_pylist() if in_column else [_folder_values(file)[self.split]] * len(table)
+            unknown = [name for name in names if str(name).lower() not in SPLIT_OF_NAME]
+            if unknown:
+                known = ", ".join(SPLIT_OF_NAME)
+                raise ValueError(f"{path}: column {self.split!r} (archive.split) has {unknown[0]!r}, expected {known}")
+            return [SPLIT_OF_NAME[str(name).lower()] for name in names]
+        parts = [re.split(r"[^a-z]", part.lower().rpartition("=")[2])[0] for part in file.split("/")]
+        return [next((SPLIT_OF_NAME[part] for part in parts if part in SPLIT_OF_NAME), None)] * len(table)
+
+    @functools.cached_property
+    def _classes(self) -> tuple[str, ...]:
+        if self._rows.names:
+            return tuple(self._rows.names)
+        values = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
+        return tuple(str(value) for value in sorted(values))
+
+    @functools.cached_property
+    def _position(self) -> dict[Any, int]:
+        """Position of the class of each value."""
+        if self._rows.names:
+            return {position: position for position in range(len(self._classes))}
+        values = {value for labels in self._rows.labels for value in _as_list(labels) if _is_label(value)}
+        return {value: position for position, value in enumerate(sorted(values))}
+
+    def _positions(self, labels: Any) -> list[int]:
+        """Positions of the classes of one row, rising; empty where it has none, or one that is unknown."""
+        found = [self._position.get(value, -1) for value in _as_list(labels)]
+        return [] if -1 in found else sorted(set(found))
+
+    def _splits(self, kept: list[int], first_labels: list[int]) -> list[str]:
+        """The split of each kept row."""
+        keys = [f"{self._rows.files[row]}#{self._rows.numbers[row]}" for row in kept]
+        named = [self._rows.splits[row] for row in kept]
+        # One of several labels divides no worse than none.
+        classes = np.array(first_labels, np.int16)
+        if all(split is None for split in named):
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "its rows have no splits")
+            drawn = stratified_split(keys, classes, self.split_fractions, self.seed)
+            return [SPLITS[split] for split in drawn]
+        if None in named:
+            file = self._rows.files[kept[named.index(None)]]
+            raise ValueError(
+                f"{self.root}: the name of {file} says no split, those of other files do; set archive.split"
+            )
+        self._refuse("split_fractions", _DEFAULT_FRACTIONS, "its rows have splits")
+        splits = [split or "" for split in named]
+        if TRAINING_SPLIT not in splits:
+            raise ValueError(f"{self.root}: has no split train, only {', '.join(sorted(set(splits)))}")
+        if VALIDATION_SPLIT in splits:
+            self._refuse("validation_fraction", _DEFAULT_VALIDATION, "it has validation rows")
+            self._refuse("seed", _DEFAULT_SEED, "it has validation rows")
+        else:
+            training = [row for row, split in enumerate(splits) if split == TRAINING_SPLIT]
+            fractions = (1 - self.validation_fraction, self.validation_fraction)
+            drawn = stratified_split([keys[row] for row in training], classes[training], fractions, self.seed)
+            for row, split in zip(training, drawn, strict=True):
+                splits[row] = SPLITS[split]
+        return splits
+
+    def _refuse(self, name: str, default: object, because: str) -> None:
+        refuse_without_effect(self.root, name, getattr(self, name), default, because)
+
+    def _common_size(self) -> tuple[int, int]:
+        """Height and width of more than half of some images, spread over the rows; the others will be rejected."""
+        rows = self._rows
+        sizes: Counter[tuple[int, int]] = Counter()
+        chosen = np.unique(np.linspace(0, len(rows.files) - 1, min(_SIZES_READ, len(rows.files)), dtype=np.int64))
+        for row in chosen.tolist():
+            with suppress(BadRecordError):  # it is counted when it is read
+                sizes[upright_size(*self._image(rows.files[row], rows.numbers[row]))] += 1
+        return common_size(self.root, sizes, looked_at=len(chosen))
+
+
+def _folder_values(file: str) -> dict[str, str]:
+    """What the folders of a file say as `column=value`, which Spark writes where a table is partitioned."""
+    return {name: value for name, _, value in (part.partition("=") for part in file.split("/")[:-1]) if value}
+
+
+def _names(schema: pa.Schema, column: str) -> list[str] | None:
+    """Names of the classes in Hugging Face's metadata: `ClassLabel`, or a sequence of it."""
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        feature = features[column]
+        feature = feature[0] if isinstance(feature, list) else feature.get("feature", feature)
+        return [str(name) for name in feature["names"]]
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError):  # there is none, or of another version
+        return None
+
+
+def _words(names: list[str] | None) -> str:
+    return "without names" if names is None else textwrap.shorten(", ".join(names), 200, placeholder=", ...")
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(types.is_string(kind) or types.is_large_string(kind))
+
+
+def _as_list(labels: Any) -> list[Any]:
+    return labels if isinstance(labels, list) else [labels]
+
+
+def _is_label(value: Any) -> bool:
+    """Whether a value is a class; -1 stands for no label in tables whose test labels are secret."""
+    return value is not None and not (isinstance(value, int) and value < 0)

@@ -1,0 +1,173 @@
+"""Reads one band of one sample: a GeoTIFF with a single band."""
+
+import errno
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import rasterio
+from numpy.typing import NDArray
+from rasterio._err import CPLE_BaseError
+from rasterio.errors import NotGeoreferencedWarning, RasterioError, RasterioIOError
+
+from pipelines.archives.archive import BadRecordError, Georeference
+from pipelines.archives.files import DECODING, MISSING_FILE, is_local, read_remote, whole_remote
+from pipelines.archives.pixels.tiff_blocks import check_block_size, check_blocks, check_one_page
+from pipelines.archives.pixels.tiff_strips import copy_pixels, learn
+
+# A link would lead out of the archive, and a named pipe would block.
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_OPEN_REASONS = {
+    errno.ENOENT: MISSING_FILE,
+    errno.ENOTDIR: MISSING_FILE,
+    errno.EISDIR: MISSING_FILE,
+    errno.ELOOP: "symbolic link",
+}
+# A damaged coordinate system ends in a ValueError (of its characters or its meaning) or in GDAL's own error. Rasterio
+# 1.3's RasterioIOError is no RasterioError.
+_GDAL_ERRORS = (RasterioError, RasterioIOError, CPLE_BaseError, ValueError)
+_NOT_READABLE = "not a readable GeoTIFF"
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+_IN_MEMORY = re.compile(rf"(?:/vsimem/{_UUID}/)?{_UUID}(?:\.tif)?")
+"""A file in memory as GDAL names it."""
+_LARGEST_HEADER = 4096  # bytes; of the files that are read without GDAL
+
+
+def read_band_into(path: str, out: NDArray[np.generic], *, locate: bool = True) -> Georeference | None:
+    """Read the pixels of one band file into `out`, which may be one band of an image: `image[..., band]`.
+
+    Args:
+        path: A GeoTIFF file, or its URL.
+        out: `(height, width)`, of the size and dtype that the file must have; after an error it holds anything.
+        locate: Whether the place is asked for; of the bands of one sample, one says it.
+
+    Returns:
+        Where the image lies; None where the file does not say so by the code of a coordinate reference system, or where
+        it is not asked for.
+
+    Raises:
+        BadRecordError: The file is missing, a symbolic link, truncated or no GeoTIFF, lacks blocks of pixels, has
+            several pages, or another size, dtype or number of bands.
+    """
+    limit = out.nbytes + _LARGEST_HEADER
+    data = read_file(path, limit)
+    complete = len(data) < limit
+    if complete and (header := copy_pixels(data, out)) is not None:
+        return header.georeference(data) if locate else None
+    pixels, georeference = _read_with_gdal(path, out.shape, out.dtype.name, data if complete else None)
+    if complete:
+        learn(data, pixels, georeference)
+    out[...] = pixels
+    return georeference if locate else None
+
+
+def read_file(path: str, limit: int) -> bytes:
+    """Read a file of the archive, at most the first `limit` bytes of it.
+
+    Raises:
+        BadRecordError: It is missing, a symbolic link or cannot be read.
+    """
+    if not is_local(path):
+        return read_remote(path, limit)
+    try:
+        descriptor = os.open(path, _OPEN_FLAGS)
+        try:
+            return os.read(descriptor, limit)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        reason = _OPEN_REASONS.get(error.errno or 0, "unreadable file")
+        raise BadRecordError(path, reason, error.strerror or "") from error
+
+
+def _read_with_gdal(
+    path: str, shape: tuple[int, ...], dtype: str, data: bytes | None
+) -> tuple[NDArray[np.generic], Georeference | None]:
+    remote = whole_remote(path, data)
+    with open_with_gdal(path, remote) as source:
+        _check_profile(path, source, shape, dtype)
+        pixels: NDArray[np.generic] = source.read(1)
+        check_blocks(path, source, remote)
+        return pixels, georeference_of(source)
+
+
+def georeference_of(source: rasterio.DatasetReader) -> Georeference | None:
+    """Give the place of an opened image; None if its coordinate system has no EPSG code, or if the image is turned.
+
+    Args:
+        source: Its affine transform maps the outer corner of the upper left pixel to `(x0, y0)`.
+    """
+    epsg = source.crs.to_epsg() if source.crs else None
+    transform = source.transform
+    if epsg is None or transform.b or transform.d:
+        return None
+    return Georeference(epsg, transform.c, transform.f)
+
+
+@contextmanager
+def open_with_gdal(path: str, data: bytes | None = None) -> Iterator[rasterio.DatasetReader]:
+    """Open a GeoTIFF file of the archive; GDAL's errors, then and while it is read, become bad records.
+
+    Args:
+        path: A local file; or the name of what `data` holds.
+        data: All bytes of a file that is not local.
+
+    Raises:
+        BadRecordError: The file is missing, or GDAL cannot read it.
+    """
+    if data is None and not Path(path).is_file():
+        raise BadRecordError(path, MISSING_FILE, "no regular file")
+    if data == b"":  # rasterio would take it for a file to be written
+        raise BadRecordError(path, _NOT_READABLE, "empty file")
+    try:
+        # Without EMPTY_DIR GDAL lists the folder for sidecar files at every open.
+        with (
+            DECODING,
+            rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"),
+            warnings.catch_warnings(),
+            _opened(path, data) as source,
+        ):
+            yield source
+    except BadRecordError:
+        raise
+    except _GDAL_ERRORS as error:
+        # Rasterio's own message only points at an earlier exception, GDAL's, which has the reason.
+        reason = " ".join(str(error.__cause__ or error).split())
+        raise BadRecordError(path, _NOT_READABLE, without_place(reason, path)) from error
+
+
+def without_place(detail: str, path: str) -> str:
+    """Name a file in GDAL's words by its last name alone: a remote one has another random path whenever it is read.
+
+    Args:
+        detail: GDAL's words.
+        path: The file, or its URL.
+    """
+    name = path.rpartition("/")[2]
+    return _IN_MEMORY.sub(lambda _: name, detail.replace(path, name))
+
+
+@contextmanager
+def _opened(path: str, data: bytes | None) -> Iterator[rasterio.DatasetReader]:
+    warnings.simplefilter("ignore", NotGeoreferencedWarning)
+    if data is None:
+        with rasterio.open(path, driver="GTiff") as source:
+            yield source
+        return
+    with rasterio.MemoryFile(data) as memory, memory.open(driver="GTiff") as source:
+        yield source
+
+
+def _check_profile(path: str, source: rasterio.DatasetReader, shape: tuple[int, ...], dtype: str) -> None:
+    check_one_page(path, source)
+    if source.count != 1:
+        raise BadRecordError(path, "wrong number of bands", f"{source.count}, expected 1")
+    if source.shape != shape:
+        raise BadRecordError(path, "wrong size", f"{source.shape} pixels (height, width), expected {shape}")
+    if source.dtypes[0] != dtype:
+        raise BadRecordError(path, "wrong dtype", f"{source.dtypes[0]}, expected {dtype}")
+    check_block_size(path, source)

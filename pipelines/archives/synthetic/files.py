@@ -1,0 +1,181 @@
+"""A BigEarthNet v2.0 archive of invented patches, in the layout and the file format of the real one.
+
+For a first run without the 60 GB download, for tests and for demonstrations: scores on it say nothing about real data.
+"""
+
+import functools
+import json
+import multiprocessing
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import rasterio
+from numpy.typing import NDArray
+from rasterio.crs import CRS
+
+from pipelines.archives.bigearthnet.nomenclature import BIGEARTHNET_19
+from pipelines.archives.bigearthnet.v2 import GROUPS, IMAGES, METADATA
+from pipelines.archives.synthetic.landscape import render
+from pipelines.archives.synthetic.scenes import CAPACITY, PATCH_METRES, Patch, patch
+
+METADATA_SCHEMA = pa.schema(
+    [
+        ("patch_id", pa.string()),
+        ("labels", pa.list_(pa.field("element", pa.string()))),
+        ("split", pa.string()),
+        ("country", pa.string()),
+        ("s1_name", pa.string()),
+        ("s2v1_name", pa.string()),
+        ("contains_seasonal_snow", pa.bool_()),
+        ("contains_cloud_or_shadow", pa.bool_()),
+    ]
+)
+"""Columns of the archive's `metadata.parquet`, as published."""
+
+_RECIPE = b"groundswell.synthetic"  # key in the metadata of metadata.parquet
+_PATCHES_PER_TASK = 8
+
+
+def generate_bigearthnet_v2(
+    root: Path,
+    *,
+    train: int,
+    validation: int,
+    test: int,
+    seed: int = 0,
+    processes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+) -> None:
+    """Generate an archive that `BigEarthNetV2` opens; do nothing if `root` is exactly this archive already.
+
+    A patch is a pure function of the seed and its number, whatever the number of processes. The archive appears under
+    its name only when it is complete. Worker processes are spawned, because the threads of Spark or TensorFlow do not
+    survive a fork. So a script calls this below `if __name__ == "__main__":`.
+
+    Args:
+        root: Folder to make; may exist when empty.
+        train: Patches in the training split.
+        validation: Patches in the validation split.
+        test: Patches in the test split.
+        seed: Seed of everything random, 0 or more.
+        processes: Worker processes; by default one per core. With 1, all happens in this process.
+        progress: Called with 1 for each finished patch, e.g. `tqdm.update`.
+
+    Raises:
+        ValueError: A number is out of range, or `root` holds something else.
+    """
+    counts = {"train": train, "validation": validation, "test": test}
+    total = _checked_total(counts, seed, processes)
+    recipe = json.dumps({"format": 1, "seed": seed, **counts}).encode()
+    if _holds(root, recipe):
+        return
+    if root.exists() and not (root.is_dir() and next(root.iterdir(), None) is None):
+        raise ValueError(f"{root}: exists and is not the archive with {counts}, seed {seed}; choose a new folder")
+    partial = root.with_name(f".{root.name}.{uuid.uuid4().hex}.partial")
+    try:
+        (partial / IMAGES).mkdir(parents=True)
+        labels = []
+        for patch_labels in _write_patches(partial, seed, total, processes or os.cpu_count() or 1):
+            labels.append(patch_labels)
+            if progress:
+                progress(1)
+        _write_metadata(partial / METADATA, recipe, counts, labels)
+        partial.rename(root)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _checked_total(counts: dict[str, int], seed: int, processes: int | None) -> int:
+    total = sum(counts.values())
+    if min(counts.values()) < 0 or not 1 <= total <= CAPACITY:
+        raise ValueError(f"patches are {counts}, expected 0 or more of each and 1 to {CAPACITY} in all")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}, expected 0 or more")
+    if processes is not None and processes < 1:
+        raise ValueError(f"processes is {processes}, expected 1 or more, or None for one per core")
+    return total
+
+
+def _holds(root: Path, recipe: bytes) -> bool:
+    """Whether `root` was completed by the same call: `metadata.parquet` comes last and carries the recipe."""
+    path = root / METADATA
+    if not path.is_file():
+        return False
+    try:
+        return (pq.read_schema(path).metadata or {}).get(_RECIPE) == recipe
+    except (pa.ArrowException, OSError):
+        return False
+
+
+def _write_patches(root: Path, seed: int, total: int, processes: int) -> Iterator[tuple[int, ...]]:
+    """Write the files of patches 0 to total - 1; yields their labels in this order."""
+    write = functools.partial(_write_patch, root, seed)
+    processes = min(processes, -(-total // _PATCHES_PER_TASK))
+    if processes == 1:
+        yield from map(write, range(total))
+        return
+    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
+        yield from pool.map(write, range(total), chunksize=_PATCHES_PER_TASK)
+
+
+def _write_patch(root: Path, seed: int, number: int) -> tuple[int, ...]:
+    place = patch(number)
+    folder = root / IMAGES / place.scene.name / place.id
+    folder.mkdir(parents=True)
+    # Without EMPTY_DIR GDAL lists the folder at every file.
+    with rasterio.Env(GDAL_DISABLE_READDIR_ON_OPEN="EMPTY_DIR"):
+        images, labels = render(seed, number, GROUPS)
+        for group in GROUPS:
+            for position, band in enumerate(group.bands):
+                _write_band(folder / f"{place.id}_{band}.tif", images[group.name][..., position], place)
+    return labels
+
+
+def _write_band(path: Path, pixels: NDArray[np.uint16], place: Patch) -> None:
+    """Write one band as the real files are: GDAL's default strips, uncompressed, 0 for a missing pixel."""
+    height, width = pixels.shape
+    metres = PATCH_METRES / height
+    profile = {
+        "driver": "GTiff",
+        "height": height,
+        "width": width,
+        "count": 1,
+        "dtype": "uint16",
+        "nodata": 0,
+        "crs": _utm(place.scene.epsg),
+        "transform": rasterio.Affine(metres, 0, place.west, 0, -metres, place.north),
+    }
+    with rasterio.open(path, "w", **profile) as file:
+        file.write(pixels, 1)
+
+
+@functools.cache
+def _utm(epsg: int) -> CRS:
+    return CRS.from_epsg(epsg)
+
+
+def _write_metadata(path: Path, recipe: bytes, counts: dict[str, int], labels: list[tuple[int, ...]]) -> None:
+    splits = np.repeat(list(counts), list(counts.values())).tolist()
+    rows = [
+        {
+            "patch_id": place.id,
+            "labels": [BIGEARTHNET_19[label] for label in patch_labels],
+            "split": split,
+            "country": place.scene.country,
+            "s1_name": place.s1_name,
+            "s2v1_name": place.s2v1_name,
+            "contains_seasonal_snow": False,
+            "contains_cloud_or_shadow": False,
+        }
+        for place, patch_labels, split in zip(map(patch, range(len(labels))), labels, splits, strict=True)
+    ]
+    rows.sort(key=lambda row: str(row["patch_id"]))
+    table = pa.Table.from_pylist(rows, METADATA_SCHEMA.with_metadata({_RECIPE: recipe}))
+    pq.write_table(table, path)

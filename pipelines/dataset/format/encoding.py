@@ -1,0 +1,105 @@
+"""Columns of any Parquet file, brought to the encoding and the checksums of our own writer."""
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from pipelines.dataset.format.columns import CHECKSUM_FIELD
+from pipelines.dataset.format.layout import value_bytes, value_prefix
+from pipelines.dataset.format.rows import ColumnBuffer, Fields, row_checksum
+
+_LENGTH_BYTES = 4  # of the prefix, which Arrow's own values do not have
+
+
+def encoded(table: pa.Table, fields: Fields) -> pa.Table:
+    """Give the columns of fixed width, required, each value as our writer encodes it.
+
+    Raises:
+        ValueError: A value is missing, is no array, or has another shape or dtype; names column and row.
+    """
+    missing = [name for name in fields if name not in table.column_names]
+    if missing:
+        raise ValueError(f"no column {missing[0]!r}, only {', '.join(table.column_names) or 'no columns at all'}")
+    columns = {name: _column(table[name].combine_chunks(), name, *field) for name, field in fields.items()}
+    schema = pa.schema([pa.field(name, pa.binary(), nullable=False) for name in fields])
+    return pa.table(list(columns.values()), schema=schema)
+
+
+def stored_checksums(source: pa.Table) -> NDArray[np.uint32]:
+    """Read the column of checksums, which other programs may have widened to 64 bits.
+
+    Raises:
+        ValueError: A checksum is missing or is no 32-bit number.
+    """
+    column = source[CHECKSUM_FIELD]
+    if column.null_count:
+        raise ValueError(f"column {CHECKSUM_FIELD!r} has {column.null_count} missing values")
+    try:
+        values: NDArray[np.uint32] = column.cast(pa.uint32()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"column {CHECKSUM_FIELD!r}: {error}") from None
+    return values
+
+
+def computed_checksums(table: pa.Table, fields: Fields) -> NDArray[np.uint32]:
+    """Compute the checksum of every row of `encoded`'s result; the values are not copied."""
+    columns = [array_bytes(table, name, fields) for name in fields]
+    rows = (row_checksum([column[row].data for column in columns]) for row in range(len(table)))
+    return np.fromiter(rows, np.uint32, len(table))
+
+
+def array_bytes(table: pa.Table, name: str, fields: Fields) -> NDArray[np.uint8]:
+    """Give a column of `encoded`'s result as the bytes of its arrays, `(rows, bytes)`, without a copy."""
+    header = len(value_prefix(*fields[name])) - _LENGTH_BYTES
+    return _values(table[name].combine_chunks(), value_bytes(*fields[name]) - _LENGTH_BYTES)[:, header:]
+
+
+def is_encoded(source: pa.Table, name: str, fields: Fields) -> bool:
+    """Whether every value of a binary column is exactly what our writer stores."""
+    return _is_encoded(source[name].combine_chunks(), *fields[name])
+
+
+def _values(array: pa.Array, width: int) -> NDArray[np.uint8]:
+    """Give the bytes of a binary array whose values all have one width, as `(rows, width)`."""
+    if isinstance(array, pa.ChunkedArray) or len(array) == 0:  # of no chunk at all
+        return np.empty((0, width), np.uint8)
+    first = np.frombuffer(array.buffers()[1], np.int32)[array.offset]
+    data = np.frombuffer(array.buffers()[2], np.uint8)
+    return data[first : first + len(array) * width].reshape(len(array), width)
+
+
+def _column(values: pa.Array, name: str, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> pa.Array:
+    if isinstance(values, pa.ChunkedArray):  # of no chunk at all
+        values = pa.concat_arrays([pa.array([], pa.binary()), *values.chunks])
+    if not pa.types.is_binary(values.type):
+        raise ValueError(f"column {name!r} is {values.type}, expected binary arrays")
+    if values.null_count:
+        raise ValueError(f"column {name!r} has {values.null_count} missing values")
+    if _is_encoded(values, shape, dtype):
+        return values
+    buffer = ColumnBuffer(shape, dtype, len(values))
+    for row, value in enumerate(values):
+        try:
+            array = np.load(pa.BufferReader(value.as_buffer()), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise ValueError(f"column {name!r} holds no array at row {row}: {error}") from None
+        if array.shape != shape or array.dtype != dtype:
+            raise ValueError(
+                f"column {name!r} holds {array.dtype} {array.shape} at row {row}, expected {dtype} {shape}"
+            )
+        buffer.row(row)[:] = array
+    return buffer.arrow(len(values))
+
+
+def _is_encoded(values: pa.Array, shape: tuple[int, ...], dtype: np.dtype[np.generic]) -> bool:
+    """Whether every value is what `ColumnBuffer` would write: then it is taken as it is."""
+    if len(values) == 0:
+        return True
+    header = np.frombuffer(value_prefix(shape, dtype)[_LENGTH_BYTES:], np.uint8)
+    width = value_bytes(shape, dtype) - _LENGTH_BYTES
+    offsets: NDArray[np.int32] = np.frombuffer(values.buffers()[1], np.int32)[
+        values.offset : values.offset + len(values) + 1
+    ]
+    if (np.diff(offsets) != width).any():
+        return False
+    return bool((_values(values, width)[:, : len(header)] == header).all())

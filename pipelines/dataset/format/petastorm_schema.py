@@ -1,0 +1,182 @@
+"""Petastorm's schema of a dataset as Petastorm stores it, made without Petastorm.
+
+Petastorm keeps a pickle of its `Unischema` in `_common_metadata`. We only write that pickle and never read one. It is
+written instruction by instruction, because Python's pickler would import the classes that it names, and packages such
+as dill change what it writes. The bytes are those that `pickle.dumps` gives for Petastorm's own objects with PySpark 4.
+
+Source: the instructions of protocol 4, Python's `pickletools` and PEP 3154.
+"""
+
+import pickle
+from collections.abc import Callable, Hashable, Sequence
+
+import numpy as np
+
+from pipelines.dataset.format.columns import ID_FIELD
+from pipelines.dataset.format.rows import fixed_fields
+from pipelines.sample import ImageGroup
+
+UNISCHEMA_KEY = b"dataset-toolkit.unischema.v1"
+"""Key in the Parquet metadata under which Petastorm looks for its schema."""
+ROW_GROUPS_PER_FILE_KEY = b"dataset-toolkit.num_row_groups_per_file.v1"
+"""Key under which it looks for the number of row groups in each file, as JSON."""
+_UNISCHEMA, _CODECS, _SPARK = "petastorm.unischema", "petastorm.codecs", "pyspark.sql.types"
+_METHODS = frozenset(
+    ("as_spark_schema", "create_schema_view", "fields", "from_arrow_schema", "make_namedtuple", "make_namedtuple_tf")
+)
+"""Names that a `Unischema` has for itself: a field of that name is no attribute of it."""
+_LARGEST_FRAME = 64 * 1024
+
+
+class _Pickle:
+    """The instructions of one pickle, each value after the values that it is made of."""
+
+    def __init__(self) -> None:
+        self._code = bytearray()
+        self._places: dict[Hashable, int] = {}
+        self._count = 0
+
+    def data(self) -> bytes:
+        """Return the whole pickle."""
+        code = bytes(self._code) + pickle.STOP
+        if len(code) >= _LARGEST_FRAME:  # a pickler begins another frame there
+            raise ValueError(f"the schema takes {len(code)} bytes, too many for Petastorm's metadata")
+        return pickle.PROTO + bytes([4]) + pickle.FRAME + len(code).to_bytes(8, "little") + code
+
+    def write(self, *instructions: bytes) -> None:
+        """Add instructions."""
+        for instruction in instructions:
+            self._code += instruction
+
+    def remember(self, value: Hashable = None) -> None:
+        """Let the pickle remember the value that is on top of the stack; with a key, `recall` finds it again."""
+        self.write(pickle.MEMOIZE)
+        if value is not None:
+            self._places[value] = self._count
+        self._count += 1
+
+    def recall(self, value: Hashable) -> bool:
+        """Refer to a value that the pickle remembers; tell whether it does."""
+        if value not in self._places:
+            return False
+        place = self._places[value]
+        if place < 256:
+            self.write(pickle.BINGET, bytes([place]))
+        else:
+            self.write(pickle.LONG_BINGET, place.to_bytes(4, "little"))
+        return True
+
+    def text(self, value: str) -> None:
+        """Write a text."""
+        if self.recall(("text", value)):
+            return
+        encoded = value.encode()
+        if len(encoded) < 256:
+            self.write(pickle.SHORT_BINUNICODE, bytes([len(encoded)]), encoded)
+        else:
+            self.write(pickle.BINUNICODE, len(encoded).to_bytes(4, "little"), encoded)
+        self.remember(("text", value))
+
+    def name(self, module: str, name: str) -> None:
+        """Write the name of a class, which the reader imports."""
+        if self.recall(("class", module, name)):
+            return
+        self.text(module)
+        self.text(name)
+        self.write(pickle.STACK_GLOBAL)
+        self.remember(("class", module, name))
+
+    def instance(self, module: str, name: str) -> None:
+        """Write an object without arguments; its state may follow."""
+        self.name(module, name)
+        self.write(pickle.EMPTY_TUPLE, pickle.NEWOBJ)
+        self.remember()
+
+    def state(self, values: dict[str, Callable[[], None]]) -> None:
+        """Give the object on top of the stack its attributes."""
+        self.write(pickle.EMPTY_DICT)
+        self.remember()
+        self.items(values)
+        self.write(pickle.BUILD)
+
+    def items(self, values: dict[str, Callable[[], None]]) -> None:
+        """Fill the mapping on top of the stack; each value is a function that writes it."""
+        several = len(values) > 1
+        if several:
+            self.write(pickle.MARK)
+        for key, write in values.items():
+            self.text(key)
+            write()
+        self.write(pickle.SETITEMS if several else pickle.SETITEM)
+
+    def integers(self, values: tuple[int, ...]) -> None:
+        """Write a tuple of numbers from 0."""
+        if not values:
+            self.write(pickle.EMPTY_TUPLE)
+            return
+        if len(values) > 3:
+            self.write(pickle.MARK)
+        for value in values:
+            code, width = next(kind for kind in _INTEGERS if value < 1 << (8 * kind[1] - (kind[1] == 4)))
+            self.write(code, value.to_bytes(width, "little"))
+        self.write({1: pickle.TUPLE1, 2: pickle.TUPLE2, 3: pickle.TUPLE3}.get(len(values), pickle.TUPLE))
+        self.remember()
+
+
+_INTEGERS = ((pickle.BININT1, 1), (pickle.BININT2, 2), (pickle.BININT, 4))
+"""Instructions for whole numbers, and their width in bytes."""
+
+
+def pickled_schema(groups: Sequence[ImageGroup], class_count: int) -> bytes:
+    """Pickle Petastorm's schema of the id and the arrays; its readers leave out columns that the schema lacks.
+
+    Args:
+        groups: The image groups of the dataset.
+        class_count: Length of the label vector.
+
+    Raises:
+        ValueError: There are too many groups.
+    """
+    written = _Pickle()
+
+    def string_codec() -> None:
+        written.instance(_CODECS, "ScalarCodec")
+        written.state({"_spark_type": string_type})
+
+    def string_type() -> None:
+        written.instance(_SPARK, "StringType")
+        written.state({"collation": lambda: written.text("UTF8_BINARY")})
+
+    def array_codec() -> None:
+        written.instance(_CODECS, "NdarrayCodec")
+
+    def field(name: str, dtype: type[np.generic], shape: tuple[int, ...], codec: Callable[[], None]) -> None:
+        if written.recall(("field", name)):
+            return
+        written.name(_UNISCHEMA, "UnischemaField")
+        written.write(pickle.MARK)
+        written.text(name)
+        written.name("numpy", dtype.__name__)
+        written.integers(shape)
+        codec()
+        written.write(pickle.NEWFALSE, pickle.TUPLE)  # not nullable
+        written.remember()
+        written.write(pickle.NEWOBJ)
+        written.remember(("field", name))
+
+    fields: dict[str, Callable[[], None]] = {ID_FIELD: lambda: field(ID_FIELD, np.str_, (), string_codec)}
+    for name, (shape, dtype) in fixed_fields(groups, class_count).items():
+        fields[name] = lambda name=name, shape=shape, dtype=dtype: (  # type: ignore[misc]
+            field(name, dtype.type, shape, array_codec)
+        )
+
+    def ordered_fields() -> None:
+        written.name("collections", "OrderedDict")
+        written.write(pickle.EMPTY_TUPLE, pickle.REDUCE)
+        written.remember()
+        written.items(fields)
+
+    attributes = {name: write for name, write in fields.items() if name not in _METHODS}
+    written.instance(_UNISCHEMA, "Unischema")
+    written.state({"_name": lambda: written.text("Sample"), "_fields": ordered_fields, **attributes})
+    return written.data()

@@ -1,0 +1,149 @@
+"""Notes: what became of each shard. They say what is finished, and hold what the report and a repair need."""
+
+import base64
+import gzip
+import json
+import zlib
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from pipelines.dataset.format.files import NOTES_FILE, note_name
+from pipelines.dataset.format.manifest import Shard
+from pipelines.dataset.format.statistics import BandSums
+from pipelines.dataset.prepare.identity import Identity
+from pipelines.storage.folder import Folder
+from pipelines.storage.lease import PROGRESS_FOLDER
+
+_READ_AT_ONCE = 16
+
+
+@dataclass(frozen=True)
+class WrittenShard:
+    """What became of the planned rows."""
+
+    shard: Shard
+    digest: str
+    """`ShardPlan.digest` of the rows."""
+    class_counts: list[int]
+    band_sums: dict[str, BandSums]
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`."""
+
+
+def write_note(written: WrittenShard, dataset: Folder) -> None:
+    """Note that a shard is finished."""
+    dataset.write(note_name(written.shard.file), json.dumps(_values(written)).encode(), flush=False)
+
+
+def write_earlier_note(written: WrittenShard, samples: bytes, dataset: Folder) -> None:
+    """Note what is in a shard that is about to be written again, and its samples (`ShardPlan.samples`)."""
+    values = {**_values(written), "samples": base64.b64encode(samples).decode()}
+    dataset.write(note_name(written.shard.file, earlier=True), json.dumps(values).encode(), flush=False)
+
+
+def read_note(shard: str, dataset: Folder) -> WrittenShard | None:
+    """Read the note of one shard; None where there is none, or a damaged one."""
+    try:
+        return _written(json.loads(dataset.read(note_name(shard))))
+    except (FileNotFoundError, ValueError, KeyError, TypeError):
+        return None
+
+
+def read_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, WrittenShard]:
+    """Read the notes of those of the shards that have one."""
+    noted = _noted(dataset)
+    candidates = [shard for shard in shards if note_name(shard) in noted]
+    with ThreadPoolExecutor(_READ_AT_ONCE) as pool:
+        notes = pool.map(partial(read_note, dataset=dataset), candidates)
+        return {shard: note for shard, note in zip(candidates, notes, strict=True) if note is not None}
+
+
+def read_earlier_notes(dataset: Folder, shards: Iterable[str]) -> dict[str, tuple[WrittenShard, bytes]]:
+    """Read what `write_earlier_note` wrote: what is in each shard, and its samples."""
+    noted, found = _noted(dataset), {}
+    for shard in shards:
+        name = note_name(shard, earlier=True)
+        if name in noted:
+            with suppress(FileNotFoundError, ValueError, KeyError, TypeError):  # a damaged one
+                values = json.loads(dataset.read(name))
+                found[shard] = _written(values), base64.b64decode(values["samples"])
+    return found
+
+
+def _noted(dataset: Folder) -> set[str]:
+    return {f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)}
+
+
+def write_all_notes(identity: Identity, shards: Iterable[WrittenShard], dataset: Folder) -> None:
+    """Write the notes of all shards as one file, which stays in the finished dataset."""
+    lines = [json.dumps(identity.as_json()), *(json.dumps(_values(written)) for written in shards)]
+    dataset.write(NOTES_FILE, gzip.compress("\n".join(lines).encode(), mtime=0))
+
+
+def read_all_notes(dataset: Folder) -> tuple[Identity, dict[str, WrittenShard]] | None:
+    """Read what `write_all_notes` wrote: identity, and notes by shard; None where it is lost or damaged."""
+    try:
+        identity, *lines = gzip.decompress(dataset.read(NOTES_FILE)).decode().split("\n")
+        notes = [_written(json.loads(line)) for line in lines]
+        return Identity.from_json(json.loads(identity)), {written.shard.file: written for written in notes}
+    except (OSError, EOFError, zlib.error, ValueError, KeyError, TypeError):
+        return None
+
+
+def count_reasons(rejected: Sequence[Mapping[str, str]]) -> dict[str, int]:
+    """Count bad records by reason, the most frequent first."""
+    return dict(Counter(row["reason"] for row in rejected).most_common())
+
+
+def check_rejected(
+    rejected: Sequence[Mapping[str, str]], total: int, setting: str, allowed: float, report: str | None
+) -> None:
+    """Make sure that no more records are bad than allowed.
+
+    Args:
+        rejected: The bad records, as rows of `REJECTED_SCHEMA`.
+        total: All records.
+        setting: Key of the setting that allows some.
+        allowed: Its value, a fraction.
+        report: Where all of them are listed; None: nowhere yet.
+
+    Raises:
+        ValueError: More of them are bad.
+    """
+    if len(rejected) <= allowed * total:
+        return
+    counts = ", ".join(f"{reason} {count}" for reason, count in count_reasons(rejected).items())
+    raise ValueError(
+        f"{len(rejected)} of {total} samples are bad ({counts}), more than {setting}={allowed}; the first: "
+        f"{rejected[0]['file']}: {rejected[0]['reason']}; mend the files, or allow more, and the same command continues"
+        + (f"; all of them: {report}" if report else "")
+    )
+
+
+def _values(written: WrittenShard) -> dict[str, Any]:
+    return {
+        "shard": written.shard.model_dump(mode="json"),
+        "digest": written.digest,
+        "class_counts": written.class_counts,
+        "band_sums": {name: vars(sums) for name, sums in written.band_sums.items()},
+        "rejected": written.rejected,
+    }
+
+
+def _written(values: dict[str, Any]) -> WrittenShard:
+    sums = {
+        name: BandSums(
+            value["count"],
+            tuple(value["total"]),
+            tuple(value["squares"]),
+            tuple(tuple(band) for band in value["histogram"]),
+        )
+        for name, value in values["band_sums"].items()
+    }
+    shard = Shard.model_validate_json(json.dumps(values["shard"]))
+    return WrittenShard(shard, values["digest"], values["class_counts"], sums, values["rejected"])

@@ -1,0 +1,163 @@
+"""The Spark job that writes shards: its progress, its retries, and errors that say what happened."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import PurePosixPath
+
+from pyspark.sql import SparkSession
+
+from pipelines.archives.archive import Archive
+from pipelines.dataset.format.files import note_name, remove_files
+from pipelines.dataset.format.manifest import Shard
+from pipelines.dataset.format.rows import Fields
+from pipelines.dataset.prepare.notes import WrittenShard, read_note, read_notes
+from pipelines.dataset.prepare.shard import LostRowsError, ShardPlan, write_shard
+from pipelines.dataset.read.verify import ShardCheck, check_shard
+from pipelines.spark.tasks import run_tasks, run_until_done, watched
+from pipelines.storage.folder import Folder
+from pipelines.storage.lease import PROGRESS_FOLDER
+
+_LESS_MEMORY = "a smaller prepare.row_group_mib"
+_Outcome = WrittenShard | list[dict[str, str]]
+"""What is in a shard; or the samples for whose sake an earlier one keeps its place."""
+
+
+@dataclass(frozen=True)
+class PrepareProgress:
+    """How far the job is."""
+
+    done: int
+    """Samples in finished shards, bad ones included."""
+    total: int
+    rejected: int
+    found: int = 0
+    """Those of `done` that an earlier run had finished."""
+
+
+def write_shards(
+    spark: SparkSession,
+    archive: Archive,
+    staging: Folder,
+    plans: list[ShardPlan],
+    found: dict[str, WrittenShard],
+    say: Callable[[str], None],
+    progress: Callable[[PrepareProgress], None],
+) -> tuple[dict[str, WrittenShard], dict[str, list[dict[str, str]]]]:
+    """Write the shards that are not found, as one Spark job.
+
+    Spark in local mode does not try a task again. So where a worker died there, the shards that are not finished are
+    tried again here.
+
+    Args:
+        spark: The session.
+        archive: What is read.
+        staging: Folder that the shards are written to.
+        plans: All shards.
+        found: Those that an earlier run finished.
+        say: Called with a line about each retry.
+        progress: Called when shards are finished.
+
+    Returns:
+        What is in every shard that was found or written, by file; and of those that are not written again, because
+        samples in them cannot be read any more, these samples as rows of `REJECTED_SCHEMA`.
+
+    Raises:
+        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+    """
+    waiting = {plan.file: plan for plan in plans if plan.file not in found}
+
+    def finished(files: list[str]) -> dict[str, _Outcome]:
+        notes, sizes = read_notes(staging, files), staging.files()
+        return {
+            file: note
+            for file, note in notes.items()
+            if (note.digest, note.shard.size) == (waiting[file].digest, sizes.get(file))
+        }
+
+    with watched(_Progress(plans, staging, found, progress).look, name="groundswell-prepare-progress"):
+        outcomes = run_until_done(
+            spark,
+            waiting,
+            partial(_write, archive, staging),
+            finished=finished,
+            say=say,
+            job="prepare",
+            folder=staging,
+            less_memory=_LESS_MEMORY,
+        )
+    written = {file: outcome for file, outcome in outcomes.items() if isinstance(outcome, WrittenShard)}
+    lost = {file: outcome for file, outcome in outcomes.items() if isinstance(outcome, list)}
+    return {**found, **written}, lost
+
+
+def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
+    """Make sure that shards and notes are those that the tasks have told of.
+
+    An executor of a job whose lease another one took may still write: its shards have the same names. And of two
+    attempts of a task, between which the archive changed, one may have written the shard and the other its note.
+
+    Raises:
+        RuntimeError: Some are not; their notes are removed, so that the same command writes them again.
+    """
+    notes, sizes = read_notes(staging, written), staging.files()
+    others = [file for file, one in written.items() if (notes.get(file), sizes.get(file)) != (one, one.shard.size)]
+    if others:
+        remove_files(staging, [note_name(file) for file in others])
+        raise RuntimeError(
+            f"{staging}: another job or task has written {len(others)} shards meanwhile, the first is {others[0]}: the "
+            "same command continues, and writes them again"
+        )
+
+
+def check_shards(spark: SparkSession, dataset: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
+    """Read shards of a dataset as one Spark job, and compare every row with its checksum.
+
+    Raises:
+        RuntimeError: Spark gave up, or its JVM died; says why.
+    """
+    files = [shard.file for shard in shards]
+    check = partial(_check, dataset, fields)
+    return run_tasks(spark, shards, check, job="prepare", folder=dataset, files=files, less_memory=_LESS_MEMORY)
+
+
+def _check(dataset: Folder, fields: Fields, shard: Shard) -> ShardCheck:
+    check = check_shard(dataset, shard, fields)
+    # The ids of a whole shard are known, and would be the largest part of the answer.
+    return replace(check, ids=()) if check.damage is None else check
+
+
+def _write(archive: Archive, staging: Folder, plan: ShardPlan) -> _Outcome:
+    try:
+        return write_shard(plan, archive, staging)
+    except LostRowsError as error:
+        return error.rows
+
+
+class _Progress:
+    """Counts finished shards while the job runs, by the notes that they leave."""
+
+    def __init__(
+        self,
+        plans: list[ShardPlan],
+        staging: Folder,
+        found: dict[str, WrittenShard],
+        progress: Callable[[PrepareProgress], None],
+    ) -> None:
+        self._open = {PurePosixPath(note_name(plan.file)).name: plan for plan in plans if plan.file not in found}
+        self._total = sum(plan.rows for plan in plans)
+        self._staging, self._progress = staging, progress
+        self._found = self._done = sum(plan.rows for plan in plans if plan.file in found)
+        self._rejected = sum(len(written.rejected) for written in found.values())
+
+    def look(self) -> None:
+        """Count what is finished now, and tell it."""
+        for name in set(self._staging.names(PROGRESS_FOLDER)) & set(self._open):
+            plan = self._open[name]
+            written = read_note(plan.file, self._staging)
+            if written is None or written.digest != plan.digest:  # an older note
+                continue
+            del self._open[name]
+            self._done += plan.rows
+            self._rejected += len(written.rejected)
+        self._progress(PrepareProgress(self._done, self._total, self._rejected, self._found))

@@ -1,0 +1,211 @@
+"""The unfinished dataset: whose it is, what becomes of the old one, and how it becomes the finished one.
+
+On local disks it is written to `<dataset>.incomplete` and takes the dataset's name when it is complete. Behind a URL,
+where folders cannot be renamed, it is written in place, and `dataset.json` makes it a dataset. Every step can be the
+last one before the process is killed: the next run finds out by the mark where it was.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+
+from pipelines.dataset.format.files import (
+    MARK_FILE,
+    files_of_finished,
+    files_of_unfinished,
+    is_progress,
+    remove_empty,
+    remove_files,
+)
+from pipelines.dataset.format.manifest import FILE_NAME, Manifest, is_inside, read_manifest, write_manifest
+from pipelines.dataset.prepare.identity import Identity
+from pipelines.dataset.prepare.swap import swap_folders
+from pipelines.machine.proc import is_mount_point
+from pipelines.storage.folder import Folder
+from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What an unfinished dataset says about itself, in `_progress/plan.json`: this proves that it is ours."""
+
+    identity: Identity
+    """Settings and digests that the job was started with."""
+    splits: list[str]
+    removing: list[str] = field(default_factory=list)
+    """Files of a dataset that is being replaced in place, and that must go before anything is written."""
+    replaced: str | None = None
+    """Digest of the `dataset.json` of the local dataset whose place this one takes."""
+    is_new: bool = False
+    """Whether no shard is of an older dataset, as those of a repair are."""
+
+
+def staging_of(dataset: Folder) -> Folder:
+    """Give the folder that an unfinished dataset is written to."""
+    return dataset.sibling(f"{dataset.name}.incomplete") if dataset.is_local else dataset
+
+
+def read_mark(folder: Folder) -> Mark | None:
+    """Read the mark of a folder; None where there is none.
+
+    Raises:
+        ValueError: It is damaged.
+    """
+    try:
+        values = json.loads(folder.read(MARK_FILE))
+        known = {each.name: values[each.name] for each in fields(Mark)}
+        mark = Mark(**{**known, "identity": Identity.from_json(known["identity"])})
+        for name in mark.removing:
+            if not is_inside(name):
+                raise ValueError(f"removing {name!r}, which is no file of this folder")
+        return mark
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder}/{MARK_FILE} is damaged ({error}): remove {folder} if it is yours") from None
+
+
+def write_mark(folder: Folder, mark: Mark) -> None:
+    """Write the mark of a folder."""
+    folder.make(PROGRESS_FOLDER)
+    folder.write(MARK_FILE, json.dumps({**asdict(mark), "identity": mark.identity.as_json()}).encode())
+
+
+def discard(staging: Folder, mark: Mark) -> None:
+    """Remove an unfinished dataset, file by file.
+
+    Raises:
+        ValueError: The folder holds a file that is not ours; nothing is removed.
+    """
+    names = [name for name in files_of_unfinished(staging, mark.splits) if not _is_lease(name)]
+    _remove_in_place(staging, mark, names)
+    remove_files(staging, [MARK_FILE])
+    remove_empty(staging)
+
+
+def remove_finished(dataset: Folder, manifest: Manifest, identity: Identity, splits: list[str]) -> None:
+    """Remove a finished dataset behind a URL, file by file, `dataset.json` first; a mark tells what still has to go.
+
+    Raises:
+        ValueError: The folder holds a file that is not ours; nothing is removed.
+    """
+    names = [name for name in files_of_finished(dataset, manifest) if not _is_lease(name)]
+    _remove_in_place(dataset, Mark(identity, splits), names)
+
+
+def _remove_in_place(folder: Folder, mark: Mark, names: Collection[str]) -> None:
+    names = [name for name in dict.fromkeys(names) if name != MARK_FILE]
+    write_mark(folder, replace(mark, removing=names))
+    resume_removing(folder)
+
+
+def resume_removing(folder: Folder) -> None:
+    """Remove what the mark says has to go before anything is written."""
+    mark = read_mark(folder)
+    if mark is not None and mark.removing:
+        there = folder.files()  # of a folder of that name, or behind a link, nothing is ours
+        names = [name for name in mark.removing if name in there]
+        # Without its manifest what is left is no dataset.
+        remove_files(folder, [name for name in names if name == FILE_NAME])
+        remove_files(folder, names)
+        write_mark(folder, replace(mark, removing=[]))
+
+
+def check_replaceable(dataset: Folder) -> None:
+    """Make sure, before anything is written, that another folder can take the place of this one.
+
+    Raises:
+        ValueError: It is a mount point.
+    """
+    if dataset.is_local and is_mount_point(dataset.path):
+        raise ValueError(
+            f"{dataset} is a mount point, whose place no other folder can take: choose a dataset.path inside of it, or "
+            "mount the folder above it"
+        )
+
+
+def link_shard(source: Folder, staging: Folder, name: str) -> None:
+    """Give a finished shard a second name in the staging folder; a copy where there are no hard links."""
+    old, new = source.path / name, staging.path / name
+    if new.exists() and new.samefile(old):
+        return
+    new.unlink(missing_ok=True)
+    try:
+        os.link(old, new)
+    except OSError:  # not every file system has them
+        with staging.new_file(name) as path:
+            shutil.copyfile(old, path)
+
+
+def finish(
+    staging: Folder, dataset: Folder, manifest: Manifest, files: Collection[str], still_held: Callable[[], None]
+) -> None:
+    """Turn the unfinished dataset into a finished one, at once: by the rename, or else by its `dataset.json`.
+
+    Args:
+        staging: The unfinished dataset.
+        dataset: Its final place, where an older dataset may be.
+        manifest: What becomes `dataset.json`.
+        files: Everything that belongs to the dataset; what else the staging folder holds of earlier plans is removed.
+        still_held: Raises where another job took over.
+
+    Raises:
+        ValueError: A folder holds a file that is not ours.
+        RuntimeError: Another job took over.
+    """
+    still_held()  # another job's mark would make its shards ours
+    mark = read_mark(staging)
+    assert mark is not None, staging
+    ours = files_of_unfinished(staging, mark.splits)
+    stale = [name for name in ours if name not in files and not name.startswith(f"{PROGRESS_FOLDER}/")]
+    remove_files(staging, [name for name in stale if name != FILE_NAME])
+    still_held()
+    write_manifest(manifest, staging)
+    if staging != dataset:
+        if dataset.exists():
+            files_of_finished(dataset, read_manifest(dataset))
+            write_mark(staging, replace(mark, replaced=_digest(dataset)))
+            swap_folders(staging.path, dataset.path, _aside(dataset))
+        else:
+            staging.path.rename(dataset.path)
+    clean_up(dataset)
+
+
+def put_back(dataset: Folder) -> None:
+    """Undo the first half of an exchange of two folders that was interrupted: the old dataset takes its place again."""
+    if not dataset.is_local or dataset.exists():
+        return
+    mark, old = read_mark(staging_of(dataset)), Folder(str(_aside(dataset)))
+    if mark is not None and old.exists(FILE_NAME) and _digest(old) == mark.replaced:
+        old.path.rename(dataset.path)
+
+
+def clean_up(dataset: Folder) -> None:
+    """Remove what a finished dataset has left behind: its notes of progress, and the dataset whose place it took."""
+    mark = read_mark(dataset)
+    if mark is None or not dataset.exists(FILE_NAME):
+        return
+    if dataset.is_local and mark.replaced is not None:
+        for old in (staging_of(dataset), Folder(str(_aside(dataset)))):
+            if old.exists(FILE_NAME) and _digest(old) == mark.replaced:
+                remove_files(old, files_of_finished(old, read_manifest(old)), last=[FILE_NAME])
+            remove_empty(old)
+    names = [f"{PROGRESS_FOLDER}/{name}" for name in dataset.names(PROGRESS_FOLDER)]
+    remove_files(dataset, [name for name in names if is_progress(name) and not _is_lease(name)], last=[MARK_FILE])
+
+
+def _aside(dataset: Folder) -> Path:
+    """Where the old dataset is for a moment on file systems that cannot exchange two folders."""
+    return dataset.path.with_name(f".{dataset.name}.replaced")
+
+
+def _digest(dataset: Folder) -> str:
+    return hashlib.sha256(dataset.read(FILE_NAME)).hexdigest()
+
+
+def _is_lease(name: str) -> bool:
+    return name.startswith(f"{PROGRESS_FOLDER}/{LEASE_PREFIX}")

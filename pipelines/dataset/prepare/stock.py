@@ -1,0 +1,128 @@
+"""What a job is to write, what of it is there already, and which shards it leaves as they are."""
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import pyarrow as pa
+
+from pipelines.archives.archive import ArchiveIndex
+from pipelines.dataset.prepare.identity import Identity
+from pipelines.dataset.prepare.index import index_digest, with_rows
+from pipelines.dataset.prepare.notes import WrittenShard
+from pipelines.dataset.prepare.shard import ShardPlan
+from pipelines.dataset.prepare.survey import OVERWRITE, Found, Plans, Usable, all_of, rejected_of
+from pipelines.storage.folder import Folder
+
+_log = logging.getLogger(__name__)
+Rejected = Sequence[Mapping[str, str]]
+"""Rows of `REJECTED_SCHEMA`."""
+
+
+@dataclass(frozen=True)
+class Stock:
+    """What is to be written, and what of it is there."""
+
+    index: ArchiveIndex
+    settings: Identity
+    """Settings and classes, without the digest of the samples."""
+    plans: Plans
+    usable: Usable
+    damaged: dict[str, Rejected] = field(default_factory=dict)
+    """Shards that stay damaged, by file, with the samples that would be lost if they were written again."""
+
+    @cached_property
+    def identity(self) -> Identity:
+        """What decides the dataset."""
+        return replace(self.settings, index=index_digest(self.index.samples))
+
+    @property
+    def written(self) -> dict[str, WrittenShard]:
+        """The shards that need not be written again."""
+        return {file: found.written for file, found in self.usable.shards.items()}
+
+    @property
+    def total(self) -> int:
+        """Everything that the archive names."""
+        return len(self.index.samples) + len(self.index.rejected)
+
+    def to_write(self) -> list[ShardPlan]:
+        """All shards; those that replace another one know which samples they must have."""
+        held = self.usable.held
+        return [replace(plan, held=held[plan.file].ids) if plan.file in held else plan for plan in all_of(self.plans)]
+
+    def rejected(self, written: Mapping[str, WrittenShard]) -> list[dict[str, str]]:
+        """Every bad record that is known: of finished shards what was found, of others what the index says."""
+        rows = list(self.index.rejected.to_pylist())
+        for plan in all_of(self.plans):
+            rows += rejected_of([written[plan.file]]) if plan.file in written else plan.unusable
+        return rows
+
+    def without_losses(self) -> "Stock":
+        """Leave those shards as they are of which the index says that good rows could not be made again."""
+        plans = [plan for plan in self.to_write() if plan.held]
+        lost = {plan.file: [row for row in plan.unusable if row["id"] in plan.held] for plan in plans}
+        return self.keeping({file: rows for file, rows in lost.items() if rows})
+
+    def keeping(self, lost: Mapping[str, Rejected]) -> "Stock":
+        """Leave shards as they are, with all that was known of their samples when they were written.
+
+        Args:
+            lost: Samples that would be lost if the shard were written again, by file of each shard.
+        """
+        if not lost:
+            return self
+        for file, rows in lost.items():
+            _log.warning(
+                "%s is not written again, as samples of it would be lost: %d cannot be read any more, such as %s (%s)",
+                *(file, len(rows), rows[0]["id"], rows[0]["reason"]),
+            )
+        kept = {file: self.usable.held[file] for file in lost}
+        # Other labels of a bad record, which its folder has brought along, would make it a shard of other samples.
+        planned = {plan.digest for plan in all_of(self.plans)}
+        known = [found.plan.table for found in kept.values() if found.plan.digest not in planned]
+        samples = with_rows(self.index.samples, pa.concat_tables(known)) if known else self.index.samples
+        return replace(
+            self,
+            index=replace(self.index, samples=samples),
+            plans={split: [_plan_of(plan, kept) for plan in shards] for split, shards in self.plans.items()},
+            usable=_keep(self.usable, kept),
+            damaged={**self.damaged, **{file: lost[file] for file in kept if kept[file].whole is not None}},
+        )
+
+    def check_repaired(self, dataset: Folder) -> None:
+        """Make sure that no damaged shard was left as it is.
+
+        Raises:
+            RuntimeError: Some were; says how many rows each repair would have lost.
+        """
+        if not self.damaged:
+            return
+        rows = [row for lost in self.damaged.values() for row in lost]
+        raise RuntimeError(
+            f"{dataset}: {len(self.damaged)} damaged shards are not replaced, the first is {next(iter(self.damaged))}: "
+            f"{len(rows)} good rows would be lost, as their samples cannot be read any more, such as {rows[0]['id']} "
+            f"({rows[0]['reason']}); put their files back, and the same command repairs the shards, or make the "
+            f"dataset without them with {OVERWRITE}; everything else is finished"
+        )
+
+
+def problems(usable: Usable) -> str:
+    """Tell why shards are written again."""
+    counts = Counter(usable.problems.values())
+    told = [f"{count} shards {reason}" for reason, count in counts.items()]
+    return ", ".join(told) or "what describes the shards is lost or out of date"
+
+
+def _plan_of(plan: ShardPlan, kept: Mapping[str, Found]) -> ShardPlan:
+    return kept[plan.file].plan if plan.file in kept else plan
+
+
+def _keep(usable: Usable, kept: Mapping[str, Found]) -> Usable:
+    return Usable(
+        {**usable.shards, **kept},
+        {file: reason for file, reason in usable.problems.items() if file not in kept},
+        {file: found for file, found in usable.held.items() if file not in kept},
+    )

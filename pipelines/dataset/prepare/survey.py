@@ -1,0 +1,285 @@
+"""What earlier runs left: whether it is ours and of the same samples and settings, and what of it is still good."""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from pipelines.archives.archive import (
+    REJECTED_SCHEMA,
+    Archive,
+    ArchiveDescription,
+    ArchiveIndex,
+    BadRecordError,
+    read_sample,
+)
+from pipelines.archives.files import is_local
+from pipelines.dataset.format.files import MARK_FILE, is_progress
+from pipelines.dataset.format.manifest import FILE_NAME, Manifest, read_manifest
+from pipelines.dataset.prepare.identity import Identity, describe
+from pipelines.dataset.prepare.index import compare, index_digest, keep_known, read_index
+from pipelines.dataset.prepare.notes import WrittenShard, read_all_notes, read_earlier_notes, read_notes
+from pipelines.dataset.prepare.shard import ShardPlan
+from pipelines.dataset.prepare.staging import read_mark, staging_of
+from pipelines.storage.folder import Folder
+
+Plans = dict[str, list[ShardPlan]]
+_THREADS, _REMOTE_THREADS = 8, 32
+OVERWRITE, RESTART = "--set prepare.overwrite=true", "--set prepare.restart=true"
+
+
+@dataclass(frozen=True)
+class Existing:
+    """Shards that an earlier run wrote."""
+
+    folder: Folder
+    identity: Identity
+    """What they were written of."""
+    notes: dict[str, WrittenShard]
+    sizes: dict[str, int]
+    """Bytes of every file in the folder."""
+    manifest: Manifest | None
+    """None: the dataset is unfinished."""
+    earlier_notes: dict[str, tuple[WrittenShard, bytes]] = field(default_factory=dict)
+    """What is in shards that a job was about to write again, and their samples."""
+
+    @property
+    def advice(self) -> str:
+        """Tell how to continue with other settings or another archive."""
+        if self.manifest is None:
+            return f"choose another dataset.path, or discard the unfinished work with {RESTART}"
+        return f"choose another dataset.path, or replace the dataset with {OVERWRITE}"
+
+
+@dataclass(frozen=True)
+class Found:
+    """A shard that an earlier run wrote."""
+
+    plan: ShardPlan
+    """Its samples as they were when it was written."""
+    written: WrittenShard
+    folder: Folder
+    whole: frozenset[str] | None = None
+    """Ids of the rows that are not damaged; None: it is not known to be damaged."""
+
+    @property
+    def ids(self) -> frozenset[str]:
+        """The samples whose rows are in it, and not known to be damaged."""
+        ids = frozenset(self.plan.table["id"].to_pylist()) - {row["id"] for row in self.written.rejected}
+        return ids if self.whole is None else ids & self.whole
+
+
+@dataclass(frozen=True)
+class Usable:
+    """What earlier runs have written that is of use."""
+
+    shards: dict[str, Found]
+    """The shards that need not be written again, by file."""
+    problems: dict[str, str]
+    """Why others are to be written again, by file."""
+    held: dict[str, Found]
+    """Those of the others that have good rows, which must not be lost."""
+
+
+def find_finished(dataset: Folder) -> Existing | None:
+    """Look at the dataset's folder; None where there is no finished dataset.
+
+    Raises:
+        ValueError: There is something else, or the dataset's `dataset.json` is damaged.
+    """
+    if not dataset.exists(FILE_NAME):
+        files = dataset.files()
+        started = MARK_FILE in files or (files and all(map(is_progress, files)))
+        if (files or (dataset.is_local and dataset.exists())) and not (started and not dataset.is_local):
+            raise ValueError(
+                f"{dataset} exists and is not a dataset: choose another dataset.path, or remove the folder"
+            )
+        return None
+    manifest = read_manifest(dataset)
+    found = read_all_notes(dataset)
+    identity, notes = found if found is not None else (_identity_of(manifest), {})
+    return Existing(dataset, identity, notes, dataset.files(), manifest)
+
+
+def _identity_of(manifest: Manifest) -> Identity:
+    """What `dataset.json` tells of settings and samples, where the notes are lost."""
+    description = ArchiveDescription(manifest.archive, manifest.task, manifest.class_names, manifest.groups)
+    described = describe(description, manifest.read_settings)
+    return Identity({"format": manifest.format_version, **manifest.settings, **described}, manifest.source_fingerprint)
+
+
+def find_unfinished(dataset: Folder) -> Existing | None:
+    """Look at the folder of an unfinished dataset; None where there is none.
+
+    Raises:
+        ValueError: Something else is there.
+    """
+    staging = staging_of(dataset)
+    mark = read_mark(staging)
+    if mark is None:
+        # A job that is killed while it writes its mark leaves the beginning of it.
+        if dataset.is_local and (not all(map(is_progress, staging.files())) or staging.path.is_file()):
+            raise ValueError(
+                f"{staging} is in the way and is not ours: move it elsewhere, or choose another dataset.path"
+            )
+        return None
+    sizes = staging.files()
+    shards = [name for name in sizes if name.endswith(".parquet") and name.split("/")[0] in mark.splits]
+    notes, earlier_notes = read_notes(staging, shards), read_earlier_notes(staging, shards)
+    return Existing(staging, mark.identity, notes, sizes, None, earlier_notes)
+
+
+def refuse_another(existing: Existing, identity: Identity) -> None:
+    """Make sure that the settings are the same.
+
+    Raises:
+        ValueError: They are not; names the differences.
+    """
+    differences = existing.identity.differences(identity)
+    if differences:
+        raise ValueError(f"{existing.folder} was made otherwise ({'; '.join(differences)}): {existing.advice}")
+
+
+def reconcile(
+    existing: Existing, index: ArchiveIndex, plan: Callable[[ArchiveIndex], Plans]
+) -> tuple[ArchiveIndex, Plans]:
+    """Make sure that finished shards and the archive agree.
+
+    Samples that were rejected or not written yet may have other labels and files now, and files of samples that are
+    in a finished shard may be gone: what is known of them is kept.
+
+    Returns:
+        The index to continue with, and the shards as they were planned where another index was known then.
+
+    Raises:
+        ValueError: The archive's samples changed; says how many.
+    """
+    if index_digest(index.samples) == existing.identity.index:
+        return index, {}
+    before = read_index(existing.folder)
+    is_finished = existing.manifest is not None
+    if is_finished and before is not None and index_digest(before) != existing.identity.index:
+        before = None  # it is that of other shards
+    if before is None:
+        if not existing.notes and not is_finished:
+            return index, {}
+        raise ValueError(f"the archive changed since {existing.folder} was written: {existing.advice}")
+    index = keep_known(before, index)
+    earlier = plan(ArchiveIndex(before, REJECTED_SCHEMA.empty_table()))
+    notes_are_lost = is_finished and not existing.notes  # so any sample may be in a shard
+    settled = set(before["id"].to_pylist()) if notes_are_lost else _settled(existing, earlier)
+    changes = compare(before, index.samples).of(settled)
+    if settled and changes:
+        raise ValueError(f"the archive changed since {existing.folder} was written ({changes}): {existing.advice}")
+    return index, earlier
+
+
+def _settled(existing: Existing, plans: Plans) -> set[str]:
+    """The samples whose rows are in a finished shard."""
+    settled: set[str] = set()
+    for plan in all_of(plans):
+        note = existing.notes.get(plan.file)
+        is_same = note is not None and note.digest == plan.digest
+        found = Found(plan, note, existing.folder) if note is not None and is_same else _find_earlier(existing, plan)
+        settled |= found.ids if found is not None else set()
+    return settled
+
+
+def find_usable(existing: Existing, plans: Plans, earlier: Plans, archive: Archive) -> Usable:
+    """Find the shards that are there, of the planned samples, and whose rejected records are still bad.
+
+    Args:
+        existing: What an earlier run wrote.
+        plans: All shards.
+        earlier: The shards as they were planned then, where that is known to differ.
+        archive: Where the rejected records are looked at.
+    """
+    shards: dict[str, Found] = {}
+    problems: dict[str, str] = {}
+    held: dict[str, Found] = {}
+    before = {plan.file: plan for plan in all_of(earlier)}
+    for plan in all_of(plans):
+        file, size = plan.file, existing.sizes.get(plan.file)
+        note = existing.notes.get(file)
+        if note is not None and (note.digest, note.shard.size) == (plan.digest, size):
+            shards[file] = Found(plan, note, existing.folder)
+            continue
+        is_same = note is not None and note.digest == plan.digest
+        problems[file] = "missing" if size is None else "of another size" if is_same else "of other samples"
+        other = before.get(file, plan)
+        if note is not None and (note.digest, note.shard.size) == (other.digest, size):
+            held[file] = Found(other, note, existing.folder)
+        elif (found := _find_earlier(existing, plan)) is not None:
+            held[file] = found
+    for file in _with_mended_records(shards.values(), archive):
+        problems[file] = "with rejected records that can be read now"
+        held[file] = shards.pop(file)
+    return Usable(shards, problems, held)
+
+
+def _find_earlier(existing: Existing, plan: ShardPlan) -> Found | None:
+    """The shard that has the place of a planned one, where a job was stopped before it wrote that one."""
+    written, samples = existing.earlier_notes.get(plan.file, (None, b""))
+    if written is None or written.shard.size != existing.sizes.get(plan.file):
+        return None
+    earlier = replace(plan, samples=samples, digest=written.digest)
+    has_same_ids = earlier.table["id"].to_pylist() == plan.table["id"].to_pylist()
+    return Found(earlier, written, existing.folder) if has_same_ids else None
+
+
+def _with_mended_records(shards: Iterable[Found], archive: Archive) -> list[str]:
+    """The shards of which a rejected record can be read now."""
+    tries: list[tuple[str, dict[str, Any]]] = []
+    for found in shards:
+        plan = found.plan
+        before = {row["id"] for row in found.written.rejected} - {row["id"] for row in plan.unusable}
+        if before:
+            tries += [(plan.file, sample) for sample in plan.table.to_pylist() if sample["id"] in before]
+    with ThreadPoolExecutor(_THREADS if is_local(archive.root) else _REMOTE_THREADS) as pool:
+        outcomes = pool.map(partial(_is_readable, archive), [sample for _, sample in tries])
+        return sorted({file for (file, _), is_readable in zip(tries, outcomes, strict=True) if is_readable})
+
+
+def _is_readable(archive: Archive, sample: dict[str, Any]) -> bool:
+    try:
+        read_sample(archive, sample["paths"])
+    except BadRecordError:
+        return False
+    return True
+
+
+def with_damage(usable: Usable, damaged: Mapping[str, Collection[str]]) -> Usable:
+    """Have damaged shards written again.
+
+    Args:
+        usable: What was found.
+        damaged: Ids of the rows that are not damaged, by file of each damaged shard.
+    """
+    found = {**usable.held, **usable.shards}
+    held = {file: replace(found[file], whole=frozenset(whole)) for file, whole in damaged.items()}
+    shards = {file: one for file, one in usable.shards.items() if file not in damaged}
+    return Usable(shards, {**usable.problems, **dict.fromkeys(damaged, "with damaged rows")}, {**usable.held, **held})
+
+
+def merge(first: Usable, second: Usable) -> Usable:
+    """Take the shards of both; of a shard that both have, the one with more samples, or else the first's."""
+    shards = _merged(first.shards, second.shards)
+    held = {file: found for file, found in _merged(first.held, second.held).items() if file not in shards}
+    return Usable(shards, first.problems or second.problems, held)
+
+
+def _merged(first: dict[str, Found], second: dict[str, Found]) -> dict[str, Found]:
+    found = [*second.items(), *first.items()]
+    # The sort is stable: of two with as many rejected records, the first's is the later one, and stays.
+    return dict(sorted(found, key=lambda item: -len(item[1].written.rejected)))
+
+
+def all_of(plans: Plans) -> list[ShardPlan]:
+    """Give the shards of all splits."""
+    return [plan for shards in plans.values() for plan in shards]
+
+
+def rejected_of(usable: Iterable[WrittenShard]) -> list[dict[str, str]]:
+    """Give the rejected records of some shards."""
+    return [row for written in usable for row in written.rejected]

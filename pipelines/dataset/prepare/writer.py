@@ -1,0 +1,409 @@
+"""From an archive to a dataset, as one Spark job that may be stopped, started again, and asked to repair its result."""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from conf.sections.dataset import PrepareConfig
+from pipelines.archives.archive import REJECTED_SCHEMA, Archive, ArchiveIndex
+from pipelines.dataset.format.files import (
+    INDEX_FILE,
+    NOTES_FILE,
+    PETASTORM_FILE,
+    REJECTED_FILE,
+    REPORT_FILE,
+    check_apart,
+    files_of_finished,
+    files_of_unfinished,
+    note_name,
+    notes_in,
+    remove_files,
+)
+from pipelines.dataset.format.manifest import FILE_NAME, FORMAT_VERSION, Manifest, Shard
+from pipelines.dataset.format.petastorm_metadata import write_petastorm_metadata
+from pipelines.dataset.format.rows import Fields, fixed_fields
+from pipelines.dataset.format.statistics import BandSums
+from pipelines.dataset.prepare.identity import Identity, describe
+from pipelines.dataset.prepare.index import index_digest, read_index, write_index
+from pipelines.dataset.prepare.notes import (
+    WrittenShard,
+    check_rejected,
+    write_all_notes,
+    write_earlier_note,
+    write_note,
+)
+from pipelines.dataset.prepare.plan import plan_shards
+from pipelines.dataset.prepare.spark_job import PrepareProgress, check_on_storage, check_shards, write_shards
+from pipelines.dataset.prepare.staging import (
+    Mark,
+    check_replaceable,
+    clean_up,
+    discard,
+    finish,
+    link_shard,
+    put_back,
+    read_mark,
+    remove_finished,
+    resume_removing,
+    staging_of,
+    write_mark,
+)
+from pipelines.dataset.prepare.stock import Rejected, Stock, problems
+from pipelines.dataset.prepare.summary import merge_sums, summarise, write_rejected
+from pipelines.dataset.prepare.survey import (
+    Existing,
+    Found,
+    Plans,
+    Usable,
+    all_of,
+    find_finished,
+    find_unfinished,
+    find_usable,
+    merge,
+    reconcile,
+    refuse_another,
+    with_damage,
+)
+from pipelines.dataset.read.verify import ShardCheck
+from pipelines.dataset.report.page import write_report
+from pipelines.sample import TRAINING_SPLIT
+from pipelines.storage.disk_errors import disk_errors
+from pipelines.storage.folder import Folder
+from pipelines.storage.locations import redacted_traceback
+from pipelines.storage.lock import followed, hold
+
+_log = logging.getLogger(__name__)
+
+
+def prepare_dataset(
+    spark: SparkSession,
+    archive: Archive,
+    dataset: Folder | Path | str,
+    *,
+    row_group_mib: int = PrepareConfig.default("row_group_mib"),
+    row_groups_per_shard: int = PrepareConfig.default("row_groups_per_shard"),
+    seed: int = PrepareConfig.default("seed"),
+    max_rejected_fraction: float = PrepareConfig.default("max_rejected_fraction"),
+    overwrite: bool = PrepareConfig.default("overwrite"),
+    restart: bool = PrepareConfig.default("restart"),
+    verify: bool = PrepareConfig.default("verify"),
+    say: Callable[[str], None] = lambda line: None,
+    progress: Callable[[PrepareProgress], None] = lambda progress: None,
+) -> Manifest:
+    """Write `archive` as a dataset of Petastorm-format Parquet, one directory per split.
+
+    Shards are written under `<dataset>.incomplete`, and the folder is renamed at the end, with `dataset.json` in it.
+    Whatever stops the job, `dataset` is whole or does not exist. Behind a URL, where folders cannot be renamed, they
+    are written in place and `dataset.json` comes last: without it there is no dataset.
+
+    The same call again continues with the shards that are not finished. The result is, byte for byte, that of a job
+    that was never stopped. Each finished shard is noted with a digest of its samples. Where samples were added to the
+    archive, removed from it or changed since, the call is refused, and says how many.
+
+    The same call on a finished dataset looks at it. Shards that are missing or have another size are written again,
+    and so are those with rejected records that can be read now, and with `verify` those with damaged rows. The
+    repaired dataset equals, byte for byte, one that never failed. On local disks it takes the old one's place at once,
+    and the old files stay readable for who has them open. Behind a URL `dataset.json` is removed first and written
+    again last.
+
+    A shard stays as it is, with a warning, where files of samples in it are gone: it would lose their rows. A damaged
+    one stays too, and the call then ends with an error, after everything else is finished.
+
+    Nothing is removed but files that a `dataset.json` or the mark of our own unfinished work shows to be ours, one by
+    one, after the archive was read. A folder that holds any other file is refused.
+
+    Args:
+        spark: Session whose executors see both paths.
+        archive: What to read.
+        dataset: Folder to make: a path, or a URL that fsspec knows. It must not contain the archive, nor be in it.
+        row_group_mib: Uncompressed MiB per row group.
+        row_groups_per_shard: Row groups per Parquet file.
+        seed: Seed of the one shuffle of rows within their split.
+        max_rejected_fraction: More bad records than this part of all fail the job.
+        overwrite: Replace an existing dataset, also one that another archive or other settings made: on local disks
+            when the new one is complete; behind a URL the old one is removed first, so there is none until the job
+            ends. Unfinished work is discarded where it is a repair, or of another archive or other settings.
+        restart: Discard unfinished work, and start from nothing; a finished dataset is not touched by this.
+        verify: Read the shards that are finished already, and write again those with rows that differ from their
+            checksums.
+        say: Called with each line about what happens.
+        progress: Called about once a second, from another thread.
+
+    Raises:
+        FileNotFoundError: The archive is missing.
+        ValueError: It is empty or malformed, has no training split or too many bad records, or changed; or `dataset`
+            exists and is something else, or holds files that are not ours, or cannot be written.
+        RuntimeError: Another job is writing this dataset or has written in it, the storage cannot be used, a disk is
+            full, Spark gave up, or a damaged shard would lose good rows; the finished shards are kept.
+    """
+    dataset = followed(Folder.at(dataset))
+    dataset.check()
+    if archive.root:
+        Folder.at(archive.root).check()
+    check_apart(archive.root, dataset)
+    check_apart(archive.root, staging_of(dataset))
+    settings = {"row_group_mib": row_group_mib, "row_groups_per_shard": row_groups_per_shard, "seed": seed}
+    job = _Job(spark, archive, dataset, settings, max_rejected_fraction, say, progress, verify)
+    index = archive.index()
+    found = sorted(index.samples["split"].unique().to_pylist())
+    if TRAINING_SPLIT not in found:
+        others = f"only of {', '.join(found)}" if found else "nor of any other"
+        raise ValueError(f"the archive has no samples of the split {TRAINING_SPLIT!r}, {others}")
+    with disk_errors(dataset):
+        finished = find_finished(dataset)
+        if finished is not None and not overwrite and read_mark(dataset) is None:
+            stock = job.take_stock(index, [finished])
+            if job.is_whole(finished, stock):
+                return job.leave(finished, stock)
+        with hold(dataset) as still_held:
+            put_back(dataset)
+            clean_up(dataset)
+            resume_removing(staging_of(dataset))
+            return job.write(index, overwrite=overwrite, restart=restart, still_held=still_held)
+
+
+@dataclass(frozen=True)
+class _Job:
+    """One call of `prepare_dataset`."""
+
+    spark: SparkSession
+    archive: Archive
+    dataset: Folder
+    settings: dict[str, int]
+    max_rejected_fraction: float
+    say: Callable[[str], None]
+    progress: Callable[[PrepareProgress], None]
+    verify: bool
+    checked: dict[str, ShardCheck] = field(default_factory=dict)
+    """Shards, by path, that were read and compared with their checksums."""
+
+    def take_stock(self, index: ArchiveIndex, sources: list[Existing]) -> Stock:
+        """Plan the dataset, and find the shards that earlier runs wrote.
+
+        Raises:
+            ValueError: Settings or samples are not those of the earlier runs.
+        """
+
+        def plan(index: ArchiveIndex) -> Plans:
+            return plan_shards(self.archive, index, **self.settings)
+
+        settings = {**self.settings, **describe(self.archive.description, self.archive.read_settings)}
+        identity = Identity({"format": FORMAT_VERSION, **settings})
+        earlier: list[Plans] = []
+        for existing in sources:
+            refuse_another(existing, identity)
+            index, before = reconcile(existing, index, plan)
+            earlier.append(before)
+        plans = plan(index)
+        usable = Usable({}, {}, {})
+        for existing, before in zip(sources, earlier, strict=True):
+            found = find_usable(existing, plans, before, self.archive)
+            usable = merge(usable, self.verified(existing.folder, found) if self.verify else found)
+        return Stock(index, identity, plans, usable).without_losses()
+
+    def verified(self, folder: Folder, usable: Usable) -> Usable:
+        """Find the rows that differ from their checksums; a shard that has some is not usable."""
+        description = self.archive.description
+        fields = fixed_fields(description.groups, len(description.class_names))
+        shards = [found.written.shard for found in (*usable.shards.values(), *usable.held.values())]
+        new = [shard for shard in shards if f"{folder}/{shard.file}" not in self.checked]
+        if new:
+            self.say(f"{len(new)} shards are read and compared with their checksums")
+            self.checked.update({f"{folder}/{check.file}": check for check in self.check(folder, new, fields)})
+        checks = [self.checked[f"{folder}/{shard.file}"] for shard in shards]
+        return with_damage(usable, {check.file: check.whole_ids for check in checks if check.damage is not None})
+
+    def check(self, folder: Folder, shards: list[Shard], fields: Fields) -> list[ShardCheck]:
+        """Compare shards with their checksums."""
+        checks = check_shards(self.spark, folder, shards, fields)
+        for check in checks:
+            if check.damage is not None:
+                self.say(f"{folder}/{check}")
+        return checks
+
+    def is_whole(self, finished: Existing, stock: Stock) -> bool:
+        """Whether a finished dataset is what this call would make."""
+        assert finished.manifest is not None
+        complete = set(stock.written) == {plan.file for plan in all_of(stock.plans)}
+        return (
+            complete
+            and set(_file_names(stock.plans)) <= set(finished.sizes)
+            and self.manifest(stock, stock.written) == finished.manifest
+        )
+
+    def leave(self, finished: Existing, stock: Stock) -> Manifest:
+        """Leave a whole dataset as it is; a report that is lost is made again."""
+        assert finished.manifest is not None
+        if REPORT_FILE not in finished.sizes:
+            self.report(stock, stock.written, finished.manifest)
+        self.say(f"{self.dataset} is finished already; left as it is")
+        stock.check_repaired(self.dataset)
+        return finished.manifest
+
+    def write(self, index: ArchiveIndex, *, overwrite: bool, restart: bool, still_held: Callable[[], None]) -> Manifest:
+        """Write what is not there, with the dataset held."""
+        finished, unfinished = find_finished(self.dataset), find_unfinished(self.dataset)
+        stale = unfinished if restart else None
+        if overwrite:
+            stale = stale if unfinished is not None and self.can_continue(unfinished, index) else unfinished
+            sources = [unfinished] if unfinished is not None and stale is None else []
+        else:
+            if finished is not None:
+                stock = self.take_stock(index, [finished])
+                if self.is_whole(finished, stock):
+                    return self.leave(finished, stock)
+                self.say(f"{self.dataset} is repaired: {problems(stock.usable)}")
+            sources = [
+                existing for existing in (finished, unfinished) if existing is not None and existing is not stale
+            ]
+        check_replaceable(self.dataset)
+        stock = self.take_stock(index, sources)
+        self.check_rejected(stock.rejected(stock.written), stock.total, None)
+        if finished is not None and finished.manifest is not None:
+            files_of_finished(self.dataset, finished.manifest)
+        staging = self.open(stock, finished, unfinished, stale, overwrite)
+        return self.complete(stock, staging, still_held)
+
+    def can_continue(self, unfinished: Existing, index: ArchiveIndex) -> bool:
+        """Whether unfinished work is of these settings and samples, and no repair of what is to be replaced."""
+        mark = read_mark(unfinished.folder)
+        if mark is None or not mark.is_new:
+            return False
+        try:
+            self.take_stock(index, [unfinished])
+        except ValueError:
+            return False
+        return True
+
+    def open(
+        self,
+        stock: Stock,
+        finished: Existing | None,
+        unfinished: Existing | None,
+        stale: Existing | None,
+        overwrite: bool,
+    ) -> Folder:
+        """Make the folder of the unfinished dataset, with all shards that are usable; removes what is in the way.
+
+        Raises:
+            ValueError: A folder holds a file that is not ours; nothing is removed.
+        """
+        staging, splits = staging_of(self.dataset), list(stock.plans)
+        mark = read_mark(staging) if unfinished is not None else None
+        if mark is not None:
+            files_of_unfinished(staging, mark.splits)
+        if stale is not None and mark is not None:
+            discard(staging, mark)
+            unfinished = mark = None
+        if finished is not None and finished.manifest is not None and overwrite and not self.dataset.is_local:
+            remove_finished(self.dataset, finished.manifest, stock.identity, splits)
+            finished = None
+        known_splits, replaced = (mark.splits, mark.replaced) if mark is not None else ([], None)
+        began_new = unfinished is None or (mark is not None and mark.is_new)
+        is_new = overwrite or (finished is None and began_new)
+        all_splits = sorted({*splits, *known_splits})
+        write_mark(staging, Mark(stock.identity, all_splits, replaced=replaced, is_new=is_new))
+        for split in splits:
+            staging.make(split)
+        self.take_notes(stock, staging)
+        _place(stock.usable.shards, staging, unfinished.notes if unfinished is not None else {})
+        if finished is not None and not self.dataset.is_local:
+            staging.remove(FILE_NAME)
+        kept = read_index(staging) if unfinished is not None else None
+        if kept is None or index_digest(kept) != stock.identity.index:  # the mark alone may be of this run
+            write_index(stock.index.samples, staging)
+        return staging
+
+    def take_notes(self, stock: Stock, staging: Folder) -> None:
+        """Leave no note of a shard that is to be written, by which it would pass for written when a worker is lost.
+
+        What is in the shard whose place it takes is still noted, for the job that continues if this one is stopped.
+        """
+        held = {file: found for file, found in stock.usable.held.items() if found.folder == staging and found.ids}
+        for found in held.values():
+            write_earlier_note(found.written, found.plan.samples, staging)
+        names = {*map(note_name, stock.written), *(note_name(file, earlier=True) for file in held)}
+        remove_files(staging, [name for name in notes_in(staging) if name not in names])
+
+    def complete(self, stock: Stock, staging: Folder, still_held: Callable[[], None]) -> Manifest:
+        """Write the shards that are not usable, and make a dataset of them all."""
+        plans, found = all_of(stock.plans), stock.written
+        self.say(f"{sum(plan.rows for plan in plans)} samples of {len(stock.plans)} splits in {len(plans)} shards")
+        if found:
+            self.say(f"{len(found)} shards are finished already")
+        written, lost = write_shards(
+            self.spark, self.archive, staging, stock.to_write(), found, self.say, self.progress
+        )
+        still_held()  # the files that follow have the same names in every job
+        stock = self.keep(stock, staging, lost)
+        written |= stock.written
+        check_on_storage(staging, written)
+        rejected = stock.rejected(written)
+        write_rejected(rejected, staging)
+        self.check_rejected(rejected, stock.total, f"{staging}/{REJECTED_FILE}")
+        manifest = self.manifest(stock, written)
+        for split, shards in manifest.splits.items():
+            write_petastorm_metadata(staging / split, shards.shards, manifest.groups, len(manifest.class_names))
+        write_all_notes(stock.identity, [written[plan.file] for plan in plans], staging)
+        finish(staging, self.dataset, manifest, _file_names(stock.plans), still_held)
+        self.report(stock, written, manifest)
+        self.say(f"look at it: {self.dataset}/{REPORT_FILE}")
+        for reason, count in manifest.skipped.items():
+            self.say(f"left out {count} of {stock.total} samples: {reason} (see {self.dataset}/{REJECTED_FILE})")
+        stock.check_repaired(self.dataset)
+        return manifest
+
+    def keep(self, stock: Stock, staging: Folder, lost: Mapping[str, Rejected]) -> Stock:
+        """Put shards back in their places that could only be written again with fewer samples."""
+        kept = stock.keeping(lost)
+        _place({file: kept.usable.shards[file] for file in lost}, staging, {})
+        mark = read_mark(staging)
+        assert mark is not None, staging
+        if kept.identity != stock.identity:
+            write_index(kept.index.samples, staging)
+            write_mark(staging, replace(mark, identity=kept.identity))
+        return kept
+
+    def check_rejected(self, rejected: list[dict[str, str]], total: int, report: str | None) -> None:
+        """Make sure that no more records are bad than allowed."""
+        check_rejected(rejected, total, "prepare.max_rejected_fraction", self.max_rejected_fraction, report)
+
+    def manifest(self, stock: Stock, written: dict[str, WrittenShard]) -> Manifest:
+        """Describe the dataset that these shards make."""
+        splits = {split: [written[plan.file] for plan in plans] for split, plans in stock.plans.items()}
+        source, rejected = stock.identity.index, stock.rejected(written)
+        assert source is not None
+        archive = self.archive
+        return summarise(archive.description, splits, self.settings, archive.read_settings, source, rejected)
+
+    def report(self, stock: Stock, written: dict[str, WrittenShard], manifest: Manifest) -> None:
+        """Make the page about the dataset."""
+        sums = merge_sums([written[plan.file] for plan in stock.plans[TRAINING_SPLIT]])
+        _report(self.dataset, manifest, sums, stock.rejected(written))
+
+
+def _place(shards: Mapping[str, Found], staging: Folder, noted: Mapping[str, WrittenShard]) -> None:
+    """Have finished shards in the staging folder, each with its note; `noted` are those that are there."""
+    for file, found in shards.items():
+        if found.folder != staging:
+            link_shard(found.folder, staging, file)
+        if noted.get(file) != found.written:
+            write_note(found.written, staging)
+
+
+def _file_names(plans: Plans) -> list[str]:
+    """Everything that makes a dataset; the report, which is about it, can be made again."""
+    petastorm = [f"{split}/{PETASTORM_FILE}" for split in plans]
+    return [FILE_NAME, REJECTED_FILE, INDEX_FILE, NOTES_FILE, *petastorm, *(plan.file for plan in all_of(plans))]
+
+
+def _report(dataset: Folder, manifest: Manifest, sums: dict[str, BandSums], rejected: list[dict[str, str]]) -> None:
+    histograms = {name: part.histogram for name, part in sums.items()}
+    try:
+        write_report(dataset, manifest, histograms, pa.Table.from_pylist(rejected, schema=REJECTED_SCHEMA))
+    except Exception:  # a night's work is not lost to a picture
+        _log.error("the dataset is finished, its report is not: %s", redacted_traceback())

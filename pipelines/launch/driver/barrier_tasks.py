@@ -1,0 +1,125 @@
+"""The tasks of one attempt as a Spark barrier stage."""
+
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+
+from pyspark import BarrierTaskContext, InheritableThread, SparkContext
+from pyspark.sql import SparkSession
+
+from pipelines.launch.driver.failure import InfrastructureError
+from pipelines.launch.driver.jvm import SparkGoneError, is_jvm_gone, reason_of
+from pipelines.launch.driver.preflight import decommissioned_executor, is_local
+from pipelines.launch.rank.task import Launch, RankResult, Site, run_task
+
+CANCEL_SECONDS = 10.0
+"""How long Spark may take to end a stage that was cancelled."""
+_FINISH_SECONDS = 1.5
+RESULT_SECONDS = 120.0
+"""How long Spark may take to end a stage whose ranks have finished."""
+_DECOMMISSION_PERIOD_SECONDS = 2.0
+
+
+class BarrierTasks:
+    """One barrier stage that a thread has submitted, so that the caller can watch and cancel it."""
+
+    def __init__(self, spark: SparkSession, size: int, launch: Launch, description: str) -> None:
+        """Submit the stage.
+
+        Args:
+            spark: A session.
+            size: Number of tasks.
+            launch: What each task is given.
+            description: Text beside the job in Spark's web page.
+        """
+        self._spark, self._context = spark, spark.sparkContext
+        self._description = description
+        self._group = f"groundswell-{uuid.uuid4().hex}"
+        self._results: list[RankResult] = []
+        self._error: BaseException | None = None
+        self._stop_reason: str | None = None
+        self._cancelled = False
+        self._ended = threading.Event()
+        self._thread = InheritableThread(target=self._submit, args=(size, _barrier_function(launch)))
+        self._thread.start()
+        if not is_local(spark):
+            watcher = InheritableThread(target=self._watch_executors)
+            watcher.daemon = True
+            watcher.start()
+
+    def failure(self) -> str | None:
+        """Spark's reason, once the stage has failed.
+
+        Raises:
+            SparkGoneError: The JVM of Spark's driver has ended.
+        """
+        if self._error is None:
+            return None
+        if is_jvm_gone(self._context):
+            raise SparkGoneError from None
+        return reason_of(self._error)
+
+    def stop_reason(self) -> str | None:
+        """Why the ranks should save their state and stop soon; None while there is no reason."""
+        return self._stop_reason
+
+    def finished(self) -> bool:
+        """Whether all tasks have ended, well or not."""
+        return not self._thread.is_alive()
+
+    def results(self) -> list[RankResult]:
+        """What the tasks returned, once all ranks have finished.
+
+        Raises:
+            InfrastructureError: The stage failed after all, or Spark does not end it.
+        """
+        self._thread.join(RESULT_SECONDS)
+        if self._thread.is_alive():
+            raise InfrastructureError(
+                f"all ranks have finished, but Spark has not ended their stage within {RESULT_SECONDS:g} s: look at "
+                "the log of its driver and at the driver's memory (spark.driver.memory)"
+            )
+        if (reason := self.failure()) is not None:
+            raise InfrastructureError(f"the barrier stage failed: {reason}") from self._error
+        return self._results
+
+    def cancel(self) -> None:
+        """End the tasks now; Spark then reports no error of theirs."""
+        if self._thread.is_alive() and not is_jvm_gone(self._context):
+            self._cancelled = True
+            with suppress(Exception):  # the context is being stopped
+                self._context.cancelJobGroup(self._group)
+
+    def close(self) -> None:
+        """End the stage if it has not ended."""
+        self._ended.set()
+        # Spark complains where a job is cancelled twice, but takes no notice of what comes before the job.
+        self._thread.join(CANCEL_SECONDS if self._cancelled else _FINISH_SECONDS)
+        self.cancel()
+        self._thread.join(CANCEL_SECONDS)
+
+    def _submit(self, size: int, function: Callable[[Iterable[int]], Iterator[RankResult]]) -> None:
+        try:
+            context: SparkContext = self._context
+            context.setJobGroup(self._group, self._description, interruptOnCancel=True)
+            self._results = context.parallelize(range(size), size).barrier().mapPartitions(function).collect()
+        except BaseException as error:
+            self._error = error
+
+    def _watch_executors(self) -> None:
+        while not self._ended.wait(_DECOMMISSION_PERIOD_SECONDS) and self._stop_reason is None:
+            with suppress(Exception):  # the JVM has ended, which `failure` finds out
+                self._stop_reason = decommissioned_executor(self._spark)
+
+
+def _barrier_function(launch: Launch) -> Callable[[Iterable[int]], Iterator[RankResult]]:
+    def function(_: Iterable[int]) -> Iterator[RankResult]:
+        context = BarrierTaskContext.get()
+        task = context.partitionId()
+        host = context.getTaskInfos()[task].address.rsplit(":", 1)[0]
+        gpus = context.resources()["gpu"].addresses if "gpu" in context.resources() else []
+        result = run_task(launch, Site(task, host, context.cpus(), gpus))
+        return iter([] if result is None else [result])
+
+    return function

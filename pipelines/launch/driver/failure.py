@@ -1,0 +1,167 @@
+"""How each rank of a failed job ended, which rank is the root cause, and the text of the error."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Literal
+
+from pipelines.launch.rank.membership import NOTHING_KEPT
+from pipelines.launch.wire.messages import Exit, Failure
+
+Kind = Literal["finished", "exception", "died", "hung", "lost", "requested", "consequence", "stopped"]
+"""`requested`: the rank was asked to stop. `stopped`: it was ended because another rank failed."""
+
+# What Horovod and Gloo say in a rank when another rank has ended.
+_CONSEQUENCES = (
+    "Horovod has been shut down",
+    "Horovod initialization failed",
+    "gloo/transport",
+    "Connection closed by peer",
+    "HorovodInternalError",
+)
+_OF_A_DEATH = (*_CONSEQUENCES, NOTHING_KEPT)
+_ABORTED_WITH_GLOO = ("gloo::", "gloo/transport")
+_GRAPH_TRACE = re.compile(r"Graph execution error:\n.*?\n([^\n]+)\n\s*\[\[\{\{node [^\n]*", re.DOTALL)
+_HEADINGS = ("rank", "host", "outcome")
+_TABLE_WIDTH = 100
+STOPPED = "stopped because another rank failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One rank's end."""
+
+    rank: int
+    host: str
+    kind: Kind
+    summary: str
+    exit_code: int | None = None
+    """Negative: the number of a signal. None: not known, or the launcher ended the process."""
+    traceback: str = ""
+    """Python's, of an exception, a crash or a hang; empty where there is none."""
+    last_lines: tuple[str, ...] = ()
+
+
+class InfrastructureError(RuntimeError):
+    """No exception of the user's function is the cause: another attempt may succeed."""
+
+
+class StartError(InfrastructureError):
+    """Not all ranks of an attempt have started."""
+
+
+class WorkerError(RuntimeError):
+    """The user's function raised an exception in a rank, which is the root cause of the failure.
+
+    The text names the rank that failed first with its traceback, and has a table of all ranks.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes in the order in which they became known."""
+        self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
+        super().__init__(describe(self.root, self.outcomes))
+
+
+class RankLostError(InfrastructureError):
+    """A rank died, hung, was lost or was asked to stop, which is the root cause of the failure.
+
+    The text names the rank that failed first with its last lines, and has a table of all ranks.
+    """
+
+    def __init__(self, outcomes: Sequence[Outcome]) -> None:
+        """Take the outcomes in the order in which they became known."""
+        self.outcomes, self.root = _sorted(outcomes), root_cause(outcomes)
+        super().__init__(describe(self.root, self.outcomes))
+
+
+def failure_of(outcomes: Sequence[Outcome]) -> WorkerError | RankLostError:
+    """The error for outcomes of which at least one is a failure, in the order in which they became known."""
+    is_exception = root_cause(outcomes).kind == "exception"
+    return WorkerError(outcomes) if is_exception else RankLostError(outcomes)
+
+
+def _sorted(outcomes: Sequence[Outcome]) -> list[Outcome]:
+    return sorted(outcomes, key=lambda outcome: outcome.rank)
+
+
+def root_cause(outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the first outcome, in order of arrival, that the end of another rank does not explain."""
+    by_weight = (
+        [outcome for outcome in outcomes if outcome.kind in kinds]
+        for kinds in (
+            ("exception", "died", "hung", "lost"),
+            ("requested",),
+            ("consequence",),
+            ("stopped", "finished"),
+        )
+    )
+    return next(group[0] for group in by_weight if group)
+
+
+def outcome_of_exit(rank: int, host: str, end: Exit) -> Outcome:
+    """Judge what a task says about the end of its process."""
+    lines = tuple(end.last_lines)
+    if end.failure is not None:
+        kind, summary = _judge(end.failure)
+        return Outcome(rank, host, kind, summary, end.exit_code, _without_graph_trace(end.failure.traceback), lines)
+    if end.stopped:
+        return Outcome(rank, host, "stopped", STOPPED, None, "", lines)
+    if end.finished and end.exit_code == 0:
+        return Outcome(rank, host, "finished", "finished", 0, "", lines)
+    aborted = end.death == "killed by SIGABRT" and any(text in line for line in lines for text in _ABORTED_WITH_GLOO)
+    words = end.death + (" after the function had returned" if end.finished else "")
+    return Outcome(rank, host, "consequence" if aborted else "died", words, end.exit_code, end.faults, lines)
+
+
+def names_lost_peer(text: str) -> bool:
+    """Whether a message says that Horovod broke off because another rank has ended."""
+    return any(known in text for known in _CONSEQUENCES)
+
+
+def _judge(failure: Failure) -> tuple[Kind, str]:
+    if failure.on_request:
+        return "requested", f"stopped on request: {failure.message}" if failure.message else "stopped on request"
+    message = _without_graph_trace(failure.message)
+    summary = f"{failure.error}: {message}" if message else failure.error
+    said = next((text for text in _OF_A_DEATH if text in failure.message), None)
+    if said is not None:
+        return "consequence", f"{failure.error}: {said}"
+    return "exception", summary
+
+
+def _without_graph_trace(text: str) -> str:
+    """Keep what failed of TensorFlow's errors, not the many lines that say where the graph was made."""
+    return _GRAPH_TRACE.sub(r"\1", text)
+
+
+def describe(root: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """Return the whole error: one line, the table, and the traceback and last lines of the root cause."""
+    parts = [f"rank {root.rank} on {root.host} failed: {root.summary}", outcome_table(root, outcomes)]
+    if root.traceback:
+        title = "Stacks" if root.kind in ("hung", "died") else "Traceback"
+        parts.append(f"{title} of rank {root.rank}:\n{root.traceback.rstrip()}")
+    if root.last_lines:
+        parts.append(f"Last lines of rank {root.rank}:\n" + "\n".join(root.last_lines))
+    return "\n\n".join(part for part in parts if part)
+
+
+def outcome_table(root: Outcome, outcomes: Sequence[Outcome]) -> str:
+    """Return rank, host and outcome; neighbouring ranks with the same outcome share a line. Empty for a single rank."""
+    if len(outcomes) < 2:
+        return ""
+    rows = [_HEADINGS]
+    for (host, words), group in groupby(outcomes, key=lambda outcome: (outcome.host, _words(root, outcome))):
+        ranks = [outcome.rank for outcome in group]
+        rows.append((f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0]), host, words))
+    widths = [max(len(row[column]) for row in rows) for column in range(2)]
+    return "\n".join(f"{rank:>{widths[0]}}  {host:<{widths[1]}}  {words}" for rank, host, words in rows)
+
+
+def _words(root: Outcome, outcome: Outcome) -> str:
+    summary = outcome.summary.splitlines()[0]
+    if len(summary) > _TABLE_WIDTH:
+        summary = summary[: _TABLE_WIDTH - 3] + "..."
+    if outcome is root:
+        return f"{summary}  <- root cause"
+    return f"consequence: {summary}" if outcome.kind == "consequence" else summary

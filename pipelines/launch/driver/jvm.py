@@ -1,0 +1,56 @@
+"""The JVM of Spark's driver: whether it still runs, and what its errors say."""
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from pipelines.launch.driver.failure import InfrastructureError
+
+_ANSWER_SECONDS = 5.0
+
+
+class SparkGoneError(InfrastructureError):
+    """The JVM of Spark's driver has ended: its SparkSession cannot make another attempt."""
+
+    def __init__(self) -> None:
+        """The text is always the same."""
+        super().__init__(
+            "Spark's own process on the driver (its JVM) has ended: it was killed or ran out of memory "
+            "(spark.driver.memory). Start the job again in a new session"
+        )
+
+
+def is_jvm_gone(context: SparkContext) -> bool:
+    """Whether nothing listens any more where the JVM took commands."""
+    parameters = context._gateway.gateway_parameters  # type: ignore[union-attr]
+    try:
+        socket.create_connection((parameters.address, parameters.port), _ANSWER_SECONDS).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+@contextmanager
+def naming_a_dead_jvm(context: SparkContext | None) -> Iterator[None]:
+    """Replace py4j's errors by one clear line where the JVM has ended.
+
+    Raises:
+        SparkGoneError: The JVM has ended.
+    """
+    try:
+        yield
+    except (Py4JError, ConnectionError, EOFError, AttributeError) as error:
+        if context is not None and is_jvm_gone(context):
+            raise SparkGoneError from error
+        raise
+
+
+def reason_of(error: BaseException) -> str:
+    """What Spark says about a failed job, without the stack of its driver."""
+    java = getattr(error, "java_exception", None)
+    return str(java.getMessage() if java is not None else error).split("\n\nDriver stacktrace")[0]

@@ -1,0 +1,72 @@
+"""The tasks of one attempt as threads of the driver: ranks are processes of its machine, without Spark."""
+
+import os
+import threading
+from pathlib import Path
+
+from pipelines.launch.rank.task import Launch, RankFailedError, RankResult, Site, run_task
+
+LOOPBACK = "127.0.0.1"
+_END_SECONDS = 10.0
+
+
+class LocalTasks:
+    """One thread for each rank."""
+
+    def __init__(self, size: int, launch: Launch) -> None:
+        """Start the threads."""
+        self._results: list[RankResult] = []
+        self._failure: str | None = None
+        self._cancelled = threading.Event()
+        each = launch.gpus_per_worker
+        cores = max(1, len(os.sched_getaffinity(0)) // size)
+        addresses = [str(position) for position in range(len(local_gpus()))]
+        sites = [Site(task, LOOPBACK, cores, addresses[task * each : task * each + each]) for task in range(size)]
+        self._threads = [threading.Thread(target=self._run, args=(launch, site)) for site in sites]
+        for thread in self._threads:
+            thread.start()
+
+    def failure(self) -> str | None:
+        """Why a task could not run its rank; None while all can."""
+        return self._failure
+
+    def stop_reason(self) -> None:
+        """Threads of the driver are never decommissioned."""
+        return
+
+    def finished(self) -> bool:
+        """Whether all threads have ended."""
+        return not any(thread.is_alive() for thread in self._threads)
+
+    def results(self) -> list[RankResult]:
+        """What the ranks returned."""
+        for thread in self._threads:
+            thread.join()
+        return self._results
+
+    def cancel(self) -> None:
+        """End threads that have not connected yet; each of the others ends with its rank."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """Wait until the threads have ended."""
+        for thread in self._threads:
+            thread.join(_END_SECONDS)
+
+    def _run(self, launch: Launch, site: Site) -> None:
+        try:
+            result = run_task(launch, site, self._cancelled.is_set)
+        except RankFailedError:
+            return  # the driver knows how
+        except Exception as error:
+            self._failure = f"task {site.task}: {type(error).__name__}: {error}"
+        else:
+            self._results += [] if result is None else [result]
+
+
+def local_gpus() -> list[str]:
+    """GPUs that this process can use."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return [device for device in visible.split(",") if device not in ("", "-1")]
+    return sorted(path.name for path in Path("/dev").glob("nvidia[0-9]*"))

@@ -1,0 +1,91 @@
+"""What the driver does with the ranks' output: one file for each rank, and a readable part on the console."""
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TextIO
+
+from pipelines.storage.whole_files import copy_whole, takes_whole_files_only
+
+_SHOWN_LINES_PER_SECOND = 200
+_SHOWN_LINES_AT_ONCE = 2000
+
+
+class RankLogs:
+    """Appends each line to `<folder>/rank-<n>.log`; on storage that takes whole files only, when the run ends."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make no file yet: each is made with the first line of its rank."""
+        self._folder = folder
+        self._local: Path | None = None
+        self._files: dict[int, TextIO] = {}
+
+    def write(self, rank: int, lines: list[str]) -> None:
+        """Take lines of one rank."""
+        if rank not in self._files:
+            self._files[rank] = self._path(rank).open("a", buffering=1)
+        self._files[rank].writelines(line + "\n" for line in lines)
+
+    def close(self) -> None:
+        """Close the files.
+
+        Raises:
+            OSError: Lines could not be written; all files are closed.
+        """
+        with ExitStack() as stack:
+            if self._local is not None:
+                stack.callback(shutil.rmtree, self._local, ignore_errors=True)
+                stack.callback(self._copy_back, self._local)
+            for file in self._files.values():
+                stack.callback(file.close)
+
+    def _path(self, rank: int) -> Path:
+        """The file that lines of a rank are appended to, with those of earlier runs."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / f"rank-{rank}.log"
+        if self._local is None and takes_whole_files_only(self._folder):
+            self._local = Path(tempfile.mkdtemp(prefix="groundswell-logs-"))
+        if self._local is None:
+            return log
+        if log.exists():
+            shutil.copyfile(log, self._local / log.name)
+        return self._local / log.name
+
+    def _copy_back(self, local: Path) -> None:
+        """Replace the logs of these ranks, and nothing else that is in their folder."""
+        for rank in self._files:
+            with (local / f"rank-{rank}.log").open("rb") as file:
+                copy_whole(file, self._folder / f"rank-{rank}.log")
+
+
+class Throttle:
+    """Shows the lines of a rank up to a rate, and says how many it did not show."""
+
+    def __init__(self, show: Callable[[int, str], None]) -> None:
+        """Call `show(rank, line)` for each line that is shown."""
+        self._show = show
+        self._allowance: dict[int, float] = {}
+        self._looked: dict[int, float] = {}
+        self._hidden: dict[int, int] = {}
+
+    def write(self, rank: int, lines: list[str]) -> None:
+        """Take lines of one rank."""
+        now = time.monotonic()
+        grown = (now - self._looked.get(rank, now)) * _SHOWN_LINES_PER_SECOND
+        allowance = min(_SHOWN_LINES_AT_ONCE, self._allowance.get(rank, _SHOWN_LINES_AT_ONCE) + grown)
+        shown = lines[: int(allowance)]
+        self._looked[rank], self._allowance[rank] = now, allowance - len(shown)
+        if shown and self._hidden.get(rank):
+            self._show(rank, f"[{self._hidden.pop(rank)} lines not shown: there were too many to read]")
+        for line in shown:
+            self._show(rank, line)
+        self._hidden[rank] = self._hidden.get(rank, 0) + len(lines) - len(shown)
+
+    def close(self) -> None:
+        """Say how many of the last lines were not shown."""
+        for rank, count in self._hidden.items():
+            if count:
+                self._show(rank, f"[{count} lines not shown: there were too many to read]")

@@ -1,0 +1,450 @@
+"""The driver's view of one attempt: which tasks have connected, how each rank ended, which is lost and which hangs."""
+
+import logging
+import math
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+
+from pipelines.launch.driver.failure import STOPPED, Kind, Outcome, StartError, failure_of, outcome_of_exit
+from pipelines.launch.driver.joining import Joining
+from pipelines.launch.driver.listener import Listener
+from pipelines.launch.driver.members import Limits, Member, Tasks, short_reason, waits_in_collective
+from pipelines.launch.driver.preflight import answers
+from pipelines.launch.wire.channel import DriverChannel
+from pipelines.launch.wire.messages import (
+    Back,
+    Begun,
+    Dropped,
+    Event,
+    Exit,
+    Fallen,
+    Go,
+    Gone,
+    Hello,
+    Join,
+    Log,
+    Ready,
+    Replaced,
+    Report,
+    SendStacks,
+    ShownLine,
+    Sign,
+    Stacks,
+    StepDone,
+    Stop,
+    StopAsked,
+    StopSoon,
+)
+
+_LOOK_SECONDS = 0.1
+_GONE_SECONDS = 3.0
+SILENT_SECONDS = 5.0
+"""How long a task may be silent before its host is asked."""
+_PAUSED_SECONDS = 2.0
+CONSEQUENCES_SECONDS = 1.0
+"""Survivors notice in 0.1 s that a rank has ended; the rank that caused it may take longer to say so."""
+LAST_REPORTS_SECONDS = 10.0
+"""How long reports may take to arrive after the results."""
+_CAUSE_SECONDS = 10.0
+_STOP_SECONDS = 5.0
+_STACKS_SECONDS = 4.0
+_PROBE_SECONDS = 10.0
+_GRACE_TOLERANCE_SECONDS = 2.0
+_PROBES_AT_ONCE = 64
+_CAUSES: tuple[Kind, ...] = ("exception", "died", "hung", "lost")
+_LOST = "lost: neither its Spark task nor its host answers"
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Gathers the tasks of one attempt, starts their ranks, and watches until all have finished or one has failed."""
+
+    def __init__(
+        self, channel: DriverChannel, tasks: Tasks, size: int, listener: Listener, limits: Limits, joining: Joining
+    ) -> None:
+        """Do nothing yet."""
+        self._channel, self._tasks, self._size, self._listener, self._limits = channel, tasks, size, listener, limits
+        self._joining = joining
+        self._members: dict[int, Member] = {}
+        self._outcomes: list[Outcome] = []
+        self._started_twice = False
+        self._stop_reason: str | None = None
+        self._stop_deadline: float | None = None
+        self._awake_since = self._last_look = time.monotonic()
+        self._unreachable: set[str] = set()
+        self._closed = threading.Event()
+        self._probes = ThreadPoolExecutor(_PROBES_AT_ONCE, thread_name_prefix="groundswell-probe")
+
+    def request_stop(self, reason: str) -> None:
+        """Ask all ranks to stop soon; may be called by a signal handler."""
+        self._stop_reason = self._stop_reason or reason
+
+    def gather(self) -> list[Hello]:
+        """Wait for all tasks, and return what each says about itself, by task.
+
+        Raises:
+            StartError: Not all have connected in time, one cannot, or the job was asked to stop.
+        """
+        deadline = time.monotonic() + self._limits.start
+        while len(self._members) < self._size:
+            self._take(_LOOK_SECONDS)
+            missing = f"{self._size - len(self._members)} of {self._size} tasks have not reached the driver"
+            if (reason := self._failure()) is not None:
+                raise StartError(f"{missing}: {short_reason(reason)}")
+            if self._stop_reason is not None:
+                raise StartError(f"{missing}: {self._stop_reason}")
+            if time.monotonic() > deadline:
+                address = self._channel.address
+                raise StartError(
+                    f"{missing} at {address.host}:{address.port} after start_timeout={self._limits.start:g} s: do "
+                    "executors reach that address (spark.driver.host)? Do their tasks start?"
+                )
+        for task, member in self._members.items():
+            member.first_probe = self._probes.submit(self._can_be_asked, task, member.hello)
+        return [self._members[task].hello for task in range(self._size)]
+
+    @property
+    def unreachable_hosts(self) -> set[str]:
+        """Hosts of executors that reach this driver, and that this driver does not reach."""
+        return set(self._unreachable)
+
+    def go(self, orders: Sequence[Go]) -> None:
+        """Send each task its order to run its rank."""
+        for task, member in self._members.items():
+            member.rank, member.last_sign = orders[task].rank, time.monotonic()
+            self._channel.send(task, orders[task])
+
+    def stop(self) -> None:
+        """Tell all tasks to end their processes now."""
+        for task in self._members:
+            self._channel.send(task, Stop())
+
+    def close(self) -> None:
+        """Let the threads that probe hosts end."""
+        self._closed.set()
+        self._probes.shutdown(wait=False, cancel_futures=True)
+
+    def watch(self) -> None:
+        """Return when all ranks have finished.
+
+        Raises:
+            WorkerError: The function raised an exception in a rank; all other ranks have been stopped.
+            RankLostError: A rank ended in another way; all other ranks have been stopped.
+        """
+        while self._open():
+            finished = self._tasks.finished()
+            self._take(_LOOK_SECONDS)
+            self._look_at_tasks()
+            self._look_for_lost()
+            self._look_for_hang()
+            self._look_for_late()
+            self._pass_stop_on()
+            if any(outcome.kind == "finished" for outcome in self._outcomes):
+                self._end_fallen()  # a spare would wait for ever for a rank that has nothing more to do
+                self._end_waiting()
+            if any(outcome.kind not in ("finished", "requested") for outcome in self._outcomes):
+                self._settle()
+                raise failure_of(self._outcomes)
+            if finished:
+                self._take_last_reports()
+                return
+        if any(outcome.kind == "requested" for outcome in self._outcomes):
+            raise failure_of(self._outcomes)
+
+    def _open(self) -> list[Member]:
+        """Members whose end is not known."""
+        return [member for member in self._members.values() if member.outcome is None]
+
+    def _take(self, seconds: float) -> bool:
+        """Handle events that have come, or wait a while for one; whether there was one.
+
+        Where callbacks take events more slowly than they come, this returns all the same: a rank may have failed.
+        """
+        self._forgive_own_pause()
+        try:
+            task, event = self._channel.events.get(timeout=seconds)
+        except queue.Empty:
+            return False
+        until = time.monotonic() + _LOOK_SECONDS
+        self._handle(task, event)
+        with suppress(queue.Empty):
+            while time.monotonic() < until:
+                self._handle(*self._channel.events.get_nowait())
+        return True
+
+    def _take_last_reports(self) -> None:
+        """Handle what is on its way when all tasks have ended.
+
+        A rank whose channel broke has not said that it has finished: its result came by way of Spark.
+        """
+        heard = time.monotonic()
+        while any(each.gone_since is None for each in self._open()):
+            if self._take(_LOOK_SECONDS):
+                heard = time.monotonic()
+            elif time.monotonic() - heard > LAST_REPORTS_SECONDS:
+                return
+
+    def _take_until(self, seconds: float, enough: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + seconds
+        while not enough() and time.monotonic() < deadline:
+            self._take(_LOOK_SECONDS)
+
+    def _handle(self, task: int, event: Event) -> None:
+        if isinstance(event, Hello):
+            self._members[task] = Member(event)
+            return
+        member = self._members[task]
+        match event:
+            case Gone():
+                member.gone_since = time.monotonic()
+            case Back():
+                member.gone_since = None
+            case Replaced():
+                self._started_twice = True
+            case Log(lines=lines):
+                member.last_lines.extend(lines)
+                self._listener.lines(member.rank, lines)
+            case Stacks(text=text):
+                member.stacks = text
+            case StopAsked():
+                self.request_stop(f"the task of rank {member.rank} on {member.host} received SIGTERM")
+            case Dropped(count=count):
+                _log.warning(
+                    "%d reports and lines of rank %d are lost: it sent them faster than the driver took them",
+                    count,
+                    member.rank,
+                )
+            case Exit():
+                outcome = outcome_of_exit(member.rank, member.host, event)
+                if outcome.kind == "stopped" and self._grace_is_over():
+                    outcome = self._outlasted_grace(member)
+                self._end(member, outcome)
+            case Fallen():
+                self._replace(task, member, event)
+            case Ready(progress=progress, joins=joins):
+                member.begun, member.last_sign = True, time.monotonic()
+                if (environment := self._joining.take(task, progress, joins)) is not None:
+                    for each in self._members:
+                        self._channel.send(each, Join(environment))
+            case Begun() | StepDone() | Report() | ShownLine():
+                self._sign(member, event)
+
+    def _replace(self, task: int, member: Member, event: Fallen) -> None:
+        """A rank's process has died and its spare takes over, unless that has not helped."""
+        outcome = Outcome(
+            member.rank, member.host, "died", event.death, event.exit_code, event.faults, tuple(event.last_lines)
+        )
+        member.begun, member.last_sign = False, time.monotonic()
+        others_ended = any(other.outcome is not None for other in self._members.values())
+        if not self._joining.is_replaced(task, outcome) or others_ended:
+            self._end(member, outcome)
+
+    def _sign(self, member: Member, event: Sign) -> None:
+        member.begun, member.last_sign = True, time.monotonic()
+        member.signs += not isinstance(event, Begun)
+        match event:
+            case ShownLine(line=line):
+                self._listener.shown_line(member.rank, line)
+            case Report(fields=fields):
+                self._listener.report(member.rank, fields)
+
+    def _end(self, member: Member, outcome: Outcome) -> None:
+        if member.outcome is None:
+            member.outcome = outcome
+            self._outcomes.append(outcome)
+
+    def _lose(self, member: Member, words: str, evidence: str = "") -> None:
+        self._end(member, Outcome(member.rank, member.host, "lost", words, None, evidence, tuple(member.last_lines)))
+
+    def _failure(self) -> str | None:
+        # Spark starts tasks twice where it took an executor back; only the runner makes further attempts.
+        return "Spark has started the stage a second time" if self._started_twice else self._tasks.failure()
+
+    def _forgive_own_pause(self) -> None:
+        """A driver that was stopped and continued, or whose callback took long, has heard nobody in that time."""
+        now = time.monotonic()
+        pause, self._last_look = now - self._last_look, now
+        if pause < _PAUSED_SECONDS:
+            return
+        self._awake_since = now
+        self._joining.forgive(pause)
+        for member in self._members.values():
+            member.last_sign += pause
+            if member.gone_since is not None:
+                member.gone_since += pause
+
+    def _look_at_tasks(self) -> None:
+        """Where Spark has ended the tasks, the first that is gone is the cause, and Spark ended the others with it."""
+        reason = self._failure()
+        if reason is None:
+            return
+        for _ in range(self._channel.events.qsize()):  # what has come may say who failed first, and how
+            self._take(0)
+        self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
+        open_members = self._open()
+        if not open_members or any(outcome.kind != "finished" for outcome in self._outcomes):
+            return
+        first = min(open_members, key=lambda member: member.gone_since or math.inf)
+        # The task of a rank whose channel broke can tell Spark alone.
+        evidence = reason if "Traceback" in reason else ""
+        self._lose(first, f"lost: its Spark task is gone ({short_reason(reason)})", evidence)
+
+    def _look_for_lost(self) -> None:
+        """Ask the hosts of silent tasks whether they answer: all at once, while messages are handled."""
+        now = time.monotonic()
+        for task, member in self._members.items():
+            if member.outcome is not None:
+                continue
+            if member.probe is None:
+                if self._is_silent(task, member, now) and now - member.last_probe > SILENT_SECONDS:
+                    member.probe = self._ask(member)
+            elif member.probe.done():
+                answered, member.probe, member.last_probe = member.probe.result(), None, now
+                if answered:
+                    _log.warning("rank %d is silent but its task is alive: the run continues", member.rank)
+                elif self._is_silent(task, member, now):
+                    self._lose(member, _LOST)
+
+    def _is_silent(self, task: int, member: Member, now: float) -> bool:
+        gone = member.gone_since is not None and now - member.gone_since > _GONE_SECONDS
+        return gone or min(self._channel.seconds_silent(task), now - self._awake_since) >= SILENT_SECONDS
+
+    def _can_be_asked(self, task: int, hello: Hello) -> bool:
+        """Whether the driver reaches the port of a task that has just connected: a firewall may be between them."""
+        if hello.probe_port is None:
+            return False
+        began = time.monotonic()
+        if answers(hello.host, hello.probe_port):
+            return True
+        # Only the silence of a task that is heard afterwards says something about the way to its host.
+        while (silent := self._channel.seconds_silent(task)) > time.monotonic() - began:
+            if silent > SILENT_SECONDS or self._closed.wait(_LOOK_SECONDS):
+                return True
+        if not self._unreachable:
+            _log.warning(
+                "the driver cannot connect to %s, whose task has connected to the driver: where such a host is lost, "
+                "Spark alone says so, after minutes",
+                hello.host,
+            )
+        self._unreachable.add(hello.host)
+        return False
+
+    def _ask(self, member: Member) -> Future[bool]:
+        """Whether a task's own port answers: it does as long as its process lives and its host has a network."""
+        first, host, port = member.first_probe, member.host, member.hello.probe_port
+        # The first probes were begun before all others, so that none waits here for one that waits behind it.
+        return self._probes.submit(lambda: first is None or port is None or not first.result() or answers(host, port))
+
+    def _hanging(self, members: Iterable[Member]) -> bool:
+        """Whether one of these members has given no sign of life for too long."""
+        now, latest = time.monotonic(), max(member.last_sign for member in self._members.values())
+        for member in members:
+            if not member.begun:
+                limit, since = self._limits.start, member.last_sign
+            elif self._limits.hang is not None:
+                # A rank that never reports is judged by those that do.
+                limit, since = self._limits.hang, member.last_sign if member.signs else latest
+            else:
+                continue
+            if now - since > limit:
+                return True
+        return False
+
+    def _look_for_hang(self) -> None:
+        members = self._open()
+        if not members or self._joining.waits or not self._hanging(members):
+            return
+        for task, member in self._members.items():
+            member.stacks = None
+            self._channel.send(task, SendStacks())
+        self._take_until(_STACKS_SECONDS, lambda: all(m.stacks is not None or m.outcome for m in members))
+        # Signs of life that were on their way have been handled by now.
+        if not self._hanging(self._open()):
+            return
+        # The others wait for the suspect inside a collective operation.
+        suspects = [m for m in self._open() if not waits_in_collective(m.stacks or "")] or self._open()
+        if suspects:
+            member = min(suspects, key=lambda m: (m.begun, m.signs, m.last_sign))
+            seconds = time.monotonic() - member.last_sign
+            words = f"hung: no sign of life for {seconds:.0f} s, after {member.signs} steps or reports"
+            lines = tuple(member.last_lines)
+            self._end(member, Outcome(member.rank, member.host, "hung", words, None, member.stacks or "", lines))
+
+    def _look_for_late(self) -> None:
+        """Ranks that others wait for are given the time of a start."""
+        missing = self._joining.missing(self._limits.start)
+        if missing is None:
+            return
+        for task in sorted(missing):
+            member = self._members[task]
+            words = f"hung: the other ranks have waited for it to join for {self._limits.start:g} s"
+            self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
+
+    def _pass_stop_on(self) -> None:
+        """Ask the ranks to stop where there is a reason, and end those that still run after the grace."""
+        if self._stop_reason is None:
+            self._stop_reason = self._tasks.stop_reason()
+        if self._stop_reason is None:
+            return
+        grace = self._limits.stop_grace
+        if self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + grace
+            _log.warning("%s: all ranks are asked to stop within %g s", self._stop_reason, grace)
+            for task in self._members:
+                self._channel.send(task, StopSoon())
+        elif time.monotonic() > self._stop_deadline:
+            for member in self._open():
+                self._end(member, self._outlasted_grace(member))
+            self.stop()
+
+    def _grace_is_over(self) -> bool:
+        """Whether ranks that were asked to stop are ended for that; tasks count the grace themselves too."""
+        return self._stop_deadline is not None and time.monotonic() > self._stop_deadline - _GRACE_TOLERANCE_SECONDS
+
+    def _outlasted_grace(self, member: Member) -> Outcome:
+        words = f"still ran {self._limits.stop_grace:g} s after it was asked to stop ({self._stop_reason})"
+        return Outcome(member.rank, member.host, "requested", words, last_lines=tuple(member.last_lines))
+
+    def _settle(self) -> None:
+        """After the first failure: wait for its cause and its consequences, then stop what is left."""
+        self._end_fallen()
+        caused = any(outcome.kind not in ("finished", "consequence") for outcome in self._outcomes)
+        hung = any(outcome.kind == "hung" for outcome in self._outcomes)
+        if not caused:
+            self._take_until(_CAUSE_SECONDS, lambda: not self._open() or self._caused())
+        if not hung:
+            self._take_until(CONSEQUENCES_SECONDS, lambda: not self._open())
+        self.stop()
+        self._take_until(_STOP_SECONDS, lambda: all(member.gone_since is not None for member in self._open()))
+        # A host that is cut off is found here where its peers were faster than the limit of silence.
+        probes = [] if self._caused() else [(member, self._ask(member)) for member in self._open()]
+        self._take_until(_PROBE_SECONDS, lambda: all(probe.done() for _, probe in probes))
+        for member, probe in probes:
+            if probe.done() and not probe.result():
+                self._lose(member, _LOST)
+        for member in self._open():
+            self._end(member, Outcome(member.rank, member.host, "stopped", STOPPED))
+
+    def _end_fallen(self) -> None:
+        """The ranks that spares took over have ended as their processes did, where the other ranks do not join them."""
+        known = len(self._outcomes)
+        for outcome in self._joining.fallen:
+            member = next(each for each in self._members.values() if each.rank == outcome.rank)
+            self._end(member, outcome)
+        # They fell before what has ended the attempt, which may be an exception that follows from it.
+        self._outcomes[:] = [*self._outcomes[known:], *self._outcomes[:known]]
+
+    def _end_waiting(self) -> None:
+        """Ranks that wait to join one that has finished would wait for ever."""
+        finished = min(outcome.rank for outcome in self._outcomes if outcome.kind == "finished")
+        for task in self._joining.ready:
+            member = self._members[task]
+            words = f"hung: it waits to join rank {finished}, whose function has returned"
+            self._end(member, Outcome(member.rank, member.host, "hung", words, last_lines=tuple(member.last_lines)))
+
+    def _caused(self) -> bool:
+        return any(outcome.kind in _CAUSES for outcome in self._outcomes)

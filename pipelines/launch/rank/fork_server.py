@@ -1,0 +1,337 @@
+"""One interpreter of a host that has imported TensorFlow, and from which processes are forked in milliseconds.
+
+Importing TensorFlow, Keras and Horovod takes ten seconds in every process. A server imports them once, at its first
+request. Every later process is a fork of it: it shares the imports and their memory. The server never runs an
+operation of TensorFlow and never touches a GPU, because neither survives a fork.
+
+A request is one message on a Unix socket: a module to run as `python -m` does, with its arguments, environment,
+working folder, signal mask and descriptors. The answer is the process's number, and later how it ended.
+"""
+
+import gc
+import importlib
+import json
+import logging
+import os
+import random
+import runpy
+import selectors
+import signal
+import site
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from pipelines.launch.keras_door import hook
+from pipelines.machine.proc import namespace
+
+FORK_SERVER_VARIABLE = "GROUNDSWELL_FORK_SERVER"
+"""Names the socket of the server that ranks of this host come from; without it each rank is a new interpreter."""
+_MAXIMUM_ANSWER = 1 << 12
+_MAXIMUM_REQUEST = 1 << 18
+_MAXIMUM_DESCRIPTORS = 16
+_OUT_OF_MASK = frozenset({signal.SIGTERM, signal.SIGUSR1})
+# What the interpreter, the C library and these packages read once, at their start. A process that wants other values
+# has to be a new interpreter.
+_READ_AT_START = ("KERAS_", "LD_", "MALLOC_", "PYTHON", "TF_USE_LEGACY_KERAS")
+# Spark's own begin with PYTHON_. It sets PYTHONHASHSEED to 0 in its tasks: every fork has that.
+_READ_LATER = ("PYTHON_", "PYTHONHASHSEED", "PYTHONPATH", "PYTHONUNBUFFERED")
+_WITH_THREADS = ("polars",)
+"""Packages that start threads when they are imported, and wait for them when the interpreter ends; MLflow takes it."""
+
+
+class RefusedError(RuntimeError):
+    """The server cannot fork what was asked for: it has other imports or another environment."""
+
+
+class ForkServer:
+    """A server, which ends with the process that started it; its processes go on."""
+
+    def __init__(self, modules: Sequence[str], environment: Mapping[str, str] | None = None) -> None:
+        """Start the server; it imports nothing yet.
+
+        Args:
+            modules: What it imports at its first request.
+            environment: Its variables; None: those of this process.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="groundswell-fork-")  # only its owner can enter it
+        self.address = str(Path(self._folder.name) / "socket")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.address)
+            listener.listen()
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipelines.launch.rank.fork_server", str(listener.fileno()), *modules],
+                stdin=subprocess.PIPE,
+                env={**(environment or os.environ), "PYTHONPATH": _path(), "PYTHONHASHSEED": "0"},
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        """Its process."""
+        return self._process.pid
+
+    def close(self) -> None:
+        """End the server."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+        self._folder.cleanup()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class ForkedProcess:
+    """A process that a server has forked, with the part of `subprocess.Popen` that the launcher uses."""
+
+    def __init__(
+        self,
+        address: str,
+        module: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        stdin: int,
+        output: int,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Ask a server for a process in a session of its own, and wait until it exists.
+
+        Args:
+            address: The server's socket.
+            module: Module that runs as `python -m` does.
+            arguments: Its arguments, after which the numbers of `descriptors` follow.
+            environment: All its variables.
+            stdin: Descriptor of its standard input.
+            output: Descriptor of its standard output and error.
+            descriptors: Further ones, which have other numbers there.
+
+        Raises:
+            RefusedError: The process would need another interpreter.
+            OSError: The server is gone.
+        """
+        request = {
+            "module": module,
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": os.getcwd(),  # noqa: PTH109  only a text is sent
+            "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
+            "home": _home(),
+        }
+        self.returncode: int | None = None
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._socket.connect(address)
+            socket.send_fds(self._socket, [json.dumps(request).encode()], [stdin, output, *descriptors])
+            answer = self._socket.recv(_MAXIMUM_ANSWER).decode()
+            if not answer.isdecimal():
+                raise RefusedError(f"the fork server at {address} cannot fork this process: {answer or 'it has ended'}")
+            self.pid = int(answer)
+            self._pidfd = os.pidfd_open(self.pid)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def poll(self) -> int | None:
+        """The exit code, or the negative number of the signal that ended it; None while it runs."""
+        return self._ended(socket.MSG_DONTWAIT)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            TimeoutError: It has not come within that many seconds.
+        """
+        if self.returncode is None:
+            self._socket.settimeout(timeout)
+        code = self._ended(0)
+        assert code is not None
+        return code
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, number)
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.send_signal(signal.SIGTERM)
+
+    def _ended(self, flags: int) -> int | None:
+        if self.returncode is None:
+            try:
+                answer = self._socket.recv(_MAXIMUM_ANSWER, flags)
+            except BlockingIOError:
+                return None
+            if answer:
+                self.returncode = int(answer)
+            else:  # the server is gone: nobody can tell how the process ends
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                self.returncode = -signal.SIGKILL
+            self._socket.close()
+            os.close(self._pidfd)
+        return self.returncode
+
+
+def main() -> int | None:
+    """Serve; in a forked process, what its module returns."""
+    listener, modules = socket.socket(fileno=int(sys.argv[1])), sys.argv[2:]
+    signal.pthread_sigmask(signal.SIG_BLOCK, _OUT_OF_MASK)  # a fork must not miss one before it has a handler
+    logging.basicConfig()  # else TensorFlow would add a handler of its own to its logger
+    request = _Server(listener, modules).serve()
+    return None if request is None else _run(*request)
+
+
+class _Server:
+    """Forks a process for each request, and passes on how it ended."""
+
+    def __init__(self, listener: socket.socket, modules: Sequence[str]) -> None:
+        self._listener, self._modules = listener, modules
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(0, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
+
+    def serve(self) -> tuple[dict[str, Any], list[int]] | None:
+        """Return None when the owner has ended, and in each forked process what it was asked for."""
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj == 0:
+                    return None
+                if key.fileobj is self._listener:
+                    self._selector.register(self._listener.accept()[0], selectors.EVENT_READ)
+                elif key.data is not None:
+                    self._pass_on_the_end(key)
+                elif (request := self._fork_for(key.fileobj)) is not None:
+                    return request
+
+    def _fork_for(self, connection: Any) -> tuple[dict[str, Any], list[int]] | None:
+        """Fork what a connection asks for; the request in the new process, None in this one."""
+        self._selector.unregister(connection)
+        data, descriptors, *_ = socket.recv_fds(connection, _MAXIMUM_REQUEST, _MAXIMUM_DESCRIPTORS)
+        request = json.loads(data) if data else None
+        if request is None or (difference := _difference(request)):
+            if request is not None:
+                connection.send(difference.encode())
+            connection.close()
+        else:
+            _import(self._modules)
+            gc.freeze()  # the collector of a fork would copy every page of what it shares
+            pid = os.fork()
+            if pid == 0:
+                os.setsid()
+                connection.send(str(os.getpid()).encode())
+                connection.close()
+                self._close_all()
+                return request, descriptors
+            self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, (pid, connection))
+        for descriptor in descriptors:
+            os.close(descriptor)
+        return None
+
+    def _close_all(self) -> None:
+        """Close what belongs to the server, objects too: one that ends later would close another file of its number."""
+        for key in list(self._selector.get_map().values()):
+            if isinstance(key.fileobj, socket.socket):
+                key.fileobj.close()
+            elif key.data is not None:
+                os.close(key.fd)
+                key.data[1].close()
+        self._selector.close()
+
+    def _pass_on_the_end(self, key: selectors.SelectorKey) -> None:
+        pid, connection = key.data
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        with suppress(OSError):  # nobody waits for it any more
+            connection.send(str(code).encode())
+        self._selector.unregister(key.fileobj)
+        os.close(key.fd)
+        connection.close()
+
+
+def _import(names: Sequence[str]) -> None:
+    """Import modules, but for packages of threads, which a fork lacks: there they are imported when they are used."""
+    if not all(name in sys.modules for name in names):
+        hook.install()  # Horovod is repaired while it is imported
+        for name in _WITH_THREADS:
+            sys.modules[name] = None  # type: ignore[assignment]  # as one that is not installed
+        for name in names:
+            importlib.import_module(name)
+        for name in _WITH_THREADS:
+            del sys.modules[name]
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, sys.path))
+
+
+def _home() -> str:
+    """Where code and packages come from, and the network that its connections are made in."""
+    return f"{sys.prefix}, {Path(__file__).parent}, {namespace('net')}"
+
+
+def _difference(request: dict[str, Any]) -> str:
+    """Why a fork of this process cannot be what was asked for; empty where it can."""
+    own, wanted = (_read_at_start(each) for each in (os.environ, request["environment"]))
+    names = sorted(name for name, value in own.items() ^ wanted.items())
+    if names:
+        return f"another value of {', '.join(dict.fromkeys(names))}"
+    return "" if request["home"] == _home() else f"it belongs to {request['home']}"
+
+
+def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+    return {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_READ_AT_START) and not name.startswith(_READ_LATER)
+    }
+
+
+def _run(request: dict[str, Any], descriptors: Sequence[int]) -> int | None:
+    """Become the process that was asked for, and run its module."""
+    stdin, output, *others = descriptors
+    for descriptor, number in ((stdin, 0), (output, 1), (output, 2)):
+        os.dup2(descriptor, number)
+    for descriptor in {stdin, output}:
+        os.close(descriptor)
+    own_path = os.environ["PYTHONPATH"].split(os.pathsep)
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    wanted_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:] = [*filter(None, wanted_path), *(entry for entry in sys.path if entry not in own_path)]
+    for packages in site.getsitepackages():  # they are in the server's own path
+        site.addsitedir(packages)
+    sys.argv = [request["module"], *request["arguments"], *map(str, others)]
+    os.chdir(request["folder"])
+    # As in a new interpreter: nobody has drawn a number, written a log or looked for a temporary folder.
+    random.seed()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()
+    logging.root.handlers.clear()
+    tempfile.tempdir = None
+    signal.pthread_sigmask(signal.SIG_SETMASK, request["blocked"])
+    try:
+        runpy.run_module(request["module"], run_name="__main__", alter_sys=True)
+    except SystemExit as ended:
+        if ended.code is None or isinstance(ended.code, int):
+            return ended.code
+        raise
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,291 @@
+"""The process of one rank as its task holds it; it and all that it started end with the task."""
+
+import json
+import logging
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence, Set
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from multiprocessing import Pipe
+from pathlib import Path
+
+from pipelines.launch.rank.fork_server import ForkedProcess, RefusedError
+from pipelines.launch.rank.rank_log import RankLog
+from pipelines.launch.rank.rank_main import HANDLED_SIGNALS, LENGTH_BYTES, Header
+from pipelines.launch.wire.messages import RankOrder, encode
+from pipelines.machine.proc import memory_group, memory_of, oom_kills
+
+_GUARD_SECONDS = 10.0
+_STACKS_SECONDS = 2.0
+_MAXIMUM_TEXT = 1 << 16
+_MARK = "GROUNDSWELL_WORKER"
+_RANK_MODULE = "pipelines.launch.rank.rank_main"
+_log = logging.getLogger(__name__)
+HOST_TMPDIR_VARIABLE = "GROUNDSWELL_HOST_TMPDIR"
+"""Names the host's temporary folder, for files that the ranks of a host share; each rank has a `TMPDIR` of its own."""
+
+# TensorFlow on a CPU pays for the first touch of every page of a large temporary array: glibc must keep its memory.
+ALLOCATOR = {
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 34),
+    "MALLOC_TOP_PAD_": str(1 << 28),
+}
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS")
+_INHERITED = (
+    *("HOROVOD_", "NCCL_", "KERAS_BACKEND", "TF_USE_LEGACY_KERAS"),
+    # A function that writes to MLflow needs the address and the credentials that the driver has.
+    *("MLFLOW_TRACKING_", "MLFLOW_REGISTRY_URI", "MLFLOW_EXPERIMENT_"),
+    *("DATABRICKS_HOST", "DATABRICKS_TOKEN", "DATABRICKS_CLIENT_"),
+)
+
+# Spark may kill a task at any time, and a rank that is stuck watches nothing. So a shell waits for the end of its
+# input, which is the end of the task. It then kills the rank's process group and every process that has the rank's mark
+# in its environment, and removes the rank's temporary folder.
+_GUARD = r"""
+while read -r line; do group=$line; done
+[ -z "$group" ] || kill -s KILL -- "-$group"
+for round in 1 2 3; do
+  marked=$(grep -lsaF "$1" /proc/[0-9]*/environ | cut -d/ -f3)
+  [ -n "$marked" ] || break
+  kill -s KILL $marked
+done
+rm -rf -- "$2"
+"""
+
+
+def inherited_settings() -> dict[str, str]:
+    """Variables of this process, the driver, that choose how ranks compute, exchange and record: executors lack them.
+
+    Spark sends them with the tasks, credentials too, as it does for the rest of a job.
+    """
+    return {name: value for name, value in os.environ.items() if name.startswith(_INHERITED)}
+
+
+def rank_environment(threads: int) -> dict[str, str]:
+    """Variables that every rank starts with.
+
+    Args:
+        threads: Number of threads for TensorFlow and OpenMP.
+    """
+    return {
+        **ALLOCATOR,
+        "MPLBACKEND": _plot_backend(),
+        "PYTHONUNBUFFERED": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+        **dict.fromkeys(THREAD_VARIABLES, str(threads)),
+    }
+
+
+class RankProcess:
+    """A Python process that waits for its function: starting costs time, so it starts before its rank is known."""
+
+    def __init__(
+        self,
+        environment: dict[str, str],
+        threads: int,
+        *,
+        log: RankLog,
+        memory: Sequence[int] = (),
+        fork_server: str | None = None,
+    ) -> None:
+        """Start the process and its guard.
+
+        Args:
+            environment: Variables that are added to those of this process.
+            threads: Number of threads for TensorFlow and OpenMP, where `environment` does not set it.
+            log: File that all output is written to.
+            memory: Descriptors that the process gets too, see `membership.kept_memory`.
+            fork_server: Socket of the `fork_server` that the process is a fork of, where that is possible.
+        """
+        self.log = log
+        self.result = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  open as long as this object
+        self._faults = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  likewise
+        self._memory = _Memory()
+        self._is_ended = False
+        self._folder = tempfile.mkdtemp(prefix="groundswell-")
+        mark = f"{_MARK}={secrets.token_hex(16)}"
+        self._guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "groundswell-guard", mark, self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env={"PATH": os.environ.get("PATH", os.defpath)},
+            start_new_session=True,
+        )
+        self.reader, writer = Pipe(duplex=False)
+        orders, self._orders = Pipe(duplex=False)
+        descriptors = [writer.fileno(), self._faults.fileno(), self.result.fileno(), orders.fileno(), *memory]
+        name, value = mark.split("=")
+        variables = {
+            **os.environ,
+            **rank_environment(threads),
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "TMPDIR": self._folder,
+            HOST_TMPDIR_VARIABLE: tempfile.gettempdir(),
+            **environment,
+            name: value,
+        }
+        stdin, ours = os.pipe()
+        self._stdin = os.fdopen(ours, "wb")
+        with _blocked(HANDLED_SIGNALS):
+            self.process = _start(variables, stdin, self.log.file.fileno(), descriptors, fork_server)
+        os.close(stdin)
+        writer.close()
+        orders.close()
+        assert self._guard.stdin is not None
+        self._guard.stdin.write(f"{self.process.pid}\n".encode())
+        self._guard.stdin.flush()
+
+    def begin(self, header: Header, payload: bytes) -> None:
+        """Hand over the pickled function."""
+        self.running()
+        with suppress(BrokenPipeError):  # it died already: its exit code says how
+            for part in (json.dumps(asdict(header)).encode(), payload):
+                self._stdin.write(len(part).to_bytes(LENGTH_BYTES, "little") + part)
+            self._stdin.close()
+
+    def order(self, order: RankOrder) -> None:
+        """Tell the process something that it waits for."""
+        with suppress(OSError):  # it died already
+            self._orders.send_bytes(encode(order))
+
+    def running(self) -> bool:
+        """Whether the process itself runs; notes how much memory it uses."""
+        if self.process.poll() is not None:
+            return False
+        self._memory.look(self.process.pid)
+        return True
+
+    def request_stop(self) -> None:
+        """Ask the function to end soon: `report.stop_requested` becomes true."""
+        self.process.terminate()
+
+    def stacks(self) -> str:
+        """Return what every Python thread of a process that may be stuck is doing now."""
+        self.process.send_signal(signal.SIGUSR1)
+        deadline = time.monotonic() + _STACKS_SECONDS
+        written = -1
+        while written != (written := self._faults_size()) or written == 0:
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.2)
+        return self.faults() or "(no stack: the process did not answer)"
+
+    def faults(self) -> str:
+        """Return the stacks that the process wrote when it was asked to or when it crashed."""
+        start = max(0, self._faults_size() - _MAXIMUM_TEXT)
+        return os.pread(self._faults.fileno(), _MAXIMUM_TEXT, start).decode(errors="replace").strip()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the process, which has ended, or the negative number of the signal that ended it."""
+        assert self.process.returncode is not None
+        return self.process.returncode
+
+    def death(self) -> str:
+        """Say how the process ended."""
+        code = self.exit_code
+        if code >= 0:
+            return f"exited with code {code}"
+        words = f"killed by {signal.Signals(-code).name}"
+        return words + self._memory.words() if -code == signal.SIGKILL else words
+
+    def end(self) -> None:
+        """Kill the process and all that it started, and remove its temporary folder; a second call does nothing."""
+        if self._is_ended:  # by now its number may be that of another process
+            return
+        self._is_ended = True
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        assert self._guard.stdin is not None
+        with suppress(BrokenPipeError):
+            self._guard.stdin.write(b"\n")  # the group is gone, and its number may be that of another one
+            self._guard.stdin.close()
+        try:
+            self._guard.wait(_GUARD_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+        shutil.rmtree(self._folder, ignore_errors=True)  # where there was no shell to do it
+
+    def close(self) -> None:
+        """Close files and pipes, after `end`."""
+        for end in (self.reader, self._orders, self._faults, self.result):
+            end.close()
+        with suppress(BrokenPipeError):
+            self._stdin.close()
+
+    def _faults_size(self) -> int:
+        return os.fstat(self._faults.fileno()).st_size
+
+
+def _start(
+    variables: dict[str, str], stdin: int, output: int, descriptors: Sequence[int], fork_server: str | None
+) -> "subprocess.Popen[bytes] | ForkedProcess":
+    """Start the rank's process in a session of its own: a fork of that server where there is one that fits."""
+    if fork_server is not None:
+        try:
+            return ForkedProcess(
+                fork_server, _RANK_MODULE, (), variables, stdin=stdin, output=output, descriptors=descriptors
+            )
+        except (OSError, RefusedError) as error:
+            _log.info("%s: the rank is a new interpreter", error)
+    return subprocess.Popen(
+        [sys.executable, "-P", "-m", _RANK_MODULE, *map(str, descriptors)],
+        stdin=stdin,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=variables,
+        pass_fds=descriptors,
+        start_new_session=True,
+    )
+
+
+def _plot_backend() -> str:
+    """Matplotlib's backend: none with windows, and none that belongs to the notebook that started the job."""
+    backend = os.environ.get("MPLBACKEND", "")
+    return "Agg" if not backend or backend.startswith("module://") else backend
+
+
+class _Memory:
+    """How much memory a process used, and whether the out-of-memory killer of its control group has killed since."""
+
+    def __init__(self) -> None:
+        self._group: Path | None = None
+        self._kills = 0
+        self._peak = 0
+
+    def look(self, pid: int) -> None:
+        with suppress(OSError):
+            memory = memory_of(pid)
+            if "VmHWM" not in memory:  # it is about to end
+                return
+            # Mapped pages of files, such as the dataset's, are not memory that the kernel was short of.
+            self._peak = max(self._peak, memory["VmHWM"] - memory.get("RssFile", 0))
+            group = memory_group(pid)
+            if group != self._group:
+                self._group, self._kills = group, oom_kills(group) if group is not None else 0
+
+    def words(self) -> str:
+        used = f"it held {self._peak >> 20:,} MiB" if self._peak else "its memory is not known"
+        if self._group is not None and oom_kills(self._group) > self._kills:
+            return f" by the out-of-memory killer of its control group ({used})"
+        return f" ({used}; if nobody else did, the out-of-memory killer did)"
+
+
+@contextmanager
+def _blocked(signals: Set[signal.Signals]) -> Iterator[None]:
+    """Let a process that is started in this block keep signals that come before it can handle them."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)

@@ -1,0 +1,122 @@
+"""The process of one rank: its task starts it, and it ends when the task does.
+
+It reads variables and the pickled function from standard input. Its arguments are descriptors: the pipe for messages,
+the file for stacks of a crash or a hang, the file for the pickled return value, the pipe for orders, and the files in
+memory that outlive this process, where there is a spare.
+"""
+
+import faulthandler
+import json
+import logging
+import os
+import signal
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import cloudpickle
+
+from pipelines.launch.keras_door import hook
+from pipelines.launch.rank import membership
+from pipelines.launch.rank.membership import ORPHAN_EXIT_CODE
+from pipelines.launch.rank.report import StoppedOnRequest, connect, request_stop, send_message
+from pipelines.launch.wire.messages import Begun, Failure, Returned
+
+FUNCTION_RAISED_EXIT_CODE = 1
+LENGTH_BYTES = 8
+HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1})
+"""Signals that this process is started with as blocked: they wait until it has handlers for them."""
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a task hands to the process together with the function."""
+
+    environment: dict[str, str]
+    """Set before the function is unpickled."""
+    wants_result: bool
+    is_spare: bool = False
+    """Whether this process waits until another one that is the same rank has died."""
+
+
+def main() -> int:
+    """Run the function; return 0, or 1 where it raised."""
+    pipe, faults, results, orders, *memory = map(int, sys.argv[1:])
+    faulthandler.enable(faults)
+    faulthandler.register(signal.SIGUSR1, faults, all_threads=True)
+    signal.signal(signal.SIGTERM, lambda number, frame: request_stop())
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+    connection = Connection(pipe, readable=False)
+    header = Header(**json.loads(_read()))
+    who = "spare: " if header.is_spare else ""
+    logging.basicConfig(level=logging.INFO, format=f"{who}%(levelname)s %(name)s: %(message)s")
+    os.environ.update(header.environment)
+    payload = _read()  # from this rank's own task, which has it from the driver
+    connect(connection)
+    membership.connect(Connection(orders, writable=False), tuple(memory), spare=header.is_spare)
+    hook.install()
+    try:
+        function, args, kwargs = cloudpickle.loads(payload)
+        send_message(connection, Begun())
+        result = _call(function, args, kwargs)
+        if header.wants_result:
+            _write_result(result, results)
+        send_message(connection, Returned())
+    except BaseException as error:
+        send_message(connection, _failure(error))
+        return FUNCTION_RAISED_EXIT_CODE
+    return 0
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Call the function; one that ends its process with `sys.exit(0)`, as scripts do, has returned None."""
+    try:
+        return function(*args, **kwargs)
+    except SystemExit as ended:
+        if ended.code not in (None, 0):
+            raise
+        return None
+
+
+def _write_result(result: object, descriptor: int) -> None:
+    """Pickle the return value into a file: it may be larger than any message.
+
+    Raises:
+        TypeError: It cannot be pickled.
+        OSError: It does not fit the disk.
+    """
+    with os.fdopen(descriptor, "wb", closefd=False) as file:
+        try:
+            cloudpickle.dump(result, file)
+            file.flush()
+        except OSError as error:
+            message = f"the return value of the function cannot be written to {tempfile.gettempdir()}: {error.strerror}"
+            raise OSError(error.errno, message) from error
+        except Exception as error:  # whatever a __reduce__ raises
+            raise TypeError(
+                f"the return value of the function, of type {type(result).__name__}, cannot be pickled: {error}"
+            ) from error
+
+
+def _failure(error: BaseException) -> Failure:
+    lines = "".join(traceback.format_exception(error))
+    return Failure(type(error).__name__, str(error), lines, isinstance(error, StoppedOnRequest))
+
+
+def _read() -> bytes:
+    return _exactly(int.from_bytes(_exactly(LENGTH_BYTES), "little"))
+
+
+def _exactly(size: int) -> bytes:
+    data = sys.stdin.buffer.read(size)
+    if len(data) < size:  # the task is gone
+        os._exit(ORPHAN_EXIT_CODE)
+    return data
+
+
+if __name__ == "__main__":
+    sys.exit(main())

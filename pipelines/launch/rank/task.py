@@ -1,0 +1,376 @@
+"""What runs inside one task: it holds the rank's process, passes messages on and follows the driver's orders."""
+
+import os
+import queue
+import shutil
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from multiprocessing.connection import wait
+
+from pipelines.launch.driver.placement import visible_devices
+from pipelines.launch.rank import cuda
+from pipelines.launch.rank.processes import RankProcesses
+from pipelines.launch.rank.rank_main import Header
+from pipelines.launch.wire.channel import ChannelAddress
+from pipelines.launch.wire.link import Link
+from pipelines.launch.wire.messages import (
+    Exit,
+    Failure,
+    Fallen,
+    Go,
+    Hello,
+    Join,
+    Ready,
+    Report,
+    Returned,
+    SendStacks,
+    Sign,
+    Stacks,
+    StepDone,
+    Stop,
+    StopAsked,
+    StopSoon,
+    decode,
+)
+from pipelines.machine.versions import versions
+
+_LOOK_SECONDS = 0.1
+_SPARE_SECONDS = 30.0
+"""From the moment at which ranks have joined again to the next spare, where the function shows no sign of life."""
+FAILED_SECONDS = 10.0
+"""How long a process may take to end after its function has raised."""
+_FLUSH_SECONDS = 30.0
+_FAILURE_FLUSH_SECONDS = 3.0
+_RECONNECTION_SECONDS = 2.5
+"""How long the end of a rank that has finished waits for a channel that broke; less than until the driver asks."""
+_LAST_WORD_SECONDS = 20.0
+_RESULT_SECONDS = 60.0
+_MAXIMUM_TEXT = 1 << 16
+# Spark holds what tasks return several times over in its JVM, whose heap is 1 GiB by default.
+_SPARK_RESULT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a task runs and what it was given there."""
+
+    task: int
+    host: str
+    cores: int
+    gpus: Sequence[str] = ()
+    """Addresses of GPUs, from Spark."""
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What every task of one attempt is given."""
+
+    channel: ChannelAddress
+    gpus_per_worker: int
+    start_timeout: float
+    stop_grace: float
+    payload: bytes = field(repr=False)
+    """Pickled `(function, args, kwargs)`."""
+    environment: dict[str, str] = field(default_factory=dict, repr=False)
+    spares: bool = False
+    """Whether each task holds a spare process."""
+    fork_server: str | None = None
+    """Socket of the `fork_server` that ranks are forks of, where they use no GPU; None: each is a new interpreter."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What a task returns when its rank has finished."""
+
+    rank: int
+    value: bytes | None
+    """Pickled; None where it was too large for Spark and has travelled on the channel."""
+
+
+class RankFailedError(RuntimeError):
+    """A task's rank has failed, and the driver may not know how."""
+
+
+def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lambda: False) -> RankResult | None:
+    """Run this task's rank to its end; None where the driver has stopped it, or knows how it failed.
+
+    Args:
+        launch: What every task is given.
+        site: Where this one runs.
+        is_cancelled: Asked until the driver has given its first order: whether it gives none any more.
+
+    Raises:
+        RankFailedError: The rank failed, and the driver does not answer.
+        RuntimeError: Its return value did not reach the driver.
+    """
+    devices, complaint = _devices(launch, site)
+    environment = {"CUDA_VISIBLE_DEVICES": devices, **launch.environment}
+    server = None if launch.gpus_per_worker else launch.fork_server
+    processes = RankProcesses(environment, site.cores, spares=launch.spares, fork_server=server)
+    try:
+        probe = _probe(site.host)
+        link = Link(launch.channel, _hello(site, probe, devices, complaint), processes.log)
+        try:
+            go = _first_order(link, launch.start_timeout, is_cancelled)
+            if go is None:
+                return None
+            rank = _RunningRank(processes, link, go.rank, launch.stop_grace)
+            return rank.run(Header(go.environment, go.wants_result), launch.payload)
+        finally:
+            processes.end()
+            link.close()
+            if probe is not None:
+                with suppress(OSError):
+                    probe.shutdown(socket.SHUT_RDWR)  # wakes the thread that takes connections
+                probe.close()
+    finally:
+        processes.end()
+        processes.close()
+
+
+def _probe(host: str) -> socket.socket | None:
+    """A port that is never read: that it takes connections shows the driver that the task and its network work."""
+    try:
+        probe = socket.create_server((host, 0))
+    except OSError:  # an address that only other hosts know this host by
+        return None
+    threading.Thread(target=_hang_up, args=(probe,), name="groundswell-probe", daemon=True).start()
+    return probe
+
+
+def _hang_up(probe: socket.socket) -> None:
+    """End the connections to a port: the kernel takes only 128 that nobody has accepted."""
+    while probe.fileno() >= 0:
+        try:
+            probe.accept()[0].close()
+        except OSError:  # closed, or this process has no descriptor left for a moment
+            time.sleep(_LOOK_SECONDS)
+
+
+def _devices(launch: Launch, site: Site) -> tuple[str, str]:
+    """`CUDA_VISIBLE_DEVICES`, and what is wrong with it, which the driver reports."""
+    if not launch.gpus_per_worker:
+        return "-1", ""
+    if len(site.gpus) < launch.gpus_per_worker:
+        return "-1", f"Spark gave a task {len(site.gpus)} GPUs: set spark.task.resource.gpu.amount"
+    try:
+        addresses = site.gpus[: launch.gpus_per_worker]
+        return visible_devices(addresses, os.environ.get("CUDA_VISIBLE_DEVICES")), cuda.complaint()
+    except RuntimeError as error:
+        return "-1", str(error)
+
+
+def _hello(site: Site, probe: socket.socket | None, devices: str, complaint: str) -> Hello:
+    name = socket.gethostname()
+    port = None if probe is None else probe.getsockname()[1]
+    resolved, memory = _resolved(name), _shared_memory_mib()
+    return Hello(site.task, site.host, port, devices, complaint, name, resolved, memory, versions())
+
+
+def _shared_memory_mib() -> int:
+    try:
+        return shutil.disk_usage("/dev/shm").total >> 20
+    except OSError:
+        return 0
+
+
+def _resolved(name: str) -> str:
+    """The address that Gloo will bind to, which is that of the host's own name, or why there is none."""
+    try:
+        address = socket.gethostbyname(name)
+    except OSError as error:
+        return f"nothing ({error})"
+    try:
+        with socket.socket() as probe:
+            probe.bind((address, 0))
+    except OSError:
+        return f"{address}, which is no address of that host"
+    return address
+
+
+def _first_order(link: Link, seconds: float, is_cancelled: Callable[[], bool]) -> Go | None:
+    """The driver's order once all tasks have connected; None where it is another one or none comes."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline and not is_cancelled():
+        with suppress(queue.Empty):
+            order = link.orders.get(timeout=_LOOK_SECONDS)
+            return order if isinstance(order, Go) else None
+    return None
+
+
+class _RunningRank:
+    """A rank from the call of its function to the end of its process."""
+
+    def __init__(self, processes: RankProcesses, link: Link, rank: int, stop_grace: float) -> None:
+        self._processes, self._link, self._rank, self._stop_grace = processes, link, rank, stop_grace
+        self._process = processes.current
+        self._returned = self._stopped = False
+        self._failure: Failure | None = None
+        self._failed_at: float | None = None
+        self._stop_deadline: float | None = None
+        self._spare_due: float | None = None
+        self._joins = 0
+        self._is_ready = False
+        self._join: Join | None = None
+        self._terminated = threading.Event()
+
+    def run(self, header: Header, payload: bytes) -> RankResult | None:
+        """Begin, and pass messages on until the process has ended or must end; then say how.
+
+        Raises:
+            RankFailedError: The rank failed, and the driver does not answer.
+            RuntimeError: Its return value did not reach the driver.
+        """
+        with _on_sigterm(self._terminated.set):
+            self._processes.begin(header, payload)
+            while not self._stopped:
+                ready = wait([self._process.reader], _LOOK_SECONDS)
+                # A child that the rank left behind may hold the pipe open: the end of the process itself counts too.
+                running = self._process.running()
+                until = time.monotonic() + _LOOK_SECONDS
+                try:
+                    # A rank may report faster than this takes it; the driver's orders are followed all the same.
+                    while (not running or time.monotonic() < until) and self._process.reader.poll():
+                        self._take(self._process.reader.recv_bytes())
+                except (EOFError, OSError):
+                    if running and ready:
+                        time.sleep(_LOOK_SECONDS / 10)  # the pipe ends a moment before the process
+                if not running and not self._is_replaced():
+                    break
+                if self._failed_at is not None and time.monotonic() > self._failed_at + FAILED_SECONDS:
+                    break  # a thread of the function keeps the process, and the other ranks wait for this one
+                self._obey()
+        return self._end()
+
+    def _is_replaced(self) -> bool:
+        """Let the spare take the place of a process that died of itself, where there are spares."""
+        raised, asked = self._failure is not None, self._stop_deadline is not None
+        if raised or asked or self._returned or self._stopped or not self._processes.can_replace:
+            return False
+        dead, self._spare_due, self._is_ready = self._processes.replace(), None, False
+        code, lines = dead.exit_code, self._processes.log.last_lines()
+        self._link.send(Fallen(dead.death(), code, dead.faults(), lines))
+        self._process = self._processes.current
+        return True
+
+    def _take(self, frame: bytes) -> None:
+        message, _ = decode(frame)
+        if isinstance(message, Failure):
+            self._failed_at = time.monotonic()
+            self._failure = replace(
+                message, message=message.message[-_MAXIMUM_TEXT:], traceback=message.traceback[-_MAXIMUM_TEXT:]
+            )
+        elif isinstance(message, Returned):
+            self._returned = True
+        elif isinstance(message, Ready):
+            self._link.send(replace(message, joins=self._joins))
+            self._is_ready = True
+            self._hand_over_join()
+        elif isinstance(message, Sign):
+            self._link.send(message)
+            if self._spare_due is not None and isinstance(message, Report | StepDone):
+                self._prepare_spare()
+
+    def _hand_over_join(self) -> None:
+        """Let the process join that waits for it; a spare that has just taken over may not have said so yet."""
+        if self._join is None or not self._is_ready:
+            return
+        self._process.order(self._join)
+        # After a death, the next spare would take the cores of the next step, for which all wait.
+        self._spare_due = time.monotonic() + (_SPARE_SECONDS if self._joins else 0)
+        self._joins += 1
+        self._join, self._is_ready = None, False
+
+    def _prepare_spare(self) -> None:
+        self._spare_due = None
+        self._processes.prepare_spare()
+
+    def _obey(self) -> None:
+        """Follow the driver's orders, and end a rank that was asked to stop and has not."""
+        if self._terminated.is_set() and self._stop_deadline is None:
+            self._link.send(StopAsked())
+            self._request_stop()
+        while not self._link.orders.empty():
+            match self._link.orders.get():
+                case Stop():
+                    self._stopped = True
+                case StopSoon():
+                    self._request_stop()
+                case SendStacks():
+                    self._link.send(Stacks(self._process.stacks()))
+                case Join() as join:
+                    self._join = join
+                    self._hand_over_join()
+        if self._spare_due is not None and time.monotonic() > self._spare_due and self._stop_deadline is None:
+            self._prepare_spare()
+        if self._stop_deadline is not None and time.monotonic() > self._stop_deadline:
+            self._stopped = True
+
+    def _request_stop(self) -> None:
+        if self._stop_deadline is None:
+            self._stop_deadline = time.monotonic() + self._stop_grace
+            self._process.request_stop()
+
+    def _end(self) -> RankResult | None:
+        process, link = self._process, self._link
+        self._processes.end()
+        faults, last_lines = process.faults(), process.log.last_lines()
+        if faults and not self._stopped:
+            process.log.write(f"\n{faults}\n")
+        code = process.exit_code
+        good = self._returned and code == 0 and not self._stopped
+        result = self._send_result() if good else None
+        link.flush(_FLUSH_SECONDS if good else _FAILURE_FLUSH_SECONDS)
+        link.send(Exit(self._stopped, self._returned, code, process.death(), faults, self._failure, last_lines))
+        # A driver that does not hear of the end takes the rank for lost while the others still work.
+        link.flush(_FAILURE_FLUSH_SECONDS, reconnect=_RECONNECTION_SECONDS if good else 0)
+        # The first task that fails ends Spark's stage, and Spark then kills the others: let them report first. A task
+        # whose failure the driver has told its user frees its slot at once, and Spark prints no trace of it.
+        # Where all were asked to stop, others may need the whole grace, and end without this one.
+        seconds = _LAST_WORD_SECONDS + (self._stop_grace if self._stop_deadline is not None else 0)
+        if good or self._stopped or _wait_for_stop(link, seconds):
+            return result
+        said = self._failure.traceback if self._failure else "\n".join(last_lines)
+        raise RankFailedError(f"rank {self._rank} failed: {process.death()}\n{said}")
+
+    def _send_result(self) -> RankResult:
+        file = self._process.result
+        size = os.fstat(file.fileno()).st_size
+        if size <= _SPARK_RESULT_BYTES:
+            return RankResult(self._rank, os.pread(file.fileno(), size, 0))
+        if not self._link.send_result(file, _RESULT_SECONDS):
+            raise RuntimeError(
+                f"rank {self._rank} has finished, but its return value of {size:,} bytes did not reach the driver"
+            )
+        return RankResult(self._rank, None)
+
+
+@contextmanager
+def _on_sigterm(call: Callable[[], None]) -> Iterator[None]:
+    """Call this at SIGTERM; ranks of the driver's own machine run in threads, where the driver handles the signal."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = signal.signal(signal.SIGTERM, lambda number, frame: call())
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _wait_for_stop(link: Link, seconds: float) -> bool:
+    """Wait until the driver knows everything that it wants to know; False where it cannot be reached."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        try:
+            if isinstance(link.orders.get(timeout=_LOOK_SECONDS), Stop):
+                return True
+        except queue.Empty:
+            if not link.connected:
+                return False
+    return False

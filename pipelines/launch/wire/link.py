@@ -1,0 +1,256 @@
+"""The task's end of its connection to the driver; `channel` has the other end.
+
+The rank never waits for the driver: a driver that cannot be reached costs the driver's view and not the run.
+"""
+
+import base64
+import logging
+import os
+import queue
+import secrets
+import socket
+import threading
+import time
+from collections import deque
+from contextlib import suppress
+from itertools import islice
+from typing import IO
+
+from pipelines.launch.rank.rank_log import RankLog
+from pipelines.launch.wire.channel import ChannelAddress
+from pipelines.launch.wire.handshake import HANDSHAKE_SECONDS, prove_task
+from pipelines.launch.wire.messages import (
+    MAXIMUM_LINE_BYTES,
+    Alive,
+    Dropped,
+    Hello,
+    Log,
+    Numbered,
+    Opening,
+    Order,
+    Received,
+    Report,
+    ResultPart,
+    ShownLine,
+    StepDone,
+    Stop,
+    Welcome,
+    decode,
+    encode,
+)
+
+RECONNECT_SECONDS = 1.0
+"""Between two tries to connect."""
+_HEARTBEAT_SECONDS = 2.0
+_LOOK_SECONDS = 0.01
+LOG_PERIOD_SECONDS = 0.05
+LOG_BYTES_PER_PERIOD = 1 << 18
+"""How much of a rank's log is sent in `LOG_PERIOD_SECONDS`: 5 MiB/s."""
+_MESSAGE_BYTES_AT_ONCE = 1 << 20
+_RESULT_PART_BYTES = 1 << 20
+MAXIMUM_HELD_BYTES = 1 << 26
+"""Bytes of messages that the driver has not received: 64 MiB."""
+_log = logging.getLogger(__name__)
+
+
+class Link:
+    """Sends messages, the rank's log and its return value from a thread, and takes orders in another."""
+
+    def __init__(self, address: ChannelAddress, hello: Hello, log: RankLog) -> None:
+        """Start connecting.
+
+        Args:
+            address: The driver's.
+            hello: The first message.
+            log: Sent as it grows, at a bounded rate.
+        """
+        self.orders: queue.Queue[Order] = queue.Queue()
+        self.connected = False
+        self._dismissed = False
+        self._address, self._log = address, log
+        self._name, self._hello = secrets.token_hex(8), hello
+        self._orders_received = 0
+        self._lock = threading.Lock()
+        self._held: deque[tuple[int, bytes]] = deque()
+        self._held_bytes = self._dropped = 0
+        self._last_number = 0
+        self._next_number = 1
+        self._log_offset = self._log_received = 0
+        self._result: IO[bytes] | None = None
+        self._result_bytes = self._result_offset = self._result_received = 0
+        self._asks_receipt = False
+        self._wake = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="groundswell-link", daemon=True)
+        self._thread.start()
+
+    def send(self, message: Numbered) -> None:
+        """Queue one message.
+
+        Messages arrive in order and none twice, over any number of connections. 64 MiB of them are held until the
+        driver has received them; further reports and lines are dropped, and the driver is told how many.
+        """
+        with self._lock:
+            if isinstance(message, Report | ShownLine | StepDone) and self._held_bytes >= MAXIMUM_HELD_BYTES:
+                self._dropped += not isinstance(message, StepDone)
+                return
+            if self._dropped:
+                self._hold(Dropped(self._dropped))
+                self._dropped = 0
+            self._hold(message)
+        self._wake.set()
+
+    def send_result(self, file: IO[bytes], seconds: float) -> bool:
+        """Send a pickled return value; whether the driver has received it all.
+
+        Args:
+            file: Read from its beginning to its end.
+            seconds: How long to wait for the next part to be received, or for a connection.
+        """
+        self._result_bytes = os.fstat(file.fileno()).st_size
+        self._result = file
+        self._wake.set()
+        received, deadline = -1, 0.0
+        while self._result_received < self._result_bytes:
+            if received != (received := self._result_received):
+                deadline = time.monotonic() + seconds
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_LOOK_SECONDS)
+        return True
+
+    def flush(self, seconds: float, *, reconnect: float = 0.0) -> None:
+        """Wait until the driver has received messages and log, as long as there is a connection.
+
+        Args:
+            seconds: How long with a connection.
+            reconnect: How long to wait for a connection where there is none.
+
+        What has only been sent is lost when the connection is closed: the kernel discards it as soon as the driver
+        answers to a connection that is no more.
+        """
+        began = time.monotonic()
+        deadline = began + seconds
+        self._asks_receipt = True
+        self._wake.set()
+        while time.monotonic() < deadline:
+            if not self.connected:
+                # The driver hangs up at the end of an attempt, and then nobody takes a new connection.
+                if self._dismissed or time.monotonic() > began + reconnect:
+                    return
+                deadline = time.monotonic() + seconds
+            elif not self._held and self._log_received >= self._log.size():
+                return
+            time.sleep(_LOOK_SECONDS)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._closing.set()
+        self._wake.set()
+        self._thread.join(HANDSHAKE_SECONDS)
+
+    def _hold(self, message: Numbered) -> None:
+        self._last_number += 1
+        line = encode(message, self._last_number)
+        self._held.append((self._last_number, line))
+        self._held_bytes += len(line)
+
+    def _forget(self, received: Received | Welcome) -> None:
+        self._log_received, self._result_received = received.log_bytes, received.result_bytes
+        with self._lock:
+            while self._held and self._held[0][0] <= received.number:
+                self._held_bytes -= len(self._held.popleft()[1])
+
+    def _run(self) -> None:
+        warned = False
+        while not self._closing.is_set():
+            try:
+                place = (self._address.host, self._address.port)
+                with socket.create_connection(place, HANDSHAKE_SECONDS) as connection:
+                    self._talk(connection)
+            except (OSError, ValueError) as error:
+                if not (warned or self._dismissed) and self._last_number:
+                    warned = True
+                    _log.warning("the channel to the driver broke (%s); the run continues without it", error)
+            self.connected = False
+            self._closing.wait(RECONNECT_SECONDS)
+
+    def _talk(self, connection: socket.socket) -> None:
+        prove_task(connection, self._address.secret)
+        connection.sendall(encode(Opening(self._name, self._hello, self._orders_received)))
+        lines = connection.makefile("rb")
+        welcome, _ = decode(lines.readline(MAXIMUM_LINE_BYTES))
+        if not isinstance(welcome, Welcome):
+            raise ValueError(f"a {type(welcome).__name__} came before the welcome")
+        self._forget(welcome)
+        self._next_number = welcome.number + 1
+        self._log_offset, self._result_offset = welcome.log_bytes, welcome.result_bytes
+        connection.settimeout(None)
+        self.connected = True
+        listener = threading.Thread(target=self._listen, args=(connection, lines), daemon=True)
+        listener.start()
+        last_sent = time.monotonic()
+        try:
+            while not self._closing.is_set() and listener.is_alive():
+                self._wake.wait(LOG_PERIOD_SECONDS)
+                self._wake.clear()
+                log_offset = self._log_offset
+                data = self._next_log() + self._next_result() + self._next_messages()
+                if not data and (self._asks_receipt or time.monotonic() - last_sent > _HEARTBEAT_SECONDS):
+                    self._asks_receipt = False
+                    data = encode(Alive())  # the driver answers with what it has received
+                if data:
+                    connection.sendall(data)
+                    last_sent = time.monotonic()
+                if self._log_offset - log_offset > LOG_BYTES_PER_PERIOD // 2:
+                    # Messages wake this loop; the log of a talkative rank must not.
+                    self._closing.wait(LOG_PERIOD_SECONDS)
+        finally:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            # A driver that hangs up may have said before that it is over: this may notice first.
+            listener.join(HANDSHAKE_SECONDS)
+
+    def _next_log(self) -> bytes:
+        """The next part of the log; it goes first, so that the log never comes after what was said later."""
+        offset = self._log_offset
+        lines, self._log_offset = self._log.read(offset, LOG_BYTES_PER_PERIOD)
+        return encode(Log(offset, self._log_offset, lines)) if self._log_offset > offset else b""
+
+    def _next_result(self) -> bytes:
+        if self._result is None or self._result_offset >= self._result_bytes:
+            return b""
+        data = os.pread(self._result.fileno(), _RESULT_PART_BYTES, self._result_offset)
+        line = encode(ResultPart(self._result_offset, base64.b64encode(data).decode()))
+        self._result_offset += len(data)
+        self._wake.set()
+        return line
+
+    def _next_messages(self) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        with self._lock:
+            sent = self._next_number - self._held[0][0] if self._held else 0
+            for number, line in islice(self._held, max(0, sent), None):
+                if size >= _MESSAGE_BYTES_AT_ONCE:
+                    self._wake.set()
+                    break
+                parts.append(line)
+                size += len(line)
+                self._next_number = number + 1
+        return b"".join(parts)
+
+    def _listen(self, connection: socket.socket, lines: IO[bytes]) -> None:
+        with suppress(OSError, ValueError):
+            while line := lines.readline(MAXIMUM_LINE_BYTES):
+                message, number = decode(line)
+                if isinstance(message, Received):
+                    self._forget(message)
+                elif isinstance(message, Order) and number > self._orders_received:
+                    self._orders_received = number
+                    self._dismissed |= isinstance(message, Stop)
+                    self.orders.put(message)
+        # The driver has hung up. The other thread may wait for room in the socket, which the kernel would go on
+        # asking the driver for, less and less often: up to two minutes.
+        with suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,58 @@
+"""Finished parts: which of them are scored again, and whether they are on storage as their tasks have told."""
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from pipelines.scoring.output.output import WrittenPart, find_written
+from pipelines.scoring.parts import Part
+from pipelines.scoring.source import Source
+from pipelines.storage.folder import Folder
+
+_log = logging.getLogger(__name__)
+
+
+def outdated_parts(source: Source, found: Mapping[str, WrittenPart]) -> set[str]:
+    """The finished parts of which a rejected sample can be read now, or the file of another sample was replaced.
+
+    A part keeps its predictions where folders of some of its samples are gone: it would be scored again without these.
+    """
+    outdated = set()
+    for part in source.parts:
+        written = found.get(part.file)
+        if written is None:
+            continue
+        if not was_replaced(part, written) and not (written.unread and part.can_read_any(written.unread)):
+            continue
+        lost = [row for row in part.unusable if row["id"] not in written.unread]
+        if lost:
+            _log.warning(
+                "%s is not scored again, as samples of it would be lost: %d cannot be read any more, such as %s (%s)",
+                *(part.file, len(lost), lost[0]["id"], lost[0]["reason"]),
+            )
+            continue
+        outdated.add(part.file)
+    return outdated
+
+
+def was_replaced(part: Part, written: WrittenPart) -> bool:
+    """Whether the file of a sample that was scored has another size now."""
+    before = written.sizes_digest
+    return before is not None and part.digest_of_sizes(written.unread) != before
+
+
+def read_back(output: Folder, files: Sequence[str]) -> list[WrittenPart]:
+    """Read what is in all parts, in order.
+
+    What a task has told may be of another attempt than the file, which may have another size.
+
+    Raises:
+        RuntimeError: A file has another size than its note says, or one of the two is gone.
+    """
+    found = find_written(output, files)
+    others = [file for file in files if file not in found]
+    if others:
+        raise RuntimeError(
+            f"{output}: another job or task has written {len(others)} parts meanwhile, the first is {others[0]}: the "
+            "same command continues, and scores them again"
+        )
+    return [found[file] for file in files]

@@ -1,0 +1,405 @@
+"""Predictions on the ground: as GeoJSON, as GeoTIFF, and as a picture with a legend."""
+
+import json
+import math
+import warnings
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import rasterio
+from matplotlib import colormaps
+from matplotlib.colors import ListedColormap
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from numpy.typing import NDArray
+from rasterio.errors import NotGeoreferencedWarning, RasterioError
+from rasterio.warp import transform
+
+from pipelines.dataset.format.files import relation
+from pipelines.dataset.report.tables import shorten
+from pipelines.sample import ImageGroup
+from pipelines.scoring.output.output import FILE_NAME
+from pipelines.storage.folder import Folder
+
+SUFFIXES = (".geojson", ".tif")
+_WGS84 = 4326
+_METRES = {
+    **dict.fromkeys(("B02", "B03", "B04", "B08"), 10),
+    **dict.fromkeys(("B05", "B06", "B07", "B8A", "B11", "B12"), 20),
+    **dict.fromkeys(("B01", "B09", "B10"), 60),
+}
+"""Ground sampling distance of Sentinel-2's bands."""
+_NOTHING = 255
+_LARGEST_SIDE = 20_000  # cells of a GeoTIFF
+_PARTS = (12, 6, 4, 3, 2, 1)  # cells of a GeoTIFF along a patch
+_INCHES, _DOTS_PER_INCH, _LONGEST_NAME = 10.0, 150, 44
+_CELLS_OF_A_PICTURE, _SMALLEST_IN_A_PICTURE = 1500, 9
+"""Cells along the longer side of a picture, and along a patch: with fewer it could fall between two dots."""
+_FEATURES_AT_ONCE = 10_000
+_COLUMNS = ("id", "tile", "epsg", "x0", "y0", "probabilities", "labels", "model_version")
+_SHOWN_TILES = 5
+_MARK = "Groundswell"
+"""What every file of a map says of its maker. Only such files are replaced."""
+_START = f'{{"type": "FeatureCollection", "made_by": "{_MARK}", "features": ['
+_SYSTEMS_OF_SENTINEL_2 = (*range(32601, 32661), *range(32701, 32761))  # EPSG codes of UTM's zones
+
+
+@dataclass(frozen=True)
+class GroundPredictions:
+    """The likeliest class of every patch whose place is known."""
+
+    class_names: tuple[str, ...]
+    table: pa.Table
+    """Some columns of `write.PREDICTION_SCHEMA`."""
+    likeliest: NDArray[np.int64]
+    """`(rows,)`, class indices."""
+    metres: float
+    """Side of a patch."""
+    unplaced: int
+    """Predictions whose images do not say where they lie."""
+
+    @property
+    def corners(self) -> NDArray[np.float64]:
+        """Left and upper edge of each patch, `(rows, 2)`, in the units of its coordinate system."""
+        return np.stack([self.table["x0"].to_numpy(), self.table["y0"].to_numpy()], axis=1)
+
+    @property
+    def systems(self) -> NDArray[np.int32]:
+        """The EPSG code of each patch, `(rows,)`."""
+        codes: NDArray[np.int32] = self.table["epsg"].to_numpy()
+        return codes
+
+    def of(self, code: int) -> "GroundPredictions":
+        """Return the patches of one coordinate system."""
+        chosen = self.systems == code
+        return replace(self, table=self.table.filter(pa.array(chosen)), likeliest=self.likeliest[chosen])
+
+
+def check_map_file(path: str) -> Path:
+    """Check the name of a map before anything is scored.
+
+    Raises:
+        ValueError: It has another suffix than `SUFFIXES`, or its folder does not exist.
+    """
+    file = Path(path)
+    if file.suffix.lower() not in SUFFIXES:
+        raise ValueError(f"--map {path} should end in {' or '.join(SUFFIXES)}")
+    if not file.parent.is_dir():
+        raise ValueError(f"--map {path}: there is no folder {str(file.parent)!r}")
+    return file
+
+
+def check_map(file: Path, folders: Mapping[str, Folder]) -> None:
+    """Check the place of a map before anything is scored.
+
+    Args:
+        file: The map.
+        folders: Folders that hold nothing but their own files, by the argument that names each.
+
+    Raises:
+        ValueError: The map lies in one of the folders, or would replace a file that is no map of ours.
+    """
+    for argument, folder in folders.items():
+        found = relation(Folder(str(file.absolute())), folder)
+        if found in ("is", "is in"):
+            raise ValueError(f"--map {file} {found} {argument} {folder}: choose a file outside of that folder")
+    is_geotiff = file.suffix.lower() == ".tif"
+    _refuse_foreign(
+        [file, *(_of_system(file, code) for code in _SYSTEMS_OF_SENTINEL_2 if is_geotiff), _picture_of(file)], file
+    )
+
+
+def _refuse_foreign(files: Iterable[Path], map_file: Path) -> None:
+    """Make sure that files which a map would replace are those of an earlier map, or empty."""
+    for file in files:
+        if file.exists() and not _is_ours(file):
+            raise ValueError(
+                f"--map {map_file} would replace {file}, which is no map of groundswell: move or remove {file.name}, "
+                "or choose another file"
+            )
+
+
+def _is_ours(file: Path) -> bool:
+    if not file.is_file():
+        return False
+    if not file.stat().st_size:
+        return True
+    if file.suffix.lower() == ".geojson":
+        with file.open("rb") as stream:
+            return stream.read(len(_START)) == _START.encode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NotGeoreferencedWarning)
+        try:
+            with rasterio.open(file, driver="PNG" if file == _picture_of(file) else "GTiff") as raster:
+                tags = raster.tags()
+        except RasterioError:
+            return False
+    return _MARK in (tags.get("TIFFTAG_SOFTWARE"), tags.get("Software"))
+
+
+def _of_system(file: Path, code: int) -> Path:
+    return file.with_stem(f"{file.stem}-{code}")
+
+
+def _picture_of(file: Path) -> Path:
+    return file.with_suffix(".png")
+
+
+def patch_metres(groups: Sequence[ImageGroup]) -> float:
+    """Return the side of a patch on the ground, by its size in pixels and the resolution of Sentinel-2's bands.
+
+    Raises:
+        ValueError: No group has bands of Sentinel-2 alone, of one resolution, and square images.
+    """
+    for group in groups:
+        distances = {_METRES.get(band) for band in group.bands}
+        (distance,) = distances if len(distances) == 1 else (None,)
+        if distance is not None and group.shape[0] == group.shape[1]:
+            return float(distance * group.shape[0])
+    names = ", ".join(band for group in groups for band in group.bands)
+    raise ValueError(f"--map needs bands of Sentinel-2, whose pixels have a known size; there are {names}")
+
+
+def read_ground(output: Folder, groups: Sequence[ImageGroup], tile: str | None = None) -> GroundPredictions:
+    """Read finished predictions that have a place.
+
+    Args:
+        output: Folder of the predictions.
+        groups: Image groups of what was scored.
+        tile: The only tile of interest; None: all.
+
+    Raises:
+        ValueError: The size of a patch is unknown, or no prediction has a place, or is in the tile.
+    """
+    metres = patch_metres(groups)
+    manifest = json.loads(output.read(FILE_NAME))
+    names = tuple(manifest["class_names"])
+    tables, tiles, rows, unplaced = [], set(), 0, 0
+    for part in manifest["parts"]:
+        with output.open(part["file"]) as file:
+            table = pq.read_table(file, columns=list(_COLUMNS))
+        if tile is not None:
+            tiles |= set(pc.unique(table["tile"]).to_pylist())
+            table = table.filter(pc.equal(table["tile"], tile))
+        placed = table.filter(pc.is_valid(table["epsg"]))
+        tables.append(placed)
+        rows, unplaced = rows + len(table), unplaced + len(table) - len(placed)
+    if tile is not None and not rows:
+        known = sorted(each for each in tiles if each is not None)
+        shown = ", ".join(known[:_SHOWN_TILES]) + ", ..." * (len(known) > _SHOWN_TILES)
+        raise ValueError(f"score.map_tile={tile}: the predictions of {output} are of the tiles {shown or 'of no name'}")
+    if rows == unplaced:
+        raise ValueError(f"--map: none of the {rows} predictions of {output} has a place on the ground")
+    placed = pa.concat_tables(tables)
+    flat = pa.concat_arrays(placed["probabilities"].chunks).flatten().to_numpy()
+    likeliest = flat.reshape(len(placed), len(names)).argmax(axis=1)
+    return GroundPredictions(names, placed, likeliest, metres, unplaced)
+
+
+def write_map(found: GroundPredictions, file: Path) -> list[Path]:
+    """Write the map, and a picture of it beside it; return the paths, the picture's last.
+
+    A GeoTIFF has one coordinate system: where there are several, each gets a file whose name ends in its EPSG code.
+
+    Raises:
+        ValueError: A file would be replaced that is no map of ours. A GeoTIFF is asked for, and the patches are too
+            far apart, or of too many classes.
+    """
+    is_geotiff = file.suffix.lower() == ".tif"
+    codes = np.unique(found.systems).tolist()
+    files = [_of_system(file, code) for code in codes] if is_geotiff and len(codes) > 1 else [file]
+    picture = _picture_of(file)
+    _refuse_foreign([*files, picture], file)
+    if is_geotiff:
+        if len(found.class_names) > _NOTHING:
+            raise ValueError(f"--map {file}: {len(found.class_names)} classes do not fit a colour table: give .geojson")
+        parts = [found.of(code) for code in codes]
+        cells = [_cell_of(part, file) for part in parts]
+        for part, cell, own in zip(parts, cells, files, strict=True):
+            _write_geotiff(part, cell, own)
+    else:
+        _write_geojson(found, file)
+    draw(found).savefig(picture, dpi=_DOTS_PER_INCH, metadata={"Software": _MARK})
+    return [*files, picture]
+
+
+def _write_geojson(found: GroundPredictions, file: Path) -> None:
+    """One feature a line: all of an archive at once would be gigabytes of Python objects."""
+    with file.open("w") as stream:
+        stream.write(_START)
+        separator = "\n"
+        for feature in features(found):
+            stream.write(separator + json.dumps(feature))
+            separator = ",\n"
+        stream.write("\n]}\n")
+
+
+def features(found: GroundPredictions) -> Iterator[dict[str, Any]]:
+    """Give a square for each patch, in longitude and latitude.
+
+    Source: RFC 7946, whose coordinates are WGS 84.
+    """
+    colours = class_colours(len(found.class_names))
+    known = found.table.select(["id", "labels", "probabilities", "model_version"])
+    for start in range(0, len(found.table), _FEATURES_AT_ONCE):
+        block = slice(start, start + _FEATURES_AT_ONCE)
+        rings = _rings(found.corners[block], found.systems[block], found.metres)
+        rows = known.slice(start, _FEATURES_AT_ONCE).to_pylist()
+        for ring, row, index in zip(rings.tolist(), rows, found.likeliest[block].tolist(), strict=True):
+            yield {
+                "type": "Feature",
+                "geometry": {"type": "Polygon", "coordinates": [ring]},
+                "properties": {
+                    "id": row["id"],
+                    "labels": row["labels"],
+                    "likeliest": found.class_names[index],
+                    "probability": round(row["probabilities"][index], 4),
+                    "model_version": row["model_version"],
+                    "fill": colours[index],
+                },
+            }
+
+
+def _rings(corners: NDArray[np.float64], systems: NDArray[np.int32], metres: float) -> NDArray[np.float64]:
+    """The outlines of patches in longitude and latitude, against the clock, `(rows, 5, 2)`."""
+    offsets = np.array([[0, 0], [0, -1], [1, -1], [1, 0], [0, 0]]) * metres
+    rings = np.empty((len(corners), *offsets.shape))
+    for code in np.unique(systems).tolist():
+        rows = np.flatnonzero(systems == code)
+        points = (corners[rows, np.newaxis] + offsets).reshape(-1, 2)
+        placed = transform(f"EPSG:{code}", f"EPSG:{_WGS84}", points[:, 0], points[:, 1])
+        rings[rows] = np.round(np.stack(placed, axis=1), 7).reshape(len(rows), *offsets.shape)
+    return rings
+
+
+def _cell_of(found: GroundPredictions, file: Path) -> float:
+    """Side of a GeoTIFF's cells in metres, such that it shows every patch in its place.
+
+    A cell is a patch, or a part of it where the patches of several tiles do not lie on one grid of their size: tiles of
+    Sentinel-2 begin 99,960 or 100,020 m apart, which is no multiple of BigEarthNet's 1,200 m. Where the cells of a
+    common grid would be too many, patches are drawn on the nearest cells of a coarser one.
+
+    Raises:
+        ValueError: The patches are too far apart.
+    """
+    corners, side = found.corners, int(found.metres)
+    offsets = np.rint(corners - corners.min(axis=0)).astype(np.int64)
+    common = int(np.gcd.reduce(offsets, axis=None, initial=side))
+    if not np.allclose(corners - corners.min(axis=0), offsets, atol=0.01):
+        common = 1
+    extent = int(offsets.max()) + side
+    for cell in (common, *(side / parts for parts in _PARTS)):
+        if cell * _PARTS[0] >= side and extent <= cell * _LARGEST_SIDE:
+            return cell
+    raise ValueError(f"--map {file}: {extent / side:,.0f} patches in a row are too many for one GeoTIFF: give .geojson")
+
+
+def _write_geotiff(found: GroundPredictions, cell: float, file: Path) -> None:
+    """The index of the likeliest class, with a colour table; 255 where there is no patch.
+
+    Of patches that overlap, as tiles do, the last one is seen.
+    """
+    corners = found.corners
+    pixels = _raster(found, cell, _NOTHING)
+    rows, columns = pixels.shape
+    profile = {
+        "driver": "GTiff",
+        "dtype": "uint8",
+        "count": 1,
+        "height": rows,
+        "width": columns,
+        "nodata": _NOTHING,
+        "crs": f"EPSG:{found.systems[0]}",
+        "transform": rasterio.Affine(cell, 0, corners[:, 0].min(), 0, -cell, corners[:, 1].max()),
+        "compress": "deflate",
+    }
+    with rasterio.open(file, "w", **profile) as raster:
+        raster.write(pixels.astype(np.uint8), 1)
+        colours = class_colours(len(found.class_names))
+        raster.write_colormap(1, {index: _rgba(colour) for index, colour in enumerate(colours)})
+        raster.update_tags(TIFFTAG_SOFTWARE=_MARK)
+        raster.update_tags(1, **{f"class_{index}": name for index, name in enumerate(found.class_names)})
+
+
+def _raster(found: GroundPredictions, cell: float, nothing: int, *, smallest: int = 1) -> NDArray[np.int64]:
+    """The likeliest class in each cell of so many metres, north up; `nothing` where there is no patch.
+
+    A patch is drawn with at least `smallest` cells along each side.
+    """
+    corners = found.corners
+    first = np.stack([corners[:, 0] - corners[:, 0].min(), corners[:, 1].max() - corners[:, 1]], axis=1)
+    starts = np.rint(first / cell).astype(np.int64)
+    ends = np.maximum(np.rint((first + found.metres) / cell).astype(np.int64), starts + smallest)
+    columns, rows = ends.max(axis=0).tolist()
+    pixels = np.full((rows, columns), nothing, np.int64)
+    for (left, top), (right, bottom), index in zip(
+        starts.tolist(), ends.tolist(), found.likeliest.tolist(), strict=True
+    ):
+        pixels[top:bottom, left:right] = index
+    return pixels
+
+
+def draw(found: GroundPredictions) -> Figure:
+    """Draw one map per coordinate system, and a legend with the number of patches of each class."""
+    codes = [code for code, _ in Counter(found.systems.tolist()).most_common()]
+    columns = min(3, len(codes))
+    rows = math.ceil(len(codes) / columns)
+    figure = Figure(figsize=(_INCHES, 2.2 + 0.95 * _INCHES * rows / columns), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    colours = class_colours(len(found.class_names))
+    scheme = ListedColormap(colours).with_extremes(under="none")
+    for axis, code in zip(axes, codes, strict=False):
+        own = found.of(code)
+        corners = own.corners
+        width, height = np.ptp(corners, axis=0).tolist()
+        margin = max(own.metres, 0.03 * max(width, height))
+        # One image, however many patches: an artist for each would take minutes and gigabytes.
+        cell = max((max(width, height) + own.metres) / _CELLS_OF_A_PICTURE, 1.0)
+        pixels = _raster(own, cell, -1, smallest=_SMALLEST_IN_A_PICTURE)
+        left, top = corners[:, 0].min(), corners[:, 1].max()
+        extent = (left, left + pixels.shape[1] * cell, top - pixels.shape[0] * cell, top)
+        axis.imshow(pixels, cmap=scheme, vmin=-0.5, vmax=len(colours) - 0.5, extent=extent, interpolation="nearest")
+        axis.set_xlim(extent[0] - margin, extent[1] + margin)
+        axis.set_ylim(extent[2] - margin, extent[3] + margin)
+        axis.set_aspect("equal")
+        axis.set_title(f"EPSG {code}, {len(corners):,} {'patch' if len(corners) == 1 else 'patches'}", fontsize=9)
+        axis.ticklabel_format(style="plain", useOffset=False)
+        axis.tick_params(labelsize=7)
+        axis.tick_params(axis="x", labelrotation=30)
+        if width < height / 2:  # two labels would lie on each other
+            axis.set_xticks([left])
+    for axis in list(axes)[len(codes) :]:
+        axis.set_visible(False)
+    counts = Counter(found.likeliest.tolist())
+    handles = [
+        Patch(color=colours[index], label=f"{shorten(found.class_names[index], _LONGEST_NAME)} ({count:,})")
+        for index, count in counts.most_common()
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside lower center",
+        ncols=3,
+        fontsize=8,
+        frameon=False,
+        title="likeliest class (patches)",
+    )
+    return figure
+
+
+def class_colours(classes: int) -> list[str]:
+    """Give a colour for each class as `#rrggbb`, the same ones in every map of so many classes."""
+    scheme = colormaps["tab20"] if classes <= 20 else colormaps["turbo"]
+    places = range(classes) if classes <= 20 else np.linspace(0, 1, classes)
+    return ["#" + "".join(f"{round(255 * part):02x}" for part in scheme(place)[:3]) for place in places]
+
+
+def _rgba(colour: str) -> tuple[int, int, int, int]:
+    red, green, blue = (int(colour[start : start + 2], 16) for start in (1, 3, 5))
+    return red, green, blue, 255

@@ -1,0 +1,274 @@
+"""The folder of predictions: what is finished in it, whose it is, and what makes it complete.
+
+A part is a Parquet file that appears whole, and a note that says what is in it. `predictions.json` is written last: a
+folder without it is not finished. Every step can be the last one before the process is killed.
+"""
+
+import json
+import re
+from collections.abc import Collection, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pydantic import TypeAdapter
+
+from pipelines.archives.archive import REJECTED_SCHEMA
+from pipelines.storage.folder import Folder
+from pipelines.storage.lease import LEASE_PREFIX, PROGRESS_FOLDER
+
+FILE_NAME = "predictions.json"
+REJECTED_FILE = "_rejected.parquet"
+"""Readers that search folders for Parquet files pass over names with a leading underscore."""
+FORMAT_VERSION = 1
+NOT_FINITE = "probabilities are not finite"
+"""Reason of a rejected sample that could be read."""
+_MARK_FILE = f"{PROGRESS_FOLDER}/plan.json"
+CONVERTED_FILE, ACCEPTANCE_FILE = "_converted_model.zip", "_converted_model.json"
+"""The model that OpenVINO runs, and how it compares with Keras's: a job that continues uses the same one."""
+DELTA_LOG_FILE = "_delta_log/00000000000000000000.json"
+"""The first and only version of the Delta table that the predictions are where that was asked for."""
+_REJECTED_SCHEMA = REJECTED_SCHEMA.append(pa.field("part", pa.string(), nullable=False))
+_NAMES = re.compile(
+    rf"{re.escape(FILE_NAME)}|{REJECTED_FILE}|{re.escape(DELTA_LOG_FILE)}|{CONVERTED_FILE}|{ACCEPTANCE_FILE}|[^/_][^/]*-part-[0-9]{{5,}}\.parquet|"
+    rf"{PROGRESS_FOLDER}/(plan\.json|[^/]+\.parquet\.json|{LEASE_PREFIX}[0-9a-f]{{32}}\.json)"
+)
+_TOP = (FILE_NAME, REJECTED_FILE, CONVERTED_FILE, ACCEPTANCE_FILE, DELTA_LOG_FILE)
+_TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{32}")  # of `Folder.new_file`; an attempt that is killed leaves it
+_EARLIER = "earlier-"
+_AT_ONCE = 16
+
+Identity = dict[str, Any]
+"""What decides the predictions: the model, the input and the settings."""
+
+
+@dataclass(frozen=True)
+class WrittenPart:
+    """What became of the samples of one part."""
+
+    file: str
+    rows: int
+    """Predictions in the file."""
+    size: int
+    """Bytes of the file."""
+    rejected: list[dict[str, str]]
+    """Rows of `REJECTED_SCHEMA`."""
+    computed_by: str
+    """Runtime, and the processor features that it used."""
+    sizes_digest: str | None = None
+    """`Part.digest_of_sizes` of the samples that could be read; None where no size is known."""
+
+    @property
+    def unread(self) -> list[str]:
+        """Ids of the samples that could not be read."""
+        return [row["id"] for row in self.rejected if row["reason"] != NOT_FINITE]
+
+    @property
+    def samples(self) -> int:
+        """Samples that were read or rejected."""
+        return self.rows + len(self.rejected)
+
+
+_WRITTEN_PART = TypeAdapter(WrittenPart)
+
+
+def note_name(file: str, *, earlier: bool = False) -> str:
+    """Give the path of the note that says that a part is finished; `earlier`: that of one that is scored again."""
+    return f"{PROGRESS_FOLDER}/{_EARLIER * earlier}{file}.json"
+
+
+def write_note(part: WrittenPart, output: Folder, *, earlier: bool = False) -> None:
+    """Note that a part is finished, or what is in one that is scored again (`earlier`)."""
+    output.write(note_name(part.file, earlier=earlier), json.dumps(asdict(part)).encode())
+
+
+def remove_notes(output: Folder, files: Collection[str]) -> None:
+    """Remove the notes of some parts, which are not finished any more."""
+    noted = set(output.names(PROGRESS_FOLDER))
+    for file in files:
+        if PurePosixPath(note_name(file)).name in noted:
+            output.remove(note_name(file))
+
+
+def check_ours(output: Folder) -> None:
+    """Make sure that a folder holds nothing but predictions, finished or not.
+
+    Raises:
+        ValueError: It is a file, holds another file, or nothing says whose predictions it holds; names the file.
+    """
+    if output.is_local and output.path.exists() and not output.path.is_dir():
+        raise ValueError(f"--output {output} is a file: give a folder")
+    foreign = [name for name in sorted(output.files()) if not _NAMES.fullmatch(_final_name(name))]
+    if foreign:
+        more = f" and {len(foreign) - 1} more files" if len(foreign) > 1 else ""
+        raise ValueError(
+            f"--output {output} holds {foreign[0]}{more}, which {'are' if more else 'is'} no predictions: choose an "
+            "empty or new folder"
+        )
+    names = set(output.files())
+    parts = [name for name in sorted(names) if not name.startswith(f"{PROGRESS_FOLDER}/")]
+    if parts and not names & {FILE_NAME, _MARK_FILE}:
+        raise ValueError(
+            f"--output {output} holds {parts[0]} and no {FILE_NAME}, which would say by which model its predictions "
+            "are: choose an empty or new folder"
+        )
+
+
+def read_identity(output: Folder) -> Identity | None:
+    """Read by which model, of which input and with which settings a folder's predictions are; None for a new folder.
+
+    Raises:
+        ValueError: What says so is damaged.
+    """
+    for name in (FILE_NAME, _MARK_FILE):
+        try:
+            identity: Identity = json.loads(output.read(name))["identity"]
+            return identity
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{output}/{name} is damaged ({error!r}): remove {output} if it is yours") from None
+    return None
+
+
+def refuse_another(existing: Identity, identity: Identity, output: Folder) -> None:
+    """Make sure that predictions are continued with the same model, input and settings.
+
+    Raises:
+        ValueError: They are not; names the differences.
+    """
+    differences = [
+        f"{name} {existing.get(name)} there, {value} asked for"
+        for name, value in identity.items()
+        if existing.get(name) != value
+    ]
+    if differences:
+        raise ValueError(
+            f"--output {output} holds other predictions ({'; '.join(differences)}): choose another --output"
+        )
+
+
+def begin(output: Folder, identity: Identity) -> None:
+    """Mark a folder as ours before anything else is written to it."""
+    output.make(PROGRESS_FOLDER)
+    output.write(_MARK_FILE, json.dumps({"identity": identity}).encode())
+
+
+def is_complete(output: Folder, files: Collection[str]) -> bool:
+    """Whether predictions are finished, and all their files are there with the size that they had."""
+    if not output.exists(FILE_NAME):
+        return False
+    return {part.file for part in _of_manifest(output)} == set(files) == set(find_written(output, files))
+
+
+def find_written(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+    """Find the finished parts, by file: those that have a note, and the size that it says."""
+    return _whole([*_of_manifest(output), *_notes(output, files)], output, files)
+
+
+def find_earlier(output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+    """Find the parts that a job began to score again, and has not replaced."""
+    return _whole(_notes(output, files, earlier=True), output, files)
+
+
+def _notes(output: Folder, files: Collection[str], *, earlier: bool = False) -> list[WrittenPart]:
+    noted = {f"{PROGRESS_FOLDER}/{name}" for name in output.names(PROGRESS_FOLDER)}
+    candidates = [file for file in files if note_name(file, earlier=earlier) in noted]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        notes = pool.map(partial(read_note, output, earlier=earlier), candidates)
+        return [note for note in notes if note is not None]
+
+
+def _whole(parts: Iterable[WrittenPart], output: Folder, files: Collection[str]) -> dict[str, WrittenPart]:
+    """Those of some parts whose file has the size that is noted; of two with one file, the later."""
+    sizes = {name: size for name, is_folder, size in output.entries() if not is_folder}
+    found = {part.file: part for part in parts}
+    return {file: part for file, part in found.items() if file in files and sizes.get(file) == part.size}
+
+
+def read_note(output: Folder, file: str, *, earlier: bool = False) -> WrittenPart | None:
+    """Read the note of one part; None where there is none, or a damaged one."""
+    try:
+        return _WRITTEN_PART.validate_json(output.read(note_name(file, earlier=earlier)))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _of_manifest(output: Folder) -> list[WrittenPart]:
+    """The parts that a finished folder lists, with their rejected samples."""
+    try:
+        parts = json.loads(output.read(FILE_NAME))["parts"]
+        rejected = pq.read_table(pa.BufferReader(output.read(REJECTED_FILE))).to_pylist()
+    except (OSError, ValueError, KeyError, TypeError, pa.ArrowException):
+        return []
+    by_part: dict[str, list[dict[str, str]]] = {}
+    for row in rejected:
+        by_part.setdefault(row.pop("part"), []).append(row)
+    return [_WRITTEN_PART.validate_python({**part, "rejected": by_part.get(part["file"], [])}) for part in parts]
+
+
+def write_rejected(
+    output: Folder, parts: Sequence[WrittenPart], others: Iterable[dict[str, str]]
+) -> list[dict[str, str]]:
+    """Write the list of rejected samples, and return it.
+
+    Args:
+        output: The folder.
+        parts: All parts, in order.
+        others: Rows of `REJECTED_SCHEMA` that belong to no part.
+    """
+    rows = [{**row, "part": ""} for row in others]
+    rows += [{**row, "part": part.file} for part in parts for row in part.rejected]
+    with output.new_file(REJECTED_FILE) as path:
+        pq.write_table(pa.Table.from_pylist(rows, schema=_REJECTED_SCHEMA), path)
+    return rows
+
+
+def finish(
+    output: Folder, identity: Identity, parts: Sequence[WrittenPart], rejected: int, described: dict[str, Any]
+) -> None:
+    """Write `predictions.json`, after everything else; then remove the notes.
+
+    Args:
+        output: The folder.
+        identity: The identity with which the output was begun.
+        parts: All parts, in order.
+        rejected: Number of rejected samples, which are listed already.
+        described: What else `predictions.json` says.
+    """
+    values = {
+        "format_version": FORMAT_VERSION,
+        "identity": identity,
+        **described,
+        "predictions": sum(part.rows for part in parts),
+        "rejected": rejected,
+        "parts": [_described(part) for part in parts],
+    }
+    output.write(FILE_NAME, json.dumps(values, indent=1).encode())
+    clean_up(output, {part.file for part in parts})
+
+
+def _described(part: WrittenPart) -> dict[str, Any]:
+    values = {"file": part.file, "rows": part.rows, "size": part.size, "computed_by": part.computed_by}
+    return values if part.sizes_digest is None else {**values, "sizes_digest": part.sizes_digest}
+
+
+def clean_up(output: Folder, files: Collection[str]) -> None:
+    """Remove what only a running job needs, and what killed attempts left."""
+    for name in output.files():
+        is_note = name.startswith(f"{PROGRESS_FOLDER}/") and not PurePosixPath(name).name.startswith(LEASE_PREFIX)
+        if is_note or (_final_name(name) != name and _final_name(name) in {*files, *_TOP}):
+            output.remove(name)
+    if output.is_local and not output.names(PROGRESS_FOLDER):
+        output.remove(PROGRESS_FOLDER)
+
+
+def _final_name(name: str) -> str:
+    """The name that a file gets when it is complete."""
+    path = PurePosixPath(name)
+    match = _TEMPORARY.fullmatch(path.name)
+    return str(path.with_name(match[1])) if match else name

@@ -1,0 +1,183 @@
+"""One part of the predictions, written by one Spark task: whole or not there."""
+
+import socket
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from pipelines.archives.archive import BadRecordError
+from pipelines.dataset.prepare.shard import rejection
+from pipelines.sample import Task
+from pipelines.scoring.output.output import NOT_FINITE, WrittenPart, write_note
+from pipelines.scoring.parts import KNOWN_SCHEMA, Part, SampleBatch
+from pipelines.scoring.predict.model import ModelDescription
+from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.scoring.predict.processor import Runtime, used_features, why_unusable
+from pipelines.spark.connect import SentFile
+from pipelines.storage.folder import Folder
+
+_ROWS_PER_GROUP = 8192
+
+PREDICTION_SCHEMA = pa.schema(
+    [
+        *KNOWN_SCHEMA,
+        pa.field("probabilities", pa.list_(pa.field("item", pa.float32(), nullable=False)), nullable=False),
+        pa.field("labels", pa.list_(pa.field("item", pa.string(), nullable=False)), nullable=False),
+        pa.field("model_version", pa.string(), nullable=False),
+    ]
+)
+"""Columns of the predictions. `probabilities` are in the order of the model's classes (`class_names` in
+`predictions.json`), `labels` are the names of the predicted ones."""
+
+
+class _LostRowsError(Exception):
+    """Samples that were scored before cannot be read any more."""
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """All that a task needs beside its part; sent to the executors."""
+
+    model: ModelDescription
+    file: SentFile
+    """The `.keras` file."""
+    runtime: Runtime
+    converted: SentFile | None
+    """What `converted.load_converted` takes; None with Keras."""
+    converted_digest: str
+    """Names the converted model among others of the same model."""
+    output: Folder
+    batch_size: int
+    thresholds: tuple[float, ...]
+    threads: int | None
+    """None: the cores of the Spark task."""
+
+    def write(self, part: Part, before: WrittenPart | None = None) -> WrittenPart:
+        """Score a part, write its file and note it as finished.
+
+        Attempts of the same task may overtake each other: each writes a file of its own, which takes the name at once.
+
+        Args:
+            part: The samples.
+            before: The finished part that is scored again. It stays where samples of it cannot be read any more.
+
+        Returns:
+            What is in the file: the new part, or the one before.
+
+        Raises:
+            OSError, RuntimeError: Input or output cannot be used.
+        """
+        try:
+            written = self._write(part, before)
+        except _LostRowsError:
+            assert before is not None
+            written = before
+        write_note(written, self.output)
+        return written
+
+    def _write(self, part: Part, before: WrittenPart | None) -> WrittenPart:
+        predict, used = self._load()
+        with self.output.new_file(part.file) as path:
+            with pq.ParquetWriter(path, PREDICTION_SCHEMA, compression="zstd") as writer:
+                rows, rejected = self._write_batches(part, predict, writer)
+            written = WrittenPart(part.file, rows, path.stat().st_size, rejected, used)
+            self._check_lost(written, before)  # before the file gets its name
+        return replace(written, sizes_digest=part.digest_of_sizes(written.unread))
+
+    def _check_lost(self, written: WrittenPart, before: WrittenPart | None) -> None:
+        """Make sure that no sample of the part before is lost, as long as its file is whole."""
+        if before is None or not {*written.unread} - {*before.unread}:
+            return
+        if self.output.size(before.file) == before.size:
+            raise _LostRowsError
+
+    def _load(self) -> tuple[Predict, str]:
+        """The model in this process, and what computes it here; Keras where the processor lacks what is needed."""
+        settings = LoadSettings(self.batch_size, task_threads(self.threads))
+        reason = why_unusable(self.runtime)
+        converted = self.converted
+        if converted is not None and reason is None:
+            from pipelines.scoring.predict.converted import load_converted
+
+            loaded = predictor(
+                f"{self.model.model_id} {self.converted_digest}",
+                lambda: load_converted(self.model, converted.value, self.runtime, settings),
+                settings,
+            )
+            return loaded, f"OpenVINO {self.runtime} with {', '.join(used_features(self.runtime))}"
+        loaded = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+        return loaded, "Keras" if reason is None else f"Keras, as on {socket.gethostname()} {reason}"
+
+    def _write_batches(
+        self, part: Part, predict: Predict, writer: pq.ParquetWriter
+    ) -> tuple[int, list[dict[str, str]]]:
+        waiting: list[pa.Table] = []
+        rejected: list[dict[str, str]] = []
+        rows = 0
+        for batch in part.batches(self.batch_size):
+            rejected += batch.rejected
+            if not len(batch.known):
+                continue
+            table, not_finite = self._predictions(batch, predict(batch.images), part.file)
+            rejected += not_finite
+            waiting.append(table)
+            rows += len(table)
+            if sum(map(len, waiting)) >= _ROWS_PER_GROUP:
+                writer.write_table(pa.concat_tables(waiting).combine_chunks())
+                waiting.clear()
+        if waiting:
+            writer.write_table(pa.concat_tables(waiting).combine_chunks())
+        return rows, rejected
+
+    def _predictions(
+        self, batch: SampleBatch, probabilities: NDArray[np.float32], file: str
+    ) -> tuple[pa.Table, list[dict[str, str]]]:
+        """The predictions of a batch, and the samples of which the model makes no numbers."""
+        known, probabilities = batch.known, probabilities[: len(batch.known)]
+        finite = np.isfinite(probabilities).all(axis=1)
+        rejected = []
+        if not finite.all():
+            ids = known["id"].filter(pa.array(~finite)).to_pylist()
+            rejected = [rejection(name, BadRecordError(file, NOT_FINITE)) for name in ids]
+            known, probabilities = known.filter(pa.array(finite)), probabilities[finite]
+        columns = {
+            **{name: known[name] for name in KNOWN_SCHEMA.names},
+            "probabilities": as_lists(probabilities),
+            "labels": label_names(probabilities, self.model.class_names, self.model.task, self.thresholds),
+            "model_version": pa.repeat(self.model.version, len(known)),
+        }
+        return pa.table(list(columns.values()), schema=PREDICTION_SCHEMA), rejected
+
+
+def as_lists(values: NDArray[np.float32]) -> pa.Array:
+    """Give an array `(rows, classes)` as one list per row, without a copy."""
+    offsets = np.arange(0, values.size + 1, values.shape[1], dtype=np.int32)
+    kind = PREDICTION_SCHEMA.field("probabilities").type
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), pa.float32())
+    return pa.ListArray.from_arrays(pa.array(offsets), flat).cast(kind)
+
+
+def predicted_classes(
+    probabilities: NDArray[np.float32], task: Task, thresholds: tuple[float, ...]
+) -> NDArray[np.bool_]:
+    """Say which classes are predicted, `(rows, classes)`: those of at least their threshold, or the likeliest one."""
+    found: NDArray[np.bool_]
+    if task == "multi_label":
+        found = probabilities >= np.asarray(thresholds)
+        return found
+    likeliest = np.argmax(probabilities, axis=1)[:, np.newaxis]
+    found = likeliest == np.arange(probabilities.shape[1])
+    return found
+
+
+def label_names(
+    probabilities: NDArray[np.float32], class_names: tuple[str, ...], task: Task, thresholds: tuple[float, ...]
+) -> pa.Array:
+    """Give the names of the predicted classes as one list per row."""
+    predicted = predicted_classes(probabilities, task, thresholds)
+    offsets = np.concatenate([[0], np.cumsum(predicted.sum(axis=1))]).astype(np.int32)
+    names = pa.array(class_names, pa.string()).take(pa.array(np.nonzero(predicted)[1]))
+    return pa.ListArray.from_arrays(pa.array(offsets), names).cast(PREDICTION_SCHEMA.field("labels").type)

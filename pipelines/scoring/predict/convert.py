@@ -1,0 +1,257 @@
+"""From a Keras model to a smaller and faster one, accepted only where its labels are as good.
+
+The work is done in a process of its own: the driver imports no TensorFlow and gets its memory back.
+"""
+
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.dataset.read.reader import ReaderSettings, SplitReader, check_readable, evaluation_batches
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.scoring.predict.converted import compiled, pack
+from pipelines.scoring.predict.model import ModelDescription, check_fits
+from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras
+from pipelines.scoring.predict.processor import Runtime
+from pipelines.storage.folder import Folder
+
+_SECONDS = 3600
+_BATCH = 16
+_MODEL, _REPORT = "model.zip", "report.json"
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The labelled samples that a conversion needs."""
+
+    dataset: Folder
+    fingerprint: str
+    calibration_samples: int
+    """Training samples whose activations give the ranges of 8-bit numbers."""
+    acceptance_samples: int
+    """Validation samples on which the converted model is compared with Keras."""
+    max_f1_drop: float
+    """Largest fall of the macro F1 with which it is accepted."""
+    thresholds: tuple[float, ...]
+    settings: ReaderSettings
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """How a converted model compares with Keras on the same validation samples."""
+
+    runtime: Runtime
+    f1_macro: float
+    f1_macro_keras: float
+    samples: int
+    calibration_samples: int
+    """0 where the conversion needs none."""
+    same_labels: float
+    """Part of all decisions in which both agree."""
+    openvino: str
+    """Version."""
+
+    def __str__(self) -> str:
+        """The two figures that decide."""
+        return (
+            f"macro F1 {self.f1_macro:.4f} with {self.runtime}, {self.f1_macro_keras:.4f} with Keras, on "
+            f"{self.samples} validation samples"
+        )
+
+
+def open_reference(
+    dataset: Folder, model: ModelDescription, runtime: Runtime, settings: ReaderSettings, **chosen: Any
+) -> Reference:
+    """Check that a dataset can calibrate and accept a model.
+
+    Args:
+        dataset: A prepared dataset.
+        model: The model.
+        runtime: "bf16" or "int8".
+        settings: How rows are read.
+        **chosen: The further fields of `Reference`.
+
+    Raises:
+        FileNotFoundError: There is no dataset.
+        ValueError: It does not fit the model, or has too few samples.
+    """
+    manifest = read_manifest(dataset)
+    where = str(dataset)
+    check_fits(model, where=where, task=manifest.task, class_names=manifest.class_names, groups=manifest.groups)
+    reference = Reference(dataset, manifest.fingerprint, settings=settings, **chosen)
+    needed = {VALIDATION_SPLIT: ("acceptance", reference.acceptance_samples)}
+    if runtime == "int8":
+        needed[TRAINING_SPLIT] = ("calibration", reference.calibration_samples)
+    for split, (what, samples) in needed.items():
+        rows = manifest.splits[split].rows if split in manifest.splits else 0
+        if rows < samples:
+            raise ValueError(
+                f"score.runtime={runtime} needs {samples} {split} samples (score.{what}_samples), {where} has {rows}: "
+                "set score.reference_dataset to a dataset that has them"
+            )
+    check_readable(dataset, manifest, needed, settings)
+    return reference
+
+
+def convert(model: ModelDescription, file: bytes, runtime: Runtime, reference: Reference) -> tuple[bytes, Acceptance]:
+    """Convert a `.keras` file in another process, and compare the result with it.
+
+    Returns:
+        What `load_converted` takes, and how it compares; `check_accepted` says whether it is good enough.
+
+    Raises:
+        RuntimeError: The conversion failed.
+    """
+    with tempfile.TemporaryDirectory(prefix="groundswell-") as temporary:
+        folder = Path(temporary)
+        (folder / "model.keras").write_bytes(file)
+        (folder / "request.pickle").write_bytes(pickle.dumps((model, runtime, reference)))
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "TF_CPP_MIN_LOG_LEVEL": "2",
+        }
+        command = [sys.executable, "-P", "-m", "pipelines.scoring.predict.convert", temporary]
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_SECONDS)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(
+                f"score.runtime={runtime}: the conversion took more than {_SECONDS} s: lower score.acceptance_samples"
+                + " or score.calibration_samples" * (runtime == "int8")
+            ) from None
+        if done.returncode:
+            last = next(iter(done.stderr.strip().splitlines()[::-1]), "no message")
+            raise RuntimeError(
+                f"score.runtime={runtime}: the conversion ended with exit code {done.returncode}: {last}"
+            )
+        return (folder / _MODEL).read_bytes(), Acceptance(**json.loads((folder / _REPORT).read_text()))
+
+
+def check_accepted(acceptance: Acceptance, max_f1_drop: float) -> None:
+    """Refuse a converted model that is worse by more than is allowed.
+
+    Raises:
+        ValueError: It is; says both figures.
+    """
+    if acceptance.f1_macro < acceptance.f1_macro_keras - max_f1_drop:
+        raise ValueError(
+            f"score.runtime={acceptance.runtime} is refused: {acceptance}, which is more than "
+            f"score.max_f1_drop={max_f1_drop} apart: use score.runtime=keras, or more score.calibration_samples"
+        )
+
+
+def _batches(reference: Reference, split: str, samples: int) -> Iterator[tuple[dict[str, Any], NDArray[Any], int]]:
+    """The first samples of a split, in batches of one size: images, targets, and how many of them count."""
+    reader = SplitReader(reference.dataset, split, reference.settings)
+    left = samples
+    for batch in evaluation_batches(reader, batch_size=_BATCH):
+        count = min(left, int(batch.weights.sum()))
+        yield batch.images, batch.targets, count
+        left -= count
+        if not left:
+            return
+
+
+def _to_graph(file: Path, model: ModelDescription) -> Any:
+    """The model in OpenVINO's format, its inputs named as the image groups."""
+    import keras
+    import openvino
+
+    network = keras.saving.load_model(file, compile=False)
+    saved = file.with_name("saved_model")
+    # Not `format="onnx"`: it makes the constants of the normalisation required inputs.
+    network.export(saved, format="tf_saved_model", verbose=False)
+    graph = openvino.convert_model(saved)
+    for each in model.inputs:
+        ((port, _),) = [
+            (port, name)
+            for port in graph.inputs
+            for name in {text.removeprefix("serving_default_").partition(":")[0] for text in port.get_names()}
+            if name == each.name
+        ]
+        port.get_tensor().set_names({each.name})
+    return graph
+
+
+def _quantized(graph: Any, model: ModelDescription, reference: Reference) -> Any:
+    import nncf
+
+    logging.getLogger("nncf").setLevel(logging.ERROR)
+    names = [each.name for each in model.inputs]
+    samples = [
+        {name: np.array(images[name]) for name in names}
+        for images, _, _ in _batches(reference, TRAINING_SPLIT, reference.calibration_samples)
+    ]
+    return nncf.quantize(graph, nncf.Dataset(samples), preset=nncf.QuantizationPreset.MIXED, subset_size=len(samples))
+
+
+def _compare(
+    predictors: dict[str, Predict], model: ModelDescription, reference: Reference
+) -> tuple[dict[str, float], float]:
+    """The macro F1 of each, and the part of all decisions in which they agree."""
+    from models.metrics import f1_macro, multi_label_counts
+
+    scores: dict[str, list[NDArray[np.float32]]] = {name: [] for name in predictors}
+    targets = []
+    for images, wanted, count in _batches(reference, VALIDATION_SPLIT, reference.acceptance_samples):
+        for name, predict in predictors.items():
+            scores[name].append(predict(images)[:count])
+        targets.append(wanted[:count])
+    found = {name: np.concatenate(parts) for name, parts in scores.items()}
+    truth = np.concatenate(targets)
+    decisions = {name: _predicted(each, model, reference) for name, each in found.items()}
+    f1 = {name: f1_macro(multi_label_counts(each, truth)) for name, each in decisions.items()}
+    one, other = decisions.values()
+    return f1, float((one == other).mean())
+
+
+def _predicted(
+    probabilities: NDArray[np.float32], model: ModelDescription, reference: Reference
+) -> NDArray[np.float32]:
+    from pipelines.scoring.output.write import predicted_classes
+
+    return predicted_classes(probabilities, model.task, reference.thresholds).astype(np.float32)
+
+
+def _main(folder: Path) -> None:
+    sys.modules["openvino_telemetry"] = None  # type: ignore[assignment]  # nothing is reported to anybody
+    import openvino
+
+    model, runtime, reference = pickle.loads((folder / "request.pickle").read_bytes())
+    settings = LoadSettings(_BATCH, len(os.sched_getaffinity(0)))
+    keras_file = folder / "model.keras"
+    keras_predict = load_keras(model, keras_file.read_bytes(), settings)
+    graph = _to_graph(keras_file, model)
+    if runtime == "int8":
+        graph = _quantized(graph, model, reference)
+    openvino.save_model(graph, folder / "model.xml", compress_to_fp16=False)
+    (folder / _MODEL).write_bytes(pack(folder))
+    predictors = {runtime: compiled(openvino.Core(), graph, model, runtime, settings), "keras": keras_predict}
+    f1, same = _compare(predictors, model, reference)
+    acceptance = Acceptance(
+        runtime,
+        f1[runtime],
+        f1["keras"],
+        reference.acceptance_samples,
+        reference.calibration_samples if runtime == "int8" else 0,
+        same,
+        openvino.__version__,
+    )
+    (folder / _REPORT).write_text(json.dumps(asdict(acceptance)))
+
+
+if __name__ == "__main__":
+    _main(Path(sys.argv[1]))

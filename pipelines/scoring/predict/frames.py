@@ -1,0 +1,269 @@
+"""A model over a Spark DataFrame that has a dataset's columns, batch or streaming.
+
+`score_frame` is a function of DataFrames. `predict_udf` is for `select` and for SQL:
+
+    from pipelines.scoring import predict_udf
+
+    spark.udf.register("predict", predict_udf(spark, "models:/landcover@champion"))
+    spark.sql("select id, predict(bands_10m, bands_20m, bands_60m) from patches")
+
+`flat_columns` is for functions that take arrays of numbers, such as MLflow's:
+
+    predict = mlflow.pyfunc.spark_udf(spark, "models:/landcover@champion", result_type="array<float>")
+    flat_columns(frame, "models:/landcover@champion").select("id", predict("bands_10m", "bands_20m", "bands_60m"))
+
+Each loads the model once in a Python worker and gives it batches of one size. Spark's own Arrow batches are larger:
+`spark.sql.execution.arrow.maxRecordsPerBatch`, 10,000 rows by default, is 1.6 GB of patches of 160 kB; set it to 256.
+
+A row whose image is missing or has another size ends the query with an error that names the column: a DataFrame has no
+place for rejected rows, as the files of `groundswell score` have. Filter such rows before. The
+query also ends where an executor's code of this project is not the driver's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from pyspark.sql import DataFrame, SparkSession
+
+from conf.sections.score import ScoreConfig
+from pipelines.dataset.format.encoding import array_bytes, encoded
+from pipelines.dataset.format.rows import Fields
+from pipelines.machine.versions import check_this_executor, imported_version
+from pipelines.scoring.output.write import PREDICTION_SCHEMA, as_lists, label_names
+from pipelines.scoring.predict.model import ModelDescription, describe
+from pipelines.scoring.predict.predictor import LoadSettings, Predict, load_keras, predictor, task_threads
+from pipelines.spark.connect import SentFile, send
+from pipelines.tracking.store.served import find_model, read_model_file
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_RESULTS = ("probabilities", "labels", "model_version")
+OWN_VERSION = imported_version()
+"""Version and code of this project on the driver, which executors must have too."""
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """A model as the executors get it."""
+
+    model: ModelDescription
+    file: SentFile
+    batch_size: int
+    threads: int | None
+    code: str
+    """Version and code of this project on the driver."""
+
+    @property
+    def fields(self) -> Fields:
+        """Shape and dtype of every image column."""
+        return {each.name: (each.shape, np.dtype(each.dtype)) for each in self.model.inputs}
+
+    def load(self) -> Predict:
+        """The model in this process; a RuntimeError where its code is not the driver's."""
+        check_this_executor(self.code)
+        settings = LoadSettings(self.batch_size, task_threads(self.threads))
+        return predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+
+
+def score_frame(
+    frame: DataFrame,
+    model_uri: str,
+    *,
+    keep: Sequence[str] = ("id",),
+    threshold: float | None = None,
+    batch_size: int = ScoreConfig.default("batch_size"),
+    threads: int | None = None,
+) -> DataFrame:
+    """Give the predictions of every row: its kept columns, `probabilities`, `labels` and `model_version`.
+
+    Args:
+        frame: A DataFrame with the image groups of a dataset's shards as binary columns; it may be streaming.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        keep: Columns of the frame that the result repeats.
+        threshold: Least probability of a predicted label of a multi-label model; None: those of the model, or 0.5.
+        batch_size: Samples that the model gets at a time.
+        threads: Threads of one task; None: the cores of the Spark task.
+
+    Raises:
+        ValueError: No such model, or the frame lacks one of its columns.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    sent = _send(frame.sparkSession, model_uri, batch_size, threads)
+    inputs = [each.name for each in sent.model.inputs]
+    _check_columns(frame, keep, inputs, _RESULTS)
+    thresholds = sent.model.thresholds_or(threshold)
+    kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
+    schema = ", ".join([*kept, "probabilities array<float>", "labels array<string>", "model_version string"])
+
+    def score(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        predict, known = sent.load(), sent.model
+        for table, images in fixed_batches(batches, sent.fields, keep, sent.batch_size):
+            probabilities = predict(images)[: len(table)]
+            values = [
+                as_lists(probabilities),
+                label_names(probabilities, known.class_names, known.task, thresholds),
+                pa.repeat(known.version, len(table)),
+            ]
+            for name, value in zip(_RESULTS, values, strict=True):
+                table = table.append_column(PREDICTION_SCHEMA.field(name).with_nullable(True), value)
+            yield from table.combine_chunks().to_batches()
+
+    return frame.select(*dict.fromkeys((*keep, *inputs))).mapInArrow(score, schema)  # type: ignore[arg-type]
+
+
+def fixed_batches(
+    batches: Iterator[pa.RecordBatch], fields: Fields, keep: Sequence[str], batch_size: int
+) -> Iterator[tuple[pa.Table, Mapping[str, NDArray[Any]]]]:
+    """Cut Arrow batches of any sizes into batches of one size; pixels are copied once, out of Arrow's memory.
+
+    Args:
+        batches: Record batches with the image columns as a dataset stores them.
+        fields: Shape and dtype of the image columns.
+        keep: Further columns.
+        batch_size: Samples of a batch; the last one is padded.
+
+    Returns:
+        The kept columns of the samples, and their images `(batch size, height, width, bands)`.
+
+    Raises:
+        ValueError: A value is missing, is no array, or has another shape or dtype.
+    """
+    images = {name: np.zeros((batch_size, *shape), dtype) for name, (shape, dtype) in fields.items()}
+    waiting: list[pa.Table] = []
+    filled = 0
+    for batch in batches:
+        source = pa.Table.from_batches([batch])
+        table = encoded(source, fields)
+        pixels = {
+            name: array_bytes(table, name, fields).view(dtype).reshape(len(source), *shape)
+            for name, (shape, dtype) in fields.items()
+        }
+        start = 0
+        while start < len(source):
+            count = min(batch_size - filled, len(source) - start)
+            for name, values in pixels.items():
+                images[name][filled : filled + count] = values[start : start + count]
+            waiting.append(source.select(list(keep)).slice(start, count))
+            filled, start = filled + count, start + count
+            if filled == batch_size:
+                yield pa.concat_tables(waiting), images
+                waiting, filled = [], 0
+    if filled:
+        yield pa.concat_tables(waiting), images
+
+
+def predict_udf(
+    spark: SparkSession,
+    model_uri: str,
+    *,
+    batch_size: int = ScoreConfig.default("batch_size"),
+    threads: int | None = None,
+) -> Callable[..., Any]:
+    """Make a function of columns, for `select` and, registered, for SQL; it gives the probabilities of each row.
+
+    It takes the model's image groups in the order of its inputs, as a dataset stores them (binary).
+
+    Args:
+        spark: The session.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        batch_size: Samples that the model gets at a time.
+        threads: Threads of one task; None: the cores of the Spark task.
+
+    Raises:
+        ValueError: No such model.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    from pyspark.sql.pandas.functions import pandas_udf
+
+    sent = _send(spark, model_uri, batch_size, threads)
+
+    def predict(parts: Iterator[tuple["pd.Series[Any]", ...]]) -> Iterator["pd.Series[Any]"]:
+        import pandas
+
+        run, fields = sent.load(), sent.fields
+        for given in parts:
+            columns = given if isinstance(given, tuple) else (given,)
+            found: list[NDArray[np.float32]] = []
+            arrays = [pa.array(column, pa.binary()) for column in columns]
+            batch = pa.RecordBatch.from_arrays(arrays, list(fields))
+            for table, images in fixed_batches(iter([batch]), fields, (next(iter(fields)),), sent.batch_size):
+                found += list(run(images)[: len(table)])
+            yield pandas.Series(found)
+
+    predict.__annotations__ = _annotations(len(sent.model.inputs))
+    function: Callable[..., Any] = pandas_udf(predict, "array<float>")  # type: ignore[call-overload]
+    return function
+
+
+def flat_columns(frame: DataFrame, model_uri: str, *, keep: Sequence[str] = ("id",)) -> DataFrame:
+    """Turn image columns into arrays of numbers, which `mlflow.pyfunc.spark_udf` and `predict_batch_udf` take.
+
+    The numbers of an image `(height, width, bands)` are in C order: whole ones as 32-bit integers, as Spark has no
+    unsigned ones, and others, such as the backscatter of Sentinel-1, as 32-bit floats.
+
+    Args:
+        frame: A DataFrame with the image groups of a dataset's shards as binary columns.
+        model_uri: A model's address, in one of the spellings that `tracking.served.find_model` takes.
+        keep: Columns of the frame that the result repeats.
+
+    Raises:
+        ValueError: No such model, or the frame lacks one of its columns.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    model = describe(find_model(model_uri))
+    fields: Fields = {each.name: (each.shape, np.dtype(each.dtype)) for each in model.inputs}
+    _check_columns(frame, keep, list(fields), list(fields))
+    kept = [f"`{name}` {frame.schema[name].dataType.simpleString()}" for name in keep]
+    types = {name: "float" if dtype.kind == "f" else "int" for name, (_, dtype) in fields.items()}
+    schema = ", ".join([*kept, *(f"`{name}` array<{kind}>" for name, kind in types.items())])
+    code = OWN_VERSION
+
+    def flatten(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        check_this_executor(code)
+        for batch in batches:
+            yield from flattened(batch, fields, keep).combine_chunks().to_batches()
+
+    return frame.select(*keep, *fields).mapInArrow(flatten, schema)  # type: ignore[arg-type]
+
+
+def flattened(batch: pa.RecordBatch, fields: Fields, keep: Sequence[str]) -> pa.Table:
+    """Turn the image columns of a batch into lists of numbers; see `flat_columns`."""
+    source = pa.Table.from_batches([batch])
+    table, result = encoded(source, fields), source.select(list(keep))
+    for name, (_, dtype) in fields.items():
+        numbers = array_bytes(table, name, fields).view(dtype).astype(np.float32 if dtype.kind == "f" else np.int32)
+        offsets = np.arange(0, numbers.size + 1, numbers.shape[1], dtype=np.int32)
+        values = pa.ListArray.from_arrays(pa.array(offsets), pa.array(numbers.reshape(-1)))
+        result = result.append_column(name, values)
+    return result
+
+
+def _send(spark: SparkSession, model_uri: str, batch_size: int, threads: int | None) -> _Sent:
+    served = find_model(model_uri)
+    model = describe(served)
+    return _Sent(model, send(spark, read_model_file(served)), batch_size, threads, OWN_VERSION)
+
+
+def _check_columns(frame: DataFrame, keep: Sequence[str], inputs: Sequence[str], results: Sequence[str]) -> None:
+    if not keep:
+        raise ValueError("keep=() would tell of no result to which row it belongs: name a column, such as id")
+    missing = [name for name in (*keep, *inputs) if name not in frame.columns]
+    if missing:
+        raise ValueError(f"the DataFrame has no column {missing[0]!r}, only {', '.join(frame.columns)}")
+    twice = [name for number, name in enumerate(keep) if name in (*results, *keep[:number])]
+    if twice:
+        raise ValueError(f"keep={tuple(keep)!r}: the result would have two columns {twice[0]!r}")
+
+
+def _annotations(columns: int) -> dict[str, Any]:
+    """The types by which Spark knows what kind of function it gets."""
+    import pandas
+
+    series: Any = pandas.Series
+    taken = Iterator[series] if columns == 1 else Iterator[tuple[(series,) * columns]]  # type: ignore[misc]
+    return {"parts": taken, "return": Iterator[series]}

@@ -1,0 +1,271 @@
+"""The scores of a model on a labelled split: computed by Spark tasks, collected, and measured on the driver."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypedDict
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+from pyspark.sql import SparkSession
+from scipy.sparse import csr_matrix
+
+from models.calibration import Reliability, best_thresholds, multi_label_reliability, single_label_reliability
+from models.metrics import (
+    ClassScores,
+    Metric,
+    classification_scores,
+    f1_macro,
+    f1_micro,
+    multi_label_counts,
+    per_class_table,
+)
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.sample import Task
+from pipelines.scoring.parts import Part
+from pipelines.scoring.predict.model import DEFAULT_THRESHOLD, ModelDescription
+from pipelines.scoring.predict.predictor import LoadSettings, load_keras, predictor, task_threads
+from pipelines.scoring.predict.symmetries import Symmetries, averaged
+from pipelines.scoring.source import Source
+from pipelines.spark.connect import SentFile, send
+from pipelines.spark.tasks import run_tasks
+from pipelines.storage.folder import Folder
+
+SLICES = ("country", "season", "tile")
+"""Plain columns of a dataset by which scores are told apart."""
+_SPLIT = "split"
+_LEAST = 1e-7
+_PAIRS = 100
+
+
+@dataclass(frozen=True)
+class SplitScores:
+    """What a model says of every sample of a split, in the order of its rows."""
+
+    ids: list[str]
+    probabilities: NDArray[np.float32]
+    """`(samples, classes)`."""
+    targets: NDArray[np.uint8]
+    """Multi-hot, `(samples, classes)`."""
+
+    def losses(self, task: Task) -> NDArray[np.float64]:
+        """Return the cross-entropy of each sample, `(samples,)`: the mean over classes, or of the right one."""
+        known = np.clip(self.probabilities.astype(np.float64), _LEAST, 1 - _LEAST)
+        if task == "single_label":
+            losses: NDArray[np.float64] = -np.log(known[self.targets > 0])
+            return losses
+        return np.asarray(-np.where(self.targets > 0, np.log(known), np.log(1 - known)).mean(axis=1))
+
+
+class SliceScores(NamedTuple):
+    """Scores of the samples that have one value in a column."""
+
+    column: str
+    value: str
+    samples: int
+    metrics: dict[str, float]
+
+    def as_row(self) -> dict[str, str | int | float]:
+        """Return all as one row of a table."""
+        return {"column": self.column, "value": self.value, "samples": self.samples, **self.metrics}
+
+
+class LabelPair(TypedDict):
+    """Two labels of which one was missed and the other was predicted instead."""
+
+    missed: str
+    predicted: str
+    samples: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Everything that is measured of one split."""
+
+    metrics: dict[str, float]
+    """Scores by the names of `pipelines.tracking.metrics`, without the split."""
+    per_class: list[ClassScores]
+    """Scores of each class, with the threshold that suits the class where it was tuned."""
+    reliability: Reliability
+    thresholds: NDArray[np.float64] | None
+    """Threshold of each class, tuned on validation; None where they were not."""
+    slices: list[SliceScores]
+    """Scores by column, in each the most frequent value first."""
+    pairs: list[LabelPair]
+    """The most frequent pair first."""
+
+
+@dataclass(frozen=True)
+class _Collector:
+    """Scores one part on an executor."""
+
+    model: ModelDescription
+    file: SentFile
+    batch_size: int
+    threads: int | None
+    symmetries: Symmetries | None
+
+    def collect(self, part: Part) -> tuple[list[str], bytes, bytes, list[dict[str, str]]]:
+        """Ids, probabilities, targets and rejected samples of one part."""
+        settings = LoadSettings(self.batch_size, task_threads(self.threads))
+        loaded = predictor(self.model.model_id, lambda: load_keras(self.model, self.file.value, settings), settings)
+        predict = averaged(loaded, self.symmetries)
+        ids: list[str] = []
+        probabilities, targets, rejected = [], [], []
+        for batch in part.batches(self.batch_size):
+            rejected += batch.rejected
+            if batch.targets is not None:
+                ids += batch.known["id"].to_pylist()
+                probabilities.append(predict(batch.images)[: len(batch.known)])
+                targets.append(batch.targets)
+        return ids, b"".join(map(bytes, probabilities)), b"".join(map(bytes, targets)), rejected
+
+
+def collect_scores(
+    spark: SparkSession,
+    model: ModelDescription,
+    file: bytes,
+    source: Source,
+    *,
+    batch_size: int,
+    threads: int | None,
+    symmetries: Symmetries | None = None,
+) -> SplitScores:
+    """Score all samples of a labelled source, on as many tasks at a time as Spark has slots.
+
+    The model is sent to the executors, which need not reach MLflow.
+
+    Args:
+        spark: The session.
+        model: What the model takes and gives.
+        file: Its `.keras` file.
+        source: Source of a prepared dataset.
+        batch_size: Samples that the model gets at a time.
+        threads: Threads of one task; None: the cores of the Spark task.
+        symmetries: Over which each sample's probabilities are averaged; None: it alone.
+
+    Raises:
+        ValueError: A row is damaged, or the model gives numbers that are not finite; names a sample.
+        RuntimeError: Spark gave up.
+    """
+    sent = send(spark, file)
+    try:
+        found = run_tasks(
+            spark,
+            list(source.parts),
+            _Collector(model, sent, batch_size, threads, symmetries).collect,
+            job="evaluate",
+            folder=Folder.at(source.where),
+            files=[part.file for part in source.parts],
+            less_memory="a smaller training.batch_size_per_worker",
+            writes=False,
+        )
+    finally:
+        sent.destroy()
+    rejected = [row for *_, rows in found for row in rows]
+    if rejected:
+        raise ValueError(rejected[0]["detail"] or f"{rejected[0]['file']}: {rejected[0]['reason']}")
+    classes = len(model.class_names)
+    ids = [name for names, *_ in found for name in names]
+    probabilities = np.frombuffer(b"".join(part[1] for part in found), np.float32).reshape(-1, classes)
+    targets = np.frombuffer(b"".join(part[2] for part in found), np.uint8).reshape(-1, classes)
+    finite = np.isfinite(probabilities).all(axis=1)
+    if not finite.all():
+        raise ValueError(
+            f"{model.uri} gives probabilities that are not finite for {int((~finite).sum())} samples, the first is "
+            f"{ids[int(np.argmin(finite))]}"
+        )
+    return SplitScores(ids, probabilities, targets)
+
+
+def measure(
+    scores: SplitScores,
+    *,
+    class_names: Sequence[str],
+    task: Task,
+    columns: pa.Table,
+    own_metrics: Mapping[str, Metric],
+    validation: SplitScores | None = None,
+) -> Measured:
+    """Measure a split.
+
+    Args:
+        scores: Scores of its samples.
+        class_names: Names of the classes, in the order of the probabilities.
+        task: Says which scores there are.
+        columns: What is known of the samples, row by row: what `read_columns` gives.
+        own_metrics: Further metrics by name.
+        validation: Scores of the validation split, on which the thresholds of a multi-label model are tuned; None: all
+            of them are `DEFAULT_THRESHOLD`.
+    """
+    found = classification_scores(scores.probabilities, scores.targets, task)
+    metrics, precisions = {"loss": float(scores.losses(task).mean()), **found.metrics}, found.average_precisions
+    reliability = (multi_label_reliability if task == "multi_label" else single_label_reliability)(
+        scores.probabilities, scores.targets
+    )
+    metrics["expected_calibration_error"] = reliability.expected_error
+    per_class = per_class_table(class_names, found.counts, precisions)
+    thresholds = None
+    if validation is not None and task == "multi_label":
+        thresholds = best_thresholds(validation.probabilities, validation.targets, DEFAULT_THRESHOLD)
+        tuned = multi_label_counts(scores.probabilities, scores.targets, thresholds)
+        metrics |= {"f1_micro_tuned": f1_micro(tuned), "f1_macro_tuned": f1_macro(tuned)}
+        rows = per_class_table(class_names, tuned, precisions)
+        per_class = [
+            {**row, "threshold": float(threshold), "f1_tuned": better["f1"]}
+            for row, better, threshold in zip(per_class, rows, thresholds, strict=True)
+        ]
+    metrics |= {name: metric(scores.targets, scores.probabilities) for name, metric in own_metrics.items()}
+    pairs = _pairs(scores, task, class_names, DEFAULT_THRESHOLD if thresholds is None else thresholds)
+    return Measured(metrics, per_class, reliability, thresholds, _slices(scores, task, columns), pairs)
+
+
+def read_columns(dataset: Folder, splits: Sequence[str]) -> pa.Table:
+    """Read what is known of the samples of some splits, in row order; of several, which one it is."""
+    manifest, tables = read_manifest(dataset), []
+    for split in splits:
+        for shard in manifest.splits[split].shards:
+            with dataset.open(shard.file) as file, pq.ParquetFile(file) as parquet:
+                table = parquet.read(columns=list(SLICES))
+            if len(splits) > 1:
+                table = table.append_column(_SPLIT, pa.repeat(split, shard.rows))
+            tables.append(table)
+    return pa.concat_tables(tables) if tables else pa.table({})
+
+
+def _slices(scores: SplitScores, task: Task, columns: pa.Table) -> list[SliceScores]:
+    """Scores for each value of each column, the most frequent value first; what is unknown is left out."""
+    rows: list[SliceScores] = []
+    for name in columns.column_names:
+        values = columns[name].combine_chunks()
+        found = []
+        for value in pc.unique(values.drop_null()).to_pylist():
+            chosen = pc.fill_null(pc.equal(values, value), False).to_numpy(zero_copy_only=False)
+            metrics = classification_scores(scores.probabilities[chosen], scores.targets[chosen], task).metrics
+            found.append(SliceScores(name, value, int(chosen.sum()), metrics))
+        rows += sorted(found, key=lambda row: (-row.samples, row.value))
+    return rows
+
+
+def _pairs(
+    scores: SplitScores, task: Task, class_names: Sequence[str], thresholds: float | NDArray[np.float64]
+) -> list[LabelPair]:
+    present = scores.targets > 0
+    if task == "multi_label":
+        predicted = scores.probabilities >= thresholds
+    else:
+        likeliest = np.argmax(scores.probabilities, axis=1)[:, np.newaxis]
+        predicted = likeliest == np.arange(len(class_names))
+    # A sample misses and invents few of the classes, so that almost all of the products are zero.
+    missed, invented = (
+        csr_matrix(present & ~predicted, dtype=np.int64),
+        csr_matrix(predicted & ~present, dtype=np.int64),
+    )
+    counts = (missed.T @ invented).tocoo()
+    order = np.lexsort((counts.col, counts.row, -counts.data))[:_PAIRS]
+    return [
+        {"missed": class_names[one], "predicted": class_names[other], "samples": int(samples)}
+        for one, other, samples in zip(counts.row[order], counts.col[order], counts.data[order], strict=True)
+    ]

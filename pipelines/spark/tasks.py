@@ -1,0 +1,249 @@
+"""Independent Spark tasks, one for each item: cancelled by Ctrl-C, and errors that say what happened."""
+
+import errno
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from py4j.protocol import Py4JError, Py4JNetworkError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.util import InheritableThread
+
+from pipelines.machine.versions import check_this_executor, imported_version
+from pipelines.spark.connect import call_each, is_connect
+from pipelines.storage.folder import Folder
+
+ATTEMPTS = 4  # of an item, as Spark's spark.task.maxFailures on a cluster
+_SECONDS_TO_CANCEL = 20.0
+_SECONDS_BETWEEN_LOOKS = 1.0
+_Item = TypeVar("_Item")
+_Value = TypeVar("_Value")
+OWN_VERSION = imported_version()
+"""The code that executors must run as well: what the driver has imported."""
+_WORKER_DIED = "Python worker exited unexpectedly"
+
+
+class LostWorkerError(RuntimeError):
+    """A Python worker of an executor died."""
+
+
+def run_tasks(
+    spark: SparkSession,
+    items: list[_Item],
+    function: Callable[[_Item], _Value],
+    *,
+    job: str,
+    folder: Folder,
+    files: list[str],
+    less_memory: str,
+    writes: bool = True,
+) -> list[_Value]:
+    """Call a function for every item, each in a task of its own; Ctrl-C cancels the tasks.
+
+    Args:
+        spark: The session, which may be one of Spark Connect.
+        items: Sent to the executors; may be none.
+        function: Called there, once for each item.
+        job: Verb of the command, for Spark's page and for messages.
+        folder: Where the tasks write, or read.
+        files: What each item writes or reads there, for messages.
+        less_memory: Setting that makes a task need less memory, for messages.
+        writes: Whether the tasks leave finished files, from which the same command continues.
+
+    Raises:
+        LostWorkerError: A Python worker died.
+        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+    """
+    if not items:
+        return []
+
+    group = f"groundswell-{job}-{uuid.uuid4().hex}"
+    future: Future[list[_Value]] = Future()
+
+    def collect() -> None:
+        try:
+            future.set_result(_call_each(spark, items, function, group, f"groundswell {job} {folder}"))
+        except BaseException as error:
+            future.set_exception(error)
+
+    # In a thread: Ctrl-C then finds the connection to the JVM free, and is no error of Py4J.
+    kind = threading.Thread if is_connect(spark) else InheritableThread
+    thread = kind(target=collect, name=f"groundswell-{job}", daemon=True)
+    thread.start()
+    try:
+        return future.result()
+    except (Py4JError, PySparkException, OSError, EOFError) as error:
+        kept = f"finished shards are kept in {folder}, and the same command continues" if writes else "try again"
+        raise _explained(error, spark, folder, files, less_memory, kept) from None
+    except KeyboardInterrupt:
+        with suppress(Exception):  # the JVM may have received the signal too
+            if is_connect(spark):
+                spark.interruptTag(group)
+            else:
+                spark.sparkContext.cancelJobGroup(group)
+        thread.join(_SECONDS_TO_CANCEL)
+        raise
+
+
+def run_until_done(
+    spark: SparkSession,
+    items: Mapping[str, _Item],
+    function: Callable[[_Item], _Value],
+    *,
+    finished: Callable[[list[str]], dict[str, _Value]],
+    say: Callable[[str], None],
+    job: str,
+    folder: Folder,
+    less_memory: str,
+) -> dict[str, _Value]:
+    """Call a function for every item by its file, as `run_tasks` does, and return the values by file.
+
+    In local mode Spark does not try a task again, and a dead Python worker ends the job of all tasks. What is not
+    finished is then tried again, as on a cluster.
+
+    Args:
+        spark: The same as in `run_tasks`.
+        items: What is sent to the executors, by the file that each writes.
+        function: The same as in `run_tasks`.
+        finished: Finds the values of those of some files that tasks have finished before the job was lost.
+        say: Called with a line about what is tried again.
+        job: The same as in `run_tasks`.
+        folder: The same as in `run_tasks`.
+        less_memory: The same as in `run_tasks`.
+
+    Raises:
+        LostWorkerError: A Python worker died, on a cluster or in the last attempt.
+        RuntimeError: Spark gave up, or its JVM died; says why and how to continue.
+    """
+    done: dict[str, _Value] = {}
+    for attempt in range(1, ATTEMPTS + 1):
+        files = [file for file in items if file not in done]
+        waiting = [items[file] for file in files]
+        try:
+            values = run_tasks(spark, waiting, function, job=job, folder=folder, files=files, less_memory=less_memory)
+        except LostWorkerError as error:
+            if attempt == ATTEMPTS or not is_local_mode(spark):
+                raise
+            say(f"{error}; what is not finished is tried again, attempt {attempt + 1} of {ATTEMPTS}")
+            done |= finished(files)
+        else:
+            done |= dict(zip(files, values, strict=True))
+            break
+    return done
+
+
+@contextmanager
+def watched(look: Callable[[], None], *, name: str) -> Iterator[None]:
+    """Look at the progress of tasks once a second while the block runs, and once more at its end.
+
+    A look at a storage that fails is left out: where it fails for long, it stops the tasks.
+
+    Args:
+        look: Called in a thread.
+        name: Name of the thread.
+    """
+    ended = threading.Event()
+
+    def look_once() -> None:
+        with suppress(RuntimeError, OSError):
+            look()
+
+    def run() -> None:
+        while not ended.wait(_SECONDS_BETWEEN_LOOKS):
+            look_once()
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        look_once()
+
+
+def _call_each(
+    spark: SparkSession, items: list[_Item], function: Callable[[_Item], _Value], group: str, description: str
+) -> list[_Value]:
+    drivers = OWN_VERSION
+
+    def checked(item: _Item) -> _Value:
+        check_this_executor(drivers)  # shards are written by the driver's code, or not at all
+        return function(item)
+
+    if is_connect(spark):
+        spark.addTag(group)
+        return call_each(spark, items, checked)
+
+    def task(part: Iterable[_Item]) -> Iterator[_Value]:
+        return map(checked, part)
+
+    context = spark.sparkContext
+    context.setJobGroup(group, description, interruptOnCancel=True)
+    return context.parallelize(items, len(items)).mapPartitions(task).collect()
+
+
+def _explained(
+    error: Exception, spark: SparkSession, folder: Folder, files: list[str], less_memory: str, kept: str
+) -> RuntimeError:
+    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+        place = error.filename or "its temporary folder"
+        return RuntimeError(f"No space left for Spark's driver in {place} (spark.local.dir, TMPDIR): make room; {kept}")
+    if isinstance(error, Py4JNetworkError | OSError | EOFError) or not _jvm_lives(spark):
+        return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {kept}")
+    java = getattr(error, "java_exception", None)
+    try:
+        reason = str(java.getMessage() if java is not None else error)
+    except (Py4JError, OSError):  # it died in this moment
+        return RuntimeError(f"Spark's JVM has died{_exit_of_jvm(spark)}; {kept}")
+    if _WORKER_DIED in reason:
+        return LostWorkerError(f"{_lost_worker(reason, files, less_memory)}; {kept}")
+    # The last line of the Python traceback in it says what happened: no space left, a lost executor.
+    lines = [line for line in reason.split("\n\n")[0].splitlines() if line.strip()]
+    if "[Errno 28]" in reason or "No space left" in reason:
+        # What goes to a URL is written to a file of the executor first.
+        place = f"the disk of {folder}" if folder.is_local else "an executor's disk (TMPDIR)"
+        return RuntimeError(f"No space left on {place}: make room; {kept}")
+    return RuntimeError(f"Spark gave up: {lines[-1].strip()}; {kept}")
+
+
+def _lost_worker(reason: str, files: list[str], less_memory: str) -> str:
+    task = re.search(r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor (\S+?)\)", reason)
+    where = f" on {task[2]} (executor {task[3]})" if task else ""
+    shard = f" at the shard {files[int(task[1])]}" if task and int(task[1]) < len(files) else ""
+    return (
+        f"a Python worker{where} died{shard}, probably killed for lack of memory (dmesg tells): "
+        f"fewer slots per host or {less_memory} need less"
+    )
+
+
+def is_local_mode(spark: SparkSession) -> bool:
+    """Whether the executor is the driver's own process; Spark then does not try a task again."""
+    if is_connect(spark):
+        return False
+    master = spark.sparkContext.master or ""
+    return master == "local" or master.startswith("local[")
+
+
+def _jvm_lives(spark: SparkSession) -> bool:
+    if is_connect(spark):  # its JVM is the server's
+        return True
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    return process is None or process.poll() is None
+
+
+def _exit_of_jvm(spark: SparkSession) -> str:
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    if process is None:
+        return ""
+    with suppress(Exception):
+        process.wait(5)
+    code = process.poll()
+    if code is None:
+        return ""
+    return f" of signal {-code}" if code < 0 else f" with exit code {code}"

@@ -1,0 +1,36 @@
+"""Errors of the disk that is written to, as one line that says how to continue."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from pipelines.storage.folder import Folder
+
+
+@contextmanager
+def disk_errors(folder: Folder, argument: str = "dataset.path") -> Iterator[None]:
+    """Say which folder cannot be written, and how to continue.
+
+    Args:
+        folder: What is written.
+        argument: Name of the argument that chooses the folder, for the message.
+
+    Raises:
+        RuntimeError: The disk is full.
+        ValueError: The folder cannot be written, for lack of permission.
+    """
+    try:
+        yield
+    except OSError as error:
+        where = error.filename or folder
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise RuntimeError(
+                f"{where}: {error.strerror}: make room on the disk of {folder}; finished shards are kept, and the "
+                "same command continues"
+            ) from error
+        if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR):
+            raise ValueError(
+                f"{folder} cannot be written ({where}: {error.strerror}): choose another {argument}, or change its "
+                "permissions"
+            ) from error
+        raise

@@ -1,0 +1,371 @@
+"""Folders on this machine's disks, or behind a URL that fsspec knows (an object store, HDFS)."""
+
+import errno
+import glob
+import hashlib
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from io import BufferedReader
+from pathlib import Path
+from typing import Any
+
+import fsspec
+from fsspec.core import url_to_fs
+from fsspec.spec import AbstractFileSystem
+
+from pipelines.storage.locations import absolute_location, is_url
+from pipelines.storage.whole_files import sync_to_disk
+
+# An object appears whole when its upload ends. Elsewhere a file is written under another name and renamed.
+_OBJECT_STORES = {"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az"}
+SECONDS_FOR_AN_ANSWER = 20.0
+"""How long a store may be silent when it is asked whether it is there."""
+_CHUNK = 1 << 22
+_ABSENT = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+_HINTS = {
+    "hdfs": "reading hdfs:// needs Hadoop's libhdfs: set JAVA_HOME, HADOOP_HOME and CLASSPATH "
+    "(to what `hadoop classpath --glob` prints)"
+}
+
+
+class StorageError(RuntimeError):
+    """A storage that cannot be used: no such bucket, no answer, no credentials, no library."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder by its path or URL. It is small and picklable, because it is sent to the executors.
+
+    Credentials come from where the storage's own library looks for them (environment, instance role), never from
+    the URL, which is logged.
+    """
+
+    url: str
+    """Absolute path, or `scheme://...` without a slash at its end."""
+
+    @classmethod
+    def at(cls, location: "str | Path | Folder") -> "Folder":
+        """The folder of a path, made absolute, or of a URL; `absolute_location` says which spellings there are.
+
+        Raises:
+            ValueError: The location cannot be used; says what is expected.
+        """
+        return location if isinstance(location, Folder) else cls(absolute_location(location))
+
+    def check(self) -> None:
+        """Find out early, and within seconds, whether a remote folder can be used. It need not exist yet.
+
+        Raises:
+            StorageError: There is no such bucket, nobody answers, or the credentials are missing or refused.
+        """
+        if self.is_local:
+            return
+        found: list[Exception | None] = []
+        # The libraries retry for minutes, which is right for a running job, but too long for its start.
+        asking = threading.Thread(target=lambda: found.append(self._ask()), daemon=True)
+        asking.start()
+        asking.join(SECONDS_FOR_AN_ANSWER)
+        if not found:
+            raise StorageError(
+                f"{self}: no answer within {SECONDS_FOR_AN_ANSWER:.0f} s; check the network and the endpoint "
+                "(of S3: AWS_ENDPOINT_URL)"
+            )
+        if found[0] is not None:
+            raise found[0]
+
+    def _ask(self) -> Exception | None:
+        try:
+            self.names()
+            bucket = "/".join(self.url.split("/")[:3])
+            with suppress(PermissionError):  # a user of the folder may have no right to see the bucket
+                if self._is_object_store() and not self._filesystem.exists(bucket):
+                    return StorageError(f"{self}: there is no {bucket}; make it, or correct the URL")
+        except StorageError as error:
+            return error
+        except Exception as error:
+            return self._unusable(error)
+        return None
+
+    def _unusable(self, error: Exception) -> StorageError:
+        text = " ".join(str(error).split())[:300]
+        hint = _HINTS.get(self._scheme, "check endpoint, credentials and permissions")
+        return StorageError(f"{self}: {type(error).__name__}: {text}; {hint}")
+
+    @contextmanager
+    def _remote_errors(self) -> Iterator[None]:
+        """Turn the libraries' errors, some of which are no OSError, into one kind; what is absent stays absent."""
+        try:
+            yield
+        except (*_ABSENT, StorageError):
+            raise
+        except Exception as error:
+            if self.is_local:
+                raise
+            raise self._unusable(error) from error
+
+    @property
+    def is_local(self) -> bool:
+        """Whether files can be opened and renamed as local files."""
+        return not is_url(self.url)
+
+    @property
+    def _scheme(self) -> str:
+        return "" if self.is_local else self.url.partition("://")[0]
+
+    @property
+    def path(self) -> Path:
+        """The path of a local folder."""
+        assert self.is_local, self.url
+        return Path(self.url)
+
+    def __str__(self) -> str:
+        """Return the path or URL."""
+        return self.url
+
+    def __truediv__(self, name: str) -> "Folder":
+        """Give a folder in this one."""
+        return Folder(f"{self.url}/{name}")
+
+    def sibling(self, name: str) -> "Folder":
+        """Give a folder beside this one."""
+        return Folder(f"{self.url.rpartition('/')[0]}/{name}")
+
+    @property
+    def name(self) -> str:
+        """The last part of the path or URL."""
+        return self.url.rpartition("/")[2]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the URL alone: an open filesystem has threads and sockets."""
+        return {"url": self.url}
+
+    @cached_property
+    def _filesystem(self) -> Any:
+        if self.is_local:
+            return fsspec.filesystem("file")
+        try:
+            return url_to_fs(self.url)[0]  # it has the URL's host and port, or Azure's account
+        except Exception as error:  # a native library that cannot be loaded, a name node that does not answer
+            raise self._unusable(error) from error
+
+    def _full(self, name: str) -> str:
+        return f"{self.url}/{name}" if name else self.url
+
+    def _listed(self, name: str) -> str:
+        """The path by which the filesystem lists a file or folder: it has no scheme, and on HDFS no host."""
+        root = self.url if self.is_local else url_to_fs(self.url)[1]
+        return f"{root}/{name}".rstrip("/")
+
+    def read(self, name: str) -> bytes:
+        """Read the whole of one file.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        with self._remote_errors():
+            data: bytes = self._filesystem.cat_file(self._full(name))
+        return data
+
+    def read_start(self, name: str, limit: int) -> bytes:
+        """Read at most the first `limit` bytes of one file, with one request.
+
+        Raises:
+            FileNotFoundError: The file does not exist.
+        """
+        with self._remote_errors():
+            try:
+                data: bytes = self._filesystem.cat_file(self._full(name), start=0, end=limit)
+            except OSError:
+                if self.size(name) != 0:  # an empty object has no range at all
+                    raise
+                return b""
+        return data
+
+    def open(self, name: str) -> Any:
+        """Open one file for reading at any position; the result is a context manager."""
+        with self._remote_errors():
+            return self._filesystem.open(self._full(name), "rb")
+
+    def size(self, name: str) -> int | None:
+        """Give the bytes of one file; None if it does not exist."""
+        try:
+            self._forget(name)
+            with self._remote_errors():
+                info = self._filesystem.info(self._full(name))
+        except _ABSENT:
+            return None
+        return int(info["size"]) if info["type"] == "file" else None
+
+    def modified(self, name: str) -> datetime | None:
+        """Give the time when one file was written, by the storage's clock; None if it does not exist."""
+        try:
+            self._forget(name)
+            with self._remote_errors():
+                moment: datetime = self._filesystem.modified(self._full(name))
+        except _ABSENT:
+            return None
+        return moment
+
+    def exists(self, name: str = "") -> bool:
+        """Tell whether a file or folder exists; on an object store a folder exists if it has content."""
+        self._forget(name)
+        with self._remote_errors():
+            return bool(self._filesystem.exists(self._full(name)))
+
+    def names(self, name: str = "") -> list[str]:
+        """List the names in a folder, sorted; an absent folder is empty."""
+        return sorted(name for name, _, _ in self.entries(name))
+
+    def entries(self, name: str = "") -> list[tuple[str, bool, int]]:
+        """List a folder: name, whether it is a folder, and bytes of each entry; an absent folder is empty."""
+        self._forget(name)
+        try:
+            with self._remote_errors():
+                found = self._filesystem.ls(self._full(name), detail=True)
+        except _ABSENT:
+            return []
+        # A file's listing is the file itself, and an object store may hold an empty object for the folder.
+        own = self._listed(name)
+        return [
+            (info["name"].rstrip("/")[len(own) + 1 :], info["type"] == "directory", int(info["size"] or 0))
+            for info in found
+            if info["name"].rstrip("/") != own and info["name"].startswith(f"{own}/")
+        ]
+
+    def files(self) -> dict[str, int]:
+        """List every file in this folder and in those below it: path relative to the folder -> bytes.
+
+        Symbolic links are listed, not followed.
+        """
+        if not self.is_local:
+            self._forget("")
+            with self._remote_errors():
+                found = self._filesystem.find(self.url, detail=True)
+            start = len(self._listed("")) + 1
+            return {path[start:]: int(info["size"] or 0) for path, info in found.items() if path[start:].strip("/")}
+        sizes: dict[str, int] = {}
+        for parent, folders, names in os.walk(self.path):
+            links = [folder for folder in folders if Path(parent, folder).is_symlink()]
+            for name in (*names, *links):
+                path = Path(parent, name)
+                with suppress(FileNotFoundError):  # removed in this moment
+                    sizes[str(path.relative_to(self.path))] = path.lstat().st_size
+        return sizes
+
+    def make(self, name: str = "") -> None:
+        """Make a folder and its parents, if the storage has folders."""
+        if not self._is_object_store():
+            self._filesystem.makedirs(self._full(name), exist_ok=True)
+
+    def write(self, name: str, data: bytes, *, flush: bool = True) -> None:
+        """Write one file completely or not at all; `flush` as in `new_file`."""
+        with self.new_file(name, flush=flush) as path:
+            path.write_bytes(data)
+
+    @contextmanager
+    def new_file(self, name: str, *, flush: bool = True) -> Iterator[Path]:
+        """Yield a local path to write to. Without an error, its content becomes the file, at once, at the end.
+
+        Args:
+            name: Name of the file.
+            flush: Whether to wait until a local file is on the disk, so that it survives a power cut.
+        """
+        if self.is_local:
+            target = Path(self._full(name))
+            temporary = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
+            try:
+                yield temporary
+                if flush:
+                    sync_to_disk(temporary)
+                temporary.replace(target)
+            finally:
+                temporary.unlink(missing_ok=True)
+            return
+        with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
+            yield Path(folder, "file")
+            with self._remote_errors():
+                self._upload(Path(folder, "file"), self._full(name))
+
+    def put(self, file: Path, name: str) -> None:
+        """Make one remote file from a local one, at once, and compare what has arrived.
+
+        Object stores tell the MD5 sum of most objects. Where they do not, the file is read back.
+
+        Raises:
+            OSError: What has arrived differs; nothing is left of it.
+            StorageError: The storage cannot be used.
+        """
+        with self._remote_errors():
+            self._upload(file, self._full(name))
+        if not self._has_arrived(file, name):
+            self.remove(name)
+            raise OSError(errno.EIO, "what was read back differs from what was written", self._full(name))
+
+    def _has_arrived(self, file: Path, name: str) -> bool:
+        self._forget(name)
+        with self._remote_errors():
+            info = self._filesystem.info(self._full(name))
+        if info["size"] != file.stat().st_size:
+            return False
+        with file.open("rb") as local:
+            if str(info.get("ETag", "")).strip('"') == _md5(local):
+                return True
+            local.seek(0)
+            with self.open(name) as stored:
+                while chunk := local.read(_CHUNK):
+                    if stored.read(len(chunk)) != chunk:
+                        return False
+        return True
+
+    def remove(self, name: str = "") -> None:
+        """Remove a file, or a folder with its content; an absent one is no error."""
+        if self.is_local:
+            path = Path(self._full(name))
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+            return
+        with suppress(FileNotFoundError), self._remote_errors():
+            self._forget(name)
+            full = self._full(name)
+            if not glob.has_magic(full):
+                self._filesystem.rm(full, recursive=True)
+                return
+            # As a pattern it would name other files than this one.
+            for found in sorted(self._filesystem.find(full, withdirs=not self._is_object_store()), reverse=True):
+                self._filesystem.rmdir(found) if self._filesystem.isdir(found) else self._filesystem.rm_file(found)
+            if not self._is_object_store() and self._filesystem.isdir(full):
+                self._filesystem.rmdir(full)
+
+    def _upload(self, source: Path, target: str) -> None:
+        if self._is_object_store():
+            self._filesystem.put_file(str(source), target)
+            return
+        temporary = f"{target.rpartition('/')[0]}/.{target.rpartition('/')[2]}.{uuid.uuid4().hex}"
+        self._filesystem.put_file(str(source), temporary)
+        if type(self._filesystem).mv is AbstractFileSystem.mv:  # which copies, and takes names as patterns
+            self._filesystem.cp_file(temporary, target)
+            self._filesystem.rm_file(temporary)
+        else:
+            self._filesystem.mv(temporary, target)
+
+    def _is_object_store(self) -> bool:
+        return self._scheme in _OBJECT_STORES
+
+    def _forget(self, name: str) -> None:
+        """Forget the listings that fsspec keeps, because other processes write here too."""
+        if not self.is_local:
+            self._filesystem.invalidate_cache()
+
+
+def _md5(file: BufferedReader) -> str:
+    return hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

@@ -1,0 +1,142 @@
+"""One job at a time where files cannot be locked: a small object that its owner keeps fresh.
+
+Each job writes a lease under a name of its own and then lists all of them: whatever the order, of two jobs at least
+one sees the other. Ages are measured by the storage's clock.
+"""
+
+import json
+import logging
+import os
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from pipelines.machine.proc import boot, is_process, namespace
+from pipelines.storage.folder import Folder
+from pipelines.storage.locations import redacted_traceback
+
+PROGRESS_FOLDER = "_progress"
+"""Where a job keeps what it knows of its unfinished result, in the folder that it writes."""
+LEASE_PREFIX = "lease-"
+REFRESH_SECONDS = 10.0
+DEAD_SECONDS = 60.0
+_REPLACES = "replaces"
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def lease(folder: Folder, inside: str) -> Iterator[str]:
+    """Hold a folder; yields the path of the lease in it, `<inside>/lease-<random id>.json`.
+
+    A lease is dead when it was not refreshed for `DEAD_SECONDS`, or at once when its process ran on this machine and
+    is gone.
+
+    Raises:
+        RuntimeError: Another job holds the folder.
+    """
+    name = f"{inside}/{LEASE_PREFIX}{uuid.uuid4().hex}.json"
+    owner = {"host": socket.gethostname(), "pid": os.getpid(), "machine": _machine()}
+    folder.write(name, json.dumps(owner).encode())
+    kept = threading.Event()
+    thread = None
+    try:
+        # Told before they are removed: who was taken for dead may live and be about to write its lease again.
+        dead_ones = _dead_ones(folder, inside, name)
+        content = json.dumps(owner | {_REPLACES: dead_ones}).encode()
+        folder.write(name, content)
+        for dead in dead_ones:
+            folder.remove(f"{inside}/{dead}")
+        thread = threading.Thread(
+            target=_keep, args=(folder, name, content, kept), name="groundswell-lease", daemon=True
+        )
+        thread.start()
+        yield name
+    finally:
+        kept.set()
+        if thread is not None:
+            thread.join()
+        try:
+            folder.remove(name)
+        except (OSError, RuntimeError) as error:  # what happened before is told, and not this
+            _log.warning("%s cannot be removed (%s): the folder is free again in %g s", name, error, DEAD_SECONDS)
+
+
+def check_held(folder: Folder, inside: str) -> None:
+    """Make sure that no other job took this one for dead, before what cannot be taken back.
+
+    Raises:
+        RuntimeError: One did.
+    """
+    own = {"pid": os.getpid(), "machine": _machine()}
+    if not any(own.items() <= owner.items() for owner in _valid(folder, inside).values()):
+        raise RuntimeError(
+            f"{folder}: the storage was out of reach for more than {DEAD_SECONDS:.0f} s and another job took over"
+        )
+
+
+def _valid(folder: Folder, inside: str) -> dict[str, dict[str, Any]]:
+    """Owners by lease, of the leases that no other one replaces."""
+    names = [name for name in folder.names(inside) if name.startswith(LEASE_PREFIX)]
+    leases = {name: _owner(folder, f"{inside}/{name}") for name in names}
+    replaced = {name for owner in leases.values() for name in owner.get(_REPLACES, [])}
+    return {name: owner for name, owner in leases.items() if name not in replaced}
+
+
+def _dead_ones(folder: Folder, inside: str, own: str) -> list[str]:
+    """The names of the leases of jobs that have ended; refuses where one lives."""
+    dead = []
+    now = folder.modified(own)
+    for other in folder.names(inside):
+        path = f"{inside}/{other}"
+        if path == own or not other.startswith(LEASE_PREFIX):
+            continue
+        written = folder.modified(path)
+        if now is None or written is None:  # gone in this moment
+            continue
+        age = (now - written).total_seconds()
+        owner = _owner(folder, path)
+        if age > DEAD_SECONDS or _ended(owner):
+            dead.append(other)
+            continue
+        raise RuntimeError(
+            f"another job is writing {folder} (process {owner.get('pid')} on {owner.get('host')}, seen {age:.0f} s "
+            f"ago): wait for it, or stop it; a job that was killed counts as stopped after {DEAD_SECONDS:.0f} s"
+        )
+    return dead
+
+
+def _owner(folder: Folder, path: str) -> dict[str, Any]:
+    try:
+        values = json.loads(folder.read(path))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def _ended(owner: dict[str, Any]) -> bool:
+    """Whether the process was one of this machine and is not there any more."""
+    return owner.get("machine") == _machine() and not is_process(owner.get("pid"))
+
+
+def _machine() -> str:
+    """This boot of this machine, and which process numbers count: those of a container are its own."""
+    return boot() + namespace("pid")
+
+
+def _keep(folder: Folder, name: str, owner: bytes, ended: threading.Event) -> None:
+    inside, _, own = name.rpartition("/")
+    refreshed = time.monotonic()
+    while not ended.wait(REFRESH_SECONDS):
+        try:
+            # By the list of leases: where a disk does not answer, this is an error, and a file seems not to exist.
+            if own not in _valid(folder, inside):  # taken for dead by another job, which goes on
+                return
+            folder.write(name, owner)
+            refreshed = time.monotonic()
+        except Exception:
+            seconds = time.monotonic() - refreshed
+            _log.warning("%s: lease not refreshed for %.0f s: %s", folder, seconds, redacted_traceback())

@@ -1,0 +1,302 @@
+"""What is to be written to a run, kept on disk in order until the store has taken it."""
+
+import errno
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections import deque
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelines.storage.whole_files import copy_folder, fetch_folder, sync_to_disk, takes_whole_files_only
+
+Kind = Literal["metrics", "tags", "file", "folder"]
+_LINES = "entries.jsonl"
+_FILES = "files"
+LONG_BYTES = 1 << 20
+"""Size from which a journal is written anew without what was delivered: it may be copied with every checkpoint."""
+
+
+def journals(run_folder: Path) -> Path:
+    """Folder of all journals of a run, beside its checkpoints."""
+    return run_folder / "journal"
+
+
+def driver_journal(run_folder: Path) -> Path:
+    """Folder of the driver's journal."""
+    return journals(run_folder) / "driver"
+
+
+def rank_journal(run_folder: Path) -> Path:
+    """Folder of rank 0's journal."""
+    return journals(run_folder) / "rank-0"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One write."""
+
+    number: int
+    """Rises by one with each entry."""
+    kind: Kind
+    after_step: int
+    """Optimizer steps that a checkpoint must hold before the entry is delivered."""
+    path: str
+    """Path of an artifact; empty for other kinds."""
+
+
+class Journal:
+    """A folder with one file of lines, of which each is an entry or says what has happened to entries.
+
+    An entry is delivered only when a checkpoint holds the steps that it tells of: training that falls back to an older
+    checkpoint repeats those steps, and would write them twice. Opening a journal again continues it; a line that was
+    cut short when its process died is left out. Several threads may use one journal, but not several processes.
+
+    On storage that takes whole files only, the journal is a local folder, which is copied there before and after each
+    checkpoint and at the end. A process that dies loses the entries since then, as it loses the steps of which they
+    tell.
+    """
+
+    def __init__(self, folder: Path, restart_step: int | None = None) -> None:
+        """Open or make a journal.
+
+        Args:
+            folder: Belongs to the journal.
+            restart_step: Optimizer steps of the checkpoint from which training starts or continues: entries about
+                later steps are dropped. None: nothing is dropped.
+        """
+        self._copy = folder if takes_whole_files_only(folder) else None
+        self.folder = folder if self._copy is None else Path(tempfile.mkdtemp(prefix="groundswell-journal-"))
+        if self._copy is not None:
+            fetch_folder(self._copy, self.folder)
+        self._lock = threading.Lock()
+        self._pending: deque[Entry] = deque()
+        self._places: dict[int, tuple[int, int]] = {}  # of the lines of these entries: offset and bytes
+        self._next_number = 0
+        self._held_step = 0
+        self._unsynced: list[Path] = []  # files of entries since the last `sync`
+        (self.folder / _FILES).mkdir(parents=True, exist_ok=True)
+        lines = self._read_lines()
+        if restart_step is not None:
+            self._held_step = restart_step
+            lines = [line for line in lines if json.loads(line)["after_step"] <= restart_step]
+        self._file = self._begin(lines)
+
+    def append(self, kind: Kind, content: Mapping[str, Any], *, after_step: int, path: str = "") -> None:
+        """Add an entry, which the death of this process cannot lose, and after `sync` that of the machine neither.
+
+        Raises:
+            OSError: The disk is full or cannot be written; names the journal.
+        """
+        with self._lock:
+            self._append(kind, content, after_step, path)
+
+    def append_file(self, data: bytes, path: str, *, after_step: int) -> None:
+        """Add an entry that writes an artifact.
+
+        Raises:
+            OSError: As `append`.
+        """
+        with self._lock:
+            name = f"{self._next_number}/{Path(path).name}"  # MLflow names an artifact after its file
+            file = self.folder / _FILES / name
+            try:
+                file.parent.mkdir()
+                file.write_bytes(data)
+                self._unsynced.append(file)
+                self._append("file", {"file": name}, after_step, path)
+            except OSError as error:
+                shutil.rmtree(file.parent, ignore_errors=True)  # the next entry gets the same number
+                raise OSError(error.errno, error.strerror, str(self.folder)) from error
+
+    def sync(self) -> None:
+        """Wait until all entries so far are on the disk, as they must be before the checkpoint of their steps is.
+
+        Raises:
+            OSError: The disk cannot be written.
+        """
+        with self._lock:
+            files, self._unsynced = self._unsynced, []
+        for path in [path for file in files for path in (file, file.parent)] + [self.folder / _FILES] * bool(files):
+            with suppress(FileNotFoundError):  # it was delivered meanwhile
+                sync_to_disk(path)
+        os.fsync(self._file.fileno())
+        with self._lock:
+            if self._copy is not None:
+                copy_folder(self.folder, self._copy)
+
+    def hold(self, step: int) -> None:
+        """Say that a checkpoint holds this many optimizer steps: entries about them may be delivered."""
+        with self._lock:
+            self._held_step = max(self._held_step, step)
+            self._shorten()
+            self._write({"held": self._held_step})
+            if self._copy is not None:
+                copy_folder(self.folder, self._copy)
+
+    def next(self) -> Entry | None:
+        """Return the oldest entry that may be delivered; None where there is none."""
+        with self._lock:
+            first = self._pending[0] if self._pending else None
+            return first if first is not None and first.after_step <= self._held_step else None
+
+    def __len__(self) -> int:
+        """Number of entries that were not delivered."""
+        with self._lock:
+            return len(self._pending)
+
+    def content(self, entry: Entry) -> dict[str, Any]:
+        """Return what an entry writes."""
+        with self._lock:
+            return self._content(entry)
+
+    def _content(self, entry: Entry) -> dict[str, Any]:
+        content: dict[str, Any] = json.loads(self._line(entry))["content"]
+        return content
+
+    def _line(self, entry: Entry) -> bytes:
+        """An entry's line, without its end."""
+        offset, size = self._places[entry.number]
+        return os.pread(self._file.fileno(), size, offset)[:-1]
+
+    def file_of(self, content: Mapping[str, Any]) -> Path:
+        """Path of the file that an entry writes as an artifact."""
+        return self.folder / _FILES / str(content["file"])
+
+    def place_of(self, folder: Path) -> str:
+        """What an entry says of a folder whose files it writes: within the run's folder its path there.
+
+        The run's folder may be at another place when the entry is delivered, on another machine too.
+        """
+        folder, run = folder.absolute(), self._run_folder.absolute()
+        return str(folder.relative_to(run)) if folder.is_relative_to(run) else str(folder)
+
+    def folder_of(self, content: Mapping[str, Any]) -> Path:
+        """The folder whose files an entry writes."""
+        return self._run_folder / str(content["folder"])
+
+    @property
+    def _run_folder(self) -> Path:
+        return (self._copy or self.folder).parent.parent
+
+    def is_replaced(self, entry: Entry) -> bool:
+        """Whether a later entry that may be delivered writes the same artifact."""
+        with self._lock:
+            return entry.kind in ("file", "folder") and any(
+                later.path == entry.path and later.kind == entry.kind and later.after_step <= self._held_step
+                for later in self._pending
+                if later.number > entry.number
+            )
+
+    def delivered(self, entry: Entry) -> None:
+        """Remove the oldest entry, which the store has taken."""
+        # All of it within the lock: whoever sees that nothing is left may close the journal at once.
+        with self._lock:
+            first = self._pending.popleft()
+            assert first == entry, (first, entry)
+            with suppress(
+                OSError, ValueError
+            ):  # a full disk or a closed file: it is delivered again, which is harmless
+                if entry.kind == "file":
+                    shutil.rmtree(self.file_of(self._content(entry)).parent, ignore_errors=True)
+                self._write({"delivered": entry.number})
+            self._places.pop(entry.number, None)
+
+    def close(self) -> None:
+        """Close the journal, and remove it where nothing is left in it."""
+        with self._lock:
+            self._file.close()
+            if not self._pending:
+                (self.folder / _LINES).unlink(missing_ok=True)
+                with suppress(OSError):  # a file that is not ours, or the journal of another process
+                    (self.folder / _FILES).rmdir()
+                    self.folder.rmdir()
+            if self._copy is not None:
+                self._close_copy(self._copy)
+
+    def _close_copy(self, copy: Path) -> None:
+        copy_folder(self.folder, copy)
+        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self._pending:
+            with suppress(OSError):  # as above
+                copy.rmdir()
+
+    def _append(self, kind: Kind, content: Mapping[str, Any], after_step: int, path: str) -> None:
+        line = {
+            "entry": self._next_number,
+            "kind": kind,
+            "after_step": after_step,
+            "path": path,
+            "content": dict(content),
+        }
+        self._places[self._next_number] = self._write(line)
+        self._pending.append(Entry(self._next_number, kind, after_step, path))
+        self._next_number += 1
+
+    def _shorten(self) -> None:
+        """Leave out what was delivered, where that is most of a long file."""
+        size = self._file.seek(0, os.SEEK_END)
+        if size < LONG_BYTES or 2 * sum(size for _, size in self._places.values()) > size:
+            return
+        with suppress(OSError):  # of a full disk: the long file is as good
+            old, self._file = self._file, self._rewrite({entry.number: self._line(entry) for entry in self._pending})
+            old.close()
+
+    def _write(self, line: Mapping[str, Any]) -> tuple[int, int]:
+        data = json.dumps(line).encode() + b"\n"
+        offset = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(offset)
+            raise OSError(error.errno, error.strerror, str(self.folder)) from error
+        return offset, len(data)
+
+    def _read_lines(self) -> list[bytes]:
+        """Lines of the entries that were not delivered; remembers which steps are held."""
+        path = self.folder / _LINES
+        lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []  # what has no end was cut short
+        entries: dict[int, bytes] = {}
+        for line in lines:
+            values = json.loads(line)
+            if "entry" in values:
+                entries[values["entry"]] = line
+            elif "delivered" in values:
+                entries.pop(values["delivered"], None)
+            elif "held" in values:
+                self._held_step = values["held"]
+        return list(entries.values())
+
+    def _begin(self, lines: list[bytes]) -> FileIO:
+        """Take these entries as those that are pending, and write a file of them in place of the old one."""
+        for line in lines:
+            values = json.loads(line)
+            self._pending.append(Entry(values["entry"], values["kind"], values["after_step"], values["path"]))
+        self._next_number = self._pending[-1].number + 1 if self._pending else 0
+        kept = {str(entry.number) for entry in self._pending if entry.kind == "file"}
+        for folder in (self.folder / _FILES).iterdir():
+            if folder.name not in kept:
+                shutil.rmtree(folder)
+        return self._rewrite({entry.number: line for entry, line in zip(self._pending, lines, strict=True)})
+
+    def _rewrite(self, lines: Mapping[int, bytes]) -> FileIO:
+        """Write a file of these entries, by number, and of nothing else in place of the old one, and open it."""
+        temporary = self.folder / f".{_LINES}"
+        places = {}
+        with temporary.open("wb") as file:
+            file.write(json.dumps({"held": self._held_step}).encode() + b"\n")
+            for number, line in lines.items():
+                places[number] = file.tell(), len(line) + 1
+                file.write(line + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(self.folder / _LINES)
+        self._places = places
+        return (self.folder / _LINES).open("r+b", buffering=0)

@@ -1,0 +1,176 @@
+"""What a training could not write to the store, written later: its run, its records, its model and how it ended."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pipelines.storage.locations import redacted
+from pipelines.tracking.journal.journal import journals
+from pipelines.tracking.journal.local_run import FILE_NAME, LocalRun, held, is_held, read_local_run
+from pipelines.tracking.journal.writer import RunWriter, now
+from pipelines.tracking.store import runs
+from pipelines.tracking.store.runs import Status
+from pipelines.tracking.store.store import TrackedRun, TrackingError, tracking_uri
+
+DRIVER_DIED = {"driver": "died before it could end this run"}
+"""Tags of a run that nobody ended."""
+_ENDED: dict[str, Status] = {"TRAINED": "FINISHED", "FINISHED": "FINISHED", "FAILED": "FAILED", "KILLED": "KILLED"}
+
+LogModel = Callable[[Path, TrackedRun], str]
+"""Logs the model of the newest checkpoint in a run's folder, and returns its URI."""
+
+
+@dataclass(frozen=True)
+class Synced:
+    """What was written of one run."""
+
+    run_id: str
+    folder: Path
+    status: str
+    """How the run ended."""
+    model_uri: str
+    """Its model, where this call has logged it."""
+    waiting: int
+    """Entries about steps that no checkpoint holds: a resumed run repeats these steps."""
+
+
+def unsynced(output: Path) -> list[Path]:
+    """Folders of the runs under `output` of which something is not in the store, in the order of their names.
+
+    Runs that are being trained are left out, where files can be locked.
+    """
+    return [folder for folder in sorted(_folders(output)) if lacks_something(folder) and not is_held(folder)]
+
+
+def sync(folder: Path, log_model: LogModel, *, hold: Callable[[Path], AbstractContextManager[object]] = held) -> Synced:
+    """Write everything that the store does not have of one run; what it has is not written again.
+
+    Args:
+        folder: The run's folder. It gets the store's identifier as its name; the old name stays as a link.
+        log_model: Logs the model of a training that is done.
+        hold: Keeps others from training or writing the run meanwhile.
+
+    Raises:
+        RunHeldError: The run is being trained.
+        ValueError: The folder is no run's, the store has no such run any more, or the folder is a copy of another one
+            beside it.
+        TrackingError: The store does not answer, or does not take what there is.
+    """
+    with hold(folder):
+        local = read_local_run(folder)
+        if local is None:
+            raise ValueError(f"{folder} has no {FILE_NAME}, as every run's folder has: train again")
+        if (original := _original_of(folder, local)) is not None:
+            raise ValueError(f"{folder} is a copy of {original}, which has the newer records: give that one")
+        run = _stored(folder, local)
+        if not runs.is_known(run.run_id):  # to its writes the store would answer that they can never be taken
+            raise ValueError(
+                f"{redacted(run.uri)} shows no run {run.run_id}: it is in another store than MLFLOW_TRACKING_URI "
+                "names, was deleted, or is not yours to see; all records are kept"
+            )
+        waiting = _deliver(run, folder)
+        model_uri = ""
+        if local.status == "TRAINED":
+            try:
+                model_uri = log_model(folder, run)
+            except BaseException:
+                runs.end_failed_run(run, "FAILED")  # until a further call logs the model
+                raise
+        status = _end(run, folder)
+        folder = _named_after(run, folder)
+    return Synced(run.run_id, folder, status, model_uri, waiting)
+
+
+def adopt(folder: Path) -> tuple[TrackedRun, Path]:
+    """Give the store a run that it does not have, and return the run and its folder.
+
+    Raises:
+        ValueError, TrackingError: As `runs.start_run`.
+    """
+    local = read_local_run(folder)
+    assert local is not None, folder
+    run = _stored(folder, local)
+    return run, _named_after(run, folder)
+
+
+def _stored(folder: Path, local: LocalRun) -> TrackedRun:
+    """The run in the store, which gets it where it does not have it."""
+    if local.is_stored:
+        return TrackedRun(tracking_uri(), local.run_id)
+    run = runs.store_run(local)
+    replace(local, run_id=run.run_id, is_stored=True).write(folder)
+    return run
+
+
+def _original_of(folder: Path, local: LocalRun) -> Path | None:
+    """The folder beside this one that has the name of the run, where this one is a copy of it."""
+    if folder.name == local.run_id:
+        return None
+    named = folder.with_name(local.run_id)
+    is_run = (named / FILE_NAME).is_file() and named.resolve() != folder.resolve()
+    return named if is_run else None
+
+
+def _named_after(run: TrackedRun, folder: Path) -> Path:
+    """Give the folder of a run the store's identifier as its name; the old name stays as a link."""
+    before = folder.resolve()
+    named = before.with_name(run.run_id)
+    if not named.exists():
+        before.rename(named)
+        with suppress(OSError):  # storage without links
+            before.symlink_to(named.name)
+    return named
+
+
+def _deliver(run: TrackedRun, folder: Path) -> int:
+    """Deliver all journals of a run; the number of entries that wait for a checkpoint."""
+    waiting = 0
+    for journal in sorted(path for path in journals(folder).glob("*") if path.is_dir()):
+        writer = RunWriter(run, journal)
+        try:
+            reason = writer.drain()
+            if reason:
+                raise TrackingError(f"MLflow does not take what {journal} holds: {reason}")
+            waiting += writer.pending
+        finally:
+            writer.close()
+    with suppress(OSError):  # entries are left, or there were none
+        journals(folder).rmdir()
+    return waiting
+
+
+def _end(run: TrackedRun, folder: Path) -> str:
+    local = read_local_run(folder)
+    assert local is not None, folder
+    if local.status == "RUNNING":
+        runs.set_tags(run, DRIVER_DIED)
+        local = replace(local, status="FAILED", ended=now())
+    status = _ENDED[local.status]
+    runs.end_run(run, status, local.ended)
+    replace(local, status=status, is_told=True).write(folder)
+    return status
+
+
+def _folders(output: Path) -> Iterator[Path]:
+    if not output.is_dir():
+        raise ValueError(f"there is no folder {output}: give the training.output of the runs by --output")
+    for folder in output.iterdir():
+        try:
+            is_run = (folder / FILE_NAME).is_file() and not folder.is_symlink()
+        except OSError:  # a folder of somebody else, such as `lost+found`
+            continue
+        if is_run:
+            yield folder
+
+
+def lacks_something(folder: Path) -> bool:
+    """Whether something of a run is not in the store, by what its folder has; a copy of a run lacks nothing."""
+    try:
+        local = read_local_run(folder)
+    except (ValueError, OSError):  # which `sync` says
+        return True
+    if local is None or _original_of(folder, local) is not None:
+        return False
+    done = local.is_stored and local.is_told and local.run_id == folder.name
+    return not done or journals(folder).is_dir()

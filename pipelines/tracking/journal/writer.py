@@ -1,0 +1,193 @@
+"""What is written to one run, by way of a journal."""
+
+import io
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from pipelines.tracking.journal.delivery import PATIENCE_SECONDS, Delivery, OnNews, warn
+from pipelines.tracking.journal.journal import Journal
+from pipelines.tracking.journal.pictures import Draw, Pictures
+from pipelines.tracking.journal.points import Row
+from pipelines.tracking.metrics import unlisted
+from pipelines.tracking.store.store import TrackedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_POINTS_PER_ENTRY = 1000  # what MLflow takes in one request
+
+
+class Point(NamedTuple):
+    """One value of a curve."""
+
+    step: int
+    """Optimizer steps."""
+    value: float
+    milliseconds: int
+    """Time at which it was measured, since 1970."""
+
+
+def now() -> int:
+    """Milliseconds since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class RunWriter:
+    """Writes to one run.
+
+    Each method returns when the journal has what was written. It reaches the store later, in the same order: from a
+    thread after `start`, else within `drain`. Whatever tells of steps that no checkpoint holds yet waits for `hold`.
+    """
+
+    def __init__(
+        self,
+        run: TrackedRun,
+        folder: Path,
+        *,
+        restart_step: int | None = None,
+        on_news: OnNews = warn,
+        own_metrics: Sequence[str] = (),
+    ) -> None:
+        """Open the journal.
+
+        Args:
+            run: The run.
+            folder: Folder of the journal; one that an earlier process left is continued.
+            restart_step: Optimizer steps of the checkpoint from which training starts; see `Journal`.
+            on_news: Called when the store does not answer and when it does again, from the thread that delivers.
+            own_metrics: Names of the user's own metrics.
+        """
+        self._own_metrics = tuple(own_metrics)
+        self._journal = Journal(folder, restart_step)
+        self._delivery = Delivery(run, self._journal, on_news)
+        self._pictures = Pictures(self._take_picture)
+
+    def start(self) -> None:
+        """Deliver from a thread from now on."""
+        self._delivery.start()
+
+    def metrics(self, values: Mapping[str, float], step: int, *, after_step: int = 0) -> None:
+        """Write one value per metric, whose names `pipelines.tracking.metrics` lists."""
+        measured = now()
+        self.curves({name: [Point(step, value, measured)] for name, value in values.items()}, after_step=after_step)
+
+    def curves(self, points: Mapping[str, Sequence[Point]], *, after_step: int = 0) -> None:
+        """Write several values per metric, whose names `pipelines.tracking.metrics` lists."""
+        wrong = unlisted(points, self._own_metrics)
+        assert not wrong, f"not listed in pipelines/tracking/metrics.py: {wrong}"
+        rows = [(name, point.step, float(point.value), point.milliseconds) for name in points for point in points[name]]
+        for start in range(0, len(rows), _POINTS_PER_ENTRY):
+            content = {"points": rows[start : start + _POINTS_PER_ENTRY]}
+            self._journal.append("metrics", content, after_step=after_step)
+        self._delivery.wake()
+
+    def absent_metrics(self, by_step: Mapping[int, Mapping[str, float]], known_by: str, *, after_step: int = 0) -> None:
+        """Write metrics that the store may have: where it has no value of `known_by` at their step, it gets them.
+
+        It also gets those of which it has no value at all, as where a setting asks for a metric from now on.
+
+        It is asked when they are delivered, after whatever the journal had before them. So nothing is doubled.
+
+        Args:
+            by_step: Metrics by optimizer step; those that are not listed, as own metrics of before, are left out.
+            known_by: Name of a metric that is written with all others of its step.
+            after_step: Optimizer steps that they tell of.
+        """
+        measured, rows = now(), list[Row]()
+        for step, values in by_step.items():
+            unknown = unlisted(values, self._own_metrics)
+            of_step = [(name, step, float(value), measured) for name, value in values.items() if name not in unknown]
+            if len(rows) + len(of_step) > _POINTS_PER_ENTRY:  # the metrics of a step stay together
+                self._append_absent(rows, known_by, after_step)
+                rows = []
+            rows += of_step
+        self._append_absent(rows, known_by, after_step)
+
+    def _append_absent(self, rows: Sequence[Row], known_by: str, after_step: int) -> None:
+        if rows:
+            self._journal.append("metrics", {"points": rows, "known_by": known_by}, after_step=after_step)
+            self._delivery.wake()
+
+    def tags(self, values: Mapping[str, str]) -> None:
+        """Set tags of the run."""
+        self._journal.append("tags", {"tags": dict(values)}, after_step=0)
+        self._delivery.wake()
+
+    def text(self, text: str, path: str, *, after_step: int = 0) -> None:
+        """Write a text artifact; it replaces an earlier one of the same path."""
+        self.data(text.encode(), path, after_step=after_step)
+
+    def data(self, content: bytes, path: str, *, after_step: int = 0) -> None:
+        """Write an artifact of any kind; it replaces an earlier one of the same path."""
+        self._journal.append_file(content, path, after_step=after_step)
+        self._delivery.wake()
+
+    def table(self, rows: Sequence[Mapping[str, Any]], path: str, *, after_step: int = 0) -> None:
+        """Write a table artifact, JSON as MLflow's own tables; replaces an earlier one, where `log_table` appends."""
+        names = list(rows[0])
+        data = [[None if row[name] != row[name] else row[name] for name in names] for row in rows]
+        self.text(json.dumps({"columns": names, "data": data}), path, after_step=after_step)
+
+    def figure(self, figure: "Figure", path: str, *, after_step: int = 0) -> None:
+        """Write a PNG artifact."""
+        self._take_picture(figure, path, after_step)
+
+    def picture(self, draw: Draw, path: str, *, after_step: int = 0) -> None:
+        """Write a PNG artifact that a thread draws, when that costs little, or in `finish_pictures`.
+
+        Args:
+            draw: Makes the picture from what it owns; is called from the thread.
+            path: Path of the artifact; an earlier picture of the same path that was not drawn yet never is.
+            after_step: Optimizer steps that the picture tells of.
+        """
+        self._pictures.order(path, draw, after_step=after_step)
+
+    def hurry_pictures(self) -> None:
+        """Draw the newest version of every picture from now on, whatever it costs."""
+        self._pictures.hurry()
+
+    def finish_pictures(self) -> None:
+        """Draw the newest version of every picture, and wait for it."""
+        self._pictures.finish()
+
+    def folder(self, folder: Path, path: str) -> None:
+        """Write all files of a folder as artifacts, as they are when they are delivered."""
+        self._journal.append("folder", {"folder": self._journal.place_of(folder)}, after_step=0, path=path)
+        self._delivery.wake()
+
+    def sync(self) -> None:
+        """Wait until what was written is on the disk; see `Journal.sync`."""
+        self._journal.sync()
+
+    def hold(self, step: int) -> None:
+        """Say that a checkpoint holds so many optimizer steps."""
+        self._journal.hold(step)
+        self._delivery.wake()
+
+    def drain(self, patience: float = PATIENCE_SECONDS, *, answers: bool = False) -> str:
+        """Wait until everything is delivered; return why not, where the store takes too long; see `Delivery.drain`."""
+        return self._delivery.drain(patience, answers=answers)
+
+    def upload_waits(self) -> AbstractContextManager[None]:
+        """Give uploads of this process outside of the journal their time; see `Delivery.upload_waits`."""
+        return self._delivery.upload_waits()
+
+    def _take_picture(self, figure: "Figure", path: str, after_step: int) -> None:
+        image = io.BytesIO()
+        figure.savefig(image, format="png")
+        self._journal.append_file(image.getvalue(), path, after_step=after_step)
+        self._delivery.wake()
+
+    @property
+    def pending(self) -> int:
+        """Number of entries that the store does not have yet."""
+        return len(self._journal)
+
+    def close(self) -> None:
+        """End, after a last `drain`; a journal in which something is left stays for the next process."""
+        self._delivery.end()
+        self._journal.close()

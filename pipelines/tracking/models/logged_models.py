@@ -1,0 +1,152 @@
+"""A model as MLflow 3 keeps it: an entity of its own, beside the run that made it."""
+
+import re
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from mlflow import MlflowClient
+from mlflow.entities import LoggedModelStatus
+from mlflow.entities.model_registry import ModelVersion
+from mlflow.exceptions import MlflowException
+from mlflow.models import Model
+
+from pipelines.tracking.journal.local_run import DESCRIPTION_TAG
+from pipelines.tracking.models.card import FILE_NAME, Card
+from pipelines.tracking.models.registry import registry_client
+from pipelines.tracking.store.store import TrackedRun
+
+_TAGS_OF_THE_RUN = ("mlflow.user", "mlflow.source.name", "mlflow.source.type")
+"""Tags that MLflow's page shows of a model too: who made it, and with what."""
+_LONGEST_DESCRIPTION = 4000
+_KIND = "groundswell.model"
+"""Tag of a model: its name within its run. Its name in the store is the run's, by which a list tells models apart."""
+_REFUSED = str.maketrans(dict.fromkeys("/:.%\"'", "-"))
+"""Characters that no name of a model may have."""
+_ALIAS = re.compile(r"runs:/(?P<run_id>[^/]+)/(?P<name>model\w*)")
+
+
+def log_once(
+    run: TrackedRun, content: Mapping[str, Any], registered_name: str | None, *, step: int, name: str, card: Card
+) -> tuple[str, ModelVersion | None]:
+    """Log a model unless an earlier attempt has logged that name after the same steps, and register it.
+
+    Returns the name by which its run's URI finds the model, and the version in the registry.
+
+    Args:
+        run: The run that made the model.
+        content: Flavor, model, signature, metadata and requirements.
+        registered_name: Name in the registry; None: the model is not registered.
+        step: Optimizer steps that the model has seen.
+        name: Name of the model within the run.
+        card: Gives the text of the model card for the model's metrics.
+    """
+    model_id = _logged_before(run, step, name)
+    if model_id is None:
+        _give_up_unfinished(run)
+        model_id = _log_anew(run, content, step, name)
+    client = MlflowClient(run.uri)
+    _log_card(client, model_id, card)
+    version = None if registered_name is None else _register(run, model_id, registered_name)
+    return str(client.get_logged_model(model_id).name), version
+
+
+def resolved(uri: str, store: str) -> str:
+    """Give the address of the newest complete model that `runs:/<run id>/model` means, which MLflow does not know.
+
+    Args:
+        uri: Any address of a model; others are given back as they are.
+        store: Address of the store.
+    """
+    found = _ALIAS.fullmatch(uri)
+    if found is None:
+        return uri
+    client, models = MlflowClient(store), []
+    outputs = client.get_run(found["run_id"]).outputs
+    for output in outputs.model_outputs if outputs else []:
+        logged = client.get_logged_model(output.model_id)
+        if logged.status == LoggedModelStatus.READY and logged.tags.get(_KIND) == found["name"]:
+            models.append((logged.creation_timestamp, logged.model_id))
+    return f"models:/{max(models)[1]}" if models else uri
+
+
+def beside(uri: str, name: str) -> str:
+    """Give the address of another model of a run from that of the model that training ends with."""
+    return uri + _ending(name)
+
+
+def _ending(name: str) -> str:
+    """`-ema` of `model_ema`, nothing of `model`."""
+    return name.removeprefix("model").replace("_", "-")
+
+
+def _log_anew(run: TrackedRun, content: Mapping[str, Any], step: int, name: str) -> str:
+    client = MlflowClient(run.uri)
+    made_by = client.get_run(run.run_id)
+    tags = {tag: value for tag, value in made_by.data.tags.items() if tag in _TAGS_OF_THE_RUN}
+    logged = client.create_logged_model(
+        made_by.info.experiment_id,
+        name=made_by.info.run_name.translate(_REFUSED) + _ending(name),
+        source_run_id=run.run_id,
+        tags={**tags, _KIND: name},
+        params=made_by.data.params,
+    )
+    # Not `mlflow.keras.log_model`: it wants an active run, whose end would set the run to finished.
+    Model.log(artifact_path=None, model_id=logged.model_id, run_id=run.run_id, step=step, **content)
+    return str(logged.model_id)
+
+
+def _log_card(client: MlflowClient, model_id: str, card: Card) -> None:
+    """Put the card beside the model's own files, where an earlier attempt has not."""
+    if any(item.path == FILE_NAME for item in client.list_logged_model_artifacts(model_id)):
+        return
+    metrics = {metric.key: metric.value for metric in client.get_logged_model(model_id).metrics or []}
+    with tempfile.TemporaryDirectory(prefix="groundswell-") as folder:
+        file, text = Path(folder, FILE_NAME), card(metrics)
+        file.write_text(text)
+        client.set_logged_model_tags(model_id, {DESCRIPTION_TAG: _shortened(text)})
+        client.log_model_artifact(model_id, str(file))  # last: where it is, nothing is missing
+
+
+def _shortened(card: str) -> str:
+    """The card without title and recipe, which the model's page has elsewhere; a tag takes no more of a long one."""
+    before, _, rest = card.partition("## Recipe")
+    text = before.partition("\n")[2].lstrip() + "## " + rest.partition("\n## ")[2]
+    if len(text) <= _LONGEST_DESCRIPTION:
+        return text
+    return f"{text[:_LONGEST_DESCRIPTION]}…\n\n(The whole card is the artifact {FILE_NAME}.)"
+
+
+def _logged_before(run: TrackedRun, step: int, name: str) -> str | None:
+    """Identifier of a complete model of that name that an earlier attempt logged after the same steps."""
+    client = MlflowClient(run.uri)
+    outputs = client.get_run(run.run_id).outputs
+    for output in outputs.model_outputs if outputs else []:
+        if output.step == step:
+            logged = client.get_logged_model(output.model_id)
+            if (logged.tags.get(_KIND), logged.status) == (name, "READY"):
+                return str(output.model_id)
+    return None
+
+
+def _give_up_unfinished(run: TrackedRun) -> None:
+    """Set to failed what an attempt that died while it logged a model has left, which MLflow would show as pending."""
+    client = MlflowClient(run.uri)
+    outputs = client.get_run(run.run_id).outputs
+    for output in outputs.model_outputs if outputs else []:
+        if client.get_logged_model(output.model_id).status == LoggedModelStatus.PENDING:
+            client.finalize_logged_model(output.model_id, LoggedModelStatus.FAILED)
+
+
+def _register(run: TrackedRun, model_id: str, name: str) -> ModelVersion:
+    source, client = f"models:/{model_id}", registry_client(run.uri, name)
+    for version in client.search_model_versions(f"name = '{name}'"):
+        if version.source == source:
+            return version
+    try:
+        client.create_registered_model(name)
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_ALREADY_EXISTS":
+            raise
+    return client.create_model_version(name, source, run_id=run.run_id, model_id=model_id)

@@ -1,0 +1,177 @@
+"""Keras models: logged to a run with their signature, and loaded back."""
+
+import functools
+import logging
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import mlflow
+from mlflow import MlflowClient
+from mlflow.models import Model, ModelSignature
+from mlflow.types import Schema, TensorSpec
+
+from pipelines.storage.locations import redacted_traceback
+from pipelines.tracking.models.card import model_card
+from pipelines.tracking.models.model_metadata import ModelMetadata
+from pipelines.tracking.models.registry import Promotion, name_in, promote, registry_client, using_registry
+from pipelines.tracking.store.store import TrackedRun, TrackingError, readable_errors, reason_of, tracking_uri
+
+if hasattr(MlflowClient, "create_logged_model"):
+    from pipelines.tracking.models.logged_models import beside, log_once, resolved
+else:  # MLflow 2
+    from pipelines.tracking.models.run_models import beside, log_once, resolved
+
+if TYPE_CHECKING:
+    import keras
+    from numpy.typing import NDArray
+
+MODEL = "model"
+"""Name within its run of the model that training ends with; it is what a registry gets.
+
+`runs:/<run id>/model` is its address for all functions here and in `served`. MLflow 3 itself knows it under the name of
+its run, which is part of the address that `log_model` returns.
+"""
+AVERAGED_MODEL = "model_ema"
+"""Name of the same model with averaged weights."""
+_RUN = re.compile(r"runs:/[^/]+/?")
+_log = logging.getLogger(__name__)
+
+
+def log_model(
+    run: TrackedRun,
+    model: "keras.Model",
+    metadata: ModelMetadata,
+    registered_name: str | None,
+    *,
+    step: int,
+    name: str = MODEL,
+    promotion: Promotion | None = None,
+    example: "Mapping[str, NDArray[Any]] | None" = None,
+) -> str:
+    """Log a Keras model with its signature, once for each name and step; return its URI, which plain MLflow loads too.
+
+    Args:
+        run: The run that made the model.
+        model: Saved with its preprocessing layers.
+        metadata: What `load_model` returns beside the model; `step` takes the place of its `optimizer_steps`.
+        registered_name: Name in the registry; None: the model is not registered.
+        step: Optimizer steps that the model has seen. The run's metrics of this step are shown with the model.
+        name: Name of the model within the run.
+        promotion: The rule by which the registered version becomes the champion; None: it gets no alias.
+        example: Image groups of one sample, `(1, height, width, bands)`, kept with the model; None: there is none.
+
+    Raises:
+        TrackingError: The store did not take the model.
+    """
+    try:
+        with using_store(run.uri, registered_name):
+            import keras
+
+            content = {
+                "flavor": _Flavor,
+                "model": model,
+                "signature": _signature(model),
+                "input_example": None if example is None else dict(example),
+                "metadata": replace(metadata, optimizer_steps=step).as_json(),
+                # Stated, not inferred: inference would load the model in another process.
+                "pip_requirements": [f"keras=={keras.__version__}", "tensorflow"],
+                # It would load the model and predict the example, only to warn.
+                "validate_serving_input": False,
+            }
+            parameters = MlflowClient(run.uri).get_run(run.run_id).data.params
+            card = functools.partial(model_card, name, metadata, parameters)
+            found_by, version = log_once(run, content, registered_name, step=step, name=name, card=card)
+            if version is not None and promotion is not None:
+                client = registry_client(run.uri, version.name)
+                promote(client, version, promotion, metadata.dataset_fingerprint)
+    except Exception as error:  # of MLflow, its HTTP and its storage libraries, each with errors of its own
+        # The caller says why in one line; the libraries' own messages may hold the store's password.
+        _log.info("MLflow did not take the model: %s", redacted_traceback())
+        raise TrackingError(reason_of(error)) from error
+    return f"runs:/{run.run_id}/{found_by}"
+
+
+def known_uri(uri: str) -> str:
+    """Return an address that MLflow knows, also of what `runs:/<run id>/model` means: the run's newest model.
+
+    `runs:/<run id>` alone means the same.
+    """
+    return resolved(f"{uri.rstrip('/')}/{MODEL}" if _RUN.fullmatch(uri) else uri, tracking_uri())
+
+
+def averaged_model_uri(uri: str) -> str:
+    """Return the URI of the model with averaged weights, from that of the model that training ended with."""
+    return beside(uri, AVERAGED_MODEL)
+
+
+class _Flavor:
+    """MLflow's flavor for Keras models; its own `save_model` writes an example to a folder that does not exist."""
+
+    @staticmethod
+    def save_model(path: str, **settings: Any) -> None:
+        """Save a model to a new folder."""
+        Path(path).mkdir(parents=True, exist_ok=True)
+        settings.pop("validate_serving_input", None)  # MLflow's `Model.log` passes it on
+        mlflow.keras.save_model(path=path, **settings)
+
+
+def load_model(uri: str) -> tuple["keras.Model", ModelMetadata]:
+    """Load a logged model (`runs:/...` or `models:/...`) and its metadata.
+
+    Raises:
+        ValueError: The store has no such model.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
+        found = known_uri(uri)
+        return mlflow.keras.load_model(found), model_metadata(found)
+
+
+def model_metadata(uri: str) -> ModelMetadata:
+    """Return what was logged beside the model.
+
+    Raises:
+        ValueError: The store has no such model.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    with using_store(tracking_uri(), name_in(uri)), readable_errors(uri):
+        info = Model.load(known_uri(uri))
+        return ModelMetadata.from_json({**(info.metadata or {}), "run_id": info.run_id})
+
+
+@contextmanager
+def using_store(uri: str, registered_name: str | None = None) -> Iterator[None]:
+    """Set MLflow's own store, which MLflow keeps in the environment too, and leave both as they were.
+
+    Args:
+        uri: Address of the store.
+        registered_name: Name of the model that is asked for or written, whose registry is set too; None: it has none.
+    """
+    before = os.environ.get("MLFLOW_TRACKING_URI")
+    mlflow.set_tracking_uri(uri)
+    try:
+        with using_registry(uri, registered_name):
+            yield
+    finally:
+        mlflow.set_tracking_uri(None)  # type: ignore[arg-type]  # from now on MLflow asks the environment again
+        if before is None:
+            os.environ.pop("MLFLOW_TRACKING_URI", None)
+        else:
+            os.environ["MLFLOW_TRACKING_URI"] = before
+
+
+def _signature(model: "keras.Model") -> ModelSignature:
+    def specification(tensor: Any) -> TensorSpec:
+        import numpy as np
+
+        return TensorSpec(np.dtype(tensor.dtype), (-1, *tensor.shape[1:]), tensor.name)
+
+    return ModelSignature(
+        inputs=Schema([specification(tensor) for tensor in model.inputs]),
+        outputs=Schema([TensorSpec(specification(model.outputs[0]).type, (-1, *model.outputs[0].shape[1:]))]),
+    )

@@ -1,0 +1,29 @@
+"""What a run is computed with: packages, host, processor."""
+
+import os
+import platform
+import socket
+from importlib.metadata import distributions
+from typing import Any
+
+from pipelines.machine.proc import processor
+
+_MIB = 1 << 20
+
+
+def packages() -> str:
+    """Return every installed distribution with its version, one per line, as `pip freeze` does."""
+    found = {(each.metadata["Name"] or "").lower(): each.version for each in distributions()}
+    return "".join(sorted(f"{name}=={version}\n" for name, version in found.items() if name))
+
+
+def host_facts() -> dict[str, Any]:
+    """Return what this machine is and what this process may use of it."""
+    return {
+        "host": socket.gethostname(),
+        "processor": processor().get("model name") or platform.machine(),
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_mib": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // _MIB,
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+    }

@@ -1,0 +1,89 @@
+"""Which experiment a run belongs to, and its name as the store takes it."""
+
+import os
+from pathlib import PurePosixPath
+
+import mlflow
+
+from pipelines.tracking.store import databricks
+from pipelines.tracking.store.private import active_experiment_id, chosen_experiment_id
+from pipelines.tracking.store.store import readable_errors, short_waits, sqlite_file, tracking_uri
+
+_FALLBACK = "groundswell"
+_NONE_CHOSEN = (None, "0")
+"""What MLflow gives where no experiment was chosen: `0` is its own, which is called Default."""
+
+
+def chosen_experiment(configured: str | None, *, offline: bool = False) -> str:
+    """Return the name of the experiment that new runs belong to.
+
+    It is the configured one, or else the one that is active in MLflow, or else `groundswell`.
+
+    Args:
+        configured: `tracking.experiment`.
+        offline: Whether the store is not to be asked; the active experiment is then not known.
+
+    Raises:
+        ValueError, TrackingError: As `active_experiment`.
+    """
+    if configured is not None:
+        return configured
+    return (None if offline else active_experiment()) or _FALLBACK
+
+
+def active_experiment() -> str | None:
+    """Return the name of the experiment to which MLflow's own `start_run` would add a run; None: none was chosen.
+
+    `mlflow.set_experiment` chooses one, or MLFLOW_EXPERIMENT_NAME, or MLFLOW_EXPERIMENT_ID. A notebook on Databricks
+    has one of its own.
+
+    Raises:
+        ValueError: The store does not know the one that was chosen.
+        TrackingError: The store does not answer.
+    """
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME")
+    if name and chosen_experiment_id() is None:
+        return name  # MLflow would create it at once, in its own default store
+    with readable_errors("MLflow's active experiment"), short_waits():
+        identifier = active_experiment_id()
+        if identifier in _NONE_CHOSEN:
+            return None
+        return str(mlflow.MlflowClient(mlflow.get_tracking_uri()).get_experiment(identifier).name)
+
+
+def name_in_store(uri: str, name: str) -> str:
+    """Return the name of an experiment as a store takes it: Databricks has absolute names only.
+
+    A relative name is put into the folder of the active experiment.
+
+    Raises:
+        ValueError: The name is relative, and no experiment is active; or as `active_experiment`.
+        TrackingError: As `active_experiment`.
+    """
+    if not databricks.is_databricks(uri) or name.startswith("/"):
+        return name
+    active = active_experiment()
+    if active is None or not active.startswith("/"):
+        raise ValueError(
+            f"tracking.experiment={name}: Databricks takes absolute names, such as /Users/<your name>/{name}"
+        )
+    return str(PurePosixPath(active).parent / name)
+
+
+def experiment_of(run_id: str) -> str | None:
+    """Return the name that the experiment of a run has now; None where the store has no such run, or it is deleted.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        return None  # MLflow would make it
+    try:
+        with readable_errors(uri), short_waits():
+            client = mlflow.MlflowClient(uri)
+            run = client.get_run(run_id).info
+            return str(client.get_experiment(run.experiment_id).name) if run.lifecycle_stage == "active" else None
+    except ValueError:
+        return None

@@ -1,0 +1,209 @@
+"""Reads the trainings of an experiment, with their curves."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment, Run
+
+from pipelines.storage.locations import redacted
+from pipelines.tracking.journal.writer import Point
+from pipelines.tracking.store.experiments import name_in_store
+from pipelines.tracking.store.runs import newest_runs, search_runs
+from pipelines.tracking.store.store import (
+    TrackingError,
+    readable_errors,
+    reason_of,
+    short_waits,
+    sqlite_file,
+    tracking_uri,
+)
+
+TRAINING_SOURCE = "groundswell train"
+"""Tag `mlflow.source.name` of every training."""
+PARENT_TAG = "mlflow.parentRunId"
+DIVERGED_TAG = "diverged"
+"""A tag that says how a training diverged; empty where it was continued since."""
+CHANGED_PREFIX = "changed."
+"""A tag of this beginning and a setting says which other values it had later, and from which step on each."""
+NOT_SET = "not set"
+"""Value of a setting in such a tag that the training did not have from there on."""
+_NO_PARAMETER = ("None", "[]", "{}", NOT_SET)
+"""Values in such a tag of settings that are no parameters."""
+_NAMED_EXPERIMENTS = 12
+_SQLITE = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True)
+class RecordedRun:
+    """One training as the store has it."""
+
+    run_id: str
+    name: str
+    status: str
+    started: int
+    """Milliseconds since 1970."""
+    parameters: dict[str, str]
+    tags: dict[str, str]
+    metrics: dict[str, float]
+    """Last value of each metric."""
+    curves: dict[str, list[Point]]
+    """The metrics that were asked for, by rising step; one point per step."""
+
+    @property
+    def later_values(self) -> dict[str, str]:
+        """The other values that settings had later, by key: `0.5 from step 16, 0.1 from step 24`.
+
+        A setting that was changed back before any step that counts is not among them.
+        """
+        found = {}
+        for tag, text in self.tags.items():
+            key = tag.removeprefix(CHANGED_PREFIX)
+            first = (self.parameters[key],) if key in self.parameters else _NO_PARAMETER
+            is_as_before = any(re.fullmatch(rf"{re.escape(value)} from step \d+", text) for value in first)
+            if tag.startswith(CHANGED_PREFIX) and not is_as_before:
+                found[key] = text
+        return found
+
+
+@dataclass(frozen=True)
+class TaggedRun:
+    """A run that was found by a tag."""
+
+    run_id: str
+    status: str
+    tags: dict[str, str]
+    seconds: float
+    """Seconds from its start to its end; 0 while it runs."""
+
+
+def recorded_trainings(
+    experiment: str, filter_text: str, *, children: bool, groups: Sequence[str], metrics: Sequence[str]
+) -> list[RecordedRun]:
+    """Return the trainings of an experiment, the oldest first.
+
+    Args:
+        experiment: Its name.
+        filter_text: MLflow's filter, such as `params."optimizer.name" = 'lars'`; empty: all.
+        children: Whether runs with a parent, such as the cells of a grid, are among them.
+        groups: Groups of metrics whose curves are read, such as `val`.
+        metrics: Further metrics whose curves are read.
+
+    Raises:
+        ValueError: There is no such store or experiment, the filter is none, or no training fits.
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    with _readable_store(uri):
+        client = MlflowClient(uri)
+        found = _experiment(client, name_in_store(uri, experiment), uri)
+        with readable_errors(f"--filter {filter_text!r}" if filter_text else uri):
+            runs = search_runs(client, found.experiment_id, filter_text, order="ASC")
+        trainings = [run for run in runs if run.data.tags.get("mlflow.source.name") == TRAINING_SOURCE]
+        chosen = [run for run in trainings if children or PARENT_TAG not in run.data.tags]
+        if not chosen:
+            raise ValueError(_why_none(experiment, filter_text, len(runs), len(trainings)))
+        return [_read(client, run, groups, metrics) for run in chosen]
+
+
+def runs_with_tag(experiment: str, tag: str, value: str) -> list[TaggedRun]:
+    """Return the runs of an experiment that have a tag, the newest first; none where there is no experiment.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    return [
+        TaggedRun(
+            run_id=str(run.info.run_id),
+            status=str(run.info.status),
+            tags=dict(run.data.tags),
+            seconds=max(0, (run.info.end_time or 0) - (run.info.start_time or 0)) / 1000,
+        )
+        for run in newest_runs(experiment, f"tags.`{tag}` = '{value}'")
+    ]
+
+
+def recorded_training(run_id: str, *, groups: Sequence[str], metrics: Sequence[str]) -> RecordedRun:
+    """Return one training; see `recorded_trainings`.
+
+    Raises:
+        ValueError: The store has no such run.
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    with _readable_store(uri), readable_errors(f"run {run_id}"):
+        client = MlflowClient(uri)
+        return _read(client, client.get_run(run_id), groups, metrics)
+
+
+@contextmanager
+def _readable_store(uri: str) -> Iterator[None]:
+    """Refuse a sqlite file that is not there, which MLflow would make, and one that cannot be read."""
+    file = sqlite_file(uri)
+    if file is not None:
+        _check_file(file, redacted(uri))
+    try:
+        with short_waits(), readable_errors(uri):
+            yield
+    except Exception as error:
+        if not type(error).__module__.startswith("sqlalchemy."):  # which only the stores in databases need
+            raise
+        raise TrackingError(f"{redacted(uri)} cannot be read: {reason_of(error)}") from None
+
+
+def _check_file(file: Path, shown: str) -> None:
+    """Refuse what is no database, on which MLflow would try again and again for an hour."""
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(len(_SQLITE))
+    except FileNotFoundError:
+        raise ValueError(f"there are no runs: {shown} does not exist; is MLFLOW_TRACKING_URI right?") from None
+    except OSError as error:
+        raise ValueError(f"{shown} cannot be read: {error.strerror}") from None
+    if start and start != _SQLITE:
+        raise ValueError(f"{shown} is no sqlite database; is MLFLOW_TRACKING_URI right?")
+
+
+def _experiment(client: MlflowClient, name: str, uri: str) -> Experiment:
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage == "active":
+        return found
+    known = [experiment.name for experiment in client.search_experiments(max_results=_NAMED_EXPERIMENTS + 1)]
+    more = ", ..." if len(known) > _NAMED_EXPERIMENTS else ""
+    there = f"is deleted in {redacted(uri)}" if found is not None else f"is not in {redacted(uri)}"
+    raise ValueError(f"experiment {name!r} {there}, which has: {', '.join(known[:_NAMED_EXPERIMENTS])}{more}")
+
+
+def _why_none(experiment: str, filter_text: str, runs: int, trainings: int) -> str:
+    fits = f" that fit --filter {filter_text!r}" if filter_text else ""
+    if trainings:
+        return (
+            f"experiment {experiment!r} has only trainings{fits} that are children of other runs, such as the cells of "
+            f"a grid ({trainings}): add --children"
+        )
+    if runs:
+        return f"none of the {runs} runs of experiment {experiment!r}{fits} is a training"
+    return f"experiment {experiment!r} has no runs{fits}"
+
+
+def _read(client: MlflowClient, run: Run, groups: Sequence[str], metrics: Sequence[str]) -> RecordedRun:
+    names = [name for name in run.data.metrics if name in metrics or name.partition("/")[0] in groups]
+    return RecordedRun(
+        run_id=str(run.info.run_id),
+        name=str(run.info.run_name),
+        status=str(run.info.status),
+        started=int(run.info.start_time or 0),
+        parameters=dict(run.data.params),
+        tags=dict(run.data.tags),
+        metrics=dict(run.data.metrics),
+        curves={name: _curve(client, run.info.run_id, name) for name in names},
+    )
+
+
+def _curve(client: MlflowClient, run_id: str, name: str) -> list[Point]:
+    points = [Point(metric.step, metric.value, metric.timestamp) for metric in client.get_metric_history(run_id, name)]
+    newest = {point.step: point for point in sorted(points, key=lambda point: (point.step, point.milliseconds))}
+    return list(newest.values())

@@ -1,0 +1,433 @@
+"""Runs as the driver makes, continues, finds and ends them."""
+
+import getpass
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from html import escape
+from typing import Any, Literal
+
+from mlflow import MlflowClient
+from mlflow.entities import Dataset, DatasetInput, Experiment, InputTag, LifecycleStage, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.utils.mlflow_tags import MLFLOW_PARENT_RUN_ID
+
+from pipelines.storage.locations import redacted
+from pipelines.tracking.journal.guard import guarded
+from pipelines.tracking.journal.local_run import DatasetFacts, LocalRun
+from pipelines.tracking.store import databricks
+from pipelines.tracking.store.experiments import name_in_store
+from pipelines.tracking.store.store import (
+    TrackedRun,
+    TrackingError,
+    check_writable,
+    readable_errors,
+    reason_of,
+    short_waits,
+    show_command,
+    sqlite_file,
+    tracking_uri,
+)
+
+_PARAMS_PER_BATCH = 100
+RUNS_OF_A_PAGE = 100
+"""Number of runs that a server is asked for at a time."""
+_MADE_OFFLINE_AS = "groundswell.offline_run"
+"""Tag of a run that was made without the store: the identifier that it had then."""
+_KIND = {"mlflow.experimentKind": "custom_model_development"}
+"""Tag of an experiment by which MLflow's page shows runs and charts of trainings, and asks for no kind."""
+_log = logging.getLogger(__name__)
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+
+@dataclass(frozen=True)
+class UnfinishedRun:
+    """A run that failed, was killed, or is still shown as running."""
+
+    run_id: str
+    name: str
+    status: str
+
+
+def check_store(experiment: str | None = None) -> str:
+    """Ask the store for an experiment, and say which store it is; nothing is written.
+
+    Args:
+        experiment: Name of the experiment that a new run will belong to; None: there will be no new run.
+
+    Raises:
+        ValueError: MLflow cannot use the store, or somebody has deleted the experiment.
+        RuntimeError: The tracking server does not answer, or the store's folder cannot be written.
+    """
+    uri = tracking_uri()
+    check_writable(uri)
+    file = sqlite_file(uri)
+    if file is not None and not file.exists():
+        return f"{redacted(uri)}, which the first run creates"
+    with readable_errors(uri), short_waits():
+        client = MlflowClient(uri)
+        if experiment is None:
+            client.search_experiments(max_results=1)
+        else:
+            _existing_experiment(client, uri, name_in_store(uri, experiment))
+    return f"{redacted(uri)} answers"
+
+
+def start_run(
+    experiment: str,
+    name: str | None,
+    parameters: Mapping[str, Any],
+    tags: Mapping[str, str],
+    *,
+    dataset: DatasetFacts | None = None,
+    context: str = "training",
+) -> TrackedRun:
+    """Create a run, and its experiment where it is new.
+
+    Args:
+        experiment: Name of the experiment.
+        name: Name of the run; None: MLflow invents one.
+        parameters: Settings of the run.
+        tags: Its tags.
+        dataset: What it reads.
+        context: What for.
+
+    Raises:
+        ValueError: The store cannot be used or written.
+        TrackingError: The tracking server cannot be reached.
+    """
+    uri = tracking_uri()
+    _make_folder(uri)
+    with readable_errors(uri), short_waits():
+        client = MlflowClient(uri)
+        found = _experiment_id(client, uri, experiment)
+        run_id = _create_run(client, found, name, _with_user(tags), parameters, dataset, context)
+    return TrackedRun(uri, run_id)
+
+
+def store_run(local: LocalRun) -> TrackedRun:
+    """Give the store a run that was made without it; one that an interrupted call has made already is taken.
+
+    Raises:
+        ValueError, TrackingError: As `start_run`.
+    """
+    uri, made = tracking_uri(), local.description
+    _make_folder(uri)
+    with readable_errors(uri), short_waits():
+        client = MlflowClient(uri)
+        experiment = _experiment_id(client, uri, made.experiment)
+        existing = client.search_runs([experiment], f"tags.`{_MADE_OFFLINE_AS}` = '{local.run_id}'", max_results=1)
+        if existing:
+            run = existing[0]
+        else:
+            tags = {**_with_user(made.tags), _MADE_OFFLINE_AS: local.run_id}
+            run = client.create_run(experiment, start_time=local.started, run_name=made.name, tags=tags)
+        _describe(client, run.info.run_id, made.parameters, made.dataset, "training")
+    return TrackedRun(uri, run.info.run_id)
+
+
+def _create_run(
+    client: MlflowClient,
+    experiment: str,
+    name: str | None,
+    tags: dict[str, str],
+    parameters: Mapping[str, Any],
+    dataset: DatasetFacts | None,
+    context: str,
+) -> str:
+    """The identifier of a new run; one that the store does not take whole is not left as running."""
+    run_id: str = client.create_run(experiment, run_name=name, tags=tags).info.run_id
+    try:
+        _describe(client, run_id, parameters, dataset, context)
+    except BaseException:
+        with suppress(Exception):  # the store may be away by now
+            client.set_terminated(run_id, "FAILED")
+        raise
+    return run_id
+
+
+def _describe(
+    client: MlflowClient, run_id: str, parameters: Mapping[str, Any], dataset: DatasetFacts | None, context: str
+) -> None:
+    values = [Param(key, redacted(str(value))) for key, value in parameters.items()]
+    for start in range(0, len(values), _PARAMS_PER_BATCH):
+        client.log_batch(run_id, params=values[start : start + _PARAMS_PER_BATCH])
+    if dataset is not None:
+        entity = Dataset(
+            dataset.name, dataset.digest, _source_type(dataset.source), dataset.source, dataset.schema, dataset.profile
+        )
+        client.log_inputs(run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", context)])])
+
+
+def _source_type(source: str) -> str:
+    """What MLflow calls the place of a dataset: the scheme of a URL, or `local`."""
+    return source.partition("://")[0].split('"')[-1] if "://" in source else "local"
+
+
+def _with_user(tags: Mapping[str, str]) -> dict[str, str]:
+    try:
+        return {"mlflow.user": getpass.getuser(), **tags}
+    except (KeyError, OSError):  # a container's user may have no name
+        return dict(tags)
+
+
+def start_child_run(
+    parent: TrackedRun,
+    name: str,
+    parameters: Mapping[str, Any],
+    tags: Mapping[str, str],
+    *,
+    dataset: DatasetFacts | None = None,
+    context: str = "training",
+) -> TrackedRun:
+    """Create a run below another one, in its experiment; arguments as those of `start_run`.
+
+    Raises:
+        ValueError: The store has no such parent.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    with readable_errors(parent.uri), short_waits():
+        client = MlflowClient(parent.uri)
+        experiment = client.get_run(parent.run_id).info.experiment_id
+        tags = {**_with_user(tags), MLFLOW_PARENT_RUN_ID: parent.run_id}
+        run_id = _create_run(client, experiment, name, tags, parameters, dataset, context)
+    return TrackedRun(parent.uri, run_id)
+
+
+def has_run(run: TrackedRun) -> bool:
+    """Whether the store has a run, which is not deleted, neither by itself nor with its experiment.
+
+    Raises:
+        RuntimeError: The tracking server cannot be reached.
+    """
+    try:
+        with readable_errors(run.uri), short_waits():
+            return str(MlflowClient(run.uri).get_run(run.run_id).info.lifecycle_stage) == LifecycleStage.ACTIVE
+    except ValueError:
+        return False
+
+
+def continue_run(run_id: str) -> TrackedRun:
+    """Set an existing run to running again.
+
+    Raises:
+        ValueError: The store has no such run.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    uri = tracking_uri()
+    with readable_errors(uri), short_waits():
+        MlflowClient(uri).update_run(run_id, status="RUNNING")
+    return TrackedRun(uri, run_id)
+
+
+def is_known(run_id: str) -> bool:
+    """Whether the store, which is made where it is new, has a run; see `has_run`.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    _make_folder(uri)
+    return has_run(TrackedRun(uri, run_id))
+
+
+def is_finished(run_id: str) -> bool:
+    """Whether a run ended well, which it does after its model was logged.
+
+    Raises:
+        ValueError: The store has no such run.
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    with readable_errors(uri), short_waits():
+        return str(MlflowClient(uri).get_run(run_id).info.status) == "FINISHED"
+
+
+def tags(run: TrackedRun) -> dict[str, str]:
+    """Return the tags that a run has now.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    with readable_errors(run.uri), short_waits():
+        return dict(MlflowClient(run.uri).get_run(run.run_id).data.tags)
+
+
+def unfinished_runs(experiment: str) -> list[UnfinishedRun]:
+    """Return the runs of an experiment that are not finished, the newest first; none where there is no experiment.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    runs = newest_runs(experiment, "attributes.status != 'FINISHED'")
+    return [UnfinishedRun(run.info.run_id, run.info.run_name, run.info.status) for run in runs]
+
+
+def newest_runs(experiment: str, filter_text: str) -> list[Run]:
+    """Return the runs of an experiment that MLflow's filter chooses, the newest first; none without the experiment.
+
+    Raises:
+        TrackingError: The store does not answer.
+    """
+    uri = tracking_uri()
+    with readable_errors(uri), short_waits():
+        client = MlflowClient(uri)
+        found = client.get_experiment_by_name(name_in_store(uri, experiment))
+        if found is None:
+            return []
+        return search_runs(client, found.experiment_id, filter_text, order="DESC")
+
+
+def search_runs(
+    client: MlflowClient, experiment_id: str, filter_text: str, *, order: Literal["ASC", "DESC"]
+) -> list[Run]:
+    """Return all runs of an experiment that MLflow's filter chooses, by the time of their start.
+
+    A server answers for a page of them at a time: one of a thousand runs takes it longer than we wait.
+    """
+    runs: list[Run] = []
+    token: str | None = None
+    while True:
+        page = client.search_runs(
+            [experiment_id],
+            filter_text,
+            order_by=[f"attributes.start_time {order}"],
+            max_results=RUNS_OF_A_PAGE,
+            page_token=token,
+        )
+        runs += page
+        token = page.token
+        if not token:
+            return runs
+
+
+def page_of(run: TrackedRun) -> str | None:
+    """Return the address of a run's page; None where the store has no pages or does not answer."""
+    host = os.environ.get("DATABRICKS_HOST") if databricks.is_databricks(run.uri) else None
+    if host is None and not run.uri.startswith(("http://", "https://")):
+        return None
+    try:
+        with short_waits():
+            experiment = MlflowClient(run.uri).get_run(run.run_id).info.experiment_id
+    except (MlflowException, OSError):
+        return None
+    if host is not None:
+        return f"{host.rstrip('/')}/ml/experiments/{experiment}/runs/{run.run_id}"
+    # MLflow 3.17 shows every experiment as one of GenAI to a new browser, whatever `_KIND` says.
+    view = "workflowType=machine_learning"
+    return f"{redacted(run.uri).rstrip('/')}/#/experiments/{experiment}/runs/{run.run_id}?{view}"
+
+
+def link_to(run: TrackedRun) -> str:
+    """Return HTML that names a run: a link to its page, or the command that shows it."""
+    page = page_of(run)
+    if page is None:
+        return f"{run.run_id} <code>{escape(show_command(run))}</code>"
+    return f'<a href="{escape(page)}" target="_blank">{run.run_id}</a>'
+
+
+def set_tags(run: TrackedRun, tags: Mapping[str, str]) -> None:
+    """Set tags of a run at once, without a journal.
+
+    Raises:
+        ValueError: The store has no such run.
+        TrackingError: The store does not answer.
+    """
+    with readable_errors(run.uri), short_waits():
+        MlflowClient(run.uri).log_batch(run.run_id, tags=[RunTag(*tag) for tag in tags.items()])
+
+
+def end_run(run: TrackedRun, status: Status, ended: int | None = None) -> None:
+    """Close a run.
+
+    Args:
+        run: The run.
+        status: How it ended.
+        ended: Time of the end, in milliseconds since 1970; None: now.
+
+    Raises:
+        TrackingError: The store does not answer or refuses.
+    """
+    try:
+        with short_waits():
+            MlflowClient(run.uri).set_terminated(run.run_id, status, ended)
+    except (MlflowException, OSError) as error:  # requests' errors are OSErrors
+        raise TrackingError(reason_of(error)) from None
+
+
+def end_failed_run(run: TrackedRun, status: Status, *, away: str = "") -> bool:
+    """Close a run after a failure, which a store that does not answer must not hide: that is a warning.
+
+    Args:
+        run: The run.
+        status: How it ended.
+        away: Why the store has not answered a moment ago; it is then not asked again.
+
+    Returns:
+        Whether the store has taken it.
+    """
+    try:
+        if away:
+            raise TrackingError(away)
+        end_run(run, status)
+    except TrackingError as error:
+        _log.warning("MLflow still shows run %s as running, until `groundswell sync`: %s", run.run_id, error)
+        return False
+    return True
+
+
+@contextmanager
+def ended(run: TrackedRun) -> Iterator[None]:
+    """End a run as the block ends: finished, failed or killed; where this process is killed, another one ends the run.
+
+    A store that does not answer at the end is a warning: what the block has done counts.
+    """
+    with guarded(run):
+        try:
+            yield
+        except BaseException as error:
+            _end_or_warn(run, "KILLED" if isinstance(error, KeyboardInterrupt) else "FAILED")
+            raise
+        _end_or_warn(run, "FINISHED")
+
+
+def _end_or_warn(run: TrackedRun, status: Status) -> None:
+    try:
+        end_run(run, status)
+    except TrackingError as error:
+        _log.warning("MLflow still shows run %s as running, and it is %s: %s", run.run_id, status.lower(), error)
+
+
+def _make_folder(uri: str) -> None:
+    check_writable(uri)
+    file = sqlite_file(uri)
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+
+
+def _existing_experiment(client: MlflowClient, uri: str, name: str) -> Experiment | None:
+    """The experiment of this name, as the store takes it; None: there is none yet."""
+    found = client.get_experiment_by_name(name)
+    if found is not None and found.lifecycle_stage != LifecycleStage.ACTIVE:
+        raise ValueError(
+            f"tracking.experiment={name} is deleted in {redacted(uri)}: choose another name, or restore it with "
+            f"`mlflow experiments restore --experiment-id {found.experiment_id}`"
+        )
+    return found
+
+
+def _experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    name = name_in_store(uri, name)
+    experiment = _existing_experiment(client, uri, name)
+    if experiment is not None:
+        for key, value in _KIND.items():
+            if key not in experiment.tags:
+                client.set_experiment_tag(experiment.experiment_id, key, value)
+        return str(experiment.experiment_id)
+    file = sqlite_file(uri)
+    # Beside the database: MLflow's own default would follow the working directory of whoever asks.
+    artifacts = None if file is None else (file.parent / "artifacts").as_uri()
+    return str(client.create_experiment(name, artifact_location=artifacts, tags=_KIND))

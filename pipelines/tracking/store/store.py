@@ -1,0 +1,210 @@
+"""Where MLflow's store is, who can reach it, and how long a call waits for it."""
+
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+import mlflow
+from mlflow.exceptions import MlflowException, RestException
+
+from pipelines.storage.locations import redacted
+from pipelines.tracking.store import databricks
+
+_DEFAULT_FOLDER = "mlruns"
+# MLflow shows a progress bar for each small file that it loads, between the lines of a job.
+os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+# And the addresses of run and experiment, which a job says itself.
+os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+REQUEST_SECONDS = 5
+"""How long a short wait for the answer to one request is."""
+# What is after the colon is no password where it is a port and a path.
+_HTTP_CREDENTIALS = re.compile(r"(https?://)([^:/\[]*):(?!\d*[/?#])(.*)@([^@/?#]+[^@]*)", re.IGNORECASE | re.DOTALL)
+_QUOTED = re.compile("(%[0-9A-Fa-f]{2})")
+_ADDRESS = "MLFLOW_TRACKING_URI"
+_RETRIES, _TIMEOUT = "MLFLOW_HTTP_REQUEST_MAX_RETRIES", "MLFLOW_HTTP_REQUEST_TIMEOUT"
+
+
+class TrackingError(RuntimeError):
+    """The store does not answer, or refuses what a run cannot do without."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """A run and the store that holds it; small, travels to the workers."""
+
+    uri: str = field(repr=False)
+    """Address of the store, which may hold a password; empty where training does without one."""
+    run_id: str
+
+    @property
+    def is_offline(self) -> bool:
+        """Whether nothing is written to a store for now."""
+        return not self.uri
+
+
+def tracking_uri() -> str:
+    """Return `MLFLOW_TRACKING_URI`, the workspace on Databricks, or a sqlite file under `mlruns/` in this folder.
+
+    `mlflow.set_tracking_uri` sets that variable too, or is asked where it does not. A relative path, of a sqlite file
+    or of a folder, is made absolute: workers have another working directory. User and password of an HTTP address are
+    quoted where they are not: up to its last `@`, which a path may hold as `%40` only. Each `%XX` is left as it is.
+
+    Raises:
+        ValueError: It is the address of a registry, such as `databricks-uc`.
+    """
+    uri = os.environ.get(_ADDRESS) or _set_in_this_process()
+    uri = uri or (databricks.URI if databricks.is_in_runtime() else _default_uri())
+    databricks.refuse_registry(uri)
+    scheme, separator, path = uri.partition(":///")
+    if separator and scheme.startswith("sqlite") and path and not path.startswith(("/", ":memory:")):
+        return f"{scheme}:///{Path(path).absolute()}"
+    if ":" not in uri and uri != databricks.URI:
+        return Path(uri).absolute().as_uri()
+    if uri.startswith("file:") and not uri.startswith("file:/"):
+        return Path(unquote(uri.removeprefix("file:"))).absolute().as_uri()
+    return _HTTP_CREDENTIALS.sub(_with_quoted_credentials, uri)
+
+
+def _set_in_this_process() -> str:
+    """The address that `mlflow.set_tracking_uri` was given; empty: none. Up to MLflow 2.13 no variable has it."""
+    is_set = mlflow.is_tracking_uri_set()  # type: ignore[no-untyped-call]
+    return str(mlflow.get_tracking_uri()) if is_set else ""
+
+
+def quote_environment(uri: str) -> None:
+    """Write an address from `tracking_uri` back to `MLFLOW_TRACKING_URI`, if that is the same one, not yet quoted.
+
+    MLflow 3.0 and older send files to the address in the environment, and not to that of their client.
+    """
+    if os.environ.get(_ADDRESS) and tracking_uri() == uri:
+        os.environ[_ADDRESS] = uri
+
+
+def _with_quoted_credentials(address: re.Match[str]) -> str:
+    """An address whose host every parser finds: a password with a slash would end the host for some of them."""
+    scheme, user, password, rest = address.groups()
+    return f"{scheme}{_quoted(user)}:{_quoted(password)}@{rest}"
+
+
+def _quoted(text: str) -> str:
+    return "".join(part if _QUOTED.fullmatch(part) else quote(part, safe="") for part in _QUOTED.split(text))
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """Return the file of a store in sqlite, whose address may end with a query, `?timeout=60`; None: another store."""
+    scheme, separator, path = uri.partition(":///")
+    return Path(path.partition("?")[0]) if separator and scheme.startswith("sqlite") else None
+
+
+def check_writable(uri: str) -> None:
+    """Refuse a store in a file or folder that this process cannot write; of other stores nothing is known yet.
+
+    Raises:
+        RuntimeError: It cannot be written; says which path.
+    """
+    if not is_file_store(uri):
+        return
+    path = Path("/", sqlite_file(uri) or uri.removeprefix("file:"))
+    existing = path if path.exists() else next(parent for parent in path.parents if parent.exists())
+    # SQLite makes a journal beside its file.
+    for needed in {existing, existing.parent if existing.is_file() else existing}:
+        if not os.access(needed, os.W_OK | (os.X_OK if needed.is_dir() else 0)):
+            missing = "" if path.exists() else " does not exist, and"
+            raise RuntimeError(f"MLflow's store {redacted(uri)}{missing} cannot be written: see the rights of {needed}")
+
+
+def _default_uri() -> str:
+    return f"sqlite:///{Path(_DEFAULT_FOLDER).absolute()}/mlflow.db"
+
+
+def worker_environment() -> dict[str, str]:
+    """Return what a worker needs to write to the driver's store: its address and credentials.
+
+    A rank repeats a failed request itself, from a thread, and MLflow's own retries only delay the news.
+    """
+    settings = {name: value for name, value in os.environ.items() if name.startswith("MLFLOW_")}
+    uri, registry = tracking_uri(), mlflow.get_registry_uri()
+    if databricks.is_databricks(uri) and registry != uri:  # of the notebook: `databricks-uc` is Unity Catalog's
+        settings["MLFLOW_REGISTRY_URI"] = registry
+    return {_RETRIES: "2", **settings, **databricks.worker_credentials(uri), _ADDRESS: uri}
+
+
+def is_file_store(uri: str) -> bool:
+    """Whether only this machine can write to a store."""
+    return not uri.startswith("databricks") and ("://" not in uri or uri.startswith(("sqlite", "file:")))
+
+
+def check_workers_reach(uri: str, spark_master: str | None) -> None:
+    """Refuse a store that only the driver's machine can use, where workers run on others.
+
+    Raises:
+        RuntimeError: The store is a file and the Spark master is not a local one.
+    """
+    if is_file_store(uri) and not str(spark_master).startswith("local"):
+        raise RuntimeError(
+            f"MLflow's store {redacted(uri)} is a file of the driver's machine, and the workers run on others: set "
+            "MLFLOW_TRACKING_URI to a tracking server"
+        )
+
+
+def show_command(run: TrackedRun) -> str:
+    """Return what to type to look at a run."""
+    if run.uri.startswith(("http://", "https://")):
+        return f"open {redacted(run.uri)}"
+    if databricks.is_databricks(run.uri):
+        return "see the page of the run in the workspace"
+    project = Path(__file__).parents[3]
+    if run.uri == _default_uri() and project == Path.cwd() and (project / "Makefile").is_file():
+        return "make ui"
+    return f"mlflow ui --host 127.0.0.1 --backend-store-uri {redacted(run.uri)}"
+
+
+@contextmanager
+def short_waits(timeout: int = REQUEST_SECONDS, retries: int = 1) -> Iterator[None]:
+    """Let each of MLflow's calls give up soon, unless the environment says otherwise.
+
+    The environment is as before afterwards: it may be that of a user's notebook.
+
+    Args:
+        timeout: Seconds that one request may take.
+        retries: Number of further requests of a call.
+    """
+    wanted = {_RETRIES: str(retries), _TIMEOUT: str(timeout)}
+    ours = {name: value for name, value in wanted.items() if name not in os.environ}
+    retries_log = logging.getLogger("urllib3.connectionpool")
+    level = retries_log.level
+    os.environ.update(ours)
+    retries_log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        retries_log.setLevel(level)
+        for name in ours:
+            os.environ.pop(name, None)
+
+
+@contextmanager
+def readable_errors(what: str) -> Iterator[None]:
+    """Turn MLflow's errors into one line: TrackingError where nobody answers, else ValueError about `what`."""
+    try:
+        yield
+    except MlflowException as error:
+        reason = reason_of(error)
+        if not isinstance(error, RestException) and reason.startswith("API request to"):
+            raise TrackingError(f"no answer from MLflow, see MLFLOW_TRACKING_URI: {reason}") from None
+        raise ValueError(f"{redacted(what)}: {reason}") from None
+    except Exception as error:
+        # MLflow 2 lets through what its database says, such as that there is no file.
+        if not type(error).__module__.startswith("sqlalchemy."):
+            raise
+        raise ValueError(f"{redacted(what)}: MLflow's store cannot be opened: {reason_of(error)}") from None
+
+
+def reason_of(error: Exception) -> str:
+    """Return an error's first line, without secrets."""
+    return redacted((str(error).splitlines() or [type(error).__name__])[0])[:300]

@@ -1,0 +1,301 @@
+"""The checkpoints of a run, which all ranks write and restore together."""
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from models.compression.exchange.exchange import GradientExchange
+from pipelines.launch.rank.report import attempt
+from pipelines.storage.folder import StorageError
+from pipelines.storage.remote_path import AnyPath
+from pipelines.training.checkpoint.files import (
+    Arrays,
+    DamagedError,
+    check_writable,
+    checkpoint_path,
+    elsewhere,
+    list_checkpoints,
+    write_failure,
+)
+from pipelines.training.checkpoint.rank_state import load_rank_state, rank_state
+from pipelines.training.checkpoint.scattered import Scattered, gather
+from pipelines.training.checkpoint.selection import History
+from pipelines.training.checkpoint.settings import check_same_order
+from pipelines.training.checkpoint.state import (
+    KEPT,
+    RankStates,
+    TrainingState,
+    all_damaged,
+    array_name,
+    assign_arrays,
+    check_rank_states,
+    read_checkpoint,
+    read_state,
+    readable_checkpoints,
+    remove_rank_states,
+    save_checkpoint,
+    save_rank_state,
+)
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.results import Evaluation, Thresholds, thresholds_of
+
+if TYPE_CHECKING:
+    import keras
+
+REMEDY = (
+    "lower the learning rate (optimizer.learning_rate or learning_rate_per_256), lengthen schedule.warmup, or choose "
+    "an exchange.codec of a wider range"
+)
+"""What to do when training diverges."""
+_NONE = -1
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Checkpoints:
+    """The checkpoints of one run; every rank makes the same calls."""
+
+    folder: AnyPath
+    initial: TrainingState
+    """State of a run that has not started."""
+    variables: Sequence["keras.Variable | Scattered"]
+    """Variables of model and optimizer, which are the same on every rank or of which every rank has a part."""
+    exchange: GradientExchange
+    """The exchange, already built; its state differs between ranks."""
+    collective: HorovodCollective
+    best_step: Callable[[History], int | None] | None = None
+    """Returns, from the history, the optimizer steps of the checkpoint that is kept whatever its age; None: no such."""
+    own: Sequence["keras.Variable"] = ()
+    """Variables that differ between ranks, as the training mode has it."""
+    newest: str = ""
+    """Path of the newest checkpoint; only rank 0 knows it."""
+
+    def check_folder(self) -> None:
+        """Find out before the first step whether every rank that writes can write, and whether checkpoints fit.
+
+        Raises:
+            RuntimeError: The folder cannot be written, is too small, or is another folder on another rank.
+        """
+        rank, size = self.collective.rank, self.collective.size if self._has_rank_state else 1
+        if rank < size:
+            kept = KEPT + (self.best_step is not None)
+            needed = kept + 1 - min(kept, len(list_checkpoints(self.folder))) if rank == 0 else 0
+            check_writable(self.folder, needed * self._checkpoint_bytes())
+        if size > 1:
+            self._check_that_ranks_share_the_folder()
+
+    def restore(self, *, resumes: bool) -> TrainingState:
+        """Continue from the newest checkpoint if this run or attempt resumes; every rank gets the same variables.
+
+        A checkpoint that is damaged, not finite, or lacks the file of a rank is passed over for the one before.
+
+        Args:
+            resumes: Whether a checkpoint must exist.
+
+        Returns:
+            The state to continue from; history and losses are those of the checkpoint on rank 0 only.
+
+        Raises:
+            FileNotFoundError: No checkpoint exists and one must.
+            ValueError: The checkpoint is of another model, or, within an epoch, of samples in another order.
+        """
+        state = self.initial
+        if resumes or attempt() > 1:
+            state = self._restore_newest(must_exist=resumes)
+        self.collective.broadcast([each.value for each in self.variables if not isinstance(each, Scattered)])
+        step, epochs_done = (self.collective.broadcast_number(number) for number in (state.step, state.epochs_done))
+        return replace(state, step=step, epochs_done=epochs_done)
+
+    def save(
+        self,
+        *,
+        epochs_done: int,
+        step: int,
+        history: list[dict[str, float]],
+        loss_sum: float = 0.0,
+        loss_count: int = 0,
+        epoch_seconds: float = 0.0,
+        epoch_payload_bytes: float = 0.0,
+        evaluations: Mapping[str, Evaluation] = MappingProxyType({}),
+    ) -> None:
+        """Write a checkpoint; it counts once the part of the last rank is written.
+
+        At the end of an epoch it holds the thresholds that `evaluations` of the validation split give.
+
+        Raises:
+            FloatingPointError: A value is not finite; nothing is written. Names rank and step.
+            RuntimeError: The files cannot be written, or ranks write to different disks.
+        """
+        with self._failures_explained(step):
+            # The other ranks let go of each whole at once; rank 0 holds all of them until they are written.
+            gathered = (gather(each, self.collective) for each in self.variables)
+            wholes = [each for each in gathered if self.collective.rank == 0]
+            if self._has_rank_state:
+                save_rank_state(self.folder, step, self.collective.rank, rank_state(self.exchange, self.own))
+                self.collective.sum(np.zeros(1))  # every part is written before the checkpoint that relies on it
+            if self.collective.rank != 0:
+                return
+            ranks = self.collective.size if self._has_rank_state else 0
+            check_rank_states(self.folder, step, ranks)
+            state = replace(
+                self.initial,
+                epochs_done=epochs_done,
+                step=step,
+                history=history,
+                loss_sum=loss_sum,
+                loss_count=loss_count,
+                epoch_seconds=epoch_seconds,
+                epoch_payload_bytes=epoch_payload_bytes,
+                exchange_ranks=ranks,
+                thresholds=thresholds_of(evaluations),
+            )
+            spared = None if self.best_step is None else self.best_step(history)
+            self.newest = str(save_checkpoint(self.folder, state, wholes, spared=spared))
+
+    def thresholds(self, step: int) -> Thresholds:
+        """Return those of the checkpoint at the end of an epoch; none where it cannot be read."""
+        path = checkpoint_path(self.folder, step)
+        try:
+            return read_state(path).thresholds
+        except (DamagedError, OSError, StorageError) as error:
+            _log.warning("the model gets no thresholds, as checkpoint %s cannot be read: %s", path, error)
+            return {}
+
+    def take_best(self, step: int) -> None:
+        """Set the variables of this rank to those of the best epoch; what the exchange keeps stays as it is.
+
+        Raises:
+            RuntimeError: Its checkpoint is missing or damaged.
+        """
+        path = checkpoint_path(self.folder, step)
+        try:
+            _, arrays = read_checkpoint(path)
+        except DamagedError as error:
+            raise RuntimeError(
+                f"{path}, the checkpoint of the best epoch, is damaged ({error}): log the last epoch's model with "
+                f"training.selection.model=last and training.resume_run={self.initial.run_id}"
+            ) from error
+        assign_arrays(path, arrays, self.variables)
+
+    def how_to_continue(self) -> str:
+        """What to set to continue this run, and from which checkpoint it then continues."""
+        written = list_checkpoints(self.folder)
+        if not written:
+            return "no checkpoint was written yet: start the training again"
+        return f"continue from {written[-1]} with training.resume_run={self.initial.run_id}"
+
+    @property
+    def _has_rank_state(self) -> bool:
+        return bool(self.exchange.codec.collectives) or bool(self.own)
+
+    def _checkpoint_bytes(self) -> int:
+        """Size of one checkpoint with the exchange states of all ranks, of which each is as large as this one."""
+        shared = sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.variables)
+        own = sum(variable.shape.num_elements() * variable.dtype.size for variable in self.exchange.variables)
+        own += sum(np.prod(variable.shape) * np.dtype(variable.dtype).itemsize for variable in self.own)
+        return int(shared) + (own * self.collective.size if self._has_rank_state else 0)
+
+    def _check_that_ranks_share_the_folder(self) -> None:
+        def mark(rank: int) -> AnyPath:
+            return self.folder / f".mark.rank-{rank:05d}"
+
+        own = mark(self.collective.rank)
+        try:
+            own.touch()
+            self.collective.sum(np.zeros(1))  # every rank has made its mark
+            missing = [rank for rank in range(self.collective.size) if not mark(rank).is_file()]
+            if self.collective.rank == 0 and missing:
+                raise RuntimeError(elsewhere(missing[0], self.folder))
+            self.collective.sum(np.zeros(1))  # rank 0 has looked
+        finally:
+            own.unlink(missing_ok=True)
+
+    def _restore_newest(self, *, must_exist: bool) -> TrainingState:
+        """Restore the newest checkpoint that is good on every rank; rank 0 reads it, each rank its exchange state."""
+        candidates = readable_checkpoints(self.folder) if self.collective.rank == 0 else iter(())
+        unused = [rank_state(self.exchange, self.own)] * self.collective.size if self._has_rank_state else []
+        while True:
+            candidate = next(candidates, None)
+            step, ranks = (
+                self.collective.broadcast_number(number)
+                for number in ((candidate[1].step, candidate[1].exchange_ranks) if candidate else (_NONE, 0))
+            )
+            if unused and not ranks:  # a newer checkpoint may have failed on one rank only
+                load_rank_state(self.exchange, self.own, unused)
+            if step == _NONE:
+                return self._begin_anew(must_exist=must_exist)
+            if self._all_ranks_load_their_state(step, ranks):
+                state = self._assign(*candidate) if candidate else self.initial
+                self._spread(candidate[2] if candidate else None)
+                return state
+
+    def _begin_anew(self, *, must_exist: bool) -> TrainingState:
+        if self.collective.rank == 0:
+            if list_checkpoints(self.folder):
+                raise all_damaged(self.folder)
+            if must_exist:
+                raise FileNotFoundError(
+                    f"no checkpoints in {self.folder}: do the workers mount training.output as the driver does?"
+                )
+            _log.warning(
+                "no checkpoint was written before the failure: attempt %d starts from the beginning", attempt()
+            )
+        return self.initial
+
+    def _all_ranks_load_their_state(self, step: int, ranks: int) -> bool:
+        """Load the exchange state of a checkpoint; whether every rank could."""
+        if not ranks:
+            return True
+        path = checkpoint_path(self.folder, step)
+        if not self._has_rank_state:
+            raise ValueError(
+                f"{path} holds what exchange.codec left to send, and exchange.codec=none would lose it: set "
+                "exchange.codec as it was"
+            )
+        failed = 0
+        try:
+            load_rank_state(self.exchange, self.own, RankStates(path, ranks))
+        except DamagedError as error:
+            failed = 1
+            _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
+        return int(self.collective.sum(np.array([failed]))[0]) == 0
+
+    def _assign(self, path: AnyPath, state: TrainingState, arrays: Arrays) -> TrainingState:
+        check_same_order(path, state, self.initial.order)
+        assign_arrays(path, arrays, self.variables)
+        self.newest = str(path)
+        _log.info("continuing from %s: epoch %d, step %d", path, state.epochs_done + 1, state.step)
+        return state
+
+    def _spread(self, arrays: Arrays | None) -> None:
+        """Let every rank take its parts of the variables that ranks divide, from the arrays of rank 0."""
+        for position, variable in enumerate(self.variables):
+            if isinstance(variable, Scattered):
+                whole = None if arrays is None else arrays[array_name(position, variable)]
+                variable.spread(self.collective, whole)
+
+    @contextmanager
+    def _failures_explained(self, step: int) -> Iterator[None]:
+        """Say which rank and step failed, why, and how to continue; remove the parts of a failed checkpoint."""
+        try:
+            yield
+        except FloatingPointError as error:
+            self._remove_parts(step)
+            raise FloatingPointError(f"{error} on rank {self.collective.rank} after step {step}: {REMEDY}") from None
+        except OSError as error:
+            self._remove_parts(step)
+            raise RuntimeError(f"{write_failure(self.folder, error)}, then {self.how_to_continue()}") from error
+        except StorageError as error:
+            newest = f"continue from {self.newest} with" if self.newest else "continue with"
+            text = f"cannot write a checkpoint: {error}; then {newest} training.resume_run={self.initial.run_id}"
+            raise RuntimeError(text) from error
+
+    def _remove_parts(self, step: int) -> None:
+        """Remove the parts of a checkpoint that failed, unless an earlier attempt has written the same one whole."""
+        if not checkpoint_path(self.folder, step).is_file():
+            remove_rank_states(self.folder, step)

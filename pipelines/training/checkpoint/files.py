@@ -1,0 +1,183 @@
+"""The files of checkpoints: their names, and how they are written whole, read, listed and removed, also behind URLs."""
+
+import errno
+import lzma
+import os
+import re
+import shutil
+import tempfile
+import uuid
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.storage.remote_path import AnyPath, RemotePath
+from pipelines.storage.whole_files import copy_whole, takes_whole_files_only
+
+DAMAGE = (OSError, ValueError, KeyError, EOFError, TypeError, FloatingPointError, zipfile.BadZipFile)
+"""What reading a damaged file may raise."""
+NO_DAMAGE = (PermissionError,)
+_MORE_SPACE = "free some space, or set training.output to a larger disk"
+_NAME = re.compile(r"step-(\d{8})\.npz")
+_PART_NAME = re.compile(r"(?P<checkpoint>\.?step-(?P<step>\d{8}))(\.rank-\d{5})?\.npz(\.\d+)?")
+
+Arrays = dict[str, NDArray[Any]]
+
+
+class DamagedError(RuntimeError):
+    """A file of a checkpoint is missing, cut short, changed, or holds values that are not finite."""
+
+
+def checkpoint_path(folder: AnyPath, step: int) -> AnyPath:
+    """Path of the checkpoint after `step` optimizer steps."""
+    return folder / f"step-{step:08d}.npz"
+
+
+def list_checkpoints(folder: AnyPath) -> list[AnyPath]:
+    """Checkpoints of a run, oldest first."""
+    found: list[AnyPath] = [path for path in folder.glob("step-*.npz") if _NAME.fullmatch(path.name)]
+    return sorted(found, key=lambda path: path.name)
+
+
+def rank_path(checkpoint: AnyPath, rank: int) -> AnyPath:
+    """Path of one rank's exchange state beside a checkpoint."""
+    return checkpoint.with_name(f"{checkpoint.stem}.rank-{rank:05d}.npz")
+
+
+def elsewhere(rank: int, folder: AnyPath) -> str:
+    """The error text for a rank whose file is not where rank 0 looks for it."""
+    return f"rank {rank} wrote elsewhere than {folder}: set training.output to storage that all hosts mount"
+
+
+def refuse_non_finite(arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Check that every value is finite.
+
+    Raises:
+        FloatingPointError: Names the first array with a value that is not finite.
+    """
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise FloatingPointError(f"{name.partition(':')[2] or name} is not finite")
+
+
+def check_writable(folder: AnyPath, needed_bytes: int = 0) -> None:
+    """Create the folder, write a file there and remove it, and compare the free space.
+
+    Args:
+        folder: Folder of `training.output`, or of one run in it.
+        needed_bytes: Space that checkpoints will take, as far as it is known.
+
+    Raises:
+        RuntimeError: The folder cannot be written, or its disk has less free space.
+        StorageError: The storage behind a URL cannot be used.
+    """
+    name = f".probe.{uuid.uuid4().hex}"
+    if isinstance(folder, RemotePath):
+        folder.folder.check()
+        (folder / name).touch()
+        (folder / name).unlink()
+        return
+    probe = folder / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with probe.open("wb") as file:
+            file.write(bytes(4096))
+            file.flush()
+            os.fsync(file.fileno())
+        probe.unlink()
+        space = shutil.disk_usage(folder)
+    except OSError as error:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        remedy = _MORE_SPACE if full else "set training.output to a folder with write access"
+        raise RuntimeError(f"cannot write to {folder} ({error.strerror}): {remedy}") from None
+    # Some network storage reports no size at all.
+    if space.total > 0 and space.free < needed_bytes:
+        raise RuntimeError(
+            f"{folder} has {_mib(space.free)} of free space, and the checkpoints take {_mib(needed_bytes)}: "
+            f"{_MORE_SPACE}"
+        )
+
+
+def write_failure(folder: AnyPath, error: OSError) -> str:
+    """The error text for a checkpoint that could not be written; its caller adds how to continue."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "free some space" if full else "make the folder writable"
+    return f"cannot write a checkpoint to {folder} ({error.strerror}): {remedy}"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:,.0f} MiB"
+
+
+def write_arrays(path: AnyPath, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write one file, whole or not at all.
+
+    Raises:
+        OSError: It cannot be written, or what has arrived differs.
+        StorageError: The storage behind a URL cannot be used.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if isinstance(path, RemotePath):
+        with tempfile.NamedTemporaryFile(prefix="groundswell-") as local:
+            _write_arrays(local, arrays)
+            local.flush()
+            path.put(Path(local.name))
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        if takes_whole_files_only(path.parent):  # such as a volume of Databricks
+            with tempfile.TemporaryFile() as whole:
+                _write_arrays(whole, arrays)
+                copy_whole(whole, temporary)
+        else:
+            with temporary.open("wb") as file:
+                _write_arrays(file, arrays)
+                file.flush()
+                os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _write_arrays(file: IO[bytes], arrays: Mapping[str, NDArray[Any]]) -> None:
+    # `np.savez` leaves its ZIP file open when the disk is full, and that fails once more when it is collected.
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def opened(path: AnyPath) -> Iterator[Any]:
+    """Yield the arrays of a file, each of which is read, and its CRC verified, where it is asked for.
+
+    Raises:
+        Exception: One of `DAMAGE`, of a file that is missing or damaged; pickled objects are refused.
+    """
+    try:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+            yield file
+    except (AttributeError, NotImplementedError, zlib.error, lzma.LZMAError) as error:  # by a damaged ZIP directory
+        raise zipfile.BadZipFile(str(error)) from error
+    except RuntimeError as error:
+        if type(error) is not RuntimeError:  # of a storage
+            raise
+        raise zipfile.BadZipFile(str(error)) from error  # "is encrypted"
+
+
+def remove_leftovers(folder: AnyPath, step: int) -> None:
+    """Remove what killed processes left up to a step: half-written files, and rank states without a checkpoint."""
+    complete = {path.stem for path in list_checkpoints(folder)}
+    parts: list[AnyPath] = [*folder.glob(".step-*"), *folder.glob("step-*.rank-*.npz")]
+    for path in parts:
+        match = _PART_NAME.fullmatch(path.name)
+        if match is not None and int(match["step"]) <= step and match["checkpoint"] not in complete:
+            path.unlink(missing_ok=True)

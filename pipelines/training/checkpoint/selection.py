@@ -1,0 +1,81 @@
+"""The best epoch by a metric of validation, and the end of a training that finds no better one.
+
+All of it is a function of the history, which every checkpoint holds: a resumed run counts on exactly.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from conf.sections.selection import SelectionConfig
+from pipelines.tracking.metrics import is_lower_better
+
+History = Sequence[Mapping[str, float]]
+"""Metrics of each epoch done."""
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best epoch so far."""
+
+    epoch: int
+    """Number of epochs done with it, from 1."""
+    value: float
+
+
+def best_of(history: History, config: SelectionConfig) -> Best | None:
+    """Return the best epoch; None where no epoch has the metric.
+
+        loss:   better if value < best - min_delta
+        score:  better if value > best + min_delta
+
+    A value that is not a number is never better.
+
+    Source: the rule of Keras's `EarlyStopping`.
+    """
+    best = None
+    for epoch, metrics in enumerate(history, start=1):
+        value = metrics.get(config.metric or "", math.nan)
+        if math.isnan(value):
+            continue
+        if best is None or _gain(value, best.value, config) > config.min_delta:
+            best = Best(epoch, value)
+    return best
+
+
+def best_step(history: History, config: SelectionConfig, steps_per_epoch: int) -> int | None:
+    """Return the optimizer steps at the end of the best epoch; None where there is no best one."""
+    best = best_of(history, config)
+    return None if best is None else best.epoch * steps_per_epoch
+
+
+def is_over(history: History, config: SelectionConfig) -> bool:
+    """Return whether as many epochs as `patience` have passed since the best one.
+
+    Epochs before the metric was there, in a run that is resumed with it, do not count.
+    """
+    if config.metric is None or config.patience is None:
+        return False
+    best = best_of(history, config)
+    since_best = len(history) - best.epoch if best else sum(config.metric in metrics for metrics in history)
+    return since_best >= config.patience
+
+
+def why_ended(history: History, config: SelectionConfig, epochs: int) -> str:
+    """Return why training ended after these epochs of the `epochs` that were asked for."""
+    if is_over(history, config):
+        return f"after {len(history)} of {epochs} epochs: {config.patience} in a row without a better {config.metric}"
+    return f"after all {epochs} epochs"
+
+
+def described(history: History, config: SelectionConfig, epochs: int) -> dict[str, str]:
+    """Return the tags of a run whose epochs are compared: why it ended, and its best epoch and value."""
+    if config.metric is None:
+        return {}
+    best = best_of(history, config)
+    tags = {"training_ended": why_ended(history, config, epochs), "best_metric": config.metric}
+    return tags | ({} if best is None else {"best_epoch": str(best.epoch), "best_value": f"{best.value:.6g}"})
+
+
+def _gain(value: float, best: float, config: SelectionConfig) -> float:
+    return best - value if is_lower_better(str(config.metric)) else value - best

@@ -1,0 +1,328 @@
+"""Checkpoints: arrays and JSON in one file, which is written whole or not at all. The newest two and one more are kept.
+
+`step-NNNNNNNN.npz` holds `state.json`, the fields of `TrainingState` with their format version, and one array for each
+variable of model and optimizer. An exchange with state of its own adds one `step-NNNNNNNN.rank-RRRRR.npz` per rank.
+
+The state may gain fields: a reader ignores those that it does not know. A checkpoint of another format is an error, and
+is never passed over.
+"""
+
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pipelines.storage.remote_path import AnyPath
+from pipelines.training.checkpoint.files import (
+    DAMAGE,
+    NO_DAMAGE,
+    Arrays,
+    DamagedError,
+    checkpoint_path,
+    elsewhere,
+    list_checkpoints,
+    opened,
+    rank_path,
+    refuse_non_finite,
+    remove_leftovers,
+    write_arrays,
+)
+
+if TYPE_CHECKING:
+    import keras
+
+    from pipelines.training.checkpoint.scattered import Gathered, Scattered
+
+KEPT = 2
+FORMAT_VERSION = 2
+_STATE = "state.json"
+_log = logging.getLogger(__name__)
+
+
+class UnknownFormatError(ValueError):
+    """A checkpoint has another format than this program reads."""
+
+
+@dataclass(frozen=True)
+class TrainingState:
+    """Where a run stands, beside the values of its variables."""
+
+    epochs_done: int
+    """Number of whole epochs done."""
+    step: int
+    """Number of optimizer steps done."""
+    seed: int
+    global_batch_size: int
+    run_id: str
+    dataset_fingerprint: str
+    history: list[dict[str, float]]
+    """Metrics of each epoch done."""
+    loss_sum: float = 0.0
+    """Sum of the losses of the unfinished epoch's steps, over all ranks."""
+    loss_count: int = 0
+    """Number of the losses in `loss_sum`; 0 between two epochs."""
+    epoch_seconds: float = 0.0
+    """Seconds of those steps on rank 0, without compiling."""
+    epoch_payload_bytes: float = 0.0
+    """Payload of those steps of rank 0."""
+    exchange_ranks: int = 0
+    """Number of ranks whose exchange state was saved beside the checkpoint; 0 if the exchange has none."""
+    order: str = ""
+    """What decides the order of samples beside seed and dataset: the reader, and its window if it has one."""
+    settings: dict[str, str] = field(default_factory=dict)
+    """The settings that the checkpoint was written with, by key, and the versions of Groundswell, Keras, TensorFlow."""
+    thresholds: dict[str, list[float]] = field(default_factory=dict)
+    """Those of `results.thresholds_of` at the end of the epoch; empty within one."""
+
+    variables: int = field(default=0, compare=False)
+    """Number of variables in the file, which `save_checkpoint` sets."""
+
+    @property
+    def is_within_an_epoch(self) -> bool:
+        """Whether the checkpoint was written between the first and the last step of an epoch."""
+        return self.loss_count > 0
+
+    def with_losses_of(self, ranks: int, *, steps_per_epoch: int) -> "TrainingState":
+        """Count the losses of the epoch so far as this number of ranks would have given them, one for each step.
+
+        Else the steps of more ranks would weigh more in the mean of an epoch that fewer ranks finish.
+        """
+        if not self.is_within_an_epoch:
+            return self
+        count = ranks * (self.step - self.epochs_done * steps_per_epoch)
+        return replace(self, loss_sum=self.loss_sum * count / self.loss_count, loss_count=count)
+
+
+def save_checkpoint(
+    folder: AnyPath,
+    state: TrainingState,
+    variables: Sequence["keras.Variable | Gathered"],
+    *,
+    spared: int | None = None,
+) -> AnyPath:
+    """Write `step-NNNNNNNN.npz` atomically, then remove all but the newest `KEPT` checkpoints.
+
+    Args:
+        folder: Folder of the run's checkpoints, on this machine or behind a URL.
+        state: Where the run stands.
+        variables: What the checkpoint holds.
+        spared: Optimizer steps of a checkpoint that is not removed, however old it is.
+
+    Raises:
+        FloatingPointError: A variable holds a value that is not finite; nothing is written.
+        OSError: The file cannot be written; no part of it remains.
+    """
+    arrays = {array_name(i, v): np.asarray(v) for i, v in enumerate(variables)}
+    refuse_non_finite(arrays)
+    header = json.dumps({"format_version": FORMAT_VERSION, **asdict(state), "variables": len(arrays)}).encode()
+    path = checkpoint_path(folder, state.step)
+    write_arrays(path, {_STATE: np.frombuffer(header, np.uint8), **arrays})
+    # Never the one just written: damaged checkpoints with higher numbers may exist.
+    for old in [other for other in list_checkpoints(folder) if other != path][: -(KEPT - 1)]:
+        if spared is None or old != checkpoint_path(folder, spared):
+            old.unlink()
+    remove_leftovers(folder, state.step)
+    return path
+
+
+def save_rank_state(folder: AnyPath, step: int, rank: int, arrays: Mapping[str, NDArray[Any]]) -> None:
+    """Write the exchange state of one rank, before the checkpoint of that step is written.
+
+    Raises:
+        FloatingPointError: An array holds a value that is not finite; nothing is written.
+        OSError: The file cannot be written; no part of it remains.
+    """
+    refuse_non_finite(arrays)
+    write_arrays(rank_path(checkpoint_path(folder, step), rank), arrays)
+
+
+def remove_rank_states(folder: AnyPath, step: int) -> None:
+    """Remove the exchange states of a checkpoint that could not be written."""
+    for part in folder.glob(f"step-{step:08d}.rank-*.npz"):
+        part.unlink(missing_ok=True)
+
+
+def check_rank_states(folder: AnyPath, step: int, ranks: int) -> None:
+    """Check that the file of every rank has arrived in the folder.
+
+    Raises:
+        RuntimeError: Ranks write to different disks.
+    """
+    checkpoint = checkpoint_path(folder, step)
+    there = {path.name for path in folder.glob(f"{checkpoint.stem}.rank-*.npz")}
+    missing = [rank for rank in range(ranks) if rank_path(checkpoint, rank).name not in there]
+    if missing:
+        raise RuntimeError(elsewhere(missing[0], folder))
+
+
+class RankStates(Sequence[Arrays]):
+    """The exchange states beside a checkpoint, in rank order; each access reads one rank's file."""
+
+    def __init__(self, checkpoint: AnyPath, ranks: int) -> None:
+        """Open nothing yet."""
+        self._checkpoint, self._ranks = checkpoint, ranks
+
+    def __len__(self) -> int:
+        """Number of ranks that saved the checkpoint."""
+        return self._ranks
+
+    def __getitem__(self, rank: int) -> Arrays:  # type: ignore[override]  # no slices
+        """Read the state of one rank.
+
+        Raises:
+            IndexError: There is no such rank.
+            DamagedError: The file is missing or damaged.
+        """
+        if not 0 <= rank < self._ranks:
+            raise IndexError(rank)
+        path = rank_path(self._checkpoint, rank)
+        try:
+            with opened(path) as file:
+                arrays = {name: file[name] for name in file.files}
+            refuse_non_finite(arrays)
+        except NO_DAMAGE:
+            raise
+        except DAMAGE as error:
+            raise DamagedError(f"{path.name}: {error}") from error
+        return arrays
+
+
+def newest_step(folder: AnyPath) -> int:
+    """Optimizer steps of the newest checkpoint by its name; 0 where there is none."""
+    written = list_checkpoints(folder)
+    return int(written[-1].stem.removeprefix("step-")) if written else 0
+
+
+def newest_state(folder: AnyPath) -> tuple[AnyPath, TrainingState]:
+    """The newest checkpoint whose state can be read, and that state; its arrays are not read.
+
+    Raises:
+        FileNotFoundError: There are no checkpoints.
+        ValueError: No checkpoint can be read, or one has an unknown format.
+    """
+    paths = list_checkpoints(folder)
+    if not paths:
+        raise FileNotFoundError(f"no checkpoints in {folder}: is training.output that of the first run?")
+    for path in reversed(paths):
+        try:
+            with opened(path) as file:
+                return path, _read_state(path, file)
+        except (UnknownFormatError, *NO_DAMAGE):
+            raise
+        except DAMAGE as error:
+            _warn_of_damage(path, error)
+    raise all_damaged(folder)
+
+
+def readable_checkpoints(folder: AnyPath) -> Iterator[tuple[AnyPath, TrainingState, Arrays]]:
+    """Yield the checkpoints that are whole and finite, the newest first, with their arrays.
+
+    Raises:
+        ValueError: A checkpoint has an unknown format.
+    """
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            yield path, *read_checkpoint(path)
+        except DamagedError as error:
+            _warn_of_damage(path, error)
+
+
+def read_checkpoint(path: AnyPath) -> tuple[TrainingState, Arrays]:
+    """Read one checkpoint.
+
+    Raises:
+        DamagedError: It is missing, damaged or not finite.
+        ValueError: It has an unknown format.
+    """
+    try:
+        with opened(path) as file:
+            state = _read_state(path, file)
+            arrays = {name: file[name] for name in file.files if name != _STATE}
+        if state.variables != len(arrays):
+            raise ValueError(f"it has {len(arrays)} of {state.variables} variables")
+        refuse_non_finite(arrays)
+    except (UnknownFormatError, *NO_DAMAGE):
+        raise
+    except DAMAGE as error:
+        raise DamagedError(str(error)) from error
+    return state, arrays
+
+
+def read_state(path: AnyPath) -> TrainingState:
+    """Read the state of one checkpoint, without its arrays.
+
+    Raises:
+        DamagedError: It is missing or damaged.
+        ValueError: It has an unknown format.
+    """
+    try:
+        with opened(path) as file:
+            return _read_state(path, file)
+    except (UnknownFormatError, *NO_DAMAGE):
+        raise
+    except DAMAGE as error:
+        raise DamagedError(str(error)) from error
+
+
+def read_arrays(path: AnyPath) -> tuple[TrainingState, Arrays]:
+    """Read one checkpoint.
+
+    Raises:
+        ValueError: It is damaged, or has an unknown format.
+    """
+    try:
+        with opened(path) as file:
+            return _read_state(path, file), {name: file[name] for name in file.files if name != _STATE}
+    except (UnknownFormatError, *NO_DAMAGE):
+        raise
+    except DAMAGE as error:
+        raise ValueError(f"{path} is damaged, or no checkpoint ({error})") from error
+
+
+def all_damaged(folder: AnyPath) -> ValueError:
+    """The error for a folder whose checkpoints cannot be used."""
+    return ValueError(f"every checkpoint in {folder} is damaged: start a new run without training.resume_run")
+
+
+def assign_arrays(path: AnyPath, arrays: Arrays, variables: Sequence["keras.Variable | Scattered"]) -> None:
+    """Set `variables` to the arrays of the checkpoint at `path`.
+
+    Raises:
+        ValueError: The checkpoint is of another model or optimizer.
+    """
+    expected = {array_name(i, v): tuple(v.shape) for i, v in enumerate(variables)}
+    found = {name: array.shape for name, array in arrays.items()}
+    if expected != found:
+        differing = sorted(name for name in expected.keys() | found.keys() if expected.get(name) != found.get(name))
+        raise ValueError(
+            f"checkpoint {path} is of another model or optimizer: {len(differing)} variables differ, the first is "
+            f"{differing[0]!r} ({found.get(differing[0])} in the checkpoint, {expected.get(differing[0])} in this run)"
+        )
+    for i, variable in enumerate(variables):
+        variable.assign(arrays[array_name(i, variable)])
+
+
+def array_name(position: int, variable: "keras.Variable | Scattered | Gathered") -> str:
+    """Name in a checkpoint of the variable at a position among all that it holds."""
+    # Optimizer slots may share a path: the position makes the name unique. "/" would make folders in the archive.
+    return f"{position:05d}:{variable.path.replace('/', '.')}"
+
+
+def _warn_of_damage(path: AnyPath, error: Exception) -> None:
+    _log.warning("checkpoint %s is damaged (%s); trying the one before", path, error)
+
+
+def _read_state(path: AnyPath, file: Mapping[str, NDArray[Any]]) -> TrainingState:
+    header = json.loads(file[_STATE].tobytes())
+    version = header.pop("format_version")
+    if version != FORMAT_VERSION:
+        raise UnknownFormatError(
+            f"checkpoint {path} has format {version!r}, this program reads {FORMAT_VERSION}: start a new run without "
+            "training.resume_run"
+        )
+    known = {each.name for each in fields(TrainingState)}
+    return TrainingState(**{name: value for name, value in header.items() if name in known})

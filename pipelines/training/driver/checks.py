@@ -1,0 +1,327 @@
+"""What the driver can know about a training before any rank starts; imports no TensorFlow."""
+
+import logging
+import math
+from collections.abc import Sequence
+
+from conf.combinations import check_length
+from conf.schema import RunConfig
+from conf.sections.augmentations import PadCropConfig
+from models.layers.grids import shift_units
+from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.dataset.format.order import steps_per_epoch
+from pipelines.dataset.read.reader import check_readable, window_rows
+from pipelines.machine.packages import check_backend, require
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT, ImageGroup
+from pipelines.storage.remote_path import AnyPath, RemotePath, any_path
+from pipelines.tracking.journal.local_run import read_local_run
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP, is_listed, validation_metrics
+from pipelines.tracking.store import runs
+from pipelines.training.checkpoint.files import check_writable, checkpoint_path, list_checkpoints
+from pipelines.training.checkpoint.selection import best_of, best_step, is_over, why_ended
+from pipelines.training.checkpoint.settings import check_same_order, check_same_training
+from pipelines.training.checkpoint.state import KEPT, TrainingState, newest_state
+from pipelines.training.driver.output import CHECKPOINTS, check_place, checkpoints_of, records_folder, run_place
+from pipelines.training.driver.trial import has_own_parts, try_parts
+from pipelines.training.setup.bands import used_groups
+from pipelines.training.setup.class_weights import class_weights
+from pipelines.training.setup.input import order_of, reader_settings
+from pipelines.training.setup.rates import make_schedule
+from pipelines.training.setup.resolution import full_size, trained_sizes
+from pipelines.training.setup.warm_start import check_source
+
+_log = logging.getLogger(__name__)
+
+
+def check_dataset(config: RunConfig) -> Manifest:
+    """Read the dataset's manifest, and check that this configuration can train on it.
+
+    Raises:
+        FileNotFoundError: There is no dataset.
+        ValueError: There is no training split, it has fewer rows than one global batch, a shard is damaged, the cache
+            is too small, a schedule does not fit the number of steps, the model cannot use the images, validation has
+            no such metric, the dataset no such classes, a part by import path does not fit, a setting has no effect on
+            this dataset, or Keras's backend is not TensorFlow.
+        RuntimeError: The process that tries such a part died, or the reader's package is not installed.
+    """
+    check_backend("training")
+    manifest = read_manifest(config.dataset.path)
+    if TRAINING_SPLIT not in manifest.splits:
+        raise ValueError(f"{config.dataset.path} has no training split, only {manifest.split_names()}")
+    _check_steps(config, manifest)
+    _check_trace(config, manifest)
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    if (warning := check_length(config, steps)) is not None:
+        _log.warning(warning)
+    make_schedule(config, steps)
+    _check_reader(config, manifest)
+    _check_model_input(config, manifest)
+    trained_sizes(config, manifest, steps)
+    check_own_metrics(config)
+    _check_selection(config, manifest)
+    class_weights(config.training.class_weights, manifest)
+    if config.training.resume_run is None:  # else the checkpoint has all weights
+        check_source(config.warm_start)
+    if has_own_parts(config):
+        try_parts(config, manifest)
+    # Petastorm's reader reads the training split without our cache, and some of it is read with our own to whiten.
+    with_own = config.reader.name != "petastorm" or config.model.whitens
+    splits = [TRAINING_SPLIT, VALIDATION_SPLIT] if with_own else [VALIDATION_SPLIT]
+    present = [split for split in splits if split in manifest.splits]
+    if not check_readable(config.dataset.path, manifest, present, reader_settings(config.reader)):
+        _check_cache_is_default(config)
+    return manifest
+
+
+def check_resume(config: RunConfig, manifest: Manifest) -> None:
+    """Check that the run of `training.resume_run` can be continued.
+
+    A run whose epochs are all done can, if its model was not logged: only what is missing is then done.
+
+    Raises:
+        FileNotFoundError: The run has no checkpoints under `training.output`.
+        ValueError: All of them are damaged or of another training, the run is finished, or MLflow does not know it.
+        RuntimeError: MLflow does not answer.
+    """
+    run_id = config.training.resume_run
+    if run_id is None:
+        return
+    path, state = newest_state(checkpoints_of(config, run_id))
+    check_same_training(path, state, config, manifest)
+    if state.epochs_done > config.training.epochs:
+        raise ValueError(
+            f"{path} has done {state.epochs_done} epochs, more than training.epochs={config.training.epochs}: raise "
+            "training.epochs to continue"
+        )
+    _check_not_beyond_the_end(path, state, config)
+    if state.epochs_done == config.training.epochs and _is_finished(config, run_id):
+        raise ValueError(
+            f"{path} has done {state.epochs_done} epochs, and the model is logged: raise training.epochs to continue"
+        )
+    _check_best(path, state, config, manifest)
+    if state.is_within_an_epoch:
+        check_same_order(path, state, order_of(config, _window_rows(config, manifest)))
+
+
+def check_output(config: RunConfig) -> None:
+    """Check that the driver can write to `training.output`, and that the checkpoints of a resumed run fit there.
+
+    The size of a new run's checkpoints is known to rank 0, which compares it before the first step.
+
+    Raises:
+        ValueError: The folder of a new run is in the dataset.
+        RuntimeError: The folder cannot be written, or its disk has too little free space.
+    """
+    check_place(config)
+    run_id = config.training.resume_run
+    if run_id is None:
+        check_writable(any_path(config.training.output))
+        return
+    place = run_place(config, run_id)
+    if isinstance(place, RemotePath):
+        check_writable(place)
+        return
+    path, _ = newest_state(place / CHECKPOINTS)
+    size = sum(part.stat().st_size for part in (place / CHECKPOINTS).glob(f"{path.stem}*.npz"))
+    written = len(list_checkpoints(place / CHECKPOINTS))
+    kept = KEPT + (config.training.selection.metric is not None)
+    check_writable(place, size * (kept + 1 - min(kept, written)))
+
+
+def _window_rows(config: RunConfig, manifest: Manifest) -> int | None:
+    if config.reader.name == "petastorm":
+        return None
+    return window_rows(config.dataset.path, manifest, TRAINING_SPLIT, reader_settings(config.reader))
+
+
+def _is_finished(config: RunConfig, run_id: str) -> bool:
+    """Whether nothing but more epochs is left to do; without the store, `groundswell sync` does the rest."""
+    if not config.tracking.offline:
+        return runs.is_finished(run_id)
+    local = read_local_run(records_folder(config.training.output) / run_id)
+    return local is not None and local.status in ("TRAINED", "FINISHED")
+
+
+def batch_text(config: RunConfig) -> str:
+    """What the global batch is made of, as text."""
+    accumulated = config.accumulation_steps(config.launch.num_workers) or 1
+    micro_batches = f" x {accumulated} micro-batches" if accumulated > 1 else ""
+    return f"{_copies_text(config)}{micro_batches} x {config.training.batch_size_per_worker}"
+
+
+def _copies_text(config: RunConfig) -> str:
+    """What takes samples of its own."""
+    workers = config.launch.num_workers
+    copies = config.copies(workers)
+    return f"{workers} workers" if copies == workers else f"{copies} pipelines"
+
+
+def _check_not_beyond_the_end(path: AnyPath, state: TrainingState, config: RunConfig) -> None:
+    """Check that the model of a training that is over is not that of a checkpoint in the middle of a later epoch."""
+    selection, epochs = config.training.selection, config.training.epochs
+    if not state.is_within_an_epoch or (state.epochs_done < epochs and not is_over(state.history, selection)):
+        return
+    best = best_of(state.history, selection) if selection.model == "best" else None
+    if best is None or best.epoch == state.epochs_done:
+        raise ValueError(
+            f"{path} is in the middle of epoch {state.epochs_done + 1}, and training would end "
+            f"{why_ended(state.history, selection, epochs)}: raise training.epochs or training.selection.patience to "
+            "continue"
+        )
+
+
+def _check_best(path: AnyPath, state: TrainingState, config: RunConfig, manifest: Manifest) -> None:
+    """Check that training can continue by the same rule, and that the checkpoint of the best epoch is there."""
+    selection = config.training.selection
+    if is_over(state.history, selection) and _is_finished(config, config.training.resume_run or ""):
+        why = why_ended(state.history, selection, config.training.epochs)
+        raise ValueError(f"{path} ended {why}, and the model is logged: raise training.selection.patience to continue")
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    best = best_step(state.history, selection, steps)
+    if best is not None and selection.model == "best" and not checkpoint_path(path.parent, best).is_file():
+        raise ValueError(
+            f"by training.selection.metric={selection.metric} the best epoch is that of "
+            f"{checkpoint_path(path.parent, best)}, which is not there: set training.selection as it was, or "
+            "training.selection.model=last"
+        )
+
+
+def check_own_metrics(config: RunConfig) -> None:
+    """Check that metrics of the user's own have names of their own.
+
+    Raises:
+        ValueError: Every training has a metric of that name.
+    """
+    for name in config.training.metrics:
+        if is_listed(f"{VALIDATION_GROUP}/{name}"):
+            raise ValueError(f"training.metrics.{name}: every training has a metric of that name, choose another one")
+
+
+def _check_selection(config: RunConfig, manifest: Manifest) -> None:
+    tracking = config.tracking
+    chosen = [("training.selection.metric", config.training.selection.metric)]
+    if tracking.registered_model is not None and tracking.promote_metric != tracking.default("promote_metric"):
+        chosen.append(("tracking.promote_metric", tracking.promote_metric))
+    for setting, metric in chosen:
+        if metric is not None:
+            _check_validation_metric(setting, metric, config, manifest)
+
+
+def _check_validation_metric(setting: str, metric: str, config: RunConfig, manifest: Manifest) -> None:
+    if VALIDATION_SPLIT not in manifest.splits:
+        raise ValueError(
+            f"{setting}={metric} needs a validation split, and {config.dataset.path} has only "
+            f"{', '.join(sorted(manifest.splits))}: leave out {setting}"
+        )
+    own = list(config.training.metrics)
+    known = validation_metrics(
+        manifest.task, len(manifest.class_names), averaged=config.training.ema is not None, own=own
+    )
+    if metric not in known:
+        averaged = metric.startswith(f"{AVERAGED_GROUP}/") and config.training.ema is None
+        remedy = ", and training.ema is null" if averaged else ""
+        raise ValueError(f"{setting}={metric} should be one of {', '.join(known)}{remedy}")
+
+
+def _check_steps(config: RunConfig, manifest: Manifest) -> None:
+    rows, workers = manifest.splits[TRAINING_SPLIT].rows, config.launch.num_workers
+    copies = config.copies(workers)
+    batch_size = config.training.batch_size_per_worker
+    if config.accumulation_steps(workers) is None:
+        raise ValueError(
+            f"training.global_batch_size={config.global_batch_size} does not divide into batches of {batch_size} on "
+            f"each of {_copies_text(config)}: make it a multiple of {copies * batch_size}, or change "
+            "launch.num_workers or training.batch_size_per_worker"
+        )
+    if steps_per_epoch(rows, config.global_batch_size) == 0:
+        raise ValueError(
+            f"{config.dataset.path} has {rows} training samples, fewer than one global batch of "
+            f"{config.global_batch_size} ({batch_text(config)}): lower training.batch_size_per_worker or "
+            f"{'training.accumulation_steps' if config.training.accumulation_steps > 1 else 'launch.num_workers'}"
+        )
+
+
+def _check_trace(config: RunConfig, manifest: Manifest) -> None:
+    traced, epochs = config.training.trace_steps, config.training.epochs
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    if traced is not None and traced[1] > epochs * steps:
+        raise ValueError(
+            f"training.trace_steps={traced} is beyond the end of the run, which has {epochs * steps} steps ({epochs} "
+            f"epochs of {steps}): choose lower ones"
+        )
+    if config.training.tensorflow_profiler and isinstance(any_path(config.training.output), RemotePath):
+        raise ValueError(
+            f"training.tensorflow_profiler=true writes files, and training.output={config.training.output} is a URL: "
+            "set a folder that all hosts mount, or training.tensorflow_profiler=false"
+        )
+
+
+def _check_cache_is_default(config: RunConfig) -> None:
+    for key in ("cache_folder", "cache_limit_gib"):
+        value = getattr(config.reader, key)
+        if value != config.reader.default(key):
+            raise ValueError(
+                f"reader.{key}={value} has no effect: {config.dataset.path} is local and not compressed, and is read "
+                "without a cache"
+            )
+
+
+def _check_reader(config: RunConfig, manifest: Manifest) -> None:
+    if config.reader.name != "petastorm":
+        return
+    require("reader.name=petastorm", ["petastorm"])
+    row_groups = sum(len(shard.row_groups) for shard in manifest.splits[TRAINING_SPLIT].shards)
+    if row_groups < config.copies(config.launch.num_workers):
+        raise ValueError(
+            f"Petastorm's reader gives each worker whole row groups, and {config.dataset.path} has {row_groups} for "
+            f"{config.launch.num_workers} workers: set reader.name=groundswell, or prepare with a lower "
+            "prepare.row_group_mib"
+        )
+
+
+def _check_model_input(config: RunConfig, manifest: Manifest) -> None:
+    """Check what the model's first layers need, in the words of the configuration."""
+    groups = used_groups(manifest.groups, config.input.bands)
+    side = min(full_size(config, manifest))
+    if side < config.model.least_side:
+        raise ValueError(
+            f"model.name={config.model.name} needs images of at least {config.model.least_side} pixels on each side, "
+            f"and those of {config.dataset.path} have {side}: choose another model.name"
+        )
+    _check_augmentation(config, groups)
+    upsampling, sizes = config.input.upsampling, {group.shape[:2] for group in groups}
+    if upsampling != config.input.default("upsampling") and len(sizes) == 1:
+        ((height, width),) = sizes
+        raise ValueError(
+            f"input.upsampling={upsampling} has no effect: all images of {config.dataset.path} that the network sees "
+            f"have {height} x {width} pixels"
+        )
+    for group in groups:
+        bands = group.shape[2]
+        statistics = manifest.statistics.get(group.name)
+        values = (*statistics.mean, *statistics.std) if statistics is not None else ()
+        if len(values) != 2 * bands or not all(map(math.isfinite, values)):
+            raise ValueError(
+                f"{config.dataset.path} has no finite mean and standard deviation for each of the {bands} bands of "
+                f"group {group.name!r}: prepare the dataset again"
+            )
+
+
+def _check_augmentation(config: RunConfig, groups: Sequence[ImageGroup]) -> None:
+    augmentation = config.input.augmentation
+    for group in groups:
+        height, width, _ = group.shape
+        if augmentation.turns and height != width:
+            raise ValueError(
+                f"input.augmentation={augmentation.name} turns images by 90 degrees, and group {group.name!r} of "
+                f"{config.dataset.path} has {height} x {width} pixels, no square: choose another input.augmentation"
+            )
+    if isinstance(augmentation, PadCropConfig):
+        sizes = {group.name: group.shape[:2] for group in groups}
+        for key, pixels in (("padding", augmentation.padding), ("cutout", augmentation.cutout)):
+            try:
+                shift_units(sizes, pixels, key)
+            except ValueError as error:
+                raise ValueError(
+                    f"input.augmentation.{key}={pixels} does not fit {config.dataset.path}: {error}"
+                ) from None

@@ -1,0 +1,167 @@
+"""The model of a checkpoint, logged to its run without training: what an outage or a crash has left out."""
+
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.load import resolve
+from conf.schema import RunConfig
+from models.networks.model import inputs_of, with_probabilities
+from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.dataset.format.order import steps_per_epoch
+from pipelines.dataset.read.reader import SplitReader
+from pipelines.sample import TRAINING_SPLIT
+from pipelines.storage.remote_path import AnyPath
+from pipelines.tracking.journal.local_run import CONFIG_FILE
+from pipelines.tracking.metrics import AVERAGED_GROUP, VALIDATION_GROUP
+from pipelines.tracking.models.model_metadata import ModelMetadata
+from pipelines.tracking.models.models import AVERAGED_MODEL, MODEL, log_model
+from pipelines.tracking.models.registry import Promotion
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.checkpoint.files import DamagedError, checkpoint_path, list_checkpoints
+from pipelines.training.checkpoint.selection import best_step
+from pipelines.training.checkpoint.state import TrainingState, assign_arrays, read_checkpoint, readable_checkpoints
+from pipelines.training.driver.output import CHECKPOINTS
+from pipelines.training.ranks.results import Thresholds
+from pipelines.training.setup.description import metadata_of_model
+from pipelines.training.setup.input import reader_settings
+from pipelines.training.setup.recipe import freeze_layers, make_model
+from pipelines.training.step.weight_average import WeightAverage
+
+_log = logging.getLogger(__name__)
+
+
+def log_model_of(
+    folder: Path, run: TrackedRun, checkpoint: AnyPath | None = None, checkpoints: AnyPath | None = None
+) -> str:
+    """Make the model of a checkpoint, and that of its averaged weights, and log them; return the model's URI.
+
+    Args:
+        folder: The run's folder.
+        run: The run that gets the model.
+        checkpoint: None: that of the best epoch where `training.selection` asks for it, else the newest.
+        checkpoints: Where the run's checkpoints are; None: in its folder.
+
+    Raises:
+        FileNotFoundError: The folder has no checkpoint, or nothing says what was trained.
+        ValueError: The checkpoint is of another training, or all are damaged.
+        TrackingError: The store did not take the model.
+    """
+    config, manifest = _what_was_trained(folder)
+    path, state, arrays = _read(checkpoints or folder / CHECKPOINTS, config, manifest, checkpoint)
+    # Keras numbers layers without a name within a process, and a checkpoint names them as the first model of one does.
+    keras.backend.clear_session()
+    model = make_model(config, manifest)
+    freeze_layers(config, model)  # of those no average is kept
+    average = WeightAverage(model, config.training.ema) if config.training.ema is not None else None
+    _assign(path, arrays, model.variables, average.variables if average else [])
+    return log_trained(run, model, manifest, config, step=state.step, average=average, thresholds=state.thresholds)
+
+
+def log_trained(
+    run: TrackedRun,
+    model: keras.Model,
+    manifest: Manifest,
+    config: RunConfig,
+    *,
+    step: int,
+    average: WeightAverage | None,
+    thresholds: Thresholds,
+) -> str:
+    """Log a trained model, and before it that of its averaged weights; return the model's URI.
+
+    Args:
+        run: The run that gets the models.
+        model: The trained model.
+        manifest: Its dataset.
+        config: The whole configuration.
+        step: Optimizer steps that the model has seen.
+        average: The average of its weights; None: there is none.
+        thresholds: Tuned on validation.
+
+    Raises:
+        TrackingError: The store did not take a model.
+    """
+    metadata, task, tracking = metadata_of_model(manifest, config), manifest.task, config.tracking
+
+    def tuned(group: str) -> ModelMetadata:
+        return replace(metadata, thresholds=tuple(thresholds[group])) if group in thresholds else metadata
+
+    if average is not None:
+        with average.in_model():
+            averaged = with_probabilities(model, task)
+        of_average = replace(tuned(AVERAGED_GROUP), ema=average.decay)
+        log_model(run, averaged, of_average, None, step=step, name=AVERAGED_MODEL)
+    served = with_probabilities(model, task)
+    return log_model(
+        run,
+        served,
+        tuned(VALIDATION_GROUP),
+        tracking.registered_model,
+        step=step,
+        name=MODEL,
+        promotion=Promotion(tracking.promote_metric, tracking.promote_margin),
+        example=_example(config, served),
+    )
+
+
+def _example(config: RunConfig, model: keras.Model) -> dict[str, NDArray[np.generic]] | None:
+    """The first training sample, as the model takes it; None where the dataset is not within reach any more."""
+    try:
+        reader = SplitReader(config.dataset.path, TRAINING_SPLIT, reader_settings(config.reader))
+        return inputs_of(model, reader.gather(np.zeros(1, np.int64)).images)
+    except (OSError, RuntimeError, ValueError) as error:
+        _log.warning("the model gets no input example: %s", error)
+        return None
+
+
+def _what_was_trained(folder: Path) -> tuple[RunConfig, Manifest]:
+    if not (folder / CONFIG_FILE).is_file():
+        raise FileNotFoundError(
+            f"{folder} has no {CONFIG_FILE}, as every run's folder has: train again without training.resume_run"
+        )
+    return resolve(str(folder / CONFIG_FILE)), read_manifest(folder)
+
+
+def _read(
+    checkpoints: AnyPath, config: RunConfig, manifest: Manifest, checkpoint: AnyPath | None
+) -> tuple[AnyPath, TrainingState, dict[str, Any]]:
+    if checkpoint is not None:
+        return checkpoint, *_whole(checkpoint)
+    newest = next(readable_checkpoints(checkpoints), None)
+    if newest is None:
+        raise FileNotFoundError(
+            f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, of which none can be read"
+        )
+    path, state, arrays = newest
+    selection = config.training.selection
+    steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
+    best = best_step(state.history, selection, steps) if selection.metric and selection.model == "best" else None
+    if best is not None and best != state.step:
+        path = checkpoint_path(checkpoints, best)
+        return path, *_whole(path)
+    return path, state, arrays
+
+
+def _whole(path: AnyPath) -> tuple[TrainingState, dict[str, Any]]:
+    try:
+        return read_checkpoint(path)
+    except DamagedError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _assign(path: AnyPath, arrays: dict[str, Any], weights: list[Any], averages: list[Any]) -> None:
+    """Set the model's variables, which come first in a checkpoint, and the averages, which have names of their own."""
+    names = sorted(arrays)
+    assign_arrays(path, {name: arrays[name] for name in names[: len(weights)]}, weights)
+    by_name = {name.partition(":")[2]: arrays[name] for name in names[len(weights) :]}
+    for variable in averages:
+        name = variable.path.replace("/", ".")
+        if name not in by_name:
+            raise ValueError(f"{path} has no {name}: it was not written with training.ema")
+        variable.assign(by_name[name])

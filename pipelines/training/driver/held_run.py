@@ -1,0 +1,43 @@
+"""One driver at a time trains a run, wherever the run is kept."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from pipelines.storage.folder import Folder, StorageError
+from pipelines.storage.lease import check_held, lease
+from pipelines.storage.remote_path import AnyPath
+from pipelines.storage.whole_files import takes_whole_files_only
+from pipelines.tracking.journal.local_run import RunHeldError, held
+from pipelines.training.driver.output import CHECKPOINTS
+
+
+@contextmanager
+def held_run(place: AnyPath) -> Iterator[Callable[[], None]]:
+    """Hold a run; yields a function that raises RuntimeError where another driver has taken it over.
+
+    In a folder of this machine this is a locked file. Behind a URL, and where files cannot be locked, it is a lease
+    beside the checkpoints, which is dead when it was not refreshed for a minute.
+
+    Args:
+        place: Folder or URL of the run.
+
+    Raises:
+        RunHeldError: Another driver trains the run.
+        StorageError: The storage behind a URL cannot be used.
+    """
+    if isinstance(place, Path) and not takes_whole_files_only(place):
+        with held(place):
+            yield lambda: None
+        return
+    folder = Folder(str(place))
+    folder.make(CHECKPOINTS)
+    with ExitStack() as stack:
+        try:
+            # Not beside the records, which the driver copies to its own disk and back.
+            stack.enter_context(lease(folder, CHECKPOINTS))
+        except StorageError:
+            raise
+        except RuntimeError as error:
+            raise RunHeldError(str(error)) from None
+        yield lambda: check_held(folder, CHECKPOINTS)

@@ -1,0 +1,95 @@
+"""Runs behind a URL of which the store lacks something: found, written to it, and named as it names them."""
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelines.storage.lease import LEASE_PREFIX
+from pipelines.storage.remote_path import AnyPath, RemotePath, publish
+from pipelines.tracking.journal.journal import journals
+from pipelines.tracking.journal.local_run import FILE_NAME, LOCK_NAME, read_local_run
+from pipelines.tracking.journal.sync import Synced, adopt, lacks_something, sync
+from pipelines.tracking.store.store import TrackedRun
+from pipelines.training.driver.held_run import held_run
+from pipelines.training.driver.output import CHECKPOINTS, local_records
+
+LogModelOf = Callable[[Path, TrackedRun, AnyPath | None, AnyPath | None], str]
+"""Logs a model: the run's folder on this machine, the run, a checkpoint or None, and where the checkpoints are."""
+_JOURNALS = str(journals(Path()))
+
+
+def unsynced_behind(output: RemotePath) -> list[RemotePath]:
+    """Runs behind a URL of which something is not in the store, in the order of their names.
+
+    Raises:
+        StorageError: The storage cannot be used.
+    """
+    output.folder.check()
+    return [output / name for name in output.folder.names() if _lacks_something(output / name)]
+
+
+def sync_behind(place: RemotePath, log_model: LogModelOf) -> Synced:
+    """Write everything that the store does not have of one run; see `pipelines.tracking.journal.sync.sync`.
+
+    Args:
+        place: The run's URL. The run gets the store's identifier as its name there.
+        log_model: Logs the model of a training that is done.
+
+    Raises:
+        RunHeldError, ValueError, TrackingError: As `pipelines.tracking.journal.sync.sync`.
+        StorageError: The storage cannot be used.
+    """
+    with held_run(place):
+        folder = local_records(place)
+        synced = sync(folder, lambda folder, run: log_model(folder, run, None, place / CHECKPOINTS))
+        _publish_as(synced.run_id, synced.folder, place)
+    return synced
+
+
+def adopt_behind(place: RemotePath) -> str:
+    """Give the store a run that it does not have; return the store's identifier, which names the run there now.
+
+    Raises:
+        ValueError, TrackingError: As `pipelines.tracking.journal.sync.adopt`.
+        StorageError: The storage cannot be used.
+    """
+    with held_run(place):
+        folder = local_records(place)
+        local = read_local_run(folder)
+        if local is None or (local.is_stored and local.run_id == place.name):
+            return place.name
+        run, folder = adopt(folder)
+        _publish_as(run.run_id, folder, place)
+    return run.run_id
+
+
+def _lacks_something(place: RemotePath) -> bool:
+    names = place.folder.names()
+    if FILE_NAME not in names:
+        return False  # no run
+    with tempfile.TemporaryDirectory(prefix="groundswell-") as parent:
+        folder = Path(parent, place.name)
+        folder.mkdir()
+        (folder / FILE_NAME).write_bytes(place.folder.read(FILE_NAME))
+        if _JOURNALS in names:
+            (folder / _JOURNALS).mkdir()
+        return lacks_something(folder)
+
+
+def _publish_as(run_id: str, folder: Path, place: RemotePath) -> None:
+    """Copy the records back, and give everything behind the URL the new name; repeated, it goes on."""
+    (folder / LOCK_NAME).unlink(missing_ok=True)  # it holds the copy on this machine only
+    publish(folder, place, mirrors=_JOURNALS)
+    if run_id == place.name:
+        return
+    target = place.parent / run_id
+    moved = [name for name in place.folder.files() if not name.rpartition("/")[2].startswith(LEASE_PREFIX)]
+    with tempfile.TemporaryDirectory(prefix="groundswell-") as copies:
+        for name in moved:
+            copy = Path(copies, "file")
+            with place.folder.open(name) as stream, copy.open("wb") as file:
+                shutil.copyfileobj(stream, file)
+            target.folder.put(copy, name)
+    for name in sorted(moved, key=lambda name: name == FILE_NAME):  # last what says that it is a run
+        place.folder.remove(name)

@@ -1,0 +1,408 @@
+"""What the driver writes to the tracked run of a training: its settings, attempts, logs and end."""
+
+import json
+import logging
+import sys
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from conf.notation import text_of
+from conf.schema import RunConfig
+from pipelines.dataset.format.manifest import Manifest, manifest_json
+from pipelines.launch.driver.failure import RankLostError, WorkerError
+from pipelines.launch.runner import Attempt
+from pipelines.storage.folder import StorageError
+from pipelines.storage.locations import redacted
+from pipelines.storage.remote_path import AnyPath, RemotePath
+from pipelines.tracking.journal.delivery import News, OnNews
+from pipelines.tracking.journal.guard import guarded
+from pipelines.tracking.journal.journal import driver_journal, journals, rank_journal
+from pipelines.tracking.journal.local_run import (
+    CONFIG_FILE,
+    FILE_NAME,
+    Description,
+    LocalRun,
+    read_local_run,
+    update_local_run,
+)
+from pipelines.tracking.journal.sync import DRIVER_DIED, adopt
+from pipelines.tracking.journal.writer import RunWriter, now
+from pipelines.tracking.store import revision, runs
+from pipelines.tracking.store.environment import host_facts, packages
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.tracking.store.recorded import DIVERGED_TAG
+from pipelines.tracking.store.runs import Status
+from pipelines.tracking.store.store import TrackedRun, TrackingError
+from pipelines.training.checkpoint.files import list_checkpoints
+from pipelines.training.checkpoint.state import newest_step
+from pipelines.training.driver import settings_history
+from pipelines.training.driver.held_run import held_run
+from pipelines.training.driver.output import (
+    CHECKPOINTS,
+    checkpoints_of,
+    fetch_rank_journal,
+    fetch_records,
+    publish_records,
+    records_folder,
+    run_place,
+)
+from pipelines.training.driver.remote_runs import adopt_behind
+from pipelines.training.ranks.results import TrainingSummary
+from pipelines.training.setup.description import describe_run, settings_of, tags_of
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class DriverRecord:
+    """One training's run as the driver sees it."""
+
+    run: TrackedRun
+    folder: Path
+    """Folder of this machine with the run's settings, logs and journals."""
+    place: AnyPath
+    """Where the run is kept, with its checkpoints: the same folder, or a URL."""
+    _writer: RunWriter
+    _config: RunConfig
+    _check_held: Callable[[], None]
+
+    @property
+    def name(self) -> str:
+        """Name of the run; where it was made without one, its identifier."""
+        local = read_local_run(self.folder)
+        assert local is not None, self.folder
+        return local.description.name or self.run.run_id
+
+    @property
+    def checkpoints(self) -> AnyPath:
+        """Folder or URL of the checkpoints."""
+        return self.place / CHECKPOINTS
+
+    def attempt(self, attempt: Attempt) -> None:
+        """Record that an attempt begins, on how many workers, and why the one before failed.
+
+        Raises:
+            RuntimeError: Another driver has taken the run over.
+        """
+        self._check_held()
+        workers = str(attempt.num_workers)
+        tags = {"attempt": str(attempt.number), f"attempt_{attempt.number}_workers": workers, "workers": workers}
+        if attempt.number > 1:
+            tags[f"attempt_{attempt.number}_after"] = attempt.after
+        self._writer.tags(tags)
+        if workers != settings_history.now(self.folder)["launch.num_workers"]:
+            settings = {
+                **settings_history.now(self.folder),
+                "launch.num_workers": workers,
+                "micro_batches_per_step": str(self._config.accumulation_steps(attempt.num_workers)),
+            }
+            settings_history.record_changes(self._writer, self.folder, settings, newest_step(self.checkpoints))
+        self._writer.drain(patience=0)
+
+    def environment(self, cluster: Mapping[str, Any]) -> None:
+        """Record packages, the lock that they are from, this machine, and what is known of the cluster."""
+        facts = {**host_facts(), "locks": revision.locks(), "cluster": dict(cluster)}
+        self._writer.text(packages(), "environment/packages.txt")
+        self._writer.text(json.dumps(facts, indent=1), "environment/driver.json")
+
+    def finish(self, summary: TrainingSummary | None, *, has_diverged: bool = False) -> None:
+        """Record the logs of the ranks, and what a rank 0 that died has left.
+
+        Args:
+            summary: What rank 0 returned; None after a failure.
+            has_diverged: Whether the failure is a divergence, see `is_divergence`: the steps that led to it, which no
+                checkpoint holds, are recorded then.
+
+        Raises:
+            TrackingError: Training is done, and the store has not taken its model or all of its records.
+        """
+        reason = summary.not_recorded if summary else ""
+        if (self.folder / "logs").is_dir():
+            self._writer.folder(self.folder / "logs", "logs")
+        if not reason:
+            reason = self._writer.drain(answers=summary is not None)  # rank 0's records were taken a moment ago
+        try:
+            fetch_rank_journal(self.place, self.folder)
+        except StorageError:
+            if summary is not None:  # after a failure, that one is told
+                raise
+        left = rank_journal(self.folder)
+        if summary is None and left.is_dir() and not reason:
+            writer = RunWriter(self.run, left)
+            if has_diverged:
+                writer.hold(sys.maxsize)
+            reason = writer.drain()
+            writer.close()
+        if summary is None or not reason:
+            return
+        update_local_run(self.folder, status="TRAINED", ended=now())
+        if not self.run.is_offline:
+            raise TrackingError(
+                f"training is done, but MLflow at {redacted(self.run.uri)} has not taken all of it ({reason}). The "
+                f"checkpoint is {summary.checkpoint}, what is still to be written is in {self.place}. When the server "
+                f"answers again, {self._how_to_finish()}"
+            )
+
+    def _how_to_finish(self) -> str:
+        resume = f"the same command and --set training.resume_run={self.run.run_id}"
+        return f"`groundswell sync --output {self.place.parent}` writes it, or finish the run with {resume}"
+
+
+@contextmanager
+def recorded_run(
+    config: RunConfig, manifest: Manifest, on_news: OnNews, tags: Mapping[str, str] | None = None
+) -> Iterator[DriverRecord]:
+    """Make or continue the run of a training, and end it as the block ends: finished, failed or killed.
+
+    A run whose loss or gradients became not finite has the tag `diverged`, which says where.
+
+    Args:
+        config: The whole configuration; `training.resume_run` names a run to continue.
+        manifest: The dataset.
+        on_news: Called when the store does not answer and when it does again.
+        tags: Further tags of a new run, such as its parent.
+
+    Raises:
+        ValueError: The store has no such run, or another driver trains it.
+        TrackingError: The store does not answer, at the start or at the end.
+    """
+    resumed, output = config.training.resume_run, records_folder(config.training.output)
+    heard = _Heard(on_news)
+    with ExitStack() as stack:
+        before: LocalRun | None = None
+        if resumed is not None:  # nothing is said of a run before it is ours
+            check_held = stack.enter_context(held_run(run_place(config, resumed)))
+            fetch_records(config, resumed)
+            before = read_local_run(output / resumed)
+            if before is None:
+                raise ValueError(
+                    f"{output / resumed} has no {FILE_NAME}, as every run's folder has: start a new run without "
+                    "training.resume_run"
+                )
+            run = _continue(config, resumed)
+        else:
+            description = describe_run(config, manifest, {**revision.tags(), **(tags or {})})
+            run = _start(config, description)
+            try:
+                check_held = stack.enter_context(held_run(run_place(config, run.run_id)))
+            except BaseException as error:
+                if not run.is_offline:
+                    runs.end_failed_run(run, _status_after(error))
+                raise
+        folder = output / run.run_id
+        stack.enter_context(_published(config, run.run_id))
+        stack.enter_context(guarded(run))
+        stack.enter_context(_ended(run, folder, run_place(config, run.run_id), heard))
+        if resumed is None:
+            LocalRun(run.run_id, description, now(), is_stored=not run.is_offline).write(folder)
+        writer = RunWriter(run, driver_journal(folder), on_news=heard)
+        try:
+            _write_beginning(writer, folder, run, config, manifest, before)
+            publish_records(config, run.run_id)
+            yield DriverRecord(run, folder, run_place(config, run.run_id), writer, config, check_held)
+        except WorkerError as error:
+            if is_divergence(error):
+                update_local_run(folder, has_diverged=True)
+                writer.tags({DIVERGED_TAG: error.root.summary.splitlines()[0]})
+                writer.drain(patience=0)
+            raise
+        finally:
+            writer.close()
+            with suppress(OSError):  # one of the journals is kept
+                journals(folder).rmdir()
+
+
+def with_stored_run(config: RunConfig) -> RunConfig:
+    """Give the store the run that is to be continued, where training has done without the store so far.
+
+    Returns:
+        The configuration with the identifier that the run has in the store.
+
+    Raises:
+        ValueError: Another driver trains the run.
+        TrackingError: The store does not answer.
+    """
+    resumed = config.training.resume_run
+    if resumed is None or config.tracking.offline:
+        return config
+    place = run_place(config, resumed)
+    if isinstance(place, RemotePath):
+        run_id = adopt_behind(place)
+    elif read_local_run(place) is None:
+        return config
+    else:
+        with held_run(place):
+            run_id = adopt(place)[0].run_id
+    return config.model_copy(update={"training": config.training.model_copy(update={"resume_run": run_id})})
+
+
+def is_divergence(error: BaseException) -> bool:
+    """Whether a training ended because its loss, a gradient or a weight was not finite any more."""
+    return isinstance(error, WorkerError) and error.root.summary.startswith(FloatingPointError.__name__)
+
+
+def newest_resumable(config: RunConfig) -> runs.UnfinishedRun:
+    """Return the newest run of the experiment that is not finished and has checkpoints under `training.output`.
+
+    Raises:
+        ValueError: There is none.
+        TrackingError: The store does not answer.
+    """
+    tracking = config.tracking
+    experiment = chosen_experiment(tracking.experiment, offline=tracking.offline)
+    unfinished = _unfinished_here(config, experiment) if tracking.offline else runs.unfinished_runs(experiment)
+    for run in unfinished:
+        if list_checkpoints(checkpoints_of(config, run.run_id)):
+            return run
+    raise ValueError(
+        f"training.resume_run=latest: {len(unfinished)} runs of experiment {experiment!r} are not "
+        f"finished, and none has checkpoints under {config.training.output}: name a run, or start a new one"
+    )
+
+
+def _unfinished_here(config: RunConfig, experiment: str) -> list[runs.UnfinishedRun]:
+    """Runs of the experiment under `training.output` that are not finished, the newest first."""
+    folders = [each for each in Path(config.training.output).glob("*") if each.is_dir() and not each.is_symlink()]
+    found = [local for folder in folders if (local := _local_run(folder))]
+    chosen = [
+        each
+        for each in found
+        if each.description.experiment == experiment and each.status not in ("FINISHED", "TRAINED")
+    ]
+    chosen.sort(key=lambda each: each.started, reverse=True)
+    return [runs.UnfinishedRun(each.run_id, each.description.name or "", each.status) for each in chosen]
+
+
+def _local_run(folder: Path) -> LocalRun | None:
+    try:
+        return read_local_run(folder)
+    except (OSError, ValueError) as error:  # another user's, or damaged
+        _log.warning("passed over: %s", error)
+        return None
+
+
+def _start(config: RunConfig, made: Description) -> TrackedRun:
+    if config.tracking.offline:
+        return TrackedRun("", f"offline-{uuid.uuid4().hex}")
+    return runs.start_run(made.experiment, made.name, made.parameters, made.tags, dataset=made.dataset)
+
+
+def _continue(config: RunConfig, run_id: str) -> TrackedRun:
+    folder = records_folder(config.training.output) / run_id
+    run = TrackedRun("", run_id) if config.tracking.offline else runs.continue_run(run_id)
+    update_local_run(folder, status="RUNNING", ended=None, is_told=False)
+    return run
+
+
+def _write_beginning(
+    writer: RunWriter,
+    folder: Path,
+    run: TrackedRun,
+    config: RunConfig,
+    manifest: Manifest,
+    before: LocalRun | None,
+) -> None:
+    """Record what trains, also beside the checkpoints, from which a model can then be made without the store.
+
+    Tags that say how a resumed run ended, by what its folder knew of it `before`, are emptied.
+    """
+    settings = settings_of(config, manifest)
+    if config.training.resume_run is None:
+        settings_history.begin(folder, settings)
+        writer.text(manifest_json(manifest), "dataset.json")
+    else:
+        newest = newest_step(checkpoints_of(config, run.run_id))
+        settings_history.record_changes(writer, folder, settings, newest)
+        tags = tags_of(config, manifest)
+        if before is not None and before.has_diverged:
+            tags = {**tags, DIVERGED_TAG: ""}
+            update_local_run(folder, has_diverged=False)
+        if _was_left_running(run, before):
+            tags = {**tags, **dict.fromkeys(DRIVER_DIED, "")}
+        writer.tags(tags)
+    text = _as_yaml(config, manifest)
+    writer.text(redacted(text), CONFIG_FILE)
+    (folder / CONFIG_FILE).write_text(text)
+    (folder / "dataset.json").write_text(manifest_json(manifest))
+    writer.drain(patience=0)
+
+
+def _was_left_running(run: TrackedRun, before: LocalRun | None) -> bool:
+    """Whether the driver of a run died, by what its folder knew of it before, or by what was written of that since."""
+    if before is not None and before.status == "RUNNING":
+        return True
+    return not run.is_offline and DRIVER_DIED.items() <= runs.tags(run).items()
+
+
+def _as_yaml(config: RunConfig, manifest: Manifest) -> str:
+    """The configuration that holds, for `--config`, without the archive, which training does not read."""
+    values = text_of(config.model_dump(mode="json", exclude={"archive", "prepare"}))
+    return f"# dataset of archive {manifest.archive}, source fingerprint {manifest.source_fingerprint}\n{values}"
+
+
+@contextmanager
+def _published(config: RunConfig, run_id: str) -> Iterator[None]:
+    """Copy the run's records to its URL at the end, if it has one; after a failure, that one alone is told."""
+    try:
+        yield
+    except BaseException:
+        with suppress(OSError, StorageError):
+            publish_records(config, run_id, failed=True)
+        raise
+    publish_records(config, run_id)
+
+
+class _Heard:
+    """What the driver has heard of the store, which it does not ask again within an outage."""
+
+    def __init__(self, on_news: OnNews) -> None:
+        """Begin with a store that answers."""
+        self._on_news = on_news
+        self.away = ""
+        """Why the store does not answer; empty where it does."""
+
+    def __call__(self, news: News, reason: str) -> None:
+        if news != "refused":
+            self.away = reason if news == "away" else ""
+        self._on_news(news, reason)
+
+
+@contextmanager
+def _ended(run: TrackedRun, folder: Path, place: AnyPath, heard: _Heard) -> Iterator[None]:
+    """Say at the end how a run ended; of a failure, the store's own is only mentioned."""
+    try:
+        yield
+    except BaseException as error:
+        _end_failed(run, folder, _status_after(error), heard.away)
+        raise
+    local = read_local_run(folder)
+    if run.is_offline:
+        if local is not None and local.status != "TRAINED":
+            update_local_run(folder, status="FINISHED", ended=now())
+        return
+    try:
+        runs.end_run(run, "FINISHED")
+    except TrackingError as error:
+        update_local_run(folder, status="FINISHED", ended=now())
+        raise TrackingError(
+            f"training is done and recorded, but the run could not be set to finished: {error}. Do so with "
+            f"`groundswell sync --output {place.parent}`, or with the same command and "
+            f"--set training.resume_run={run.run_id}"
+        ) from None
+    update_local_run(folder, status="FINISHED", ended=now(), is_told=True)
+
+
+def _status_after(error: BaseException) -> Status:
+    requested = isinstance(error, RankLostError) and error.root.kind == "requested"
+    return "KILLED" if requested or isinstance(error, KeyboardInterrupt) else "FAILED"
+
+
+def _end_failed(run: TrackedRun, folder: Path, status: Status, away: str) -> None:
+    told = not run.is_offline and runs.end_failed_run(run, status, away=away)
+    local = read_local_run(folder)
+    if local is not None and local.status != "TRAINED":  # what is trained still becomes a finished run
+        update_local_run(folder, status=status, ended=now(), is_told=told)

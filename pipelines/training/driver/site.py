@@ -1,0 +1,41 @@
+"""What a rank of a training needs where it runs; looked at without importing TensorFlow."""
+
+import importlib.util
+import os
+import socket
+from dataclasses import dataclass
+
+from conf.schema import RunConfig
+from pipelines.dataset.format.manifest import read_manifest
+from pipelines.storage.remote_path import RemotePath, any_path
+from pipelines.training.checkpoint.files import check_writable
+
+_PACKAGES = ("tensorflow", "keras", "horovod", "mlflow")
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a rank runs and what it lacks there."""
+
+    host: str
+    problems: tuple[str, ...]
+
+
+def look(config: RunConfig) -> Site:
+    """Look, as one rank, for packages, the dataset and the folder of the checkpoints."""
+    problems = [f"the package {name} is not installed" for name in _PACKAGES if not importlib.util.find_spec(name)]
+    try:
+        read_manifest(config.dataset.path)
+    except (OSError, ValueError, RuntimeError) as error:
+        problems.append(f"dataset.path: {error}")
+    output = any_path(config.training.output)
+    if isinstance(output, RemotePath):
+        try:
+            check_writable(output)
+        except (RuntimeError, OSError) as error:
+            problems.append(f"training.output: {error}")
+    elif not output.is_dir():
+        problems.append(f"training.output={output} does not exist here: it must be on storage that all hosts mount")
+    elif not os.access(output, os.W_OK | os.X_OK):
+        problems.append(f"training.output={output} cannot be written here")
+    return Site(socket.gethostname(), tuple(problems))

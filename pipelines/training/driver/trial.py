@@ -1,0 +1,257 @@
+"""Parts that are not this project's own, built once before any rank starts, in a process of their own.
+
+So the driver imports no TensorFlow, takes no memory of a GPU, and survives whatever these parts do.
+"""
+
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from conf.schema import RunConfig
+from conf.sections.codecs import NoneConfig
+from conf.sections.optimizers import LayerwiseConfig
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.training.setup.resolution import part_sizes
+
+if TYPE_CHECKING:
+    from models.layers.augmentation import AugmentedModel
+    from models.metrics import Metric
+
+_SECONDS = 600
+_REFUSED = 9
+_WARNING = "groundswell: "
+"""What a line for the user begins with; code by import path may print others."""
+_log = logging.getLogger(__name__)
+
+
+def has_own_parts(config: RunConfig) -> bool:
+    """Whether the training has a part by import path, or names layers, which only the model knows."""
+    training, warm_start = config.training, config.warm_start
+    own = "import" in (config.model.name, config.input.augmentation.name, training.loss.name)
+    own = own or bool(training.metrics or training.mode.declaration.implementation)
+    return bool(own or warm_start.frozen_layers or warm_start.rate_factors)
+
+
+def try_parts(config: RunConfig, manifest: Manifest) -> None:
+    """Build in another process what has an import path, and the model that would be logged.
+
+    Raises:
+        ValueError: A part is not found, raises an exception, or does not fit; in one line.
+        RuntimeError: The process ended otherwise, or took too long.
+    """
+    command = [sys.executable, "-P", "-m", "pipelines.training.driver.trial"]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "CUDA_VISIBLE_DEVICES": "-1",
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    payload = pickle.dumps((config, manifest))
+    try:
+        done = subprocess.run(command, input=payload, env=environment, capture_output=True, timeout=_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(
+            f"building the model took more than {_SECONDS} seconds: see the parts by import path"
+        ) from None
+    if done.returncode == _REFUSED:
+        raise ValueError(done.stdout.decode().splitlines()[-1])
+    if done.returncode:
+        raise RuntimeError(
+            f"building the model ended with exit code {done.returncode}: {_last_line(done.stderr.decode())}"
+        )
+    for line in done.stdout.decode().splitlines():
+        if line.startswith(_WARNING):
+            _log.warning("%s", line.removeprefix(_WARNING))
+
+
+def build_parts(config: RunConfig, manifest: Manifest) -> list[str]:
+    """Build the model of the training and the one that is logged at its end; return what the user should know.
+
+    Raises:
+        ValueError: As the parts do.
+    """
+    from models.imported import described
+    from models.layers.augmentation import AugmentedModel
+    from models.layers.normalisation import batch_norms_over_ranks
+    from models.networks.model import with_probabilities
+    from pipelines.training.modes.table import check_model_of_mode
+    from pipelines.training.setup.recipe import freeze_layers, make_model, make_rate_factors
+
+    model = make_model(config, manifest)
+    _check_paths(model, config)
+    freeze_layers(config, model)
+    make_rate_factors(config, model)
+    _try_objective(config, manifest)
+    if isinstance(model, AugmentedModel) and model.augmentation is not None:
+        # Not the layer itself: Keras would make several lines of an error.
+        model.augmentation.call(*_two_samples(model), training=True)
+    if config.model.name == "import":
+        _try_sizes(model, config, manifest)
+        _check_gradients(model, config)
+    if config.model.batch_norm_ranks != 1:
+        try:
+            batch_norms_over_ranks(model)
+        except ValueError as error:
+            setting = f"model.batch_norm_ranks={config.model.batch_norm_ranks}"
+            raise ValueError(f"{setting}: {error}, or set model.batch_norm_ranks=1") from None
+    check_model_of_mode(config.training.mode, model, _two_samples(model))
+    try:
+        with_probabilities(model, manifest.task)
+    except Exception as error:  # layers without a `get_config` of their arguments
+        raise ValueError(
+            f"model.path={config.model.arguments().get('path')}: the trained model could not be saved, as its layers "
+            f"cannot be made again from their configuration ({described(error)})"
+        ) from error
+    return _notes(model) if config.model.name == "import" else []
+
+
+def _check_gradients(model: Any, config: RunConfig) -> None:
+    """Refuse a network that stops the gradients of variables which would be trained."""
+    import tensorflow as tf
+
+    from models.layers.augmentation import AugmentedModel
+
+    network = model.network if isinstance(model, AugmentedModel) else model
+    with tf.GradientTape() as tape:
+        logits = network(_two_samples(network)[0], training=True)
+    gradients = tape.gradient(logits, [each.value for each in network.trainable_variables])
+    without = [
+        each.path for each, gradient in zip(network.trainable_variables, gradients, strict=True) if gradient is None
+    ]
+    if without:
+        raise ValueError(
+            f"model.path={config.model.arguments()['path']}: {len(without)} trainable variables have no gradient, such "
+            f"as {without[0]}: set trainable=False in their layers, or let the gradients pass"
+        )
+
+
+def _notes(model: Any) -> list[str]:
+    import keras
+
+    scaling = [layer.name for layer in model._flatten_layers() if isinstance(layer, keras.layers.Rescaling)]
+    return [
+        f"layer {name} of the network scales its images, and gets those that are normalised already: a network for "
+        "pixels from 0 to 255 learns worse so"
+        for name in scaling
+    ]
+
+
+def _check_paths(model: Any, config: RunConfig) -> None:
+    """Refuse variables that share a path, as those of two nested networks may, where something is kept by it."""
+    setting = _kept_by_path(config)
+    # A warm start takes statistics too; the others keep something of trained variables only.
+    kept = model.variables if setting == "warm_start.source" else model.trainable_variables
+    twice = [path for path, count in Counter(each.path for each in kept).items() if count > 1]
+    if setting and twice:
+        raise ValueError(
+            f"model.path={config.model.arguments().get('path')}: {len(twice)} paths belong to several variables each, "
+            f"such as {twice[0]}, and {setting} tells variables apart by their paths: rename layers"
+        )
+
+
+def _kept_by_path(config: RunConfig) -> str:
+    """The setting by which something of a variable is found by its path; empty if there is none."""
+    if isinstance(config.optimizer, LayerwiseConfig):
+        return f"optimizer={config.optimizer.name}"
+    if not isinstance(config.exchange.codec, NoneConfig):
+        return f"exchange.codec={config.exchange.codec.name}"
+    if config.training.mode.declaration.keeps_by_path:
+        return f"training.mode={config.training.mode.name}"
+    if config.warm_start.source is not None:
+        return "warm_start.source"
+    return "training.ema" if config.training.ema is not None else ""
+
+
+def _try_sizes(model: Any, config: RunConfig, manifest: Manifest) -> None:
+    """Train a network by import path on two samples of each size of the resolution schedule."""
+    from models.imported import described
+    from models.layers.augmentation import AugmentedModel
+    from models.layers.resolution import training_size
+
+    network = model.network if isinstance(model, AugmentedModel) else model
+    for size in part_sizes(config, manifest):
+        try:
+            with training_size(size):
+                logits = network(_two_samples(network)[0], training=True)
+        except Exception as error:  # whatever the network's own layers raise
+            reason = f"({described(error)})"
+        else:
+            if tuple(logits.shape) == (2, len(manifest.class_names)):
+                continue
+            reason = f"(its logits for two samples have the shape {tuple(logits.shape)})"
+        raise ValueError(
+            f"input.resolution_schedule has images of {size[0]} x {size[1]} pixels, and "
+            f"model.path={config.model.arguments()['path']} cannot take them {reason}: leave it out, or let the "
+            "network end with a mean over all pixels"
+        )
+
+
+def try_metrics(metrics: "Mapping[str, Metric]", manifest: Manifest) -> None:
+    """Call metrics by import path on made-up samples, in this process.
+
+    Raises:
+        ValueError: As the metrics do.
+    """
+    import numpy as np
+
+    targets, logits = _made_up_samples(manifest)
+    odds = np.exp(logits)
+    probabilities = odds / (odds.sum(1, keepdims=True) if manifest.task == "single_label" else 1 + odds)
+    for metric in metrics.values():
+        metric(targets, probabilities)
+
+
+def _made_up_samples(manifest: Manifest) -> tuple[Any, Any]:
+    """Targets and logits of samples of which every class has some and some others have not."""
+    import numpy as np
+
+    targets = np.tile(np.eye(len(manifest.class_names), dtype=np.uint8), (2, 1))
+    return targets, np.random.default_rng(0).normal(size=targets.shape).astype(np.float32)
+
+
+def _try_objective(config: RunConfig, manifest: Manifest) -> None:
+    """Call loss and metrics by import path on made-up samples."""
+    import numpy as np
+
+    from pipelines.training.setup.objective import make_loss, make_metrics
+
+    if config.training.loss.name == "import":
+        targets, logits = _made_up_samples(manifest)
+        losses = np.asarray(make_loss(config, manifest)(targets.astype(np.float32), logits))
+        if losses.shape != (len(targets),):
+            raise ValueError(
+                f"training.loss.path={config.training.loss.arguments()['path']}: the function returned "
+                f"{losses.shape[0]} losses for {len(targets)} samples"
+            )
+    try_metrics(make_metrics(config.training.metrics), manifest)
+
+
+def _two_samples(model: "AugmentedModel") -> tuple[dict[str, Any], Any]:
+    """Images of zeros for each input of the model, and seeds."""
+    import tensorflow as tf
+
+    images = {name: tf.zeros((2, *each.shape[1:]), each.dtype) for name, each in model.input.items()}
+    return images, tf.constant([1, 2], tf.int32)
+
+
+def _last_line(text: str) -> str:
+    return next(iter(text.strip().splitlines()[::-1]), "no message")
+
+
+def _main() -> None:
+    config, manifest = pickle.loads(sys.stdin.buffer.read())
+    try:
+        for note in build_parts(config, manifest):
+            print(f"{_WARNING}{note}")  # noqa: T201  for the driver
+    except ValueError as error:
+        print(" ".join(str(error).split()))  # noqa: T201  for the driver
+        sys.exit(_REFUSED)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,80 @@
+"""What to say when a rank runs out of memory, in the rank and on the driver."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import tensorflow as tf
+
+from conf.schema import RunConfig
+from pipelines.launch.rank import membership
+from pipelines.training.finders.batches import FRACTION, smaller_batch
+from pipelines.training.memory.memory import MemoryLimit, Needs, memory_limit, resident_peak
+from pipelines.training.memory.needs import estimate
+from pipelines.training.ranks.collective import rank_of_job, ranks_on_host
+from pipelines.training.ranks.events import MemoryNeeded, tell
+from pipelines.training.setup.parts import Parts
+from pipelines.training.step.mode import Mode
+
+
+class Shortage:
+    """What is known of a rank's needs, should its memory end."""
+
+    def __init__(self, config: RunConfig) -> None:
+        """Nothing is known before there is a model."""
+        self._config = config
+        self._needs: Needs | None = None
+        self._limit: MemoryLimit | None = None
+
+    def know(self, parts: Parts, mode: Mode) -> None:
+        """Estimate what the model needs; rank 0 tells the driver, which learns nothing of a rank that was killed.
+
+        Args:
+            parts: What the rank trains with.
+            mode: Its training mode.
+        """
+        self._needs = estimate(parts.model, mode, parts.manifest, accumulates=parts.micro_batches > 1)
+        self._limit = _limit()
+        if parts.collective.rank == 0 and not membership.is_spare():
+            tell(MemoryNeeded(needs=self._needs, limit=self._limit))
+
+    def has_room(self) -> bool:
+        """Whether this spare can compute a step beside its rank, which does so too: an estimate, never on a GPU."""
+        needs, limit = self._needs, self._limit
+        if needs is None or limit is None or tf.config.get_visible_devices("GPU"):
+            return False
+        # This process holds what a rank holds before its first step.
+        each = resident_peak() + needs.gradients + self._config.training.batch_size_per_worker * needs.sample
+        states = 2 * (needs.weights + needs.optimizer + needs.exchange)  # which both share in memory
+        return 2 * each + states <= FRACTION * limit.bytes
+
+    def text(self) -> str:
+        """What to say where the memory has ended."""
+        begin = f"rank {rank_of_job()} ran out of memory"
+        if self._needs is None:
+            return f"{begin} before it had a model, whatever the batch is: choose a smaller model or more memory"
+        return f"{begin} with {smaller_batch(self._config.training, self._needs, self._limit)}"
+
+
+@contextmanager
+def shortage_explained(config: RunConfig) -> Iterator[Shortage]:
+    """Say of an error which rank, batch and model were too large for the memory, and a batch that would fit.
+
+    Raises:
+        MemoryError: In place of TensorFlow's error, or of one that says less.
+    """
+    shortage = Shortage(config)
+    try:
+        yield shortage
+    except (tf.errors.ResourceExhaustedError, MemoryError):
+        text = shortage.text()
+    else:
+        return
+    # Outside the handler, so that TensorFlow's trace of the graph does not follow.
+    raise MemoryError(text)
+
+
+def _limit() -> MemoryLimit | None:
+    try:
+        return memory_limit(ranks_on_host())
+    except RuntimeError:  # nvidia-smi does not answer
+        return None

@@ -1,0 +1,96 @@
+"""What every rank measures in each step; rank 0 also records it."""
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from conf.schema import RunConfig
+from models.compression.exchange.exchange import METRICS
+from pipelines.tracking.journal.system import SystemSampler
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.record.phases import Measured, StepPhases, divide
+from pipelines.training.record.record import Record
+from pipelines.training.step.loop import EpochResult
+from pipelines.training.step.step import StepClocks
+
+_PAYLOAD, _ENCODE = METRICS.index("payload_bytes"), METRICS.index("encode_seconds")
+
+
+class StepMeasurements:
+    """Keeps what each step of an epoch took; see `StepObserver`."""
+
+    def __init__(self, clocks: StepClocks, record: Record | None, further_bytes: int = 0) -> None:
+        """Begin with an epoch.
+
+        Args:
+            clocks: Measure the step.
+            record: The record that each step is written to; None on ranks other than 0.
+            further_bytes: Payload of a step beside that of the gradients.
+        """
+        self._clocks, self._record, self._further_bytes = clocks, record, further_bytes
+        self._rows: list[NDArray[np.float64]] = []
+        self.steps_done = 0
+        """Optimizer steps of the run so far."""
+        self.payload_bytes = 0.0
+        """Payload of the epoch's steps that were recorded here."""
+
+    def measure(self) -> tf.Tensor:
+        """See `StepObserver`."""
+        return self._clocks.figures
+
+    def record_step(self, step: int, loss: float, measured: tf.Tensor) -> None:
+        """See `StepObserver`."""
+        values = np.array(measured)  # a copy: the memory is the tensor's own
+        values[_PAYLOAD] += self._further_bytes
+        self._rows.append(values)
+        self.payload_bytes += float(values[_PAYLOAD])
+        self.steps_done = step + 1
+        if self._record is not None:
+            self._record.write_step(step, loss, values[: len(METRICS)])
+
+    def go_on_after(self, step: int) -> None:
+        """Forget the steps of the epoch: the kept state tells of those before, and later ones are trained again.
+
+        Args:
+            step: Optimizer steps after which training goes on in place.
+        """
+        self._rows, self.steps_done, self.payload_bytes = [], step, 0.0
+
+    def take(self, trained: EpochResult) -> Measured:
+        """Return the sums of an epoch's steps that its rate is about, and begin with the next epoch.
+
+        Args:
+            trained: The epoch.
+        """
+        # Of an epoch that was stopped after its last step nothing is left to train.
+        rows = np.array(self._rows or [np.zeros(len(METRICS) + 2)])
+        self._rows, self.payload_bytes = [], 0.0
+        sums = rows[-trained.measured_steps :, _ENCODE:].sum(0).tolist()
+        encode, collective, decode, optimizer, after_gradients = sums
+        return Measured(
+            trained.measured_steps,
+            trained.measured_seconds,
+            trained.input_wait_fraction * trained.measured_seconds,
+            encode,
+            collective,
+            decode,
+            optimizer,
+            after_gradients,
+        )
+
+
+def gather_phases(measured: Measured, collective: HorovodCollective) -> StepPhases:
+    """Compare what all ranks measured; they call this together."""
+    return divide(collective.concatenate(measured.row))
+
+
+def make_sampler(config: RunConfig, measurements: StepMeasurements) -> SystemSampler | None:
+    """Begin to sample this rank's machine, if `tracking.system_seconds` says so."""
+    seconds = config.tracking.system_seconds
+    return None if seconds is None else SystemSampler(seconds, lambda: measurements.steps_done)
+
+
+def gpu_names() -> list[str]:
+    """GPUs of this rank by name; empty on a CPU."""
+    devices = tf.config.list_physical_devices("GPU")
+    return [tf.config.experimental.get_device_details(device).get("device_name", device.name) for device in devices]

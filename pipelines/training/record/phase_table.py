@@ -1,0 +1,70 @@
+"""Where the step went in every epoch of a run, kept beside its checkpoints over all attempts and resumes."""
+
+import json
+import logging
+import os
+from typing import Any
+
+from pipelines.storage.remote_path import AnyPath, RemotePath
+from pipelines.training.record.phases import PHASES, StepPhases, table_of
+
+FILE_NAME = "phases.json"
+_log = logging.getLogger(__name__)
+
+
+class PhaseTable:
+    """The rows of all epochs so far, a row for each epoch and rank, in a file of the checkpoints' folder."""
+
+    def __init__(self, checkpoints: AnyPath, start_step: int) -> None:
+        """Take what earlier processes have written of the epochs that the checkpoint has.
+
+        Args:
+            checkpoints: Folder or URL of the run's checkpoints.
+            start_step: Optimizer steps of the checkpoint from which training continues; later epochs are dropped.
+        """
+        self._file = checkpoints / FILE_NAME
+        self._epochs = [epoch for epoch in self._read() if epoch["step"] <= start_step]
+
+    def add(self, phases: StepPhases, *, epoch: int, step: int) -> list[dict[str, float]]:
+        """Add an epoch, and return the rows of all epochs.
+
+        Args:
+            phases: Times of the parts of its steps.
+            epoch: Its number, from 1.
+            step: Optimizer steps at its end.
+
+        Raises:
+            OSError: The file cannot be written.
+            StorageError: The storage behind a URL cannot be used.
+        """
+        self._epochs.append({"step": step, "rows": table_of(phases, epoch)})
+        self._write(json.dumps(self._epochs).encode())
+        return [row for each in self._epochs for row in each["rows"]]
+
+    @property
+    def latest(self) -> StepPhases | None:
+        """Where the steps of the last epoch went; None where no epoch is known."""
+        if not self._epochs:
+            return None
+        rows = self._epochs[-1]["rows"]
+        return StepPhases(tuple({name: row[f"{name}_seconds"] for name in PHASES} for row in rows))
+
+    def _read(self) -> list[dict[str, Any]]:
+        try:
+            with self._file.open("rb") as file:
+                epochs: list[dict[str, Any]] = json.load(file)
+        except FileNotFoundError:
+            return []
+        except ValueError as error:
+            _log.warning("%s cannot be read (%s): it is begun again", self._file, error)
+            return []
+        return epochs
+
+    def _write(self, data: bytes) -> None:
+        if isinstance(self._file, RemotePath):
+            self._file.parent.folder.write(self._file.name, data)
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self._file.with_name(f".{FILE_NAME}.{os.getpid()}")
+        temporary.write_bytes(data)
+        temporary.replace(self._file)

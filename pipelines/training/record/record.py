@@ -1,0 +1,368 @@
+"""What rank 0 writes to the tracked run while it trains."""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import keras
+import numpy as np
+from numpy.typing import NDArray
+
+from conf.schema import RunConfig
+from models.compression.exchange.exchange import METRICS
+from models.schedules import Schedule
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.storage.folder import StorageError
+from pipelines.storage.remote_path import AnyPath
+from pipelines.tracking.journal.delivery import News
+from pipelines.tracking.journal.pictures import Draw
+from pipelines.tracking.journal.system import Sample, curves_of
+from pipelines.tracking.journal.writer import Point, RunWriter, now
+from pipelines.tracking.metrics import VALIDATION_GROUP, headlines
+from pipelines.tracking.store.store import TrackedRun, TrackingError
+from pipelines.training.checkpoint.kept_state import KeptRows, StepRow
+from pipelines.training.driver.export import log_trained
+from pipelines.training.driver.output import RankJournal
+from pipelines.training.ranks.events import SavingModel, TrackingNews, tell
+from pipelines.training.ranks.predictions import Predictions
+from pipelines.training.ranks.results import Evaluation, Thresholds
+from pipelines.training.record.phase_table import PhaseTable
+from pipelines.training.record.phases import StepPhases
+from pipelines.training.record.plots import learning_curves, learning_rate_curve, per_class_bars, where_the_step_goes
+from pipelines.training.record.prediction_plots import (
+    MOST_CLASSES,
+    Pixels,
+    confusion_picture,
+    contact_sheet,
+    precision_recall_curves,
+)
+from pipelines.training.step.weight_average import WeightAverage
+from pipelines.training.tracing.spans import TRACE_FILE
+
+_STEP_METRICS = [f"time/{name}" if name.endswith("_seconds") else f"exchange/{name}" for name in METRICS]
+"""Names in MLflow of what the exchange measures in each step."""
+_TIMES = np.array([name.endswith("_seconds") for name in METRICS])
+
+
+class Record:
+    """One run's curves by step and by epoch, its plots and its model."""
+
+    def __init__(
+        self,
+        run: TrackedRun,
+        checkpoints: AnyPath,
+        schedule: Schedule,
+        *,
+        start_step: int,
+        own_metrics: Sequence[str] = (),
+        image_of: Callable[[int], Pixels] | None = None,
+        rows: KeptRows | None = None,
+    ) -> None:
+        """Begin to write beside training.
+
+        Args:
+            run: The run.
+            checkpoints: Folder or URL of the run's checkpoints. Beside it, everything waits until MLflow has taken it.
+            schedule: Learning rate by optimizer step.
+            start_step: Optimizer steps of the checkpoint from which training continues; 0 at its start.
+            own_metrics: Names of the user's own metrics.
+            image_of: Returns the pixels of a row of the validation split; called from a thread.
+            rows: Where steps that are not written yet outlive this process; those that are there already are taken.
+        """
+        self._run, self._journal = run, RankJournal(checkpoints)
+        self._writer = RunWriter(
+            run, self._journal.folder, restart_step=start_step, on_news=_tell_driver, own_metrics=own_metrics
+        )
+        self._writer.start()
+        self._schedule = schedule
+        self._image_of = image_of
+        self._phases = PhaseTable(checkpoints, start_step)
+        self._rows = rows
+        self._steps: list[StepRow] = [] if rows is None else rows.read()
+        """Step, loss, milliseconds since 1970 and what was measured, of the steps that are not written yet."""
+        self._next_compiles = True
+        """Whether the next step is compiled first, as the first one of a process is: its times are left out."""
+        self._written = self._epochs_written = 0
+        """Optimizer steps and those at the end of the latest epoch of which everything is written: where training goes
+        on in place after a rank has died, some are taken again, and give the same."""
+
+    def write_step(self, step: int, loss: float, measured: NDArray[np.float64]) -> None:
+        """Keep one step until `write_steps`; of one that compiles, without its times.
+
+        Args:
+            step: Optimizer steps done before it.
+            loss: Its loss on this rank.
+            measured: What the exchange measured, in the order of `METRICS`.
+        """
+        if self._next_compiles:
+            measured, self._next_compiles = np.where(_TIMES, np.nan, measured), False
+        row = (step, loss, now(), measured)
+        if self._rows is not None:  # also a step that is written: a process that takes over forgets that it is
+            self._rows.append(row)
+        if step >= self._written:
+            self._steps.append(row)
+
+    def expect_compiling(self) -> None:
+        """Leave the times of the next step out too: it is compiled for images of another size."""
+        self._next_compiles = True
+
+    def go_on_after(self, step: int, replaced: Sequence[int]) -> None:
+        """Forget later steps, which are trained again, and write which processes have died.
+
+        Args:
+            step: Optimizer steps after which training goes on in place.
+            replaced: The ranks whose processes were replaced by their spares.
+        """
+        self._writer.tags({f"recovered_after_step_{step}": " and ".join(f"rank {rank}" for rank in replaced)})
+        self._steps = [row for row in self._steps if row[0] < step]
+        if self._rows is not None:
+            self._rows.keep(0, step)
+
+    def write_steps(self, step: int) -> None:
+        """Write what is known of the steps so far, before the checkpoint that holds `step` optimizer steps."""
+        self._write_steps(step)
+        self._writer.sync()
+        self._journal.publish()
+
+    def _write_steps(self, after_step: int) -> None:
+        taken, self._steps = self._steps, []
+        curves: dict[str, list[Point]] = {}
+        for step, loss, measured_at, measured in taken:
+            values = {"train/step_loss": loss, "train/learning_rate": self._schedule(step)}
+            values |= zip(_STEP_METRICS, measured.tolist(), strict=True)
+            for name, value in values.items():
+                if math.isfinite(value):
+                    curves.setdefault(name, []).append(Point(step, value, measured_at))
+        self._writer.curves(curves, after_step=after_step)
+        self._written = max(self._written, after_step)
+
+    def write_last_steps(self, samples: list[Sample]) -> None:
+        """Write the steps that led to a failure, which no checkpoint will hold; the driver delivers them.
+
+        Args:
+            samples: Those of rank 0's machine since the last epoch; the other ranks' cannot be gathered any more.
+        """
+        self._writer.curves(curves_of([samples]))
+        self.write_steps(0)
+        self._writer.finish_pictures()
+        self._writer.hold(sys.maxsize)
+        self._journal.publish()
+
+    def write_unsaved_steps(self) -> None:
+        """Write the steps since the latest checkpoint where another rank has ended, of which only the driver knows why.
+
+        It delivers them if that rank has diverged. Else they are dropped where they are trained again.
+        """
+        if not self._steps:
+            return
+        self._write_steps(self._steps[-1][0] + 1)
+        with suppress(OSError, StorageError):  # the other rank's end is the error
+            self._writer.sync()
+            self._journal.publish()
+
+    def write_epoch(
+        self,
+        history: Sequence[dict[str, float]],
+        evaluations: Mapping[str, Evaluation],
+        phases: StepPhases | None,
+        *,
+        step: int,
+        samples: list[list[Sample]] | None = None,
+    ) -> None:
+        """Write everything about the epoch that ended last, before its checkpoint.
+
+        Args:
+            history: Metrics of each epoch so far.
+            evaluations: What `Validate` returned after the epoch.
+            phases: Times of the parts of its steps; None where it was resumed after its last step.
+            step: Optimizer steps at the end of the epoch.
+            samples: Those of every rank's machine, in rank order.
+        """
+        if step <= self._epochs_written:
+            return
+        self._epochs_written = step
+        self._write_steps(step)
+        self._writer.metrics(self._with_headlines(history[-1], step), step=step, after_step=step)
+        self._writer.curves(curves_of(samples or []), after_step=step)
+        if phases is not None:
+            rows_of_phases = self._phases.add(phases, epoch=len(history), step=step)
+            self._writer.table(rows_of_phases, "where_the_step_goes.json", after_step=step)
+        self._draw(history, evaluations, phases, step)
+        self._writer.sync()
+        self._journal.publish()
+
+    def write_absent(self, history: Sequence[dict[str, float]], *, steps: int) -> None:
+        """Write the epochs of a checkpoint that MLflow does not have, because their journal is lost with its disk.
+
+        Their points get the time of now. Curves by step and samples of machines are lost.
+
+        Args:
+            history: Metrics of each epoch.
+            steps: Optimizer steps of an epoch.
+        """
+        ends = {epoch * steps: metrics for epoch, metrics in enumerate(history, 1)}
+        by_step = {step: self._with_headlines(metrics, step) for step, metrics in ends.items()}
+        self._writer.absent_metrics(by_step, "train/loss", after_step=len(history) * steps)
+
+    def _with_headlines(self, metrics: Mapping[str, float], step: int) -> dict[str, float]:
+        return {**metrics, **headlines({**metrics, "train/learning_rate": self._schedule(step - 1)})}
+
+    def draw_again(
+        self, history: Sequence[dict[str, float]], evaluations: Mapping[str, Evaluation], *, step: int
+    ) -> None:
+        """Draw the pictures of the last epoch, which the process that trained it may have ended without.
+
+        Args:
+            history: Metrics of each epoch.
+            evaluations: What `Validate` returns for the last one.
+            step: Optimizer steps at its end.
+        """
+        self._draw(history, evaluations, self._phases.latest, step)
+
+    def _draw(
+        self,
+        history: Sequence[dict[str, float]],
+        evaluations: Mapping[str, Evaluation],
+        phases: StepPhases | None,
+        step: int,
+    ) -> None:
+        so_far = list(history)
+        if phases is not None:
+            self._writer.picture(
+                lambda: where_the_step_goes(so_far, phases), "where_the_step_goes.png", after_step=step
+            )
+        self._writer.picture(lambda: learning_curves(so_far), "learning_curves.png", after_step=step)
+        evaluation = evaluations.get(VALIDATION_GROUP)
+        if evaluation is not None:
+            self._writer.table(evaluation.per_class, "per_class_validation.json", after_step=step)
+            rows = evaluation.per_class
+            self._writer.picture(
+                lambda: per_class_bars(rows, "validation"), "per_class_validation.png", after_step=step
+            )
+            if evaluation.predictions is not None:
+                self._draw_predictions(evaluation.predictions, rows, step)
+
+    def _draw_predictions(self, predictions: Predictions, rows: Sequence[Mapping[str, Any]], step: int) -> None:
+        names = [row["class"] for row in rows]
+        drawings: dict[str, Draw] = {
+            "precision_recall_validation.png": lambda: precision_recall_curves(predictions, rows, "validation")
+        }
+        if len(names) <= MOST_CLASSES:
+            drawings["confusion_validation.png"] = lambda: confusion_picture(predictions, names, "validation")
+        image_of = self._image_of
+        if image_of is not None:
+            drawings["predictions_validation.png"] = lambda: contact_sheet(predictions, names, image_of, "validation")
+        for path, draw in drawings.items():
+            self._writer.picture(draw, path, after_step=step)
+
+    def write_ranks(self, facts: Sequence[Mapping[str, Any]]) -> None:
+        """Write what every rank runs on, in rank order."""
+        self._writer.text(json.dumps(list(facts), indent=1), "environment/ranks.json")
+
+    def write_trace(self, trace: str, profiles: Path | None, step: int) -> None:
+        """Write the trace of some steps, and what TensorFlow's profiler has recorded of them.
+
+        Args:
+            trace: JSON in Chrome's format.
+            profiles: Folder of the profiles; None: there are none.
+            step: Optimizer steps that they tell of.
+        """
+        self._writer.text(trace, TRACE_FILE, after_step=step)
+        if profiles is not None:
+            self._writer.folder(profiles, profiles.name)
+
+    def hold(self, step: int) -> None:
+        """Say that a checkpoint holds so many optimizer steps: what was written about them goes to MLflow."""
+        self._writer.hold(step)
+        self._journal.publish()
+        if self._rows is not None:
+            self._rows.keep(step)
+
+    def write_end(
+        self,
+        tags: Mapping[str, str],
+        summary: Mapping[str, float],
+        *,
+        steps: int,
+        log_model: Callable[[], str] = lambda: "",
+    ) -> tuple[str, str]:
+        """Write what is known at the end, the model last, and stop writing.
+
+        The last pictures are drawn meanwhile: both take seconds, and only what was measured must be there before.
+
+        Args:
+            tags: Tags of the run about its end.
+            summary: Metrics of the whole run.
+            steps: Optimizer steps in all.
+            log_model: Logs the model and returns its URI; is not called where the store is away.
+
+        Returns:
+            The URI of the model, empty where there is none; and why MLflow has not taken everything, else empty.
+        """
+        tell(SavingModel())
+        rates = [self._schedule(step) for step in range(steps)]
+        if tags:
+            self._writer.tags(tags)
+        # A run whose model was not logged is finished again, and has its summary already.
+        self._writer.absent_metrics({steps: summary}, "summary/parameters")
+        self._writer.text(json.dumps(dict(summary), indent=1), "summary.json")
+        self._writer.picture(lambda: learning_rate_curve(rates), "learning_rate.png")
+        self._writer.hurry_pictures()
+        uri, reason = "", self._writer.drain()
+        if not reason:
+            try:
+                with self._writer.upload_waits():
+                    uri = log_model()
+            except TrackingError as error:
+                reason = str(error)
+        self._writer.finish_pictures()
+        reason = reason or self._writer.drain()
+        self._writer.close()
+        self._journal.publish()
+        return uri, reason
+
+    def write_result(
+        self,
+        model: keras.Model,
+        manifest: Manifest,
+        config: RunConfig,
+        *,
+        steps: int,
+        model_steps: int,
+        tags: Mapping[str, str],
+        summary: Mapping[str, float],
+        average: WeightAverage | None = None,
+        thresholds: Thresholds = MappingProxyType({}),
+    ) -> tuple[str, str]:
+        """Write what is known at the end with the model, and stop writing; see `write_end`.
+
+        Args:
+            model: The trained model.
+            manifest: Its dataset.
+            config: The whole configuration.
+            steps: Optimizer steps in all.
+            model_steps: Those that the model has seen.
+            tags: Tags of the run about its end.
+            summary: Metrics of the whole run.
+            average: The average of its weights, which is logged as a model of its own, before the other one.
+            thresholds: Tuned on validation after these steps.
+
+        Returns:
+            The same as `write_end`.
+        """
+
+        def log_model() -> str:
+            return log_trained(
+                self._run, model, manifest, config, step=model_steps, average=average, thresholds=thresholds
+            )
+
+        return self.write_end(tags, summary, steps=steps, log_model=log_model)
+
+
+def _tell_driver(news: News, reason: str) -> None:
+    tell(TrackingNews(news=news, reason=reason))

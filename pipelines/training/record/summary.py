@@ -1,0 +1,118 @@
+"""The figures of a finished run that a paper's table has, from the history of its epochs."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from conf.schema import RunConfig
+from conf.sections.selection import SelectionConfig
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.sample import TRAINING_SPLIT, VALIDATION_SPLIT
+from pipelines.tracking.metrics import IMAGE_HEIGHT, is_lower_better
+from pipelines.training.checkpoint.selection import best_of
+from pipelines.training.setup.resolution import full_size
+
+History = Sequence[Mapping[str, float]]
+_PASSES = 3
+"""A training step is a forward pass, and a backward pass of twice as many operations."""
+
+
+@dataclass(frozen=True)
+class Computer:
+    """What the model and the device are."""
+
+    ranks: int
+    """Number of ranks at the end of the training; epochs of earlier versions do not say theirs."""
+    parameters: int
+    """Trainable numbers."""
+    forward_flops: int
+    """Floating-point operations of one image."""
+    matmul_flops_per_second: float
+    """Measured on rank 0."""
+    nominal_flops_per_second: float | None
+    """Peak of rank 0's cores or GPU; None where it is not known."""
+
+
+def compared_metric(config: RunConfig, manifest: Manifest) -> str:
+    """Return the metric by which epochs are compared: that of `training.selection`, or the usual one of the task."""
+    if config.training.selection.metric is not None:
+        return config.training.selection.metric
+    if VALIDATION_SPLIT not in manifest.splits:
+        return "train/loss"
+    return "val/f1_micro" if manifest.task == "multi_label" else "val/top_1"
+
+
+def summary_of(history: History, config: RunConfig, manifest: Manifest, computer: Computer) -> dict[str, float]:
+    """Return the summary by names in the group `summary`; what is not known is left out.
+
+    Args:
+        history: Metrics of each epoch.
+        config: The whole configuration.
+        manifest: The dataset.
+        computer: Model and device.
+    """
+    metric = compared_metric(config, manifest)
+    last, rows = history[-1], manifest.splits[TRAINING_SPLIT].rows
+    values: dict[str, float] = {}
+    best = best_of(history, SelectionConfig(metric=metric))
+    if best is not None:
+        values |= {"best_value": best.value, "best_epoch": best.epoch}
+    reached = _first_reaching(history, metric, config.tracking.target)
+    if reached is not None:
+        values["epochs_to_target"] = reached + 1
+        values["samples_to_target"] = history[reached]["time/samples_seen"]
+        values["seconds_to_target"] = history[reached]["time/elapsed_seconds"]
+    # An epoch that was resumed after its last step has no speed.
+    timed = [row for row in history if row["speed/images_per_second"] > 0]
+    if timed:
+        steady = statistics.median(row["speed/images_per_second"] for row in timed)
+        values |= {
+            "images_per_second_steady": steady,
+            "images_per_second_per_rank": _speed_of_a_rank(timed, computer),
+            "seconds_per_step": config.global_batch_size / steady,
+        }
+    seconds = last["time/elapsed_seconds"]
+    values |= {
+        "seconds": seconds,
+        "images_per_second": len(history) * (rows // config.global_batch_size) * config.global_batch_size / seconds,
+        "payload_bytes": last["exchange/payload_bytes_total"],
+        "wire_bytes": _wire_bytes(history, computer),
+        "input_wait_fraction": statistics.fmean(row["time/input_wait_fraction"] for row in history),
+        "parameters": computer.parameters,
+        "flops_per_image": _PASSES * computer.forward_flops,
+        "matmul_flops_per_second": computer.matmul_flops_per_second,
+    }
+    # Images of a resolution schedule need fewer operations than these.
+    height = full_size(config, manifest)[0]
+    full = [row for row in timed if row.get(IMAGE_HEIGHT, height) == height]
+    if full:
+        computed = values["flops_per_image"] * _speed_of_a_rank(full, computer)
+        values["share_of_matmul"] = computed / computer.matmul_flops_per_second
+        if computer.nominal_flops_per_second:
+            values["share_of_peak"] = computed / computer.nominal_flops_per_second
+    return {f"summary/{name}": float(value) for name, value in values.items()}
+
+
+def _speed_of_a_rank(history: History, computer: Computer) -> float:
+    return statistics.median(row["speed/images_per_second"] / _workers(row, computer) for row in history)
+
+
+def _workers(row: Mapping[str, float], computer: Computer) -> float:
+    return row.get("time/workers", computer.ranks)
+
+
+def _wire_bytes(history: History, computer: Computer) -> float:
+    """Bytes of all ranks: an allreduce of n bytes makes each of N ranks send 2 (N - 1) / N of them."""
+    sent = before = 0.0
+    for row in history:
+        sent += 2 * (_workers(row, computer) - 1) * (row["exchange/payload_bytes_total"] - before)
+        before = row["exchange/payload_bytes_total"]
+    return sent
+
+
+def _first_reaching(history: History, metric: str, target: float | None) -> int | None:
+    """Index of the first epoch whose metric is as good as the target."""
+    if target is None:
+        return None
+    sign = -1 if is_lower_better(metric) else 1
+    return next((at for at, row in enumerate(history) if metric in row and sign * (row[metric] - target) >= 0), None)

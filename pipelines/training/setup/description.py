@@ -1,0 +1,179 @@
+"""What a run is made with: its name, the settings that have an effect, its tags and its dataset; all from what runs."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from conf.effect import RULES
+from conf.schema import RunConfig
+from conf.sections.networks import ResNetCifarConfig, ResNetConfig
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.sample import TRAINING_SPLIT
+from pipelines.storage.locations import redacted
+from pipelines.tracking.journal.local_run import DESCRIPTION_TAG, DatasetFacts, Description
+from pipelines.tracking.models.model_metadata import ModelMetadata, SplitSamples
+from pipelines.tracking.store.experiments import chosen_experiment
+from pipelines.training.setup.bands import seen_bands, used_groups
+
+_NO_SETTINGS_OF_A_TRAINING = (
+    "tracking.",
+    "training.output",
+    "training.resume_run",
+    "training.trace_steps",
+    "training.tensorflow_profiler",
+)
+_DIGEST_CHARACTERS = 36  # what MLflow takes
+_KEY = re.compile(r"[\w\-.: /]+", re.ASCII)  # what MLflow takes
+
+
+def describe_run(config: RunConfig, manifest: Manifest, tags: Mapping[str, str]) -> Description:
+    """Return what a new run of a training is made with.
+
+    Args:
+        config: The whole configuration.
+        manifest: The dataset.
+        tags: Further tags.
+    """
+    return Description(
+        chosen_experiment(config.tracking.experiment, offline=config.tracking.offline),
+        config.tracking.run_name or run_name(config),
+        parameters_of(config, manifest),
+        {DESCRIPTION_TAG: _sentence(config, manifest), **tags_of(config, manifest), **tags},
+        dataset_facts(config.dataset.path, manifest),
+    )
+
+
+def run_name(config: RunConfig) -> str:
+    """Name what differs most between runs: network, optimizer, global batch, codec, precision, workers.
+
+    `r50-lars-g512-onebit-4w`; codec and precision are left out where they are none and float32.
+    """
+    codec, precision = config.exchange.codec.name, config.training.precision
+    parts = [
+        _network(config),
+        config.optimizer.name,
+        f"g{config.global_batch_size}",
+        *([codec] if codec != "none" else []),
+        *([precision.replace("float", "f")] if precision != config.training.default("precision") else []),
+        f"{config.launch.num_workers}w",
+    ]
+    return "-".join(parts)
+
+
+def settings_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
+    """Return the settings that hold for a training, by key: the archive is the dataset's, not the configuration's.
+
+    Secrets in URLs are left out.
+    """
+    values = config.model_dump(mode="json", exclude={"archive", "prepare", "probe"})
+    made = {f"prepare.{name}": value for name, value in manifest.settings.items()}
+    flat = {
+        **_flat(values),
+        **made,
+        "archive.kind": manifest.archive,
+        "archive.source_fingerprint": manifest.source_fingerprint,
+        "global_batch_size": config.global_batch_size,
+        "micro_batches_per_step": config.accumulation_steps(config.launch.num_workers),
+        "dataset_fingerprint": manifest.fingerprint,
+    }
+    return {key: redacted(str(value)) for key, value in flat.items()}
+
+
+def parameters_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
+    """Return those of `settings_of` that have an effect: neither idle ones nor ones that are null or empty.
+
+    The artifact `config.yaml` has all of them.
+    """
+    idle = {rule.key for rule in RULES if rule.is_idle(config)}
+    if config.training.global_batch_size is not None:
+        idle.add("training.accumulation_steps")  # follows from the global batch
+    return {
+        key: value
+        for key, value in settings_of(config, manifest).items()
+        if key not in idle and value not in ("None", "[]", "{}") and not key.startswith(_NO_SETTINGS_OF_A_TRAINING)
+    }
+
+
+def dataset_facts(path: str, manifest: Manifest) -> DatasetFacts:
+    """Return what MLflow shows of a dataset: name, digest, place, columns and counts."""
+    columns = [
+        {"name": group.name, "type": "tensor", "tensor-spec": {"dtype": group.dtype, "shape": [-1, *group.shape]}}
+        for group in manifest.groups
+    ]
+    counts = {f"rows_{name}": split.rows for name, split in manifest.splits.items()}
+    return DatasetFacts(
+        name=manifest.archive,
+        digest=manifest.fingerprint[:_DIGEST_CHARACTERS],
+        source=json.dumps({"uri": redacted(path)}),
+        schema=json.dumps({"mlflow_tensorspec": {"features": json.dumps(columns), "targets": None}}),
+        profile=json.dumps(
+            {"num_rows": sum(counts.values()), **counts, "classes": len(manifest.class_names), "task": manifest.task}
+        ),
+    )
+
+
+def metadata_of_model(manifest: Manifest, config: RunConfig) -> ModelMetadata:
+    """What is logged beside each model of a training."""
+    return ModelMetadata(
+        class_names=manifest.class_names,
+        task=manifest.task,
+        groups={group.name: group.bands for group in used_groups(manifest.groups, config.input.bands)},
+        bands=tuple(seen_bands(manifest.groups, config.input.bands)),
+        archive=manifest.archive,
+        dataset_fingerprint=manifest.fingerprint,
+        source_fingerprint=manifest.source_fingerprint,
+        samples={name: SplitSamples(split.rows, tuple(split.class_counts)) for name, split in manifest.splits.items()},
+        network=config.model.model_dump(),
+    )
+
+
+def tags_of(config: RunConfig, manifest: Manifest) -> dict[str, str]:
+    """Return what a run is found by; a resumed run with other settings gets those that hold from then on."""
+    return {
+        "mlflow.source.name": "groundswell train",
+        "mlflow.source.type": "JOB",
+        "dataset_fingerprint": manifest.fingerprint,
+        "archive": manifest.archive,
+        "model": _network(config),
+        "optimizer": config.optimizer.name,
+        "codec": config.exchange.codec.name,
+        "global_batch": str(config.global_batch_size),
+        "workers": str(config.launch.num_workers),
+        "precision": config.training.precision,
+    }
+
+
+def _sentence(config: RunConfig, manifest: Manifest) -> str:
+    """Say what a run is to somebody who has only its page."""
+    rows = manifest.splits[TRAINING_SPLIT].rows if TRAINING_SPLIT in manifest.splits else 0
+    training, codec = config.training, config.exchange.codec.name
+    return (
+        f"{_network(config)} trained with {config.optimizer.name} on {manifest.archive}: {rows} training samples, "
+        f"{len(manifest.class_names)} classes ({manifest.task.replace('_', '-')}), {training.epochs} epochs, global "
+        f"batch {config.global_batch_size} on {config.launch.num_workers} workers, {training.precision}, "
+        f"{'gradients uncompressed' if codec == 'none' else f'gradients compressed by {codec}'}."
+    )
+
+
+def _network(config: RunConfig) -> str:
+    """`r50` for ResNet-50, `cifar20` for the one of CIFAR, the function's name for another one."""
+    match config.model:
+        case ResNetConfig(depth=depth):
+            return f"r{depth}"
+        case ResNetCifarConfig(depth=depth):
+            return f"cifar{depth}"
+        case other:
+            return str(other.arguments().get("path", other.name)).rpartition(":")[2].lower()
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if not isinstance(value, Mapping):
+            flat[f"{prefix}{key}"] = value
+        elif all(_KEY.fullmatch(name) for name in value):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:  # names of classes, or patterns of layers
+            flat[f"{prefix}{key}"] = json.dumps(value)
+    return flat

@@ -1,0 +1,38 @@
+"""What a training minimises, and what it is scored by beside the usual metrics."""
+
+from collections.abc import Mapping
+
+from conf.schema import RunConfig
+from conf.sections.objective import ImportedLossConfig, MetricConfig
+from models.losses import Loss, classification_loss, imported_loss
+from models.metrics import Metric, imported_metric
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.training.setup.class_weights import class_weights
+
+
+def make_loss(config: RunConfig, manifest: Manifest) -> Loss:
+    """Return the per-sample loss of training.
+
+    Raises:
+        ValueError: A loss by import path is not found, or class weights do not fit the dataset.
+    """
+    training = config.training
+    if isinstance(training.loss, ImportedLossConfig):
+        return imported_loss(training.loss.path, training.loss.settings, setting="training.loss.path")
+    return classification_loss(
+        manifest.task,
+        label_smoothing=training.label_smoothing,
+        class_weights=class_weights(training.class_weights, manifest),
+    )
+
+
+def make_metrics(config: Mapping[str, MetricConfig]) -> dict[str, Metric]:
+    """Return the metrics of `training.metrics` by name.
+
+    Raises:
+        ValueError: One of them is not found.
+    """
+    return {
+        name: imported_metric(metric.path, metric.settings, setting=f"training.metrics.{name}.path")
+        for name, metric in config.items()
+    }

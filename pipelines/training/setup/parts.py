@@ -1,0 +1,173 @@
+"""What one rank trains with, made from the configuration; training and the finders begin with it."""
+
+import functools
+import logging
+from dataclasses import dataclass
+
+import keras
+import numpy as np
+
+from conf.schema import RunConfig
+from models.compression import kernels
+from models.layers.augmentation import AugmentedModel, augmentation_seeds
+from models.layers.grids import Size
+from models.layers.normalisation import normalise_over, statistics_bytes
+from models.losses import Loss
+from pipelines.dataset.format.manifest import Manifest, read_manifest
+from pipelines.launch.rank import membership
+from pipelines.launch.rank.report import attempt, log_to_driver
+from pipelines.storage.remote_path import AnyPath
+from pipelines.training.checkpoint.files import list_checkpoints
+from pipelines.training.checkpoint.kept_state import rank_uses_kernels
+from pipelines.training.ranks.collective import HorovodCollective, ranks_of_job, use_assigned_devices
+from pipelines.training.setup.input import TrainingInput, make_input
+from pipelines.training.setup.objective import make_loss
+from pipelines.training.setup.recipe import freeze_layers, make_model
+from pipelines.training.setup.warm_start import begin_with
+from pipelines.training.setup.whitening import begin_whitened
+from pipelines.training.step.mixing import Mixing
+from pipelines.training.step.step_inputs import StepInputs
+from pipelines.training.tracing.timeline import allow_timeline
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What one rank trains with; made by the same calls on every rank."""
+
+    collective: HorovodCollective
+    manifest: Manifest
+    micro_batches: int
+    """Batches of this rank per optimizer step."""
+    model: keras.Model
+    loss: Loss
+    batch_norm_bytes: int = 0
+    """What batch norm over ranks adds to a step's payload: bytes of an allreduce over all ranks of the same cost."""
+
+
+def make_parts(config: RunConfig, checkpoint_folder: AnyPath | None = None) -> Parts:
+    """Join the ranks and make what each of them trains with; the initial weights are rank 0's after a broadcast.
+
+    Args:
+        config: The whole configuration.
+        checkpoint_folder: Where an earlier attempt of the run may have left checkpoints, which have all weights; None:
+            there was none.
+    """
+    if config.training.trace_steps is not None:
+        allow_timeline()
+    in_copy, span = config.training.mode.declaration.ranks_per_copy, config.model.batch_norm_span(ranks_of_job())
+    collective = join_ranks(max(in_copy, span), has_peers=in_copy > 1)
+    # The same seed on every rank builds the same weights, and the broadcast makes sure of it.
+    keras.utils.set_random_seed(config.training.seed)
+    manifest = read_manifest(config.dataset.path)
+    model = make_model(config, manifest)
+    if span > 1:
+        normalise_over(model, collective.group)
+    _begin(config, manifest, model, collective, checkpoint_folder)
+    if membership.is_spare():
+        _use_kernels_as_others(config)
+    else:
+        agree_on_kernels(config, collective)
+    loss, micro_batches = make_loss(config, manifest), _micro_batches(config, collective)
+    statistics = _batch_norm_bytes(model, collective, micro_batches) if span > 1 else 0
+    return Parts(collective, manifest, micro_batches, model, loss, statistics)
+
+
+def join_ranks(group_size: int = 1, *, has_peers: bool = False) -> HorovodCollective:
+    """Join the job on the devices that the launcher assigned; the arguments are as for `HorovodCollective`."""
+    collective = HorovodCollective(group_size, has_peers=has_peers)
+    use_assigned_devices()
+    return collective
+
+
+def make_data(config: RunConfig, parts: Parts) -> TrainingInput:
+    """Open the training split for this rank; the ranks that hold one copy of the model take the same samples."""
+    in_copy = config.training.mode.declaration.ranks_per_copy
+    rank, size = parts.collective.rank // in_copy, parts.collective.size // in_copy
+    return make_input(config, parts.manifest, rank=rank, size=size, micro_batches=parts.micro_batches)
+
+
+def agree_on_kernels(config: RunConfig, collective: HorovodCollective) -> None:
+    """Use the C++ kernels on every rank or on none: ranks decode alone, and other code gives other last digits."""
+    if config.exchange.codec.name in kernels.CODECS:
+        (loaded,) = collective.sum(np.array([int(kernels.load() is not None)]))
+        if loaded < collective.size:
+            if loaded:
+                _log.warning("%d of %d ranks have C++ kernels for compression: none uses them", loaded, collective.size)
+            kernels.disable()
+
+
+def use_kernels(config: RunConfig) -> bool:
+    """Whether this rank uses C++ kernels, once all ranks have agreed."""
+    return config.exchange.codec.name in kernels.CODECS and kernels.load() is not None
+
+
+def _use_kernels_as_others(config: RunConfig) -> None:
+    """Let a spare use C++ kernels if the process uses them whose place it may take."""
+    if config.exchange.codec.name not in kernels.CODECS:
+        return
+    if rank_uses_kernels(membership.kept_memory()[:2], give_up=membership.is_turn) is False:
+        kernels.disable()
+
+
+def make_inputs(config: RunConfig, model: keras.Model, epoch: int, size: Size | None = None) -> StepInputs:
+    """Return what makes the inputs of a step from a batch of this epoch: with its seeds, mixed as configured.
+
+    Args:
+        config: The whole configuration.
+        model: The model of `make_parts`.
+        epoch: Index of the epoch, from 0.
+        size: Height and width at which the epoch is trained, see `pipelines.training.setup.resolution`; None: those of
+            the images.
+    """
+    training = config.training
+    augments = isinstance(model, AugmentedModel)
+    return StepInputs(
+        functools.partial(augmentation_seeds, training.seed, epoch) if augments else None,
+        Mixing(training.mixup, training.seed, epoch) if training.mixup else None,
+        size,
+    )
+
+
+def _micro_batches(config: RunConfig, collective: HorovodCollective) -> int:
+    """Batches of this rank per step: fewer ranks than at the start take more of them each."""
+    micro_batches = config.accumulation_steps(collective.size)
+    assert micro_batches is not None, "the driver checks that the global batch divides"
+    return micro_batches
+
+
+def _batch_norm_bytes(model: keras.Model, collective: HorovodCollective, micro_batches: int) -> int:
+    """Bytes of a step; a rank sends 2 (k - 1) / k times as many in its group of k ranks as it sums. Rank 0 says so."""
+    k, n = collective.group.size, collective.size
+    if k == 1:
+        return 0
+    added = round(micro_batches * statistics_bytes(model) * (k - 1) / k * n / (n - 1))
+    if collective.rank == 0 and not membership.is_spare():
+        log_to_driver(f"batch norm over {k} ranks adds {added:,} bytes to each step's payload")
+    return added
+
+
+def _begin(
+    config: RunConfig,
+    manifest: Manifest,
+    model: keras.Model,
+    collective: HorovodCollective,
+    checkpoint_folder: AnyPath | None,
+) -> None:
+    """Set the weights that are not random on rank 0, a broadcast gives them to all; freeze layers on every rank."""
+    frozen = freeze_layers(config, model)
+    if config.training.resume_run is not None or collective.rank != 0:
+        return
+    if membership.is_spare():  # it gets all weights from the process whose place it takes
+        return
+    if attempt() > 1 and checkpoint_folder is not None and list_checkpoints(checkpoint_folder):
+        return  # the source may be away by now, and its weights would be replaced by the checkpoint's
+    lines = [begin_whitened(model, config, manifest)] if config.model.whitens else []
+    if config.warm_start.source is not None:
+        # Filters of the dataset, unless the earlier training has some: what became of them is among the lines.
+        lines = begin_with(model, config, manifest)
+        if frozen:
+            lines.append(f"{len(frozen)} layers are frozen: {', '.join(frozen)}")
+    for line in lines:
+        log_to_driver(line)

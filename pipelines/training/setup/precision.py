@@ -1,0 +1,53 @@
+"""What the numbers of forward and backward pass mean on this machine."""
+
+import logging
+from pathlib import Path
+
+import tensorflow as tf
+
+from pipelines.launch.rank import membership
+from pipelines.launch.rank.report import log_to_driver
+from pipelines.machine.proc import CPUINFO, processor
+from pipelines.training.ranks.collective import HorovodCollective
+
+_log = logging.getLogger(__name__)
+_ISAS = {"amx_bf16": "AMX", "avx512_bf16": "AVX-512 BF16"}
+
+
+def bfloat16_isa(cpuinfo: Path = CPUINFO) -> str | None:
+    """Return the processor's instructions for brain floats, the faster first: "amx_bf16", "avx512_bf16" or None."""
+    flags = processor(cpuinfo).get("flags", "").split()
+    return next((isa for isa in _ISAS if isa in flags), None)
+
+
+def describe_precision(precision: str, *, gpu: bool, isa: str | None) -> str:
+    """One line that says which precision trains, and on a CPU what the processor has for it.
+
+    Args:
+        precision: `training.precision`.
+        gpu: Whether this rank trains on a GPU.
+        isa: What `bfloat16_isa` returned.
+    """
+    text = f"training.precision={precision}"
+    if gpu:
+        return f"{text} on a GPU"
+    if isa is None:
+        slow = ", so this is slower than float32" if precision == "bfloat16" else ""
+        return f"{text}; the processor has no instructions for bfloat16{slow}"
+    if precision == "bfloat16":
+        return f"{text}; the processor has {_ISAS[isa]} for it"
+    return f"{text}; the processor has {_ISAS[isa]}, with which training.precision=bfloat16 is faster"
+
+
+def tell_precision(precision: str, collective: HorovodCollective) -> None:
+    """Write to the rank's log what it computes with; rank 0 also tells the driver.
+
+    Args:
+        precision: The setting `training.precision`.
+        collective: The ranks.
+    """
+    gpu = bool(tf.config.list_physical_devices("GPU"))
+    text = describe_precision(precision, gpu=gpu, isa=bfloat16_isa())
+    _log.info("rank %d: %s", collective.rank, text)
+    if collective.rank == 0 and not membership.is_spare():
+        log_to_driver(text)

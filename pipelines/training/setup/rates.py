@@ -1,0 +1,121 @@
+"""From the configuration to the learning rate by step; imports no TensorFlow, so that the driver can ask too."""
+
+from collections.abc import Sequence
+
+from conf.schema import RunConfig
+from conf.sections.schedules import (
+    Boundary,
+    ConstantWarmupConfig,
+    CosineConfig,
+    DecayConfig,
+    GradualWarmupConfig,
+    MultiStepConfig,
+    PolynomialConfig,
+    check_rising,
+)
+from models.schedules import (
+    Schedule,
+    constant,
+    constant_warmup,
+    cosine,
+    gradual_warmup,
+    multi_step,
+    polynomial,
+    scaled_learning_rate,
+    step_at,
+)
+
+
+def peak_learning_rate(config: RunConfig) -> float:
+    """Return the learning rate after warm-up and before decay."""
+    optimizer = config.optimizer
+    if optimizer.learning_rate is not None:
+        return optimizer.learning_rate
+    assert optimizer.learning_rate_per_256 is not None
+    return scaled_learning_rate(optimizer.learning_rate_per_256, config.global_batch_size, optimizer.scaling)
+
+
+def make_schedule(config: RunConfig, steps_per_epoch: int) -> Schedule:
+    """Return the learning rate by optimizer step, from step 0.
+
+    Args:
+        config: Its `optimizer` has the peak, its `schedule` the shape, and its `training.epochs` the length.
+        steps_per_epoch: Optimizer steps of one epoch.
+
+    Raises:
+        ValueError: A place of the schedule is beyond the end of the run, or before the one that must precede it; or
+            the rate at the start of the warm-up, or that at the end, is above the peak.
+    """
+    peak = peak_learning_rate(config)
+    steps = boundary_steps(config, steps_per_epoch)
+    warmup = config.schedule.warmup
+    warmup_steps = steps[0][1] if isinstance(warmup, Boundary) else 0
+    decay_steps = [step for name, step in steps if name.startswith("schedule.decay")]
+    schedule = _decay(config.schedule.decay, peak, warmup_steps, decay_steps)
+    if isinstance(warmup, ConstantWarmupConfig):
+        return constant_warmup(schedule, warmup_steps, warmup.factor)
+    if isinstance(warmup, GradualWarmupConfig):
+        return gradual_warmup(schedule, warmup_steps, _start_rate(config, peak))
+    return schedule
+
+
+def boundary_steps(config: RunConfig, steps_per_epoch: int) -> list[tuple[str, int]]:
+    """Return every place of the schedule by its key, as the first step at or after it.
+
+    Raises:
+        ValueError: As `make_schedule`.
+    """
+    return place_steps(config.schedule.places(), config, steps_per_epoch)
+
+
+def place_steps(
+    places: Sequence[tuple[str, Boundary]], config: RunConfig, steps_per_epoch: int
+) -> list[tuple[str, int]]:
+    """Return places of a run, each with its key, as the first step at or after it.
+
+    Raises:
+        ValueError: One is beyond the end of the run, or before the one that must precede it.
+    """
+    total_steps = config.training.epochs * steps_per_epoch
+    steps = [(name, _step(place, config, total_steps)) for name, place in places]
+    check_rising(steps, total_steps, unit="step", end_text=f"{total_steps} steps")
+    return steps
+
+
+def _step(place: Boundary, config: RunConfig, total_steps: int) -> int:
+    if place.steps is not None:
+        return place.steps
+    recipe_epochs = config.schedule.recipe_epochs or config.training.epochs
+    epoch = place.in_epochs(recipe_epochs)
+    assert epoch is not None
+    return step_at(min(1.0, epoch / recipe_epochs), total_steps)
+
+
+def _decay(config: DecayConfig, peak: float, warmup_steps: int, steps: list[int]) -> Schedule:
+    if isinstance(config, MultiStepConfig):
+        factors = [milestone.factor for milestone in config.milestones]
+        return multi_step(peak, list(zip(steps, factors, strict=True)))
+    if isinstance(config, PolynomialConfig | CosineConfig) and config.end_rate > peak:
+        raise ValueError(f"schedule.decay.end_rate={config.end_rate} is above the peak learning rate, {peak:g}")
+    if isinstance(config, PolynomialConfig):
+        (end_step,) = steps
+        return polynomial(
+            peak, start_step=warmup_steps, end_step=end_step, power=config.power, end_rate=config.end_rate
+        )
+    if isinstance(config, CosineConfig):
+        (end_step,) = steps
+        return cosine(peak, start_step=warmup_steps, end_step=end_step, end_rate=config.end_rate)
+    return constant(peak)
+
+
+def _start_rate(config: RunConfig, peak: float) -> float:
+    warmup, base = config.schedule.warmup, config.optimizer.learning_rate_per_256
+    if not isinstance(warmup, GradualWarmupConfig) or warmup.start != "base":
+        return 0.0
+    assert base is not None, "the configuration has checked it"
+    if base > peak:
+        raise ValueError(
+            f"schedule.warmup.start=base begins with {base:g}, the rate for a global batch of 256, which is above the "
+            f"peak for {config.global_batch_size}, {peak:g}: set schedule.warmup.start=zero, or a larger global batch"
+        )
+    return base

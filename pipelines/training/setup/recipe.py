@@ -1,0 +1,220 @@
+"""From the configuration to the pieces of one training: model, optimizer, exchange; `rates` has the schedule."""
+
+import functools
+from collections.abc import Mapping, Sequence
+
+import keras
+
+from conf.schema import RunConfig
+from conf.sections.augmentations import AugmentationConfig
+from conf.sections.codecs import CodecConfig
+from conf.sections.optimizers import OneBitAdamConfig, OptimizerConfig
+from models.compression.arithmetic.marks import Marks
+from models.compression.codec import Codec
+from models.compression.codecs.table import CODECS
+from models.compression.exchange.exchange import GradientExchange
+from models.compression.exchange.wire import Collective
+from models.layers.preprocessing import InputGroup
+from models.layers.table import AUGMENTATIONS
+from models.losses import Loss
+from models.networks.model import build_model
+from models.networks.warm_start import freeze, rate_factors
+from models.optimizers.roles import variables_with_roles
+from models.optimizers.sharded import ShardedOptimizer, Shards
+from models.optimizers.table import OPTIMIZERS
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.training.modes.table import mode_maker
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.setup.bands import band_channels, used_groups
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.mode import Mode, ModeInputs
+from pipelines.training.step.step import StepClocks
+from pipelines.training.step.weight_average import WeightAverage
+
+
+def make_model(config: RunConfig, manifest: Manifest) -> keras.Model:
+    """Build the configured network for the image groups and classes of the dataset."""
+    return build_model(
+        input_groups(manifest, config.input.bands),
+        network=config.model.name,
+        classes=len(manifest.class_names),
+        upsampling=config.input.upsampling,
+        augmentation=make_augmentation(config.input.augmentation),
+        precision=config.training.precision,
+        resizes=bool(config.input.resolution_schedule),
+        **config.model.arguments(),
+    )
+
+
+def freeze_layers(config: RunConfig, model: keras.Model) -> list[str]:
+    """Freeze the configured layers, and return their names.
+
+    Raises:
+        ValueError: There is no such layer, or nothing is left to train.
+    """
+    try:
+        return freeze(model, config.warm_start.frozen_layers)
+    except ValueError as error:
+        raise ValueError(f"warm_start.frozen_layers: {error}") from None
+
+
+def make_rate_factors(config: RunConfig, model: keras.Model) -> list[tuple[keras.Variable, float]]:
+    """Return the variables whose learning rate has a factor, each with its factor.
+
+    Raises:
+        ValueError: There is no such layer or variable, or it is frozen.
+    """
+    try:
+        return rate_factors(model, config.warm_start.rate_factors)
+    except ValueError as error:
+        raise ValueError(f"warm_start.rate_factors: {error}") from None
+
+
+def make_augmentation(config: AugmentationConfig) -> keras.layers.Layer | None:
+    """Build the layer of the configured augmentation; None where there is none."""
+    return AUGMENTATIONS[config.name](**config.arguments())
+
+
+def input_groups(manifest: Manifest, bands: Sequence[str] | None) -> list[InputGroup]:
+    """Return the image groups that the network sees, with the statistics of the training split, for preprocessing.
+
+    Args:
+        manifest: The dataset.
+        bands: Names of the bands that the network sees, in its order; None: all.
+
+    Raises:
+        ValueError: The dataset has no such band.
+    """
+    channels = band_channels(manifest.groups, bands)
+    return [
+        InputGroup(
+            name=group.name,
+            shape=group.shape,
+            dtype=group.dtype,
+            mean=manifest.statistics[group.name].mean,
+            std=manifest.statistics[group.name].std,
+            channels=channels[group.name],
+        )
+        for group in used_groups(manifest.groups, bands)
+    ]
+
+
+def make_optimizer(
+    config: OptimizerConfig,
+    model: keras.Model,
+    *,
+    gradient_clipping: float | None = None,
+    shards: Shards | None = None,
+) -> keras.optimizers.Optimizer:
+    """Build the configured optimizer; the loop sets its learning rate before every step.
+
+    Args:
+        config: The optimizer's section.
+        model: Its trainable variables are updated.
+        gradient_clipping: Global norm to which every Keras optimizer can scale the gradients that it is given, before
+            it adds a decay of its own; None: they stay as they are.
+        shards: Divide the optimizer among the ranks, such as `ShardExchange`; None: every rank has all of it.
+    """
+    chosen = {argument: variables_with_roles(model, roles) for argument, roles in config.roles().items()}
+    optimizer = OPTIMIZERS[config.name](**chosen, **config.arguments())
+    optimizer.global_clipnorm = gradient_clipping
+    if shards is not None:
+        return ShardedOptimizer(optimizer, model.trainable_variables, shards)
+    optimizer.build(model.trainable_variables)
+    return optimizer
+
+
+def copy_optimizer(
+    config: RunConfig, model: keras.Model, copies: Mapping[int, keras.Variable]
+) -> tuple[keras.optimizers.Optimizer, list[tuple[keras.Variable, float]]]:
+    """Build the configured optimizer for copies of some of the model's trainable variables.
+
+    Args:
+        config: The whole configuration.
+        model: The model.
+        copies: The copies by the `id` of the variable.
+
+    Returns:
+        The optimizer, and the copies whose learning rate has a factor, each with its factor.
+    """
+    chosen = {
+        argument: [copies[id(each)] for each in variables_with_roles(model, roles) if id(each) in copies]
+        for argument, roles in config.optimizer.roles().items()
+    }
+    optimizer = OPTIMIZERS[config.optimizer.name](**chosen, **config.optimizer.arguments())
+    optimizer.build(list(copies.values()))
+    factors = [(copies[id(each)], factor) for each, factor in make_rate_factors(config, model) if id(each) in copies]
+    return optimizer, factors
+
+
+def make_exchange(config: RunConfig, collective: Collective, codec: Codec | None = None) -> GradientExchange:
+    """Build the exchange from a collective, with the configured codec or another one."""
+    codec = codec or make_codec(config.exchange.codec, config.optimizer)
+    return GradientExchange(codec, collective, seed=config.training.seed, **config.exchange.arguments())
+
+
+def make_codec(config: CodecConfig, optimizer: OptimizerConfig) -> Codec:
+    """Build the configured codec; the optimizer's settings are for a codec that is the other half of a method."""
+    shared = {"beta_1": optimizer.beta_1} if isinstance(optimizer, OneBitAdamConfig) else {}
+    return CODECS[config.name](**config.arguments(), **shared)
+
+
+def make_mode(
+    config: RunConfig,
+    model: keras.Model,
+    loss: Loss,
+    collective: HorovodCollective,
+    *,
+    steps_per_epoch: int,
+    micro_batches: int = 1,
+    marks: Marks | None = None,
+    stop: StopAgreement | None = None,
+    loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+) -> Mode:
+    """Make the configured training mode, with its optimizer, exchange and step; every rank makes the same call.
+
+    Args:
+        config: The whole configuration.
+        model: The model that is trained.
+        loss: Per-sample losses `(batch,)` from targets and logits.
+        collective: The ranks, in groups of as many as hold one copy of the model.
+        steps_per_epoch: Optimizer steps of one epoch.
+        micro_batches: Batches of this rank per step.
+        marks: Get the times of the parts of each step; None: nobody asks.
+        stop: See `ModeInputs`, as for the rest.
+        loss_scale: See there.
+        average: See there.
+        clocks: See there.
+    """
+
+    def exchange(collective: Collective = collective, codec: Codec | None = None) -> GradientExchange:
+        made = make_exchange(config, collective, codec)
+        made.marks = marks
+        return made
+
+    def optimizer(shards: Shards | None = None) -> keras.optimizers.Optimizer:
+        clipping = config.training.gradient_clipping
+        return make_optimizer(config.optimizer, model, gradient_clipping=clipping, shards=shards)
+
+    inputs = ModeInputs(
+        collective=collective,
+        model=model,
+        loss=loss,
+        micro_batches=micro_batches,
+        batch_size=config.training.batch_size_per_worker,
+        steps_per_epoch=steps_per_epoch,
+        jit_compile=config.training.jit_compile,
+        rate_factors=make_rate_factors(config, model),
+        make_exchange=exchange,
+        make_codec=functools.partial(make_codec, config.exchange.codec, config.optimizer),
+        make_optimizer=optimizer,
+        copy_optimizer=functools.partial(copy_optimizer, config, model),
+        stop=stop,
+        loss_scale=loss_scale,
+        average=average,
+        clocks=clocks,
+    )
+    return mode_maker(config.training.mode)(inputs, config.training.mode.declaration)

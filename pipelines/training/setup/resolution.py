@@ -1,0 +1,131 @@
+"""The size of the images in each epoch of training; imports no TensorFlow, so that the driver can ask too."""
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from conf.schema import RunConfig
+from models.layers.grids import Size
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.training.setup.bands import used_groups
+from pipelines.training.setup.rates import place_steps
+
+_KEY = "input.resolution_schedule"
+_TOLERANCE = 0.01
+"""Pixels by which a scale such as 0.3333 may miss a whole number of them."""
+
+
+@dataclass(frozen=True)
+class ScaledEpochs:
+    """Consecutive epochs whose images have one size."""
+
+    first: int
+    """Index of the first epoch, from 0."""
+    end: int
+    """Index of the first epoch that does not belong to them."""
+    scale: float
+    """Height and width as part of those of the full images."""
+
+
+def scaled_epochs(config: RunConfig, steps_per_epoch: int) -> list[ScaledEpochs]:
+    """Return the epochs of each part of `input.resolution_schedule`, and last those with full images; [] without it.
+
+    The size changes between epochs: so an epoch has one rate and one loss, and the training step is compiled again
+    before the first step of an epoch, which no rate includes. An epoch has the size of the part that holds at its
+    first step.
+
+    Args:
+        config: The whole configuration.
+        steps_per_epoch: Optimizer steps of one epoch.
+
+    Raises:
+        ValueError: A place is beyond the end of the run, or before the one that must precede it; a part has no epoch,
+            or none is left for the full images.
+    """
+    parts, epochs = config.input.resolution_schedule, config.training.epochs
+    found: list[ScaledEpochs] = []
+    first = 0
+    for number, (_, step) in enumerate(place_steps(config.input.places(), config, steps_per_epoch)):
+        end = math.ceil(step / steps_per_epoch)
+        if end == first:
+            raise ValueError(
+                f"{_KEY}[{number}] has no effect: none of the {epochs} epochs begins within it, and images change "
+                "their size between epochs; raise its until, leave it out, or train longer"
+            )
+        if end >= epochs:
+            raise ValueError(
+                f"{_KEY}[{number}].until is after the beginning of the last of {epochs} epochs, so that none has the "
+                "full images, which validation and the logged model have: lower it, or train longer"
+            )
+        found.append(ScaledEpochs(first, end, parts[number].scale))
+        first = end
+    return [*found, ScaledEpochs(first, epochs, 1.0)] if parts else []
+
+
+def full_size(config: RunConfig, manifest: Manifest) -> Size:
+    """Return the size of the images that the network sees in validation: that of the finest image group."""
+    shapes = [group.shape for group in used_groups(manifest.groups, config.input.bands)]
+    return max(shape[0] for shape in shapes), max(shape[1] for shape in shapes)
+
+
+def part_sizes(config: RunConfig, manifest: Manifest) -> list[Size]:
+    """Return the size of the images in each part of `input.resolution_schedule`, the full one last; [] without it.
+
+    Raises:
+        ValueError: A scale gives no whole number of pixels, fewer than the network needs, or no other size than the
+            part after it.
+    """
+    parts, full = config.input.resolution_schedule, full_size(config, manifest)
+    sizes = [_scaled(full, part.scale, f"{_KEY}[{number}]") for number, part in enumerate(parts)]
+    needed = config.model.shortest_side
+    for number, (size, following) in enumerate(itertools.pairwise([*sizes, full])):
+        where = f"{_KEY}[{number}]: scale={parts[number].scale:g} of {_pixels(full)} is {_pixels(size)}"
+        if size == following:
+            raise ValueError(f"{where}, as in the part after it: leave one of them out")
+        if min(size) < needed:
+            raise ValueError(
+                f"{where}, and model.name={config.model.name} needs at least {needed} on each side: raise the scale"
+            )
+    return [*sizes, full] if parts else []
+
+
+def trained_sizes(config: RunConfig, manifest: Manifest, steps_per_epoch: int) -> list[Size | None]:
+    """Return the size of the images in each epoch; None in all of them without `input.resolution_schedule`.
+
+    Raises:
+        ValueError: As `scaled_epochs` and `part_sizes`.
+    """
+    if not config.input.resolution_schedule:
+        return [None] * config.training.epochs
+    parts = zip(part_sizes(config, manifest), scaled_epochs(config, steps_per_epoch), strict=True)
+    return [size for size, epochs in parts for _ in range(epochs.first, epochs.end)]
+
+
+def described_sizes(sizes: Sequence[Size | None]) -> str:
+    """Say which epochs have which size: `16 x 16 pixels in epochs 1 to 4, 32 x 32 pixels in epoch 5`."""
+    texts, first = [], 1
+    for size, group in itertools.groupby(sizes):
+        last = first + len(list(group)) - 1
+        if size is not None:
+            texts.append(f"{_pixels(size)} in {f'epochs {first} to {last}' if last > first else f'epoch {first}'}")
+        first = last + 1
+    return ", ".join(texts)
+
+
+def _scaled(full: Size, scale: float, key: str) -> Size:
+    # Both sides are whole numbers of pixels at the multiples of one over their greatest common divisor.
+    unit = math.gcd(*full)
+    count = round(scale * unit)
+    if abs(scale - count / unit) * max(full) > _TOLERANCE:
+        possible = [max(1, math.floor(scale * unit)), math.ceil(scale * unit)]
+        choices = " or ".join(f"{each / unit:g}" for each in sorted({*possible}) if each < unit)
+        raise ValueError(
+            f"{key}: scale={scale:g} of {_pixels(full)} is {full[0] * scale:g} x {full[1] * scale:g}, no whole number"
+            + (f": choose {choices}" if choices else "")
+        )
+    return full[0] // unit * count, full[1] // unit * count
+
+
+def _pixels(size: Size) -> str:
+    return f"{size[0]} x {size[1]} pixels"

@@ -1,0 +1,71 @@
+"""The training mode of a rank, and what turns its batches into updates."""
+
+from conf.schema import RunConfig
+from models.compression.arithmetic.marks import Marks
+from models.schedules import Schedule
+from pipelines.training.ranks.stop import StopAgreement
+from pipelines.training.setup.parts import Parts
+from pipelines.training.setup.recipe import make_mode
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.mode import Mode
+from pipelines.training.step.step import StepClocks
+from pipelines.training.step.weight_average import WeightAverage
+
+
+def make_mode_of(
+    config: RunConfig,
+    parts: Parts,
+    *,
+    steps_per_epoch: int,
+    stop: StopAgreement | None = None,
+    loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+) -> Mode:
+    """Make the configured mode for the parts of a rank; the arguments are as for `make_mode`."""
+    return make_mode(
+        config,
+        parts.model,
+        parts.loss,
+        parts.collective,
+        steps_per_epoch=steps_per_epoch,
+        micro_batches=parts.micro_batches,
+        marks=Marks() if config.training.trace_steps is not None else None,
+        stop=stop,
+        loss_scale=loss_scale,
+        average=average,
+        clocks=clocks,
+    )
+
+
+def make_trainer(
+    config: RunConfig, parts: Parts, mode: Mode, schedule: Schedule, stop: StopAgreement | None = None
+) -> Trainer:
+    """Make what turns the batches of this rank into updates.
+
+    Args:
+        config: The whole configuration.
+        parts: What this rank trains with.
+        mode: Takes the steps.
+        schedule: Learning rate by optimizer step.
+        stop: The agreement on when to stop, which `mode` includes; None: training cannot be asked to stop.
+    """
+
+    def reset() -> None:
+        mode.reset()
+        if stop is not None:
+            stop.forget()
+
+    return Trainer(
+        step=mode.step,
+        optimizer=mode.optimizer,
+        schedule=schedule,
+        collective=parts.collective,
+        stop=stop,
+        accumulate=mode.accumulate,
+        micro_batches=parts.micro_batches,
+        reset=reset,
+        block=mode.block,
+        ranks_per_copy=config.training.mode.declaration.ranks_per_copy,
+    )

@@ -1,0 +1,122 @@
+"""The weights of an earlier training: found on the driver, and taken by rank 0."""
+
+import json
+import re
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from conf.schema import RunConfig
+from conf.sections.warm_start import WarmStartConfig
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.tracking.models.models import load_model, model_metadata
+from pipelines.training.checkpoint.state import read_arrays
+from pipelines.training.setup.bands import seen_bands
+
+if TYPE_CHECKING:
+    import keras
+
+    from models.networks.warm_start import TrainedWeights
+
+_CHECKPOINT, _KERAS_FILE = ".npz", ".keras"
+_BANDS, _CLASSES = "dataset.bands", "dataset.class_names"
+
+
+def dataset_names(config: RunConfig, manifest: Manifest) -> dict[str, str]:
+    """What a checkpoint says of the meaning of its network's inputs and outputs, among its settings."""
+    return {
+        _BANDS: json.dumps(seen_bands(manifest.groups, config.input.bands)),
+        _CLASSES: json.dumps(list(manifest.class_names)),
+    }
+
+
+def check_source(config: WarmStartConfig) -> None:
+    """Check on the driver that the source exists and can be read; imports no TensorFlow.
+
+    Raises:
+        ValueError: There is no such model or file, or it is damaged or of another kind.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    if config.source is None:
+        return
+    if config.is_logged:
+        model_metadata(config.source)
+        return
+    path = Path(config.source)
+    if path.suffix not in (_CHECKPOINT, _KERAS_FILE):
+        raise ValueError(
+            f"warm_start.source={config.source}: expected runs:/..., models:/..., a checkpoint ({_CHECKPOINT}) or a "
+            f"Keras file ({_KERAS_FILE})"
+        )
+    if not path.is_file():
+        raise ValueError(f"warm_start.source={config.source}: there is no such file")
+    if not zipfile.is_zipfile(path):
+        raise ValueError(f"warm_start.source={config.source}: the file is damaged, or no {path.suffix} file")
+
+
+def read_weights(config: WarmStartConfig) -> "TrainedWeights":
+    """Read all weights of the source, and what is known of its bands and classes.
+
+    Raises:
+        ValueError: The source cannot be read.
+        RuntimeError: The tracking server cannot be reached.
+    """
+    import keras
+
+    from models.networks.warm_start import TrainedWeights
+
+    assert config.source is not None
+    if config.is_logged:
+        model, metadata = load_model(config.source)
+        return TrainedWeights(_arrays_of(model), metadata.bands, metadata.class_names or None)
+    if config.source.endswith(_KERAS_FILE):
+        return TrainedWeights(_arrays_of(keras.saving.load_model(config.source, compile=False)), None, None)
+    state, arrays = read_arrays(Path(config.source))
+    # Keras numbers the optimizers of a process from the second one on.
+    optimizer = re.compile(rf"{state.settings['optimizer.name']}(_\d+)?\.")
+    named = [(name.partition(":")[2], value) for name, value in arrays.items()]
+    found = _by_name((name, value) for name, value in named if not optimizer.match(name))
+    return TrainedWeights(found, *(json.loads(state.settings[key]) for key in (_BANDS, _CLASSES)))
+
+
+def begin_with(model: "keras.Model", config: RunConfig, manifest: Manifest) -> list[str]:
+    """Set the model's weights to those of the source; returns what was taken and what not, a fact a line.
+
+    Raises:
+        ValueError: The source cannot be read, or has nothing in common with the network.
+    """
+    from models.networks.warm_start import take_weights
+
+    try:
+        taken = take_weights(
+            model,
+            read_weights(config.warm_start),
+            bands=seen_bands(manifest.groups, config.input.bands),
+            class_names=manifest.class_names,
+        )
+    except ValueError as error:
+        raise ValueError(f"warm_start.source={config.warm_start.source}: {error}") from error
+    return [f"warm start from {config.warm_start.source}", *taken.lines()]
+
+
+def _arrays_of(model: "keras.Model") -> dict[str, Any]:
+    from models.networks.warm_start import name_of
+
+    return _by_name((name_of(variable), np.asarray(variable)) for variable in model.variables)
+
+
+def _by_name(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
+    """The arrays by name.
+
+    Raises:
+        ValueError: Several have one name, as those of two nested networks may.
+    """
+    found: dict[str, Any] = {}
+    for name, value in arrays:
+        if name in found:
+            raise ValueError(f"several of its variables have the name {name}, and are told apart by names here")
+        found[name] = value
+    return found

@@ -1,0 +1,78 @@
+"""Steps that a spare takes before it is a rank, so that they are compiled when the rank needs them."""
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+from horovod.common.exceptions import HorovodInternalError
+
+from conf.schema import RunConfig
+from models.layers.grids import Size
+from pipelines.dataset.format.manifest import Manifest
+from pipelines.dataset.read.reader import Batch
+from pipelines.launch.rank import membership
+from pipelines.training.ranks.collective import job_of_one
+from pipelines.training.setup.bands import used_groups
+from pipelines.training.setup.parts import Parts, make_inputs
+from pipelines.training.step.loop import Trainer
+from pipelines.training.step.step import Traceable
+
+_log = logging.getLogger(__name__)
+
+
+def step_ahead(
+    config: RunConfig, parts: Parts, trainer: Trainer, sizes: Sequence[Size | None], *, has_room: bool
+) -> None:
+    """Take steps of zeros in a spare, before it is a rank: the first one of a size traces, optimises and compiles.
+
+    They are steps of a job of this process alone. What they change is overwritten with the state that the spare takes
+    over. A codec whose ranks gather each other's messages fails in one after encoding, and a sharded optimizer after
+    the gradients: what follows is then compiled when the rank needs it.
+
+    Args:
+        config: The whole configuration.
+        parts: What the spare has.
+        trainer: Its steps.
+        sizes: Size of the images of each epoch that is left: the one that is needed first is compiled first.
+        has_room: Whether there is memory to compute it; else its graphs are only traced.
+    """
+    steps: tuple[object, ...] = (trainer.accumulate, trainer.step)
+    graphs = [graph for graph in steps if isinstance(graph, Traceable)]
+    if not graphs or membership.is_turn():
+        return
+    batch, began = _zeros(config, parts.manifest), time.monotonic()
+    made = [make_inputs(config, parts.model, 0, size)(batch) for size in dict.fromkeys(sizes)]
+    for inputs in made:
+        if inputs is not made[0] and membership.is_turn():
+            return
+        for graph in graphs:
+            graph.get_concrete_function(*inputs)
+    if not has_room:
+        return
+    try:
+        with job_of_one():
+            for inputs, graph in itertools.product(made, graphs):
+                if membership.is_turn():
+                    return
+                graph(*inputs)
+    except (tf.errors.OpError, HorovodInternalError, ValueError) as error:
+        _log.info("took a part of a step ahead: %s", str(error).partition("\n")[0])
+    else:
+        _log.info("took a step ahead (%.1f s)", time.monotonic() - began)
+
+
+def _zeros(config: RunConfig, manifest: Manifest) -> Batch:
+    """A batch of this rank, all zeros."""
+    size = config.training.batch_size_per_worker
+    return Batch(
+        {
+            group.name: np.zeros((size, *group.shape), group.dtype)
+            for group in used_groups(manifest.groups, config.input.bands)
+        },
+        np.zeros((size, len(manifest.class_names)), np.uint8),
+        np.ones(size, np.float32),
+        np.zeros(size, np.int64),
+    )

@@ -1,0 +1,277 @@
+"""One training step: gradients, exchange, update."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+import keras
+import tensorflow as tf
+
+from models.compression.arithmetic.graph import now
+from models.compression.arithmetic.marks import Marks
+from models.compression.exchange.compatibility import check_optimizer
+from models.compression.exchange.exchange import METRICS, GradientExchange
+from models.layers.grids import Size
+from models.layers.resolution import training_size
+from models.networks.model import inputs_of
+from pipelines.training.step.accumulation import Accumulation
+from pipelines.training.step.loss_scale import LossScale
+from pipelines.training.step.rule import Apply, Rule
+from pipelines.training.step.tensors import dense
+from pipelines.training.step.weight_average import WeightAverage
+
+Images = dict[str, tf.Tensor]
+Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+Gradients = Callable[[Images, tf.Tensor, tf.Tensor | None, Size | None], tuple[tf.Tensor, list[tf.Tensor]]]
+
+
+class StepClocks:
+    """Figures of the latest step on this rank; its seconds are meaningful on a CPU."""
+
+    def __init__(self) -> None:
+        """Create the variable."""
+        self.update = tf.Variable(0.0, dtype=tf.float64, trainable=False, name="update_seconds")
+        """Seconds from the last mean to the end of the optimizer's update; a skipped step leaves it as it is."""
+        self.figures = tf.zeros(len(METRICS) + 2, tf.float64)
+        """Those of the exchange in the order of `METRICS`; then `update`; then the seconds from the last gradient to
+        the end of the step: the update, and the communication that no computing hides. The latest step may not have
+        computed them yet."""
+
+    def measure(self, exchange: GradientExchange, after_gradients: tf.Tensor) -> tf.Tensor:
+        """Return the figures at the end of a step; part of its graph."""
+        # The clock of the last gradient is read by whichever thread is free: it may be the later one in a small model.
+        after_gradients = tf.maximum(after_gradients, 0.0)
+        return tf.concat([exchange.measure(), [self.update, after_gradients]], 0)
+
+
+class Step(Protocol):
+    """One update of a model from one batch of this rank, or from the last micro-batch of a step."""
+
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> tf.Tensor:
+        """Return the mean loss.
+
+        Args:
+            images: Image groups by name, at full size.
+            targets: Targets of the samples.
+            seeds: Seeds of the samples, as `models.layers.augmentation` has them, if the model augments.
+            size: To which the model resizes the images, if it does. A step is compiled once for each.
+        """
+        ...
+
+
+@runtime_checkable
+class Traceable(Protocol):
+    """A step, or what takes a micro-batch, that is a graph or has one."""
+
+    def __call__(self, *inputs: Any) -> Any:
+        """Compute it."""
+        ...
+
+    def get_concrete_function(self, *inputs: Any) -> object:
+        """Trace the graph for such inputs."""
+        ...
+
+
+class Accumulate(Protocol):
+    """Takes a micro-batch of this rank that is not the last of its step; the arguments are those of `Step`."""
+
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> None:
+        """Add its gradients to those of the step; no rank waits for another one."""
+        ...
+
+
+@dataclass(frozen=True)
+class MeasuredStep:
+    """A `Step` whose graph returns its figures beside the loss: to read them from a variable took 0.35 ms a step."""
+
+    graph: tf.types.experimental.PolymorphicFunction
+    """Returns loss and figures."""
+    clocks: StepClocks
+
+    def __call__(
+        self, images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> tf.Tensor:
+        """See `Step`."""
+        loss, self.clocks.figures = self.graph(images, targets, seeds, size)
+        return loss
+
+    def get_concrete_function(self, *inputs: Any) -> object:
+        """See `Traceable`."""
+        return self.graph.get_concrete_function(*inputs)
+
+
+def make_train_step(
+    model: keras.Model,
+    loss: Loss,
+    optimizer: keras.optimizers.Optimizer,
+    exchange: GradientExchange,
+    rule: Rule,
+    *,
+    jit_compile: bool,
+    accumulation: Accumulation | None = None,
+    loss_scale: LossScale | None = None,
+    average: WeightAverage | None = None,
+    rate_factors: Sequence[tuple[keras.Variable, float]] = (),
+    clocks: StepClocks | None = None,
+) -> Step:
+    """Return the step: gradients of this rank's batch, and the update by a rule.
+
+    The times of its parts go to the marks of the exchange, where it has some: those of forward and backward pass as the
+    phase `compute` (one part where XLA compiles them), those of the update as `optimizer`.
+
+    Args:
+        model: Maps a dict of image groups to logits `(batch, classes)`.
+        loss: Per-sample losses `(batch,)` from targets and logits.
+        optimizer: The optimizer, already built for the model's trainable variables.
+        exchange: What the rule exchanges with; its state is created here.
+        rule: What is done with the gradients.
+        jit_compile: Whether XLA compiles forward and backward pass; Horovod's operations stay outside.
+        accumulation: The sums of the step's earlier micro-batches, which `make_accumulate` fills; None if there are
+            none. There is one exchange and one update per step.
+        loss_scale: Scale of the loss for half floats; a step with an overflow on any rank is skipped on all of them.
+        average: Takes the weights after every update.
+        rate_factors: Variables whose learning rate has a factor, each with it. What the optimizer does to them is
+            multiplied: the same for every optimizer whose update is linear in the rate (all but LARS as `larc`, which
+            the configuration refuses).
+        clocks: Get the figures of each step; None: nobody asks.
+
+    Raises:
+        ValueError: Codec and optimizer do not fit each other.
+    """
+    variables = model.trainable_variables
+    check_optimizer(exchange.codec, optimizer, warmup_steps=exchange.warmup_steps)
+    exchange.build(variables)
+    gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
+    marks = exchange.marks
+    apply = make_apply(optimizer, variables, rate_factors=rate_factors, average=average, clocks=clocks, marks=marks)
+
+    @tf.function
+    def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None) -> Any:
+        rule.begin_step()
+        begun = None
+        if marks is not None:
+            begun = now([images, targets])
+            with tf.control_dependencies([begun]):
+                images = tf.nest.map_structure(tf.identity, images)
+        value, computed = gradients(images, targets, seeds, size)
+        if marks is not None:
+            _mark_passes(marks, begun, value, computed, together=jit_compile)
+        if accumulation is not None:
+            value, computed = accumulation.finish(value, computed)
+        if loss_scale is None:
+            rule.update(computed, apply)
+        else:
+            loss_scale.update(computed, exchange.collective, lambda: rule.update(computed, apply))
+        if clocks is None:
+            return value
+        return value, clocks.measure(exchange, updated(variables) - now(computed))
+
+    compiled: Step = step if clocks is None else MeasuredStep(step, clocks)
+    return compiled
+
+
+def make_apply(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[keras.Variable],
+    *,
+    rate_factors: Sequence[tuple[keras.Variable, float]] = (),
+    average: WeightAverage | None = None,
+    clocks: StepClocks | None = None,
+    marks: Marks | None = None,
+) -> Apply:
+    """Return the update by one mean gradient per variable; the arguments are as for `make_train_step`."""
+
+    @tf.autograph.experimental.do_not_convert
+    def apply(means: Sequence[tf.Tensor]) -> None:
+        before = [tf.identity(variable.value) for variable, _ in rate_factors]
+        with tf.control_dependencies(means):  # the decay of weights needs no mean, and would not wait for them
+            optimizer.apply(means, variables)
+        for (variable, factor), start in zip(rate_factors, before, strict=True):
+            variable.assign(start + factor * (variable.value - start))
+        if average is not None:
+            average.update(optimizer.iterations)
+        if clocks is not None:
+            clocks.update.assign(updated(variables) - now(means))
+        if marks is not None:
+            marks.add("optimizer", "update", now(means), updated(variables))
+
+    compiled: Apply = apply
+    return compiled
+
+
+def _mark_passes(
+    marks: Marks, begun: tf.Tensor | None, loss: tf.Tensor, gradients: Sequence[tf.Tensor], *, together: bool
+) -> None:
+    """Note forward and backward pass; XLA gives loss and gradients at the same time."""
+    if together:
+        marks.add("compute", "forward and backward pass", begun, now(gradients))
+    else:
+        forward = tf.minimum(now([loss]), now(gradients))
+        marks.add("compute", "forward pass", begun, forward)
+        marks.add("compute", "backward pass", forward, now(gradients))
+
+
+def updated(variables: Sequence[keras.Variable]) -> tf.Tensor:
+    """Return the time at which all changes so far to these variables are done."""
+    return now([tf.convert_to_tensor(variable.value) for variable in variables])
+
+
+def make_accumulate(
+    model: keras.Model,
+    loss: Loss,
+    accumulation: Accumulation,
+    *,
+    jit_compile: bool,
+    loss_scale: LossScale | None = None,
+) -> Accumulate:
+    """Return the function for all micro-batches of a step but the last; the arguments are as for `make_train_step`."""
+    gradients = make_gradients(model, loss, loss_scale, jit_compile=jit_compile)
+
+    @tf.function
+    def accumulate(
+        images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None
+    ) -> None:
+        before = accumulation.statistics_before()
+        value, computed = gradients(images, targets, seeds, size)
+        accumulation.add(value, computed, before)
+
+    compiled: Accumulate = accumulate
+    return compiled
+
+
+def make_gradients(
+    model: keras.Model, loss: Loss, loss_scale: LossScale | None = None, *, jit_compile: bool
+) -> Gradients:
+    """Return the function from a batch to its mean loss and the gradients of the trainable variables."""
+    variables = model.trainable_variables
+
+    def gradients(
+        images: Images, targets: tf.Tensor, seeds: tf.Tensor | None, size: Size | None
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        with tf.GradientTape() as tape, training_size(size):
+            # A model that draws nothing from seeds does not know the argument.
+            drawn = {} if seeds is None else {"seeds": seeds}
+            value = tf.reduce_mean(loss(targets, model(inputs_of(model, images), training=True, **drawn)))
+            scaled = value if loss_scale is None else loss_scale.multiply(value)
+        computed = dense(tape.gradient(scaled, [variable.value for variable in variables]))
+        return value, computed if loss_scale is None else loss_scale.divide(computed)
+
+    # A separate function only for XLA: a function that updates state, as batch norm does, returns all gradients at its
+    # end, so that the exchange could not begin during the backward pass.
+    compiled: Gradients = tf.function(gradients, jit_compile=True) if jit_compile else gradients
+    return compiled
+
+
+def make_predict(model: keras.Model, *, jit_compile: bool) -> Callable[[Images], tf.Tensor]:
+    """Return `predict(images) -> logits (batch, classes)` with the moving batch-norm statistics."""
+
+    @tf.function(jit_compile=jit_compile)
+    def predict(images: Images) -> tf.Tensor:
+        return model(inputs_of(model, images), training=False)
+
+    compiled: Callable[[Images], tf.Tensor] = predict
+    return compiled

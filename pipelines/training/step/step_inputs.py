@@ -1,0 +1,41 @@
+"""What a training step takes of a batch."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from models.layers.grids import Size
+from pipelines.dataset.read.reader import Batch
+from pipelines.training.step.mixing import Mixing
+from pipelines.training.step.tensors import image_tensors
+
+SeedsOf = Callable[[NDArray[np.int64]], NDArray[np.int32]]
+"""Function from the rows of a batch to the seeds of their augmentation."""
+Inputs = (
+    tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None]
+    | tuple[dict[str, tf.Tensor], tf.Tensor, tf.Tensor | None, Size]
+)
+"""Images, targets and seeds of a batch, and the size to which the model resizes them, as a step takes them."""
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """Makes the inputs of a training step from a batch."""
+
+    seeds_of: SeedsOf | None = None
+    """None: the model does not augment."""
+    mixing: Mixing | None = None
+    """None: the samples stay as they are."""
+    size: Size | None = None
+    """Height and width at which the network is trained; None: the model does not resize."""
+
+    def __call__(self, batch: Batch) -> Inputs:
+        """Return images, targets and the seeds of the augmentation, and the size where the model resizes."""
+        seeds = None if self.seeds_of is None else tf.convert_to_tensor(self.seeds_of(batch.rows))
+        images, targets = image_tensors(batch.images), tf.convert_to_tensor(batch.targets, tf.float32)
+        if self.mixing is not None:
+            images, targets = self.mixing(images, targets, batch.rows)
+        return (images, targets, seeds) if self.size is None else (images, targets, seeds, self.size)

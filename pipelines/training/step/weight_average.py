@@ -1,0 +1,68 @@
+"""The exponential moving average of what training changes in a model."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import keras
+import tensorflow as tf
+
+from pipelines.training.step.accumulation import moving_statistics
+
+
+class WeightAverage:
+    """Averages weights and moving batch-norm statistics over the steps; part of the graph of the training step.
+
+        after the first update:   average = value
+        after every further one:  average = decay * average + (1 - decay) * value
+
+    For the trainable variables that is what `use_ema` of Keras's optimizers computes. They leave out the moving
+    statistics of batch norm, which would then be those of other weights: here these are averaged in the same way. Every
+    rank averages the statistics of its own batches; the mean over the ranks is taken when that of the model is.
+
+    Source: Polyak, Juditsky 1992, for averages over the steps; Szegedy et al. 2016, "Rethinking the Inception
+    architecture", section 8, for the exponential one of networks.
+    """
+
+    def __init__(self, model: keras.Model, decay: float) -> None:
+        """Create the averages, in float32: the memory of the weights once more.
+
+        Args:
+            model: The model that is trained.
+            decay: Part of the average that every step keeps, in (0, 1).
+
+        Raises:
+            ValueError: a decay out of range.
+        """
+        if not 0 < decay < 1:
+            raise ValueError(f"decay must be in (0, 1), got {decay}")
+        self.decay = decay
+        statistics = moving_statistics(model)
+        self._averaged = [*model.trainable_variables, *statistics]
+        self.variables = [
+            keras.Variable(each, dtype=each.dtype, trainable=False, name=f"{each.path.replace('/', '.')}_average")
+            for each in self._averaged
+        ]
+        """The averages, all of which a checkpoint must hold."""
+        self.statistics = self.variables[len(model.trainable_variables) :]
+        """The averages of the moving statistics, which differ between ranks until their mean is taken."""
+
+    def update(self, updates: tf.Tensor) -> None:
+        """Take the values after an update; `updates` is the number of all updates so far, with this one."""
+        decay = tf.where(tf.convert_to_tensor(updates) > 1, self.decay, 0.0)
+        for variable, average in zip(self._averaged, self.variables, strict=True):
+            average.assign(decay * average.value + (1.0 - decay) * variable.value)
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """Give the model the averages within the block, and its own values again at the end."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    def _swap(self) -> None:
+        for variable, average in zip(self._averaged, self.variables, strict=True):
+            value = tf.convert_to_tensor(variable.value)
+            variable.assign(tf.convert_to_tensor(average.value))
+            average.assign(value)

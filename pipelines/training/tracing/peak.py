@@ -1,0 +1,98 @@
+"""What a processor can compute: its nominal peak, and what a matrix product reaches on it."""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from models.layers.augmentation import AugmentedModel
+from models.networks.operations import forward_flops
+from pipelines.machine.proc import processor
+from pipelines.training.record.summary import Computer
+from pipelines.training.tracing.gpu_peaks import flops_per_second_of_gpu
+
+_SIDE, _ROUNDS = 1024, 5
+# Operations in a cycle of one core with two units for fused multiply-add: 2 units * 2 operations * numbers per vector.
+_PER_CYCLE = {
+    "float32": (("avx512f", 64), ("avx2", 32), ("avx", 16)),
+    "bfloat16": (("amx_bf16", 2048), ("avx512_bf16", 128)),
+}
+# Cores that compute AVX-512 with half of these units: AMD's Zen 4 (family 25) splits each operation in two, and these
+# of Intel have one unit of that width (Gold 5122 and 5222 have two).
+_HALF_WIDTH_FAMILY = "25"
+_ONE_UNIT = re.compile(r"Xeon.*(Bronze 3[12]\d\d|Silver 4[12]\d\d|Gold 5[12](?!22)\d\d)|Core\(TM\)(?!.*\d{4}XE?\b)")
+
+
+def computer_of(model: keras.Model, precision: str, ranks: int) -> Computer:
+    """Measure what a run's summary needs to know of model and device; on rank 0.
+
+    Args:
+        model: The model that was trained.
+        precision: The value of `training.precision`.
+        ranks: Number of ranks.
+    """
+    network = model.network if isinstance(model, AugmentedModel) else model
+    parameters = sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+    nominal = nominal_flops_per_second(precision)
+    return Computer(ranks, parameters, forward_flops(network), matmul_flops_per_second(precision), nominal)
+
+
+def matmul_flops_per_second(precision: str) -> float:
+    """Measure the product of two square matrices on this rank's device: the fastest of some rounds.
+
+    Args:
+        precision: "float32", "bfloat16" or "float16".
+    """
+    matrix = tf.ones((_SIDE, _SIDE), tf.as_dtype(precision))
+    product = tf.function(lambda: tf.reduce_sum(tf.matmul(matrix, matrix)))
+    float(product())
+    seconds = []
+    for _ in range(_ROUNDS):
+        started = time.perf_counter()
+        float(product())
+        seconds.append(time.perf_counter() - started)
+    return 2.0 * _SIDE**3 / min(seconds)
+
+
+def nominal_flops_per_second(
+    precision: str, cores: int | None = None, values: Mapping[str, str] | None = None
+) -> float | None:
+    """Return the nominal peak of this rank's GPU or cores; None where it is not known.
+
+        cores * clock * operations in a cycle
+
+    The clock is what `/proc/cpuinfo` states, which a virtual machine may state wrongly. Hyperthreads share a core.
+
+    Args:
+        precision: "float32", "bfloat16" or "float16".
+        cores: Number of logical cores; None: the threads that this rank was given, or those that it may use.
+        values: What `/proc/cpuinfo` states, by name; None: that of this machine.
+    """
+    if values is None:
+        gpus = tf.config.get_visible_devices("GPU")
+        if gpus:
+            details = tf.config.experimental.get_device_details(gpus[0])
+            return flops_per_second_of_gpu(str(details.get("device_name", "")), precision)
+        values = processor()
+    per_cycle = _per_cycle(values, precision)
+    if per_cycle is None or "cpu MHz" not in values:
+        return None
+    logical = cores or int(os.environ.get("TF_NUM_INTRAOP_THREADS") or len(os.sched_getaffinity(0)))
+    per_core = int(values.get("siblings", 1)) / int(values.get("cpu cores", values.get("siblings", 1)))
+    return max(1.0, logical / per_core) * float(values["cpu MHz"]) * 1e6 * per_cycle
+
+
+def _per_cycle(values: Mapping[str, str], precision: str) -> float | None:
+    """Operations of one core in a cycle."""
+    flags = values.get("flags", "").split()
+    found = next(((flag, count) for flag, count in _PER_CYCLE.get(precision, ()) if flag in flags), None)
+    if found is None:
+        return None
+    flag, count = found
+    amd = values.get("vendor_id") == "AuthenticAMD"
+    halved = values.get("cpu family") == _HALF_WIDTH_FAMILY if amd else _ONE_UNIT.search(values.get("model name", ""))
+    return count / 2 if halved and flag.startswith("avx512") else count

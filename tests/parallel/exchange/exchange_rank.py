@@ -1,0 +1,111 @@
+"""One rank of `test_compressed_exchange`: some codecs on a real ring."""
+
+from typing import Any
+
+import horovod.tensorflow as hvd
+import keras
+import numpy as np
+import tensorflow as tf
+
+from conf.sections.exchange import ExchangeConfig
+from conf.sections.optimizers import LARSConfig, OneBitAdamConfig
+from models.compression.exchange.exchange import GradientExchange
+from models.losses import classification_loss
+from pipelines.training.modes.synchronous import Synchronous
+from pipelines.training.ranks.collective import HorovodCollective
+from pipelines.training.setup.recipe import make_codec
+from pipelines.training.step.step import make_train_step
+
+SHAPES = ((40, 30), (30,), (3, 3, 6, 10), (7, 13), ())
+STEPS = 3
+BUCKET_MIB = 0.004
+REPEATS = 20
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "threshold": {"tau": 0.05},
+    "topk": {"density": 0.1, "density_schedule": [{"before_step": 2, "density": 0.25}]},
+    "dgc": {"density": 0.1, "masking": False, "nesterov": False, "momentum": 0.0},
+    "powersgd": {"rank": 2},
+}
+
+
+def gradients(rank, step):
+    generator = np.random.default_rng((rank, step))
+    return [generator.normal(size=shape).astype(np.float32) for shape in SHAPES]
+
+
+def make_exchange(name, collective, *, jit_compile=False, **settings):
+    config = ExchangeConfig(codec={"name": name, **PARAMETERS.get(name, {})}, **settings)
+    optimizer = OneBitAdamConfig() if name == "onebit_adam" else LARSConfig()
+    codec = make_codec(config.codec, optimizer)
+    return GradientExchange(codec, collective, seed=0, jit_compile=jit_compile, **config.arguments())
+
+
+def run_codec(name, collective, *, compiled):
+    # Horovod's own operation, which `none` is compared to, takes all gradients at once.
+    bucket_mib = None if name == "none" else BUCKET_MIB
+    exchange = make_exchange(name, collective, dense_below=64, bucket_mib=bucket_mib, jit_compile=compiled)
+    exchange.build([tf.zeros(shape) for shape in SHAPES])
+    step = tf.function(exchange.exchange)
+    arrays = {}
+    for number in range(STEPS):
+        results = step([tf.constant(each) for each in gradients(collective.rank, number)])
+        for index, result in enumerate(results):
+            arrays[f"{name}/result/{number}/{index}"] = result.numpy()
+    for entry in exchange.state:
+        arrays[f"{name}/state/{entry.name}"] = entry.variable.numpy()
+    arrays[f"{name}/payload_bytes"] = np.array(exchange.metrics()["payload_bytes"])
+    return arrays
+
+
+def repeat(collective):
+    """Sums of the same gradients in several buckets, again and again."""
+    exchange = make_exchange("none", collective, bucket_mib=BUCKET_MIB)
+    step = tf.function(exchange.exchange)
+    values = [tf.constant(each) for each in gradients(collective.rank, 0)]
+    repeats = [step(values) for _ in range(REPEATS)]
+    return {f"repeated/{index}": np.stack(each) for index, each in enumerate(zip(*repeats, strict=True))}
+
+
+def train(collective, *, plain):
+    """Weights after some steps of a small network, by our step with no codec or by Horovod's own allreduce."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((8,), name="bands")
+    logits = keras.layers.Dense(3)(keras.layers.Dense(64, "relu")(inputs))
+    model = keras.Model({"bands": inputs}, logits)
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True)
+    optimizer.build(model.trainable_variables)
+    loss = classification_loss("multi_label")
+    exchange = make_exchange("none", collective, bucket_mib=None)
+    ours = make_train_step(model, loss, optimizer, exchange, Synchronous(optimizer, exchange), jit_compile=False)
+
+    @tf.function
+    def theirs(images, targets):
+        with tf.GradientTape() as tape:
+            value = tf.reduce_mean(loss(targets, model(images, training=True)))
+        gradients = tape.gradient(value, [variable.value for variable in model.trainable_variables])
+        optimizer.apply(hvd.grouped_allreduce(gradients, op=hvd.Average), model.trainable_variables)
+
+    generator = np.random.default_rng(collective.rank)
+    for _ in range(5):
+        images = {"bands": tf.constant(generator.normal(size=(4, 8)).astype(np.float32))}
+        targets = tf.constant(generator.integers(0, 2, (4, 3)).astype(np.float32))
+        (theirs if plain else ours)(images, targets)
+    return [np.array(variable) for variable in model.trainable_variables]
+
+
+def measured(codecs, compiled):
+    """What all of this gives on one rank, as arrays by name."""
+    collective = HorovodCollective()
+    arrays = {}
+    for name in codecs:
+        print(name, flush=True)  # where a rank that hangs or fails was
+        arrays |= run_codec(name, collective, compiled=name in compiled)
+    plain = tf.function(lambda tensors: hvd.grouped_allreduce(tensors, op=hvd.Average))
+    for number in range(STEPS):
+        for index, mean in enumerate(plain([tf.constant(each) for each in gradients(collective.rank, number)])):
+            arrays[f"horovod/result/{number}/{index}"] = mean.numpy()
+    arrays |= repeat(collective)
+    for name, plain_step in (("ours", False), ("theirs", True)):
+        arrays |= {f"{name}/{i}": each for i, each in enumerate(train(collective, plain=plain_step))}
+    hvd.shutdown()
+    return arrays

@@ -1,0 +1,394 @@
+"""Images in a column of Parquet files."""
+
+import errno
+import io
+import json
+import pickle
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from fsspec.implementations.memory import MemoryFile
+from PIL import Image
+from pyspark.sql import SparkSession
+
+from conf.load import load
+from conf.schema import RunConfig
+from jobs.prepare import prepare
+from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, BadRecordError, read_sample
+from pipelines.archives.images.image_table import ImageTable
+from pipelines.archives.images.parquet_files import INCOMPLETE, ParquetRows
+from pipelines.dataset.prepare.identity import Identity, describe
+from pipelines.dataset.prepare.writer import prepare_dataset
+from pipelines.dataset.read.reader import SplitReader
+from pipelines.sample import ImageGroup
+from pipelines.storage.folder import Folder, StorageError
+from tests.pipelines.archives.files import check_bad_record, check_refused, fill, reasons
+
+
+def pixels(number: int, size: tuple[int, int] = (8, 8)) -> np.ndarray:
+    return np.random.default_rng(number).integers(0, 256, (*size, 3), np.uint8)
+
+
+def png(number: int, size: tuple[int, int] = (8, 8)) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels(number, size)).save(file, "png")
+    return file.getvalue()
+
+
+def hugging_face(
+    path: Path, labels: Sequence[Any], *, names: list[str] | None = None, first: int = 0, **columns: Any
+) -> Path:
+    """A file as `datasets` writes it, with row groups of three rows."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    images = [{"bytes": png(first + row), "path": f"{row}.png"} for row in range(len(labels))]
+    table = pa.table({"image": images, "label": list(labels), **columns})
+    if names:
+        features = {"image": {"_type": "Image"}, "label": {"names": names, "_type": "ClassLabel"}}
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = table.replace_schema_metadata(metadata)
+    pq.write_table(table, path, row_group_size=3)
+    return path
+
+
+def splits_of(archive: ImageTable) -> dict[str, int]:
+    return dict(Counter(archive.index().samples["split"].to_pylist()))
+
+
+def test_a_hugging_face_dataset(tmp_path: Path) -> None:
+    names = ["cat", "ant", "bee"]
+    hugging_face(tmp_path / "data" / "train-00000-of-00002.parquet", [2, 0, 1, 2, 0], names=names)
+    hugging_face(tmp_path / "data" / "train-00001-of-00002.parquet", [1, 1, 0, 2, 0], names=names, first=5)
+    hugging_face(tmp_path / "data" / "test-00000-of-00001.parquet", [1, -1], names=names, first=10)
+    archive = ImageTable(str(tmp_path), validation_fraction=0.3)
+    group = ImageGroup("rgb", (8, 8, 3), "uint8", ("red", "green", "blue"))
+    assert archive.description == ArchiveDescription("table", "single_label", ("cat", "ant", "bee"), (group,))
+    index = archive.index()
+    index.samples.validate(full=True)
+    assert index.samples.schema.equals(INDEX_SCHEMA)
+    rows = {row["id"]: row for row in index.samples.to_pylist()}
+    assert rows["data/train-00000-of-00002.parquet#3"]["labels"] == [2]
+    assert Counter(row["split"] for row in rows.values()) == {"train": 7, "validation": 3, "test": 1}
+    assert reasons(index.rejected.to_pylist()) == [("data/test-00000-of-00001.parquet#1", "no label")]
+    travelled = pickle.loads(pickle.dumps(archive))
+    for number, row in enumerate(sorted(name for name in rows if "train" in name)):
+        np.testing.assert_array_equal(read_sample(travelled, rows[row]["paths"])["rgb"], pixels(number))
+
+
+@pytest.mark.parametrize("names", [["bee", "ant"], None])
+def test_files_with_other_names_of_classes_are_refused(tmp_path: Path, names: list[str] | None) -> None:
+    hugging_face(tmp_path / "train-0.parquet", [0, 1], names=["ant", "bee"])
+    hugging_face(tmp_path / "train-1.parquet", [0, 1], names=names)
+    words = ", ".join(names) if names else "without names"
+    check_refused(ImageTable(str(tmp_path)), rf"train-1\.parquet: the classes of column 'label' are {words}, and in")
+
+
+def test_files_that_would_not_be_read_are_refused(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    hugging_face(root / "a" / "b" / "train-0.parquet", [0, 1])
+    assert len(ImageTable(str(root)).index().samples) == 2
+    elsewhere = hugging_face(tmp_path / "blobs" / "train-1.parquet", [0, 1])
+    link = root / "a" / "train-1.parquet"
+    link.symlink_to(elsewhere)  # as in the cache of Hugging Face's hub
+    check_refused(ImageTable(str(root)), rf"{link}: symbolic link to {elsewhere}, which is not read: put the file")
+    link.unlink()
+    split = root / "split=validation"
+    split.symlink_to(elsewhere.parent)
+    check_refused(ImageTable(str(root)), rf"^{split}: a symbolic link to {elsewhere.parent}, out of the archive")
+    split.unlink()
+    deep = hugging_face(root / "a" / "b" / "c" / "train-2.parquet", [0, 1])
+    check_refused(ImageTable(str(root)), rf"{deep}: lies deeper than 2 folders below the archive")
+
+
+@pytest.mark.parametrize(("scheme", "inside"), [("", ""), ("", "/a"), ("memory:/", "/a/b")])
+@pytest.mark.parametrize(
+    ("kind", "data", "log"),
+    [
+        ("a Delta", "train-0.parquet", "_delta_log/00000000000000000000.json"),
+        ("an Iceberg", "data/train-0.parquet", "metadata/v1.metadata.json"),
+    ],
+)
+def test_tables_with_a_log_are_refused(
+    tmp_path: Path, scheme: str, inside: str, kind: str, data: str, log: str
+) -> None:
+    table = Folder.at(f"{scheme}{tmp_path}/archive{inside}")
+    for name in (data, log):
+        table.make(str(Path(name).parent))
+        table.write(name, b"")
+    with pytest.raises(ValueError, match=rf"^{table} is {kind} table, whose folder keeps removed rows: ") as caught:
+        ImageTable(f"{scheme}{tmp_path}/archive").index()
+    assert "\n" not in str(caught.value)
+
+
+def test_removed_rows_of_a_delta_table_do_not_come_back(tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    for labels in (["wrong", "wrong"], ["a", "b"]):
+        images = [png(row) for row in range(2)]
+        write_deltalake(tmp_path, pa.table({"image": images, "label": labels}), mode="overwrite")
+    assert len(list(tmp_path.glob("*.parquet"))) == 2
+    check_refused(ImageTable(str(tmp_path)), "is a Delta table")
+
+
+def test_a_folder_may_be_called_metadata(tmp_path: Path) -> None:
+    hugging_face(tmp_path / "data" / "train-0.parquet", [0, 1])
+    hugging_face(tmp_path / "metadata" / "train-1.parquet", [0, 1])
+    (tmp_path / "metadata" / "about.json").write_text("{}")
+    assert len(ImageTable(str(tmp_path)).index().samples) == 4
+
+
+def test_a_file_that_was_replaced_is_read_as_it_is_now(tmp_path: Path) -> None:
+    path = hugging_face(tmp_path / "train.parquet", list("abab"))
+    np.testing.assert_array_equal(read_sample(ImageTable(str(path)), ["", "1"])["rgb"], pixels(1))
+    path.unlink()
+    hugging_face(path, list("abab"), first=7)
+    np.testing.assert_array_equal(read_sample(ImageTable(str(path)), ["", "1"])["rgb"], pixels(8))
+
+
+def test_the_column_of_the_images_decides_the_rows(tmp_path: Path) -> None:
+    other = [{"bytes": png(row + 50), "path": ""} for row in range(4)]
+    path = hugging_face(tmp_path / "train.parquet", list("abab"), sar=other)
+    identities = [
+        Identity(describe(archive.description, archive.read_settings))
+        for archive in (ImageTable(str(path)), ImageTable(str(path), image="sar"))
+    ]
+    assert identities[0].differences(identities[1]) == ["image_column image there, sar asked for"]
+
+
+def test_plain_bytes_texts_and_a_column_of_splits(tmp_path: Path) -> None:
+    splits = ["train"] * 6 + ["val"] * 2 + ["TEST"]
+    table = {"img": [png(row) for row in range(9)], "kind": list("bababaabb"), "part": splits}
+    pq.write_table(pa.table(table), tmp_path / "all.parquet")
+    archive = ImageTable(str(tmp_path / "all.parquet"), image="img", label="kind", split="part")
+    assert archive.description.class_names == ("a", "b")
+    assert splits_of(archive) == {"train": 6, "validation": 2, "test": 1}
+    samples = archive.index().samples
+    assert samples["labels"].to_pylist() == [[1], [0], [1], [0], [1], [0], [0], [1], [1]]
+    np.testing.assert_array_equal(read_sample(archive, samples["paths"][8].as_py())["rgb"], pixels(8))
+
+
+def test_folders_of_a_partitioned_table_say_the_split(tmp_path: Path) -> None:
+    for folder, count in (("split=train", 6), ("split=val", 2), ("split=test", 3)):
+        hugging_face(tmp_path / folder / "part-00000.snappy.parquet", ["a", "b", "a", "b", "a", "b"][:count])
+    expected = {"train": 6, "validation": 2, "test": 3}
+    assert splits_of(ImageTable(str(tmp_path))) == expected
+    assert splits_of(ImageTable(str(tmp_path), split="split")) == expected
+    check_refused(ImageTable(str(tmp_path), split="part"), r"has no column 'part' \(archive\.split\)")
+    (tmp_path / "split=train").rename(tmp_path / "split=holdout")
+    check_refused(
+        ImageTable(str(tmp_path), split="split"),
+        r"column 'split' \(archive\.split\) has 'holdout', expected train",
+    )
+
+
+def test_lists_are_several_labels_and_splits_are_drawn(tmp_path: Path) -> None:
+    labels = [["tree", "water"], ["water"], [], ["sand", "tree"], None, *[["sand"]] * 16]
+    hugging_face(tmp_path / "part-0.parquet", labels)
+    archive = ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25))
+    assert archive.description.task == "multi_label"
+    assert archive.description.class_names == ("sand", "tree", "water")
+    index = archive.index()
+    assert [row["labels"] for row in index.samples.to_pylist()][:3] == [[1, 2], [2], [0, 1]]
+    assert index.rejected["detail"].to_pylist() == ["[]", "None"]
+    assert splits_of(archive)["train"] == pytest.approx(10, abs=1)
+    assert index.samples.equals(ImageTable(str(tmp_path), split_fractions=(0.5, 0.25, 0.25)).index().samples)
+
+
+@pytest.mark.parametrize(
+    ("splits", "settings"),
+    [
+        ([None], {"validation_fraction": 0.5}),
+        (["train", "test"], {"split_fractions": (0.8, 0.1, 0.1)}),
+        (["train", "validation"], {"validation_fraction": 0.5}),
+        (["train", "validation"], {"seed": 5}),
+    ],
+)
+def test_a_setting_without_effect_is_refused(
+    tmp_path: Path, splits: list[str | None], settings: dict[str, Any]
+) -> None:
+    for number, split in enumerate(splits):
+        hugging_face(tmp_path / f"{split or 'part'}-0.parquet", ["a", "b"] * 3, first=6 * number)
+    archive = ImageTable(str(tmp_path), **settings)
+    check_refused(archive, f"^{next(iter(settings))}=.* has no effect on {tmp_path}: it")
+
+
+def test_images_are_scaled_where_asked_and_refused_where_sizes_differ(tmp_path: Path) -> None:
+    images = [png(0, (8, 8)), png(1, (12, 8)), png(2, (9, 9)), png(3, (8, 8))]
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 0, 1]}), tmp_path / "x.parquet")
+    with pytest.raises(ValueError, match=r"different sizes \(8 x 8, .* set archive\.image_size"):
+        _ = ImageTable(str(tmp_path)).description
+    archive = ImageTable(str(tmp_path), image_size=6)
+    assert archive.description.groups[0].shape == (6, 6, 3)
+    assert read_sample(archive, ["x.parquet", "1"])["rgb"].shape == (6, 6, 3)
+
+
+def test_bad_images_are_bad_records(tmp_path: Path) -> None:
+    images = [{"bytes": png(0), "path": ""}, {"bytes": None, "path": "elsewhere.png"}, {"bytes": b"GIF89a", "path": ""}]
+    pq.write_table(pa.table({"image": images, "label": [0, 1, 1]}), tmp_path / "x.parquet")
+    archive = ImageTable(str(tmp_path), image_size=8)
+    for row, reason in (("1", "no image bytes"), ("2", "not a readable JPEG or PNG")):
+        with pytest.raises(BadRecordError) as caught:
+            read_sample(archive, ["x.parquet", row])
+        assert (caught.value.reason, caught.value.file) == (reason, f"{tmp_path}/x.parquet row {row}")
+    check_bad_record(archive, ["gone.parquet", "0"], "missing file")
+    (tmp_path / "damaged.parquet").write_bytes(b"PAR1 and no more")
+    check_bad_record(archive, ["damaged.parquet", "0"], "not a readable Parquet file")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"image": "picture"},
+            r"has no column 'picture' \(archive\.image\); its columns are image, label, part, empty$",
+        ),
+        ({"label": "image"}, r"column 'image' \(archive\.label\) is struct<.*, expected a text, an integer, or a list"),
+        ({"image": "label"}, r"column 'label' \(archive\.image\) is int64, expected the bytes of images"),
+        ({"split": "part"}, r"column 'part' \(archive\.split\) has 'holdout', expected train"),
+        ({"split": "empty"}, r"column 'empty' \(archive\.split\) has '', expected train, val"),
+    ],
+)
+def test_columns_that_do_not_fit_are_one_line_with_the_setting(
+    tmp_path: Path, settings: dict[str, str], message: str
+) -> None:
+    hugging_face(tmp_path / "x.parquet", [0, 1], part=["train", "holdout"], empty=["train", ""])
+    with pytest.raises(ValueError, match=message) as caught:
+        ImageTable(str(tmp_path), **settings).index()
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        ImageTable(str(tmp_path / "nowhere")).index()
+    for name, labels, message in (
+        ("_temporary/x", [0], r"holds no Parquet files, expected names that end with \.parquet"),
+        ("test", [0, 1], "has no split train, only test"),
+        ("more", [0, 1], r"the name of more\.parquet says no split, those of other files do"),
+        ("train/x", ["text"], r"column 'label' is of another type than in more\.parquet"),
+    ):
+        hugging_face(tmp_path / f"{name}.parquet", labels)
+        check_refused(ImageTable(str(tmp_path)), message)
+
+
+def test_row_groups_are_kept_while_they_fit(tmp_path: Path) -> None:
+    path = str(hugging_face(tmp_path / "x.parquet", list(range(10))))
+    rows = ParquetRows(cached_bytes=60)  # two groups of three labels, and the last one of one
+    assert [rows.value(path, row, "label", opened_as="") for row in (0, 9, 3, 8, 2, 5)] == [0, 9, 3, 8, 2, 5]
+    assert len(rows._groups) == 2
+    with pytest.raises(StopIteration):
+        rows.value(path, 10, "label", opened_as="")
+
+
+def test_behind_a_url(tmp_path: Path) -> None:
+    local = hugging_face(tmp_path / "x.parquet", ["a", "b"] * 5)
+    fsspec.filesystem("memory").pipe_file("/tables/data/train-0.parquet", local.read_bytes())
+    archive = ImageTable("memory://tables")
+    assert archive.description.class_names == ("a", "b")
+    np.testing.assert_array_equal(read_sample(archive, ["data/train-0.parquet", "7"])["rgb"], pixels(7))
+
+
+@pytest.mark.parametrize("error", [TimeoutError(), PermissionError("expired"), OSError(errno.EIO, "internal error")])
+def test_a_storage_that_fails_is_no_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    memory = fsspec.filesystem("memory")
+    memory.pipe_file("/failing/train-0.parquet", hugging_face(tmp_path / "x.parquet", ["a", "b"] * 5).read_bytes())
+    memory.pipe_file("/failing/train-1.parquet", b"PAR1 damaged PAR1")
+
+    def fail(self: object, length: int = -1) -> bytes:
+        raise error
+
+    archive, out = ImageTable("memory://failing"), {"rgb": np.zeros((8, 8, 3), np.uint8)}
+    with pytest.raises(BadRecordError, match="not a readable Parquet file"):
+        archive.read(["train-1.parquet", "0"], out)
+    monkeypatch.setattr(MemoryFile, "read", fail)
+    for read in (lambda: archive.read(["train-0.parquet", "7"], out), archive.index):
+        with pytest.raises(StorageError, match=r"memory://failing/train-0\.parquet: cannot be read"):
+            read()
+
+
+@pytest.mark.spark
+def test_a_table_is_prepared_and_read_like_every_archive(spark: SparkSession, tmp_path: Path) -> None:
+    hugging_face(tmp_path / "in" / "train-0.parquet", [row % 3 for row in range(30)], names=["x", "y", "z"])
+    archive = ImageTable(str(tmp_path / "in"), validation_fraction=0.2)
+    manifest = prepare_dataset(spark, archive, tmp_path / "out", row_group_mib=1, row_groups_per_shard=1, seed=0)
+    assert {name: split.rows for name, split in manifest.splits.items()} == {"train": 24, "validation": 6}
+    assert manifest.class_names == ("x", "y", "z")
+    samples = SplitReader(str(tmp_path / "out"), "train").gather(np.arange(24))
+    expected = {pixels(number).tobytes(): number % 3 for number in range(30)}
+    assert [expected[image.tobytes()] for image in samples.images["rgb"]] == samples.targets.argmax(axis=1).tolist()
+
+
+def test_files_without_rows_are_refused(tmp_path: Path) -> None:
+    file = hugging_face(tmp_path / "train.parquet", [0, 1])
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    check_refused(ImageTable(str(tmp_path)), r"its Parquet files have no rows$")
+
+
+@pytest.mark.spark
+def test_a_dataframe_gives_the_dataset_of_the_same_files(spark: SparkSession, tmp_path: Path) -> None:
+    splits = ["train"] * 24 + ["val"] * 6 + ["test"] * 3
+    file = hugging_face(
+        tmp_path / "in" / "part-00000.parquet", [row % 3 for row in range(33)], part=splits, other=splits
+    )
+    frame = spark.read.parquet(str(file)).coalesce(1)
+
+    def config(name: str, root: Path) -> RunConfig:
+        archive = {"kind": "table", "root": str(root), "split": "part"}
+        return load(None, archive=archive, dataset={"path": str(tmp_path / name)}, prepare={"row_group_mib": 1})
+
+    expected = prepare(config("of files", tmp_path / "in"))
+    found = prepare(config("of a frame", tmp_path / "written"), table=frame)
+    assert (found.class_names, found.task) == (expected.class_names, expected.task)
+    assert {name: split.rows for name, split in found.splits.items()} == {"train": 24, "validation": 6, "test": 3}
+    for split, info in expected.splits.items():
+        for shard in info.shards:
+            read = [pq.read_table(tmp_path / name / shard.file) for name in ("of files", "of a frame")]
+            assert read[0].equals(read[1]), f"{split}: {shard.file}"
+    (written,) = (tmp_path / "written").glob("*.parquet")
+    assert pq.read_schema(written).names == ["image", "label", "part"]
+    # What is written stays: preparation continues from it, and another DataFrame needs another folder.
+    assert prepare(config("of a frame", tmp_path / "written")).fingerprint == found.fingerprint
+    with pytest.raises(ValueError, match=r"archive\.root=.*/written is not empty, .* by `prepare` without `table`$"):
+        prepare(config("of a frame", tmp_path / "written"), table=frame)
+
+
+@pytest.mark.spark
+def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path) -> None:
+    frame = spark.createDataFrame([(b"x", 1)], "image binary, tag int").repartition(3)
+    config = load(
+        None, archive={"kind": "table", "root": str(tmp_path / "in")}, dataset={"path": str(tmp_path / "out")}
+    )
+    with pytest.raises(ValueError, match=r"^the DataFrame has no column 'label'; its columns are image, tag$"):
+        prepare(config, table=frame)
+    for columns, message in (
+        ("image binary, label double", r"column 'label' \(archive\.label\) is double, expected a text"),
+        ("image string, label int", r"column 'image' \(archive\.image\) is string, expected the bytes of images"),
+    ):
+        with pytest.raises(ValueError, match=rf"^the DataFrame: {message}"):
+            prepare(config, table=spark.createDataFrame([], columns))
+    assert not (tmp_path / "in").exists()
+    renamed = config.override("archive.label=tag")
+    with pytest.raises(ValueError, match=r"^the DataFrame has no rows$"):
+        prepare(renamed, table=frame.limit(0))
+    assert list((tmp_path / "in").iterdir()) == []
+    with pytest.raises(ValueError, match=r"^table is for archive\.kind=table, and archive\.kind is synthetic$"):
+        prepare(renamed.override(archive={"kind": "synthetic", "train": 4, "validation": 0, "test": 0}), table=frame)
+    with pytest.raises(
+        ValueError, match=r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside"
+    ):
+        prepare(renamed.override(f"archive.root={tmp_path}/out/in"), table=frame)
+    foreign = fill(tmp_path / "foreign", "thesis.tex")
+    with pytest.raises(ValueError, match=r"/foreign exists and is not a dataset: choose another dataset\.path"):
+        prepare(renamed.override(f"archive.root={tmp_path}/new", f"dataset.path={foreign}"), table=frame)
+    assert not (tmp_path / "new").exists(), "nothing is written before"
+    (tmp_path / "in" / INCOMPLETE).touch()
+    for table, advice in ((frame, "or name another one$"), (None, "and prepare it")):
+        with pytest.raises(
+            ValueError, match=rf"/in: a DataFrame was not written into it to its end: remove the folder, {advice}"
+        ):
+            prepare(renamed, table=table)

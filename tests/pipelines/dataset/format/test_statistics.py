@@ -1,0 +1,43 @@
+import numpy as np
+import pytest
+
+from pipelines.dataset.format.statistics import BandSums
+
+PIXELS = np.random.default_rng(0).integers(0, 65536, (5, 4, 3, 2), dtype=np.uint16)
+
+
+def test_mean_and_deviation_are_numpys() -> None:
+    statistics = BandSums.of(PIXELS).statistics()
+    pixels = PIXELS.reshape(-1, 2).astype(np.float64)
+    assert statistics.mean == pytest.approx(pixels.mean(axis=0))
+    assert statistics.std == pytest.approx(pixels.std(axis=0))
+
+
+def test_any_cut_gives_exactly_the_same_sums() -> None:
+    assert BandSums.of(PIXELS[:2]) + BandSums.of(PIXELS[2:]) == BandSums.of(PIXELS)
+
+
+def test_a_large_constant_band_has_no_deviation() -> None:
+    # In single or double precision, the difference of these sums of squares would not come out as zero.
+    sums = BandSums(10**12, (65535 * 10**12,), (65535**2 * 10**12,), ((10**12,),))
+    assert sums.statistics().std == (0.0,)
+
+
+def test_histograms_count_every_pixel() -> None:
+    pixels = np.array([[0, 63, 64, 127, 16319, 16320, 65535]], np.uint16).T
+    (histogram,) = BandSums.of(pixels).histogram
+    assert [histogram[0], histogram[1], histogram[254], histogram[255]] == [2, 2, 1, 2]
+    (small,) = BandSums.of(pixels.astype(np.uint8)).histogram
+    assert sum(small) == 7
+
+
+def test_floats_have_mean_and_deviation() -> None:
+    pixels = np.random.default_rng(0).normal(-12, 5, (100, 2)).astype(np.float32)
+    statistics = (BandSums.of(pixels[:30]) + BandSums.of(pixels[30:])).statistics()
+    assert statistics.mean == pytest.approx(pixels.mean(axis=0, dtype=np.float64))
+    assert statistics.std == pytest.approx(pixels.std(axis=0, dtype=np.float64))
+
+
+def test_other_dtypes_are_refused() -> None:
+    with pytest.raises(ValueError, match="int32"):
+        BandSums.of(PIXELS.astype(np.int32))

@@ -1,0 +1,138 @@
+import os
+import pickle
+import re
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from pipelines.storage import folder as storage
+from pipelines.storage.folder import Folder, StorageError
+from tests.patience import patient
+
+
+@pytest.fixture(params=["local", "s3"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Folder:
+    if request.param == "local":
+        return Folder.at(tmp_path / "folder")
+    return Folder.at(request.getfixturevalue("s3_folder"))
+
+
+def test_files_of_a_folder(folder: Folder) -> None:
+    assert (folder.names(), folder.exists()) == ([], False)
+    folder.make("sub")
+    folder.write("a b#é.txt", b"0123456789")
+    folder.write("sub/empty", b"")
+    assert folder.names() == ["a b#é.txt", "sub"]
+    assert {entry[:2] for entry in folder.entries()} == {("a b#é.txt", False), ("sub", True)}
+    starts = [("a b#é.txt", 3), ("a b#é.txt", 99), ("sub/empty", 5)]
+    assert [folder.read_start(*start) for start in starts] == [b"012", b"0123456789", b""]
+    with folder.open("a b#é.txt") as file:
+        file.seek(7)
+        assert file.read() == b"789"
+    assert [folder.size(name) for name in ("a b#é.txt", "sub/empty", "sub", "missing")] == [10, 0, None, None]
+    assert [folder.modified(name) is None for name in ("a b#é.txt", "missing")] == [False, True]
+    assert folder.names("a b#é.txt") == folder.names("missing") == []
+    for _ in range(2):
+        folder.remove("sub")
+    assert folder.names() == ["a b#é.txt"]
+    folder.remove()
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize("kind", ["local", "s3", "memory"])
+def test_names_are_no_patterns(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    places = {"local": str(tmp_path), "memory": f"memory://{tmp_path.name}"}
+    parent = places.get(kind) or request.getfixturevalue("s3_folder")
+    mine, other = Folder.at(f"{parent}/lr=[1]"), Folder.at(f"{parent}/lr=1")
+    for folder in (mine, other):
+        folder.make("sub")
+        for name in ("a.json", "b[1].json", "b1.json", "sub/c"):
+            folder.write(name, name.encode())
+    for name in ("a.json", "a.json", "b[1].json"):
+        mine.remove(name)
+    assert set(mine.files()) == {"b1.json", "sub/c"}
+    other.remove("b[1].json")
+    mine.remove()
+    assert not mine.exists()
+    assert other.read("sub/c") == b"sub/c"
+    assert set(other.files()) == {"a.json", "b1.json", "sub/c"}
+
+
+def test_what_is_missing_is_not_found(folder: Folder) -> None:
+    for read in (folder.read, lambda name: folder.read_start(name, 4), lambda name: folder.open(name).read()):
+        with pytest.raises(FileNotFoundError):
+            read("missing")
+
+
+def test_a_file_is_whole_or_not_there(folder: Folder) -> None:
+    folder.make()
+    folder.write("file", b"old")
+
+    with suppress(KeyboardInterrupt), folder.new_file("file") as path:
+        path.write_bytes(b"ne")
+        raise KeyboardInterrupt
+    assert folder.read("file") == b"old"
+    assert folder.names() == ["file"]
+    folder.write("file", b"new")
+    assert folder.read("file") == b"new"
+
+
+def test_a_folder_travels(folder: Folder) -> None:
+    folder.make()
+    folder.write("file", b"x")
+    assert pickle.loads(pickle.dumps(folder)).read("file") == b"x"
+
+
+def test_folders_beside_and_in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Folder.at("data/x").url == f"{tmp_path}/data/x"
+    assert Folder.at(Folder.at("x")) == Folder.at("x")
+    assert (Folder.at("x") / "y").sibling("z").name == "z"
+    folder = Folder.at("s3://bucket/folder/")
+    assert (folder.url, folder.name, folder.is_local) == ("s3://bucket/folder", "folder", False)
+
+
+def test_hdfs_without_its_library_is_one_error_with_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    for use in (Folder.check, Folder.names, lambda folder: folder.read("x"), lambda folder: folder.make("x")):
+        with pytest.raises(StorageError, match=r"hdfs://namenode:8020/x: OSError: .*set JAVA_HOME, HADOOP_HOME and"):
+            use(Folder.at("hdfs://namenode:8020/x"))
+
+
+def test_a_missing_bucket_is_named(s3: str) -> None:
+    with pytest.raises(StorageError, match="there is no s3://nobucket"):
+        Folder.at("s3://nobucket/x").check()
+    Folder.at(f"{s3}/not-there-yet").check()
+
+
+def test_s3a_is_the_same_store(s3_folder: str) -> None:
+    Folder.at(s3_folder).write("x", b"1")
+    assert Folder.at(s3_folder.replace("s3://", "s3a://")).names() == ["x"]
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({"AWS_ENDPOINT_URL": "http://127.0.0.1:9"}, "EndpointConnectionError|no answer within"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_SECRET_ACCESS_KEY": ""}, "NoCredentialsError"),
+    ],
+)
+def test_a_store_that_cannot_be_used_is_one_error(s3: str, environment: dict[str, str], message: str) -> None:
+    # In a process of its own: connections are kept per process.
+    code = f"from pipelines.storage.folder import Folder\nFolder.at('{s3}/x').check()"
+    values = {**os.environ, "AWS_EC2_METADATA_DISABLED": "true", **environment}
+    given = {name: value for name, value in values.items() if value}
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=given, capture_output=True, text=True, timeout=patient(120)
+    )
+    last = result.stderr.strip().splitlines()[-1]
+    assert re.match(rf"pipelines\.storage\.StorageError: {s3}/x: .*({message})", last)
+
+
+def test_silence_ends_after_some_seconds(s3_folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storage, "SECONDS_FOR_AN_ANSWER", 0.0)
+    with pytest.raises(StorageError, match=r"no answer within 0 s.*AWS_ENDPOINT_URL"):
+        Folder.at(s3_folder).check()
