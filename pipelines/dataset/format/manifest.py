@@ -141,7 +141,11 @@ def manifest_json(manifest: Manifest) -> str:
 
 
 def write_manifest(manifest: Manifest, dataset: Folder | Path | str) -> None:
-    """Write `dataset.json` atomically: it is whole or absent."""
+    """Write `dataset.json` atomically: it is whole or absent.
+
+    Raises:
+        OSError, RuntimeError: The storage cannot be used.
+    """
     Folder.at(dataset).write(FILE_NAME, manifest_json(manifest).encode())
 
 

@@ -88,9 +88,8 @@ class RowGroupCache:
                 except (ValueError, FileNotFoundError):  # damaged, or removed a moment ago to make room
                     path.unlink(missing_ok=True)
             source = read()
-            checksums = pa.array(stored_checksums(source))
             column = pa.field(CHECKSUM_FIELD, pa.uint32(), nullable=False)
-            table = encoded(source, fields).append_column(column, checksums)
+            table = encoded(source, fields).append_column(column, pa.array(stored_checksums(source)))
             with self._lock(_LOCKS):  # one writes at a time, or two would take the same room
                 self._make_room(rows * sum(value_bytes(*field) for field in fields.values()))
                 self._write(table, path)

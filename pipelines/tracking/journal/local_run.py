@@ -113,7 +113,12 @@ def read_local_run(folder: Path) -> LocalRun | None:
 
 
 def update_local_run(folder: Path, **changes: Any) -> None:
-    """Change fields of a run's file; nothing happens where there is none."""
+    """Change fields of a run's file; nothing happens where there is none.
+
+    Raises:
+        ValueError: It is damaged.
+        OSError: The folder cannot be written.
+    """
     run = read_local_run(folder)
     if run is not None:
         replace(run, **changes).write(folder)

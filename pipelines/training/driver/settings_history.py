@@ -35,6 +35,9 @@ def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str],
         folder: The run's folder.
         settings: All settings that hold from now on, by key.
         step: Optimizer steps that were taken with the settings so far.
+
+    Raises:
+        FileNotFoundError: The folder does not say its settings so far.
     """
     before, history, has_all = _read(folder)
     # Another version of the package may have settings of its own, which nobody has changed.
@@ -54,7 +57,11 @@ def record_changes(writer: RunWriter, folder: Path, settings: Mapping[str, str],
 
 
 def now(folder: Path) -> dict[str, str]:
-    """Return the settings that hold."""
+    """Return the settings that hold.
+
+    Raises:
+        FileNotFoundError: The folder does not say them.
+    """
     return _read(folder)[0]
 
 

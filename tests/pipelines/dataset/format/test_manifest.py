@@ -34,6 +34,11 @@ MANIFEST = Manifest(
 )
 
 
+def with_digest(values: dict[str, Any]) -> str:
+    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
+    return json.dumps({**values, "digest": hashlib.sha256(canonical.encode()).hexdigest()})
+
+
 def test_round_trip(tmp_path: Path) -> None:
     write_manifest(MANIFEST, tmp_path)
     assert (read_manifest(tmp_path), [path.name for path in tmp_path.iterdir()]) == (MANIFEST, ["dataset.json"])
@@ -55,7 +60,7 @@ def test_a_folder_without_manifest_is_not_a_dataset(tmp_path: Path) -> None:
         read_manifest(tmp_path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"format_version": 1}', "\xff"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", with_digest({"format_version": 2}), "\xff"])
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "dataset.json").write_bytes(text.encode("latin-1"))
     with pytest.raises(ValueError, match=r"dataset\.json is damaged"):
@@ -69,11 +74,6 @@ def test_another_format_version_is_refused(tmp_path: Path, version: int) -> None
     message = rf"format version {version}, this program reads 2: remove the dataset and run `groundswell prepare` again"
     with pytest.raises(ValueError, match=message):
         read_manifest(tmp_path)
-
-
-def with_digest(values: dict[str, Any]) -> str:
-    canonical = json.dumps(values, sort_keys=True, separators=(",", ":"))
-    return json.dumps({**values, "digest": hashlib.sha256(canonical.encode()).hexdigest()})
 
 
 def test_fields_of_a_later_version_are_ignored(tmp_path: Path) -> None:

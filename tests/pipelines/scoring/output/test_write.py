@@ -76,7 +76,12 @@ def test_the_memory_of_a_task_does_not_depend_on_the_number_of_samples(tmp_path:
         return np.stack([mean, 1 - mean], axis=1)
 
     model = ModelDescription(
-        "runs:/1/model", "m-memory", "m-1", "multi_label", NAMES, (ModelInput("image", GROUP.shape, "uint16", None),)
+        "runs:/1/model",
+        "m-memory",
+        "m-1",
+        "multi_label",
+        NAMES,
+        (ModelInput("image", GROUP.shape, "uint16", GROUP.bands),),
     )
     predictor(model.model_id, lambda: predict, LoadSettings(BATCH_SIZE, 1))  # so that the file is not read
 

@@ -47,7 +47,7 @@ def test_the_settings_name_the_same_symmetries():
 
 
 def test_only_squares_are_turned():
-    inputs = [ModelInput("rgb", (4, 4, 3), "uint8", None), ModelInput("wide", (4, 6, 1), "uint8", None)]
+    inputs = [ModelInput("rgb", (4, 4, 3), "uint8", ()), ModelInput("wide", (4, 6, 1), "uint8", ())]
     for symmetries in (None, "mirror", "flips"):
         check_symmetries(symmetries, inputs)
     check_symmetries("dihedral", inputs[:1])
