@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Sequence
+from contextlib import closing
 
 from pyspark.sql import SparkSession
 
@@ -89,11 +90,8 @@ def check_rows(dataset: str) -> str:
         FileNotFoundError: There is no dataset.
         ValueError: It is damaged; a line for each damaged shard.
     """
-    display = CheckDisplay()
-    try:
+    with closing(CheckDisplay()) as display:
         found = verify_dataset(absolute_location(dataset), progress=display)
-    finally:
-        display.close()
     if not found.is_whole:
         raise ValueError("\n         ".join([f"{dataset} is damaged:", *map(str, found.damaged), *found.problems]))
     return f"{dataset}: {found.rows:,} rows in {found.shards:,} shards are whole"

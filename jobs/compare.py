@@ -22,6 +22,7 @@ from pipelines.comparison.tables import CSV_MARK, recipe_rows, runs_csv, table_c
 from pipelines.dataset.report.html import PAGE_MARK
 from pipelines.dataset.report.tables import shorten
 from pipelines.storage.locations import local_path
+from pipelines.storage.whole_files import os_errors_as
 from pipelines.tracking.store.recorded import recorded_trainings
 
 if TYPE_CHECKING:
@@ -103,10 +104,8 @@ class Comparison:
         """
         folder = local_path(folder, "the folder of the report")
         check_outputs(f"the folder of the report {folder}", _files_in(folder))
-        try:
+        with os_errors_as(ValueError, f"the folder of the report {folder} cannot be made"):
             folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise ValueError(f"the folder of the report {folder} cannot be made: {error.strerror}") from None
         write_text(folder / "table.csv", table_csv(self.parts, self.metric, self.targets))
         write_text(folder / "runs.csv", runs_csv(self.parts, self.metric))
         write_text(folder / "report.html", self.page)

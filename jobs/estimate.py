@@ -18,7 +18,7 @@ from pipelines.scaling.named_link import Link
 from pipelines.scaling.plots import figure_of
 from pipelines.scaling.recorded import CURVES, RECORDED_LINK, combined, measurements_of
 from pipelines.scaling.tables import CSV_MARK, csv_of, lines_of
-from pipelines.storage.whole_files import write_whole
+from pipelines.storage.whole_files import os_errors_as, write_whole
 
 _DRAWS = 200
 _DENSE = "none"
@@ -140,11 +140,9 @@ def _fastest_line(
 
 
 def _write(rows: Sequence[Row], title: str, table: Path, picture: Path) -> None:
-    try:
+    with os_errors_as(ValueError, f"--output {table.parent} cannot be written"):
         write_whole(table, csv_of(rows).encode())
         save_plot(figure_of(rows, title), picture)
-    except OSError as error:
-        raise ValueError(f"--output {table.parent} cannot be written: {error.strerror}") from None
     say("")
     say(f"table   {table}")
     say(f"picture {picture}")
@@ -185,10 +183,8 @@ def _codecs(wanted: Sequence[str], known: Sequence[str]) -> list[str]:
 
 
 def _make_folder(folder: Path) -> None:
-    try:
+    with os_errors_as(ValueError, f"--output {folder} cannot be made"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"--output {folder} cannot be made: {error.strerror}") from None
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -48,8 +49,7 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
     with spark_session("groundswell prepare", config.launch.master, runs_on_connect=True) as spark:
         if table is not None:
             _write_table(table, config, archive, dataset)
-        display = PrepareDisplay()
-        try:
+        with closing(PrepareDisplay()) as display:
             return prepare_dataset(
                 spark,
                 archive,
@@ -64,8 +64,6 @@ def prepare(config: RunConfig, table: "DataFrame | None" = None) -> Manifest:
                 say=say,
                 progress=display,
             )
-        finally:
-            display.close()
 
 
 def _write_table(table: "DataFrame", config: RunConfig, archive: Archive, dataset: str) -> None:
@@ -92,10 +90,7 @@ def configured_archive(config: RunConfig) -> Archive:
     settings = config.archive.model_dump(exclude={"kind"})
     for name in ("root", "splits"):
         if settings.get(name) is not None:
-            try:
-                settings[name] = absolute_location(settings[name])
-            except ValueError as error:
-                raise ValueError(f"archive.{name}: {error}") from None
+            settings[name] = absolute_location(settings[name], f"archive.{name}: ")
     return open_archive(config.archive.kind, **settings)
 
 

@@ -3,6 +3,7 @@
 import argparse
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,7 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
     identity = identity_of(model, file, manifest)
     with spark_session(_NAME, config.launch.master) as spark:
         check_cluster(spark, config.launch.num_workers, 0)
-        display = _Display()
-        try:
+        with closing(_Display()) as display:
             features = extract_features(
                 spark,
                 model,
@@ -108,8 +108,6 @@ def probe(config: RunConfig, model_uri: str, result: Result | None = None) -> Pr
             fitted: FittedHead = runner.run(
                 entry.fit, features, manifest.task, config.probe.solver, list(config.probe.l2)
             )
-        finally:
-            display.close()
     measured, own = _measure(config, manifest, model, features, fitted)
     run = _record(config, served, manifest, features, fitted, measured, own)
     if result is not None:
@@ -139,10 +137,7 @@ class _Display:
 
 
 def _output(config: RunConfig) -> Folder:
-    try:
-        output = Folder.at(absolute_location(config.probe.output))
-    except ValueError as error:
-        raise ValueError(f"probe.output: {error}") from None
+    output = Folder.at(absolute_location(config.probe.output, "probe.output: "))
     if output.is_local and output.path.exists() and not output.path.is_dir():
         raise ValueError(f"probe.output={output} is a file: give a folder")
     check_outside("probe.output", output, Folder.at(config.dataset.path))

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from contextlib import closing
 from pathlib import Path
 
 from conf.load import keys_of
@@ -46,7 +47,8 @@ def score(config: RunConfig, model_uri: str, location: str, output: str, map_fil
         RuntimeError: The store or a storage cannot be used, or Spark gave up; the same call continues.
     """
     config, model_uri = with_absolute_paths(config, reads_dataset=False), model_uri_of(model_uri)
-    scored_folder, folder = Folder.at(_location("--input", location)), Folder.at(_location("--output", output))
+    scored_folder = Folder.at(absolute_location(location, "--input: "))
+    folder = Folder.at(absolute_location(output, "--output: "))
     source = _source(config, scored_folder)
     if map_file is not None:
         map_file = local_path(map_file, "map_file")
@@ -89,19 +91,9 @@ def _score(
     folder: Folder,
     settings: ScoreSettings,
 ) -> Scored:
-    with spark_session("groundswell score", config.launch.master, runs_on_connect=True) as spark:
-        display = ScoreDisplay()
-        try:
-            return score_source(spark, model, file, source, folder, settings, say=say, progress=display)
-        finally:
-            display.close()
-
-
-def _location(argument: str, text: str) -> str:
-    try:
-        return absolute_location(text)
-    except ValueError as error:
-        raise ValueError(f"{argument}: {error}") from None
+    session = spark_session("groundswell score", config.launch.master, runs_on_connect=True)
+    with session as spark, closing(ScoreDisplay()) as display:
+        return score_source(spark, model, file, source, folder, settings, say=say, progress=display)
 
 
 def _source(config: RunConfig, folder: Folder) -> Source:
@@ -158,7 +150,7 @@ def _reference(
         raise ValueError(
             f"score.runtime={chosen.runtime} needs labelled samples: set score.reference_dataset to a prepared dataset"
         )
-    dataset = Folder.at(_location("score.reference_dataset", chosen.reference_dataset or source.where))
+    dataset = Folder.at(absolute_location(chosen.reference_dataset or source.where, "score.reference_dataset: "))
     return open_reference(
         dataset,
         model,
@@ -191,7 +183,7 @@ class ScoreDisplay:
 
 def _refuse_unread(arguments: argparse.Namespace, config: RunConfig) -> None:
     """Refuse settings of the other kind of input than the one that is there."""
-    location = Folder.at(_location("--input", arguments.input))
+    location = Folder.at(absolute_location(arguments.input, "--input: "))
     reads_reference = config.score.runtime != "keras" and config.score.reference_dataset is not None
     for key in keys_of(arguments.set):
         if key.startswith("reader.") and not (reads_reference or is_dataset(location)):

@@ -50,12 +50,14 @@ def interpreter(uv: str, version: str) -> str:
     return found.stdout.strip()
 
 
-def test_one_wheel_is_for_every_python(wheel: Path) -> None:
+def test_one_wheel_is_for_every_python(wheel: Path, project: Path) -> None:
     # The kernels in it use TensorFlow's C interface, and nothing of Python.
     assert "-py3-none-" in wheel.name
-    names = zipfile.ZipFile(wheel).namelist()
-    tops = {name.split("/")[0] for name in names if ".dist-info" not in name}
-    assert tops == {"conf", "groundswell.py", "jobs", "models", "pipelines"}
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info" not in name}
+    assert {name.split("/")[0] for name in names} == {"conf", "groundswell.py", "jobs", "models", "pipelines"}
+    assert {
+        str(path.relative_to(project)) for end in ("html", "css") for path in project.glob(f"pipelines/**/*.{end}")
+    } <= names
     assert any(name.endswith(".so") for name in names) == (shutil.which(os.environ.get("CXX", "g++")) is not None)
 
 

@@ -22,6 +22,7 @@ from pipelines.launch.driver.failure import WorkerError
 from pipelines.machine.notebook import in_notebook
 from pipelines.machine.packages import MissingPackageError
 from pipelines.storage.locations import local_path, redacted, redacted_traceback
+from pipelines.storage.whole_files import os_errors_as
 
 USER_ERROR, WORKER_ERROR, INFRASTRUCTURE, INTERRUPTED, BUG = 2, 3, 4, 130, 1
 TRACEBACK_VARIABLE = "GROUNDSWELL_TRACEBACK"
@@ -154,10 +155,8 @@ def _claim(result: Result, path: Path, argv: Sequence[str]) -> None:
     check_outside_datasets(f"--result {path}", path)
     if sum(_names(part, path) for text in argv for part in {text, text.partition("=")[2]}) > 1:
         raise ValueError(f"--result {path} is what another argument names, and would be replaced: choose another file")
-    try:
+    with os_errors_as(ValueError, f"--result {path} cannot be written"):
         result.write(path)
-    except OSError as error:
-        raise ValueError(f"--result {path} cannot be written: {error.strerror}") from None
 
 
 def _names(text: str, file: Path) -> bool:

@@ -52,7 +52,7 @@ def with_absolute_paths(config: RunConfig, *, reads_dataset: bool = True) -> Run
     dataset = config.dataset
     if reads_dataset:
         dataset = dataset.model_copy(update={"path": dataset_location(config)})
-    output = _location("training.output", config.training.output)
+    output = absolute_location(config.training.output, "training.output: ")
     if config.tracking.offline and is_url(output):
         raise ValueError(
             "tracking.offline=true keeps all records of a run on this machine, where resuming it and `groundswell "
@@ -77,11 +77,4 @@ def dataset_location(config: RunConfig) -> str:
     """
     if not config.dataset.path:
         raise ValueError("dataset.path is not set: name the folder or URL of the prepared dataset")
-    return _location("dataset.path", config.dataset.path)
-
-
-def _location(setting: str, text: str) -> str:
-    try:
-        return absolute_location(text)
-    except ValueError as error:
-        raise ValueError(f"{setting}: {error}") from None
+    return absolute_location(config.dataset.path, "dataset.path: ")

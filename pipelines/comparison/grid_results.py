@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pipelines.comparison.run import SEED, ComparedRun
 from pipelines.comparison.saved import problem_of
-from pipelines.storage.whole_files import NO_LOCKS
+from pipelines.storage.whole_files import NO_LOCKS, os_errors_as
 
 VERSION: Literal[1] = 1
 _log = logging.getLogger(__name__)
@@ -77,10 +77,8 @@ class ResultsFile:
         Raises:
             ValueError: It cannot be written, another grid writes to it, or it is another kind of file.
         """
-        try:
+        with os_errors_as(ValueError, f"--results {path} cannot be written"):
             self._file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
-        except OSError as error:
-            raise ValueError(f"--results {path} cannot be written: {error.strerror}") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -139,10 +137,8 @@ def read_lines(path: Path) -> list[GridLine | CellLine]:
         FileNotFoundError: There is no such file.
         ValueError: It is another kind of file; names the line.
     """
-    try:
+    with os_errors_as(FileNotFoundError, f"--results {path} cannot be read"):
         data = path.read_bytes()
-    except OSError as error:
-        raise FileNotFoundError(f"--results {path} cannot be read: {error.strerror}") from None
     end = data.rfind(b"\n") + 1
     lines = []
     for number, text in enumerate(data[:end].splitlines(), 1):

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from pipelines.comparison.run import ComparedRun
-from pipelines.storage.whole_files import write_whole
+from pipelines.storage.whole_files import os_errors_as, write_whole
 
 _VERSION: Literal[1] = 1
 SAVED_MARK = b'"runs": ['
@@ -40,10 +40,8 @@ def read_runs(path: Path) -> list[ComparedRun]:
         FileNotFoundError: There is no such file.
         ValueError: It is another kind of file, or damaged.
     """
-    try:
+    with os_errors_as(FileNotFoundError, f"{path} cannot be read"):
         text = path.read_bytes()
-    except OSError as error:
-        raise FileNotFoundError(f"{path} cannot be read: {error.strerror}") from None
     try:
         saved = _SavedRuns.model_validate_json(text)
     except ValidationError as error:
@@ -57,10 +55,8 @@ def write_text(path: Path, text: str) -> None:
     Raises:
         ValueError: It cannot be written.
     """
-    try:
+    with os_errors_as(ValueError, f"{path} cannot be written"):
         write_whole(path, text.encode())
-    except OSError as error:
-        raise ValueError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def problem_of(error: ValidationError) -> str:

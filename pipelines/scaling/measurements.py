@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from pipelines.storage.whole_files import os_errors_as
+
 CollectiveName = Literal["allreduce", "alltoall", "allgather"]
 Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Duration = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -131,10 +133,8 @@ def read_measurements(path: Path) -> Measurements:
         FileNotFoundError: It cannot be read.
         ValueError: It is another kind of file, or damaged.
     """
-    try:
+    with os_errors_as(FileNotFoundError, f"--measurements {path} cannot be read"):
         text = path.read_bytes()
-    except OSError as error:
-        raise FileNotFoundError(f"--measurements {path} cannot be read: {error.strerror}") from None
     try:
         return Measurements.model_validate_json(text)
     except ValidationError as error:

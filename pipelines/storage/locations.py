@@ -36,7 +36,7 @@ VOLUMES = Path("/Volumes")
 """Where Databricks mounts its two file systems."""
 
 
-def absolute_location(location: str | Path) -> str:
+def absolute_location(location: str | Path, before: str = "") -> str:
     """Give a folder's absolute path, or its URL with a scheme that can be used, from any usual spelling.
 
     `~`, `$NAME` and `${NAME}` are expanded; an absolute `Path` is taken as it is. `file:/x` and `file:///x` are the
@@ -44,10 +44,21 @@ def absolute_location(location: str | Path) -> str:
     is put into lower case. A path may not look like a URL by mistake: `s3:/bucket/x` is an error and not a folder
     `s3:`; write `./s3:/x` for such a folder.
 
+    Args:
+        location: What was typed.
+        before: Text before the message of an error, such as "dataset.path: ".
+
     Raises:
         ValueError: A variable or home folder is unknown. The scheme is unknown or misspelt, or its package is not
             installed. No bucket or host is named, or the URL holds a password.
     """
+    try:
+        return _absolute(location)
+    except ValueError as error:
+        raise ValueError(f"{before}{error}") from None
+
+
+def _absolute(location: str | Path) -> str:
     if isinstance(location, Path) and location.is_absolute():
         return str(location)
     text = _expanded(str(location))
@@ -78,10 +89,7 @@ def absolute_path(setting: str, location: str | Path) -> str:
     Raises:
         ValueError: As `absolute_location`, or it is a URL.
     """
-    try:
-        found = absolute_location(location)
-    except ValueError as error:
-        raise ValueError(f"{setting}: {error}") from None
+    found = absolute_location(location, f"{setting}: ")
     if is_url(found):
         raise ValueError(
             f"{setting}={found}: expected a path; only archive.root, dataset.path, training.output and probe.output "
@@ -103,10 +111,7 @@ def local_path(location: str | Path, argument: str = "") -> Path:
         ValueError: As `absolute_location`, or it is a URL.
     """
     name = f"{argument} " if argument else ""
-    try:
-        found = absolute_location(location)
-    except ValueError as error:
-        raise ValueError(f"{name}{error}") from None
+    found = absolute_location(location, name)
     if is_url(found):
         raise ValueError(f"{name}{redacted(found)}: expected a path of this machine, and not a URL")
     written = Path(location)

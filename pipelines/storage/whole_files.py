@@ -8,7 +8,8 @@ import os
 import shutil
 import uuid
 import zlib
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO
@@ -40,6 +41,19 @@ def takes_whole_files_only(folder: Path) -> bool:
     finally:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
+
+
+@contextmanager
+def os_errors_as(kind: type[Exception], text: str) -> Iterator[None]:
+    """Turn what the system refuses within the block into one line: a text, and the system's reason.
+
+    Raises:
+        Exception: Of the given kind.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{text}: {error.strerror}") from None
 
 
 def write_whole(path: Path, content: bytes) -> None:

@@ -17,6 +17,7 @@ from pipelines.launch.rank import cuda
 from pipelines.launch.rank.processes import RankProcesses
 from pipelines.launch.rank.rank_main import Header
 from pipelines.launch.wire.channel import ChannelAddress
+from pipelines.launch.wire.handshake import hang_up
 from pipelines.launch.wire.link import Link
 from pipelines.launch.wire.messages import (
     Exit,
@@ -125,8 +126,7 @@ def run_task(launch: Launch, site: Site, is_cancelled: Callable[[], bool] = lamb
             processes.end()
             link.close()
             if probe is not None:
-                with suppress(OSError):
-                    probe.shutdown(socket.SHUT_RDWR)  # wakes the thread that takes connections
+                hang_up(probe)  # wakes the thread that takes connections
                 probe.close()
     finally:
         processes.end()

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO
 
-from pipelines.launch.wire.handshake import SECRET_BYTES, accept_task
+from pipelines.launch.wire.handshake import SECRET_BYTES, accept_task, hang_up
 from pipelines.launch.wire.messages import (
     MAXIMUM_LINE_BYTES,
     Alive,
@@ -165,14 +165,12 @@ class DriverChannel:
         """Stop listening, hang up and forget the return values."""
         self._is_closed = True
         # A thread that waits in `accept` keeps a closed socket open: this wakes it.
-        with suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        hang_up(self._listener)
         self._listener.close()
         with self._lock:
             connections = [*(peer.connection for peer in self._tasks.values()), *self._strangers]
         for connection in connections:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            hang_up(connection)
         for peer in self._tasks.values():
             if peer.result is not None:
                 peer.result.close()
@@ -194,8 +192,7 @@ class DriverChannel:
                 if len(self._strangers) > MAXIMUM_STRANGERS:
                     oldest = next(iter(self._strangers))
                     del self._strangers[oldest]
-                    with suppress(OSError):
-                        oldest.shutdown(socket.SHUT_RDWR)
+                    hang_up(oldest)
             threading.Thread(target=self._serve, args=(connection, address[0]), daemon=True).start()
 
     def _serve(self, connection: socket.socket, address: str) -> None:

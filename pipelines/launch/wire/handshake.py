@@ -1,8 +1,9 @@
-"""How the driver and a task prove to each other that they know the secret of the run; neither sends it."""
+"""How the driver and a task prove that they know the secret of the run, which neither sends, and how they hang up."""
 
 import hmac
 import secrets
 import socket
+from contextlib import suppress
 
 HANDSHAKE_SECONDS = 5.0
 SECRET_BYTES = 32
@@ -36,6 +37,12 @@ def prove_task(connection: socket.socket, secret: bytes) -> None:
     connection.sendall(nonce + hmac.digest(secret, b"task" + theirs + nonce, "sha256"))
     if not hmac.compare_digest(_receive(connection), hmac.digest(secret, b"driver" + nonce + theirs, "sha256")):
         raise ConnectionError("the process at the driver's address does not know the secret of this run")
+
+
+def hang_up(connection: socket.socket) -> None:
+    """Shut a connection or a listener, which wakes the thread that waits in it; one that is shut stays so."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _receive(connection: socket.socket) -> bytes:

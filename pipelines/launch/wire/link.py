@@ -18,7 +18,7 @@ from typing import IO
 
 from pipelines.launch.rank.rank_log import RankLog
 from pipelines.launch.wire.channel import ChannelAddress
-from pipelines.launch.wire.handshake import HANDSHAKE_SECONDS, prove_task
+from pipelines.launch.wire.handshake import HANDSHAKE_SECONDS, hang_up, prove_task
 from pipelines.launch.wire.messages import (
     MAXIMUM_LINE_BYTES,
     Alive,
@@ -206,8 +206,7 @@ class Link:
                     # Messages wake this loop; the log of a talkative rank must not.
                     self._closing.wait(LOG_PERIOD_SECONDS)
         finally:
-            with suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            hang_up(connection)
             # A driver that hangs up may have said before that it is over: this may notice first.
             listener.join(HANDSHAKE_SECONDS)
 
@@ -252,5 +251,4 @@ class Link:
                     self.orders.put(message)
         # The driver has hung up. The other thread may wait for room in the socket, which the kernel would go on
         # asking the driver for, less and less often: up to two minutes.
-        with suppress(OSError):
-            connection.shutdown(socket.SHUT_RDWR)
+        hang_up(connection)
