@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from conf.load import override
     from jobs.compare import compare
     from jobs.evaluate import evaluate
     from jobs.prepare import prepare
@@ -30,12 +31,24 @@ if TYPE_CHECKING:
     from pipelines.launch.horovod_runner import HorovodRunner
     from pipelines.launch.runner import BarrierRunner
 
-__all__ = ["BarrierRunner", "HorovodRunner", "compare", "evaluate", "load", "prepare", "probe", "score", "train"]
+__all__ = [
+    "BarrierRunner",
+    "HorovodRunner",
+    "compare",
+    "evaluate",
+    "load",
+    "override",
+    "prepare",
+    "probe",
+    "score",
+    "train",
+]
 
 _ROOT = Path(__file__).parent
 _PACKAGES = ("conf", "jobs", "models", "pipelines")
 _WHERE = {
     "load": "jobs.shell.paths",
+    "override": "conf.load",
     "prepare": "jobs.prepare",
     "train": "jobs.train",
     "evaluate": "jobs.evaluate",

@@ -1,35 +1,42 @@
 """Training modes and the settings of other sections that go together."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from conf.sections.dataset import ReaderConfig
+from conf.sections.exchange import ExchangeConfig
+from conf.sections.launch import LaunchConfig
+from conf.sections.modes import ModeConfig
 from conf.sections.section import Member, Section
-
-if TYPE_CHECKING:
-    from conf.schema import RunConfig
+from conf.sections.training import TrainingConfig
 
 
-def check_mode(config: "RunConfig") -> None:
+def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> None:
     """Check that everything else fits the training mode.
+
+    Args:
+        chosen: The mode.
+        launch: How many workers train.
+        config: The whole configuration, of which the mode's declaration names the keys.
 
     Raises:
         ValueError: Names the setting, and says why it does not go with the mode and what to do.
     """
-    mode, workers = config.training.mode.declaration, config.launch.num_workers
+    mode, workers = chosen.declaration, launch.num_workers
     if workers % mode.ranks_per_copy:
         raise ValueError(
             f"launch.num_workers={workers} does not divide into copies of the model of {mode.ranks_per_copy} workers "
-            f"each, as training.mode={config.training.mode.name} has them: set a multiple of {mode.ranks_per_copy}"
+            f"each, as training.mode={chosen.name} has them: set a multiple of {mode.ranks_per_copy}"
         )
     for key, allowed, reason, remedy in mode.refusals():
         value = choice_at(config, key)
         if value is not None and value != [] and value not in allowed:
             is_long = isinstance(value, list) and isinstance(value[0], Section)
             raise ValueError(f"{key if is_long else f'{key}={value}'} {reason}: {remedy}")
-    if config.launch.recover == "in_place" and mode.not_in_place:
+    if launch.recover == "in_place" and mode.not_in_place:
         raise ValueError(f"launch.recover=in_place {mode.not_in_place}: set launch.recover=restart, and launch.retries")
 
 
-def value_at(config: "RunConfig", key: str) -> Any:
+def value_at(config: Section, key: str) -> Any:
     """The value of a key; None where the chosen sections have no such key."""
     found: Any = config
     for name in key.split("."):
@@ -37,17 +44,18 @@ def value_at(config: "RunConfig", key: str) -> Any:
     return found
 
 
-def choice_at(config: "RunConfig", key: str) -> Any:
+def choice_at(config: Section, key: str) -> Any:
     """The value of a key, or the name of the section that it chooses."""
     value = value_at(config, key)
     return value.name if isinstance(value, Member) else value
 
 
-def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
+def check_length(training: TrainingConfig, exchange: ExchangeConfig, steps_per_epoch: int) -> str | None:
     """Check that the training mode can do what it is for in a run of this length.
 
     Args:
-        config: The whole configuration.
+        training: The epochs and their mode.
+        exchange: The codec and its warm-up.
         steps_per_epoch: Optimizer steps per epoch on the dataset.
 
     Returns:
@@ -56,7 +64,7 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
     Raises:
         ValueError: The mode or the codec never begins.
     """
-    mode, epochs = config.training.mode.declaration, config.training.epochs
+    mode, epochs = training.mode.declaration, training.epochs
     steps, beginning = epochs * steps_per_epoch, mode.beginning()
     if beginning is not None and beginning.steps >= steps:
         raise ValueError(
@@ -65,9 +73,9 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
         )
     exchanges, wanted = mode.exchanges(epochs, steps_per_epoch), mode.wanted_exchanges()
     if exchanges is None:
-        _check_warmup_ends(config, steps, "steps")
+        _check_warmup_ends(exchange, steps, "steps")
         return None
-    _check_warmup_ends(config, exchanges, "exchanges")
+    _check_warmup_ends(exchange, exchanges, "exchanges")
     if wanted is None or exchanges >= wanted[1]:
         return None
     return (
@@ -76,8 +84,7 @@ def check_length(config: "RunConfig", steps_per_epoch: int) -> str | None:
     )
 
 
-def _check_warmup_ends(config: "RunConfig", number: int, unit: str) -> None:
-    exchange = config.exchange
+def _check_warmup_ends(exchange: ExchangeConfig, number: int, unit: str) -> None:
     if exchange.codec.name != "none" and exchange.warmup_steps >= number:
         raise ValueError(
             f"exchange.warmup_steps={exchange.warmup_steps} is not before the end of the run, which has {number} "
@@ -99,25 +106,25 @@ def _check_warmup_ends(config: "RunConfig", number: int, unit: str) -> None:
             )
 
 
-def check_recovery(config: "RunConfig") -> None:
+def check_recovery(launch: LaunchConfig, training: TrainingConfig, reader: ReaderConfig) -> None:
     """Check that training can continue in place where a worker's process dies.
 
     Raises:
         ValueError: It cannot; says why and what to do.
     """
-    if config.launch.recover != "in_place":
+    if launch.recover != "in_place":
         return
-    if config.launch.num_workers == 1:
+    if launch.num_workers == 1:
         raise ValueError(
             "launch.recover=in_place continues with the other workers, and launch.num_workers=1 has none: set "
             "launch.recover=restart, and launch.retries"
         )
-    if config.training.trace_steps is not None:
+    if training.trace_steps is not None:
         raise ValueError(
             "training.trace_steps brings the clocks of processes together, and launch.recover=in_place may replace one "
             "of them: set launch.recover=restart"
         )
-    if config.reader.name == "petastorm":
+    if reader.name == "petastorm":
         raise ValueError(
             "launch.recover=in_place continues within an epoch, and reader.name=petastorm begins epochs only at their "
             "start: set reader.name=groundswell"

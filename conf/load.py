@@ -5,7 +5,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from conf.changes import changed, keys_in, validated
+from conf.changes import changed, given, keys_in, validated
 from conf.effect import refuse_idle
 from conf.notation import parse
 from conf.schema import RunConfig
@@ -46,6 +46,23 @@ def resolve(name_or_path: str | None, settings: Sequence[str] = (), **sections: 
     """Do what `load` does, but accept settings without effect: those of a run that was recorded, or of a grid."""
     values = {} if name_or_path is None else _read(name_or_path)
     return validated(changed(values, settings, sections), _where(name_or_path))
+
+
+def override(config: RunConfig, *settings: str, **sections: Any) -> RunConfig:
+    """Return a configuration with changes, validated as a whole.
+
+    Args:
+        config: The configuration.
+        settings: `section.key=value` each, as after `--set`: `override(config, "training.epochs=3")`.
+        sections: Changes by section, as Python's values: `override(config, training={"epochs": 3})`.
+
+    Raises:
+        ValueError: A key is unknown, of the wrong type or out of range, or has no effect, or the whole does not fit
+            together.
+    """
+    made = validated(changed(given(config), settings, sections), "override: ")
+    refuse_idle(made, None, [*keys_of(settings), *keys_in(sections)], "override: ")
+    return made
 
 
 def base_of(name_or_path: str | None) -> RunConfig | None:

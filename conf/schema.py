@@ -1,8 +1,5 @@
 """Typed configuration: one frozen section per concern, each in a file of its own, and what they mean together."""
 
-from html import escape
-from typing import Any
-
 from pydantic import model_validator
 
 from conf.combinations import check_mode, check_recovery
@@ -148,33 +145,9 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _mode_fits_the_rest(self) -> "RunConfig":
-        check_mode(self)
-        check_recovery(self)
+        check_mode(self.training.mode, self.launch, self)
+        check_recovery(self.launch, self.training, self.reader)
         return self
-
-    def override(self, *settings: str, **sections: Any) -> "RunConfig":
-        """Return this configuration with changes, validated as a whole.
-
-        Args:
-            settings: `section.key=value` each, as after `--set`: `config.override("training.epochs=3")`.
-            sections: Changes by section, as Python's values: `config.override(training={"epochs": 3})`.
-
-        Raises:
-            ValueError: A key is unknown, of the wrong type or out of range, or has no effect, or the whole does not fit
-                together.
-        """
-        from conf.changes import changed, given, keys_in, validated  # which need this class
-        from conf.effect import refuse_idle
-
-        config = validated(changed(given(self), settings, sections), "config.override: ")
-        keys = [*(setting.partition("=")[0] for setting in settings), *keys_in(sections)]
-        refuse_idle(config, None, keys, "config.override: ")
-        return config
-
-    def _repr_html_(self) -> str:
-        from conf.describe import to_yaml  # which needs this class
-
-        return f"<pre>{escape(to_yaml(self))}</pre>"
 
     @property
     def global_batch_size(self) -> int:

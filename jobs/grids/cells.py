@@ -8,7 +8,7 @@ from typing import Any
 from conf.effect import refuse_idle, refuse_without_effect
 from conf.grid import Cell, read_grid, section_with
 from conf.keys import choices, without_tag
-from conf.load import base_of, keys_of, resolve
+from conf.load import base_of, keys_of, override, resolve
 from conf.schema import RunConfig
 from jobs.shell.command import USER_ERROR, exit_code
 from jobs.shell.paths import with_absolute_paths
@@ -124,4 +124,4 @@ def with_fixed_source(config: RunConfig) -> RunConfig:
     source = config.warm_start.source
     if source is None or not source.startswith("models:/") or not ("@" in source or source.endswith("/latest")):
         return config
-    return config.override(warm_start={"source": find_model(source).uri})
+    return override(config, warm_start={"source": find_model(source).uri})

@@ -7,6 +7,7 @@ from typing import Any
 
 from conf import load as configurations
 from conf.schema import RunConfig
+from jobs.shell.notebook import show_configurations
 from pipelines.storage.locations import absolute_location, absolute_path, is_url, local_path
 
 
@@ -27,6 +28,7 @@ def load(name_or_path: str | Path | None, settings: Sequence[str] = (), **sectio
         found = local_path(name_or_path, "config")
         # What is no other spelling stays as it is: `./demo` is a file, `demo` a shipped configuration.
         name_or_path = str(name_or_path) if found == Path(name_or_path) else str(found)
+    show_configurations()
     return configurations.load(name_or_path, settings, **sections)
 
 

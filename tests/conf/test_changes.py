@@ -3,7 +3,7 @@
 import pytest
 
 from conf.keys import choices
-from conf.load import load, shipped_names
+from conf.load import load, override, shipped_names
 from conf.schema import RunConfig
 from conf.sections.archives import ROOTED_KINDS
 from conf.sections.codecs import TopKConfig
@@ -14,27 +14,27 @@ from conf.sections.training import TrainingConfig
 
 @pytest.mark.parametrize("name", shipped_names())
 def test_no_change_changes_nothing(name: str) -> None:
-    config, same = load(name), load(name).override()
+    config, same = load(name), override(load(name))
     assert (same, same.model_fields_set) == (config, config.model_fields_set)
 
 
 def test_texts_and_values_say_the_same() -> None:
     by_texts = load("demo", ["training.epochs=3", "exchange.codec=powersgd", "exchange.codec.rank=2"])
     changes = {"training": {"epochs": 3}, "exchange": {"codec": {"name": "powersgd", "rank": 2}}}
-    assert (load("demo", **changes), load("demo").override(**changes)) == (by_texts, by_texts)
-    assert load("demo").override("training.epochs=3", exchange={"codec": {"name": "powersgd", "rank": 2}}) == by_texts
+    assert (load("demo", **changes), override(load("demo"), **changes)) == (by_texts, by_texts)
+    assert override(load("demo"), "training.epochs=3", exchange={"codec": {"name": "powersgd", "rank": 2}}) == by_texts
 
 
 def test_a_section_keeps_the_keys_that_are_not_named_or_is_taken_whole() -> None:
     config = load("demo", training={"seed": 7})
-    assert config.override(training={"epochs": 3}).training == config.training.model_copy(update={"epochs": 3})
-    assert load("demo").override(exchange=ExchangeConfig(bucket_mib=2.0)).exchange == ExchangeConfig(bucket_mib=2.0)
+    assert override(config, training={"epochs": 3}).training == config.training.model_copy(update={"epochs": 3})
+    assert override(load("demo"), exchange=ExchangeConfig(bucket_mib=2.0)).exchange == ExchangeConfig(bucket_mib=2.0)
 
 
 def test_another_kind_replaces_its_section_and_the_same_kind_does_not() -> None:
     config = load("smoke", optimizer={"name": "lars", "momentum": 0.5})
-    assert isinstance(config.override(optimizer="sgd").optimizer, SGDConfig)
-    same = config.override(optimizer={"name": "lars", "weight_decay": 0.1}).optimizer
+    assert isinstance(override(config, optimizer="sgd").optimizer, SGDConfig)
+    same = override(config, optimizer={"name": "lars", "weight_decay": 0.1}).optimizer
     assert (same.name, same.model_dump()["momentum"], same.weight_decay) == ("lars", 0.5, 0.1)
 
 
@@ -42,7 +42,7 @@ def test_sections_that_were_made_alone_stay_of_their_kind() -> None:
     made = RunConfig(
         optimizer=SGDConfig(momentum=0.5), exchange=ExchangeConfig(codec=TopKConfig(density=0.1), bucket_mib=2.0)
     )
-    changed = made.override("training.epochs=3")
+    changed = override(made, "training.epochs=3")
     assert (changed.optimizer, changed.exchange) == (made.optimizer, made.exchange)
     assert changed.training == TrainingConfig(epochs=3)
 
@@ -50,7 +50,7 @@ def test_sections_that_were_made_alone_stay_of_their_kind() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"training": {"epochs": -3}}, r"^config\.override: training\.epochs=-3: should be greater than 0$"),
+        ({"training": {"epochs": -3}}, r"^override: training\.epochs=-3: should be greater than 0$"),
         ({"training": {"epochs": "3"}}, r"training\.epochs='3': should be a valid integer$"),
         ({"training": {"epoch": 3}}, r"^training\.epoch: unknown key \(did you mean epochs\?\)$"),
         ({"trainig": {"epochs": 3}}, r"^trainig: unknown section \(did you mean training\?\)$"),
@@ -61,7 +61,7 @@ def test_sections_that_were_made_alone_stay_of_their_kind() -> None:
 )
 def test_a_mistake_is_one_line(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
-        load("demo").override(**changes)
+        override(load("demo"), **changes)
     assert "\n" not in str(caught.value)
 
 
@@ -107,8 +107,3 @@ def test_members_are_made_with_what_only_the_user_knows() -> None:
             for place in ("archive", "input.augmentation", "model", "training.loss", "training.mode")
         },
     }
-
-
-def test_a_notebook_shows_the_configuration_as_yaml() -> None:
-    assert "training:\n  epochs: 3\n" in load("demo", training={"epochs": 3})._repr_html_()
-    assert "&lt;x&gt;" in load("demo", tracking={"run_name": "<x>"})._repr_html_()

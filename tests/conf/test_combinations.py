@@ -6,7 +6,7 @@ import pytest
 
 from conf.combinations import check_length
 from conf.effect import refuse_without_effect
-from conf.load import load
+from conf.load import load, override
 from conf.sections.codecs import CODEC_NAMES
 from conf.sections.modes import PUSHED_CODECS, SynchronousConfig
 from conf.sections.optimizers import OPTIMIZER_NAMES
@@ -166,9 +166,9 @@ def test_what_does_not_go_together_is_refused(settings: list[str], mode: str, me
 )
 def test_a_part_of_the_run_begins_before_its_end(settings: list[str], steps: int | None, message: str) -> None:
     config = load("smoke", [*settings, "training.epochs=2"])
-    assert steps is None or check_length(config, steps) is None
+    assert steps is None or check_length(config.training, config.exchange, steps) is None
     with pytest.raises(ValueError, match=message):
-        check_length(config, 10 if steps is None else steps - 1)
+        check_length(config.training, config.exchange, 10 if steps is None else steps - 1)
 
 
 @pytest.mark.parametrize("optimizer", [name for name in OPTIMIZER_NAMES if name != "onebit_adam"])
@@ -214,7 +214,7 @@ def test_a_parameter_server_takes_every_optimizer_and_these_codecs(codec: str, o
 def test_ssp_has_no_periods_of_async() -> None:
     of_async = load("smoke", [SERVER % ("async", ", push_every: 5, fetch_every: 4")])
     modes = [
-        config.training.mode.arguments() for config in (of_async, of_async.override("training.mode.synchrony=ssp"))
+        config.training.mode.arguments() for config in (of_async, override(of_async, "training.mode.synchrony=ssp"))
     ]
     assert [(mode["push_every"], mode["fetch_every"]) for mode in modes] == [(5, 4), (1, 1)]
 
@@ -262,6 +262,7 @@ def test_settings_without_effect_in_a_mode_are_refused(mode: str, key: str, reas
 )
 def test_a_short_run_is_warned_of_a_large_outer_momentum(momentum: float, epochs: int, warns: bool) -> None:
     mode = f"training.mode={{name: local, every_steps: 3, outer: {{momentum: {momentum}}}}}"
-    warning = check_length(load("smoke", [mode, f"training.epochs={epochs}"]), 20)
+    config = load("smoke", [mode, f"training.epochs={epochs}"])
+    warning = check_length(config.training, config.exchange, 20)
     text = f"training.mode.outer.momentum={momentum:g} wants about {round(10 / (1 - momentum))} exchanges, and this run"
     assert (warning is not None and warning.startswith(text)) == warns

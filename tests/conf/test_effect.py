@@ -6,7 +6,7 @@ import pytest
 from conf.describe import to_yaml
 from conf.effect import RULES, idle_keys, refuse_without_effect
 from conf.keys import paths
-from conf.load import load, resolve, shipped_names
+from conf.load import load, override, resolve, shipped_names
 from jobs.shell.verbs import VERBS
 
 NO_EPOCHS = ["schedule.recipe_epochs=5", "schedule.decay=cosine", "schedule.warmup=none"]
@@ -182,8 +182,8 @@ def test_a_value_without_effect_is_refused_wherever_it_is_chosen(settings: list[
     with pytest.raises(ValueError, match=rf"^config smoke: {re.escape(key)} has no effect: .*{reason}") as caught:
         load("smoke", settings)
     assert "\n" not in str(caught.value)
-    with pytest.raises(ValueError, match=rf"^config\.override: {re.escape(key)} has no effect: .*{reason}"):
-        load("smoke").override(*settings)
+    with pytest.raises(ValueError, match=rf"^override: {re.escape(key)} has no effect: .*{reason}"):
+        override(load("smoke"), *settings)
 
 
 def test_a_file_is_refused_for_what_has_no_effect_in_it_and_what_it_holds_for_other_verbs_is_not(
@@ -208,7 +208,7 @@ def test_a_file_is_refused_for_what_has_no_effect_in_it_and_what_it_holds_for_ot
 def test_a_change_may_take_the_effect_of_what_the_file_has_chosen(tmp_path: Path) -> None:
     changed = load("smoke", ["schedule.decay=cosine", "schedule.warmup=none"])
     assert (changed.schedule.recipe_epochs, idle_keys(changed)) == (2, ["schedule.recipe_epochs"])
-    assert changed.override("training.epochs=3").training.epochs == 3
+    assert override(changed, "training.epochs=3").training.epochs == 3
     # What is printed is read back: with the default.
     file = tmp_path / "printed.yaml"
     for comments in (False, True):

@@ -365,15 +365,27 @@ _BESIDE = {
 }
 
 
+_DECLARED = """
+from conf.sections.mode_declaration import ModeDeclaration
+
+class Mode(ModeDeclaration):
+    def __init__(self, depth, names): ...
+"""
+
+
 @pytest.mark.parametrize(
     ("path", "name"), [(path, name) for path, choice in choices().items() for name in choice.members]
 )
-def test_what_config_prints_is_read_back_unchanged(tmp_path: Path, path: str, name: str) -> None:
+def test_what_config_prints_is_read_back_unchanged(
+    tmp_path: Path, path: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     member = choices()[path].members[name]
     needed = {key: value for key, value in _NEEDED.get(path, {}).items() if key in member.model_fields}
     settings = [f"{path}={name}", *(f"{path}.{key}={value}" for key, value in needed.items()), *_BESIDE.get(name, [])]
     if name == "import":
-        settings += [f"{path}.path=package.module:function", f"{path}.settings={{depth: 3, names: [a, b]}}"]
+        monkeypatch.syspath_prepend(str(tmp_path))
+        (tmp_path / "package_of_ours.py").write_text(_DECLARED)  # read with the configuration
+        settings += [f"{path}.path=package_of_ours:Mode", f"{path}.settings={{depth: 3, names: [a, b]}}"]
     if path == "schedule.warmup" and name != "none":
         settings.append("schedule.warmup.epochs=1")
     check_printed(load("smoke", settings), tmp_path)

@@ -51,7 +51,7 @@ def check_dataset(config: RunConfig) -> Manifest:
     _check_steps(config, manifest)
     _check_trace(config, manifest)
     steps = steps_per_epoch(manifest.splits[TRAINING_SPLIT].rows, config.global_batch_size)
-    if (warning := check_length(config, steps)) is not None:
+    if (warning := check_length(config.training, config.exchange, steps)) is not None:
         _log.warning(warning)
     make_schedule(config, steps)
     _check_reader(config, manifest)

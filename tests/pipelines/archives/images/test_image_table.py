@@ -18,7 +18,7 @@ from fsspec.implementations.memory import MemoryFile
 from PIL import Image
 from pyspark.sql import SparkSession
 
-from conf.load import load
+from conf.load import load, override
 from conf.schema import RunConfig
 from jobs.prepare import prepare
 from pipelines.archives.archive import INDEX_SCHEMA, ArchiveDescription, BadRecordError, read_sample
@@ -372,19 +372,19 @@ def test_a_dataframe_that_cannot_be_prepared(spark: SparkSession, tmp_path: Path
         with pytest.raises(ValueError, match=rf"^the DataFrame: {message}"):
             prepare(config, table=spark.createDataFrame([], columns))
     assert not (tmp_path / "in").exists()
-    renamed = config.override("archive.label=tag")
+    renamed = override(config, "archive.label=tag")
     with pytest.raises(ValueError, match=r"^the DataFrame has no rows$"):
         prepare(renamed, table=frame.limit(0))
     assert list((tmp_path / "in").iterdir()) == []
     with pytest.raises(ValueError, match=r"^table is for archive\.kind=table, and archive\.kind is synthetic$"):
-        prepare(renamed.override(archive={"kind": "synthetic", "train": 4, "validation": 0, "test": 0}), table=frame)
+        prepare(override(renamed, archive={"kind": "synthetic", "train": 4, "validation": 0, "test": 0}), table=frame)
     with pytest.raises(
         ValueError, match=r"^dataset\.path .*/out contains the archive .*/out/in: choose a folder outside"
     ):
-        prepare(renamed.override(f"archive.root={tmp_path}/out/in"), table=frame)
+        prepare(override(renamed, f"archive.root={tmp_path}/out/in"), table=frame)
     foreign = fill(tmp_path / "foreign", "thesis.tex")
     with pytest.raises(ValueError, match=r"/foreign exists and is not a dataset: choose another dataset\.path"):
-        prepare(renamed.override(f"archive.root={tmp_path}/new", f"dataset.path={foreign}"), table=frame)
+        prepare(override(renamed, f"archive.root={tmp_path}/new", f"dataset.path={foreign}"), table=frame)
     assert not (tmp_path / "new").exists(), "nothing is written before"
     (tmp_path / "in" / INCOMPLETE).touch()
     for table, advice in ((frame, "or name another one$"), (None, "and prepare it")):

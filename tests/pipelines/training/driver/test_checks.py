@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from conf.load import load
+from conf.load import load, override
 from pipelines.dataset.format.manifest import BandStatistics, read_manifest, write_manifest
 from pipelines.sample import ImageGroup
 from pipelines.training.checkpoint.settings import recorded_settings
@@ -202,7 +202,7 @@ def test_upsampling_needs_images_of_several_sizes() -> None:
     both = rgb_manifest().model_copy(update={"groups": groups, "statistics": statistics})
     _check_model_input(config, both)
     message = r"^input\.upsampling=bilinear has no effect: all images of .* have 32 x 32 pixels$"
-    for one_size, chosen in ((rgb_manifest(), config), (both, config.override("input.bands=[a, b]"))):
+    for one_size, chosen in ((rgb_manifest(), config), (both, override(config, "input.bands=[a, b]"))):
         with pytest.raises(ValueError, match=message):
             _check_model_input(chosen, one_size)
 
