@@ -24,6 +24,7 @@ def test_importing_it_imports_nothing_else(tmp_path: Path) -> None:
 
 
 def test_every_name_is_what_it_says() -> None:
+    from conf.load import override
     from jobs.compare import compare
     from jobs.evaluate import evaluate
     from jobs.prepare import prepare
@@ -36,6 +37,7 @@ def test_every_name_is_what_it_says() -> None:
 
     expected = {
         "load": load,
+        "override": override,
         "prepare": prepare,
         "train": train,
         "evaluate": evaluate,
@@ -56,7 +58,7 @@ def test_every_name_is_what_it_says() -> None:
 def test_a_missing_package_is_one_line(tmp_path: Path) -> None:
     script = """
 import groundswell
-from pipelines import packages
+from pipelines.machine import packages
 find_spec = packages.find_spec
 packages.find_spec = lambda name: None if name in ("tensorflow", "keras", "horovod") else find_spec(name)
 assert groundswell.load("demo", training={"epochs": 3}).training.epochs == 3

@@ -76,7 +76,7 @@ def processor(file: Path = CPUINFO) -> dict[str, str]:
     """Return what Linux says of the first processor, by name, such as "flags"; empty where it says nothing.
 
     Args:
-        file: In the format of `/proc/cpuinfo`.
+        file: A file in the format of `/proc/cpuinfo`.
     """
     text = file.read_text() if file.is_file() else ""
     lines = (line.partition(":") for line in text.partition("\n\n")[0].splitlines())

@@ -119,7 +119,7 @@ def test_mistakes_are_one_line(arguments: str, message: str, error_line: Callabl
 
 def test_a_file_needs_neither_mlflow_nor_spark_nor_tensorflow(folder: Path, project: Path) -> None:
     code = (
-        "import sys; from jobs import cli; code = cli.execute(sys.argv[1:]);"
+        "import sys; from jobs.shell import cli; code = cli.execute(sys.argv[1:]);"
         "heavy = {'mlflow', 'pyspark', 'tensorflow'} & set(sys.modules); sys.exit(str(heavy) if heavy else code)"
     )
     command = [sys.executable, "-c", code, *FILE, "--link", "1Gbit/s", *WEAK, "--workers", "2"]

@@ -97,7 +97,7 @@ def test_a_mistake_is_one_line(
 
 _ALONE = """
 import sys
-from jobs import cli
+from jobs.shell import cli
 assert cli.execute(sys.argv[1:]) == 0
 heavy = sorted({"tensorflow", "keras", "pyspark", "mlflow", "horovod", "matplotlib.pyplot"} & set(sys.modules))
 assert not heavy, heavy

@@ -80,7 +80,7 @@ class Mode(Protocol):
     """
 
     optimizer: keras.optimizers.Optimizer
-    """Has the state that checkpoints hold; the loop sets its learning rate before each step."""
+    """The optimizer, whose state checkpoints hold; the loop sets its learning rate before each step."""
     exchange: GradientExchange
     """What the ranks exchange with, built; checkpoints hold its state."""
     step: Step

@@ -37,7 +37,7 @@ def test_the_real_command_answers_and_ends_with_its_code(tmp_path: Path) -> None
 
 _IMPORTED = """
 import sys
-from jobs import cli
+from jobs.shell import cli
 for line in {lines!r}:
     try:
         code = cli.execute(line.split())

@@ -24,7 +24,7 @@ EPOCHS = [4, 8]  # optimizer steps at the end of each: 32 samples, 8 a step
 # `groundswell train`, but rank 0 stops at one place, writes its process id to a file, and goes no further.
 DRIVER = """
 import sys
-from jobs import cli
+from jobs.shell import cli
 from pipelines.training import entry
 
 place, mark, *arguments = sys.argv[1:]

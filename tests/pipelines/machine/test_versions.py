@@ -30,7 +30,7 @@ def package(tmp_path: Path) -> Path:
 def test_the_code_counts_and_not_whether_a_package_is_installed() -> None:
     """As for executors that get it in a zip file, by `--py-files`."""
     check_code("0.2.0.dev0 (code 5f0c21a9d3e7)", "none (code 5f0c21a9d3e7)", "host")
-    with pytest.raises(RuntimeError, match=r"the executor on host would run 0\.1\.0 \(code 123456789abc\)"):
+    with pytest.raises(RuntimeError, match=r"the executor on host would run 0\.2\.0\.dev0 \(code 123456789abc\)"):
         check_code("0.2.0.dev0 (code 5f0c21a9d3e7)", "0.2.0.dev0 (code 123456789abc)", "host")
 
 

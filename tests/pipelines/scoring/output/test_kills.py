@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.long, pytest.mark.timeout(900)]
 JOB = """
 import os, sys
 from pyspark.sql import SparkSession
-from jobs import cli
+from jobs.shell import cli
 
 master, *line = sys.argv[1:]
 builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
