@@ -160,7 +160,7 @@ class Folder:
         return f"{self.url}/{name}" if name else self.url
 
     def _listed(self, name: str) -> str:
-        """The path by which the filesystem lists a file or folder: it has no scheme, and on HDFS no host."""
+        """The path that the filesystem lists for a file or folder: it has no scheme, and on HDFS no host."""
         root = self.url if self.is_local else url_to_fs(self.url)[1]
         return f"{root}/{name}".rstrip("/")
 
