@@ -32,6 +32,12 @@ def check_mode(chosen: ModeConfig, launch: LaunchConfig, config: Section) -> Non
         if value is not None and value != [] and value not in allowed:
             is_long = isinstance(value, list) and isinstance(value[0], Section)
             raise ValueError(f"{key if is_long else f'{key}={value}'} {reason}: {remedy}")
+    ranks = value_at(config, "model.batch_norm_ranks")
+    if mode.ranks_per_copy > 1 and ranks != 1:
+        raise ValueError(
+            f"model.batch_norm_ranks={ranks} makes groups of workers, and training.mode={chosen.name} makes those that "
+            "hold one copy of the model: set model.batch_norm_ranks=1"
+        )
     if launch.recover == "in_place" and mode.not_in_place:
         raise ValueError(f"launch.recover=in_place {mode.not_in_place}: set launch.recover=restart, and launch.retries")
 

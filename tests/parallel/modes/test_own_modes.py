@@ -57,13 +57,15 @@ def test_a_killed_rank_costs_no_bit_in_a_mode_of_the_users(
         ("made_modes:TrainsAlone", "{inputs: 1}", "module made_modes imports TensorFlow, and the driver reads it"),
         ("collections:Counter", "{}", "collections:Counter: Counter is no ModeDeclaration"),
         ("declared_modes:Halves", "{}", "launch.num_workers=3 does not divide into copies of the model of 2 workers"),
+        ("declared_modes:Halves", "{}", "model.batch_norm_ranks=2 makes groups of workers"),
     ],
 )
 def test_a_declaration_that_does_not_fit_is_one_line(path: str, settings: str, message: str) -> None:
     mode = f"training.mode={{name: import, path: '{path}', settings: {settings}}}"
-    workers = 3 if "Halves" in path else 2
+    workers = 3 if "num_workers=3" in message else 2
+    beside = ["model.batch_norm_ranks=2"] if "batch_norm" in message else []
     with pytest.raises(ValueError, match=re.escape(message)) as caught:
-        load("smoke", [mode, "training.checkpoint_every_steps=4", f"launch.num_workers={workers}"])
+        load("smoke", [mode, "training.checkpoint_every_steps=4", f"launch.num_workers={workers}", *beside])
     assert len(str(caught.value).splitlines()) == 1
 
 
