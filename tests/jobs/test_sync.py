@@ -100,7 +100,7 @@ def test_a_run_behind_a_url_is_continued_with_the_store(mlflow_store: str, s3_fo
 def test_a_run_that_is_trained_is_left_out_where_files_cannot_be_locked(
     sync: Sync, mlflow_store: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in ("training.held_run", "tracking.local_run"):
+    for module in ("training.driver.held_run", "tracking.journal.local_run"):
         monkeypatch.setattr(f"pipelines.{module}.takes_whole_files_only", lambda folder: True)
     make_offline(tmp_path / "offline-7", "RUNNING")
     with held_run(tmp_path / "offline-7"):
