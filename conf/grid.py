@@ -102,7 +102,7 @@ def _settings(values: Any, where: str) -> dict[str, Any]:
             raise ValueError(f"{where}: {name!r} is not a key such as training.seed")
         key = without_tag(name)
         if key in found:
-            raise ValueError(f"{where}: {key} is given twice, of which one would have no effect")
+            raise ValueError(f"{where}: {key} is given twice, and one would have no effect")
         found[key] = value
         if key in _OF_THE_WHOLE_GRID:
             raise ValueError(f"{where}: {key} is the same for the whole grid: give it by --config or --set")
@@ -117,7 +117,7 @@ def _refuse_repetition(where: str, *parts: Mapping[str, Any]) -> None:
     keys = [key for part in parts for key in part]
     twice = next((key for key in keys if keys.count(key) > 1), None)
     if twice is not None:
-        raise ValueError(f"{where}: {twice} is given twice, of which one would have no effect")
+        raise ValueError(f"{where}: {twice} is given twice, and one would have no effect")
 
 
 def _refuse_two_places(where: str, values: Mapping[str, Any]) -> None:

@@ -77,8 +77,8 @@ def notes_of(measurements: Measurements, rows: Sequence[Row], *, intervals: bool
     if len(measurements.compute) == 1:
         notes.append(f"one batch was measured ({low}): all of a step's computing is taken as proportional to the batch")
     if outside:
-        told = f"{outside[0]:,}" if len(outside) == 1 else f"{outside[0]:,} to {outside[-1]:,}"
-        notes.append(f"batches of {told} per worker lie outside of those measured, {low:,} to {high:,}")
+        shown = f"{outside[0]:,}" if len(outside) == 1 else f"{outside[0]:,} to {outside[-1]:,}"
+        notes.append(f"batches of {shown} per worker lie outside of those measured, {low:,} to {high:,}")
     return notes
 
 

@@ -16,7 +16,7 @@ from jobs.shell.paths import with_absolute_paths
 from jobs.shell.result import Result, model_uri_of
 from jobs.shell.session import spark_session
 from pipelines.machine.packages import CONVERSION, DELTA, require
-from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, begun_thresholds, check_score, scored_before
+from pipelines.scoring.job import Scored, ScoreProgress, ScoreSettings, check_score, earlier_thresholds, scored_before
 from pipelines.scoring.job import score as score_source
 from pipelines.scoring.output.ground import check_map, check_map_file, patch_metres, read_ground, write_map
 from pipelines.scoring.output.output import DELTA_LOG_FILE
@@ -131,11 +131,11 @@ def _thresholds(config: RunConfig, model: ModelDescription, source: Source, outp
     """Choose the thresholds: those that are asked for, or those with which unfinished predictions were begun."""
     output.check()
     of_model = model.thresholds_or(config.score.threshold)
-    begun = begun_thresholds(model, source, output) if config.score.threshold is None else None
-    if begun is None or begun == of_model:
+    earlier = earlier_thresholds(model, source, output) if config.score.threshold is None else None
+    if earlier is None or earlier == of_model:
         return of_model
-    say(f"{output} was begun with other thresholds than the model has now, and continues with those")
-    return begun
+    say(f"{output} was started with other thresholds than the model has now, and continues with those")
+    return earlier
 
 
 def _reference(

@@ -31,7 +31,7 @@ def parent_of(results: ResultsFile, experiment: str) -> str | None:
             return line.parent
         if now is not None and line.experiment == experiment:
             raise ValueError(
-                f"the grid of these results was begun in experiment {experiment!r}, which is {now!r} now: set "
+                f"the grid of these results was started in experiment {experiment!r}, which is {now!r} now: set "
                 f"tracking.experiment={now}"
             )
     return None

@@ -20,8 +20,8 @@ def coarsening(sizes: Sizes) -> dict[str, tuple[int, int]]:
     for name, (height, width) in sizes.items():
         if finest[0] % height or finest[1] % width:
             raise ValueError(
-                f"group {name!r} has {height} x {width} pixels, of which none covers whole pixels of the finest group, "
-                f"{finest[0]} x {finest[1]}"
+                f"group {name!r} has {height} x {width} pixels, and none of them covers whole pixels of the finest "
+                f"group, {finest[0]} x {finest[1]}"
             )
         factors[name] = finest[0] // height, finest[1] // width
     return factors

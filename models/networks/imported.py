@@ -11,7 +11,7 @@ from models.imported import described, import_function
 
 _SETTING = "model.path"
 _OF_KERAS_APPLICATIONS = {"weights": None, "classifier_activation": None, "include_preprocessing": False}
-"""What a function that returns a model is told, if it has such an argument and the settings do not say otherwise."""
+"""What a function that returns a model is given, if it has such an argument and the settings do not say otherwise."""
 
 
 def imported(
@@ -69,8 +69,8 @@ def _called(
         return function(images, classes=classes, dtype=dtype, **settings)
     if settings.get("classifier_activation") is not None:
         raise ValueError(f"classifier_activation={settings['classifier_activation']} gives no logits: leave it out")
-    told = {name: value for name, value in _OF_KERAS_APPLICATIONS.items() if name in arguments}
-    model = function(input_shape=tuple(images.shape[1:]), classes=classes, **{**told, **settings})
+    defaults = {name: value for name, value in _OF_KERAS_APPLICATIONS.items() if name in arguments}
+    model = function(input_shape=tuple(images.shape[1:]), classes=classes, **{**defaults, **settings})
     if not isinstance(model, keras.Model):
         raise TypeError(f"a function with an argument input_shape returns a keras.Model, got a {type(model).__name__}")
     return model(images)

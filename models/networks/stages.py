@@ -49,7 +49,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class _Cut:
-    """A place where one tensor is all that goes on."""
+    """A place where only one tensor crosses."""
 
     tensor: keras.KerasTensor
     flops: int
@@ -114,7 +114,7 @@ def _best(cuts: Sequence[_Cut], flops: int, stages: int, name: str) -> Sequence[
     """The cuts whose largest stage is the smallest."""
     if len(cuts) < stages - 1:
         raise ValueError(
-            f"{name} can be cut at {len(cuts)} places where one tensor is all that goes on, and {stages} stages need "
+            f"{name} can be cut at {len(cuts)} places where only one tensor crosses, and {stages} stages need "
             f"{stages - 1}: take a network of blocks that follow each other, or fewer stages"
         )
 

@@ -43,7 +43,7 @@ class Taken:
         """The same as text, a fact a line."""
         lines = [f"{len(self.whole) + len(self.by_band)} variables start with the weights of the earlier training"]
         lines += [f"{name}: input channels are taken by the names of their bands" for name in self.by_band]
-        lines += [f"{name} starts anew: {reason}" for name, reason in self.new.items()]
+        lines += [f"{name} starts from random weights: {reason}" for name, reason in self.new.items()]
         if self.unused:
             lines.append(f"{len(self.unused)} values of the earlier training are not used, such as {self.unused[0]}")
         return lines

@@ -97,8 +97,8 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Apply the rule of the class to one variable."""
-        begun = self.begin_update(gradient, variable)
-        self.finish_update(begun, [norm(each) for each in begun.measured], variable, learning_rate)
+        half = self.begin_update(gradient, variable)
+        self.finish_update(half, [norm(each) for each in half.measured], variable, learning_rate)
 
     def begin_update(self, gradient: Any, variable: Any) -> Begun:
         """Move both moments; see `InTwoHalves`."""
@@ -116,13 +116,13 @@ class LAMB(keras.optimizers.Optimizer):  # type: ignore[misc]
             update = update + self.inner_weight_decay * weights
         return Begun(index, update, () if self._is_unadapted[index] else (update, weights))
 
-    def finish_update(self, begun: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+    def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
         """Move the variable; see `InTwoHalves`."""
-        rate = ops.cast(learning_rate, self._first[begun.index].dtype)
+        rate = ops.cast(learning_rate, self._first[half.index].dtype)
         if norms:
             update_norm, weight_norm = norms
             rate = rate * ratio_of_norms(weight_norm, update_norm, update_norm, 1.0)
-        self.assign_sub(variable, ops.cast(rate * begun.direction, variable.dtype))
+        self.assign_sub(variable, ops.cast(rate * half.direction, variable.dtype))
 
     def get_config(self) -> dict[str, Any]:
         """Return the arguments of `__init__`, the chosen paths among them."""

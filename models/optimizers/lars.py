@@ -168,8 +168,8 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
 
     def update_step(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Apply the rule of the class to one variable."""
-        begun = self.begin_update(gradient, variable)
-        self.finish_update(begun, [norm(each) for each in begun.measured], variable, learning_rate)
+        half = self.begin_update(gradient, variable)
+        self.finish_update(half, [norm(each) for each in half.measured], variable, learning_rate)
 
     def begin_update(self, gradient: Any, variable: Any) -> Begun:
         """Add the decay to the gradient; see `InTwoHalves`."""
@@ -181,14 +181,14 @@ class LARS(keras.optimizers.Optimizer):  # type: ignore[misc]
             return Begun(index, direction)
         return Begun(index, direction, (weights, direction if VARIANTS[self.variant].norm_of_sum else gradient))
 
-    def finish_update(self, begun: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+    def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
         """Move the buffer and the variable; see `InTwoHalves`."""
-        variant, buffer, direction = VARIANTS[self.variant], self.momentums[begun.index], begun.direction
+        variant, buffer, direction = VARIANTS[self.variant], self.momentums[half.index], half.direction
         rate = ops.cast(learning_rate, buffer.dtype)
         inside, outside = (rate, 1.0) if variant.rate_in_buffer else (1.0, rate)
         if norms:
             weight_norm, update_norm = norms
-            ratio = self._ratio(weight_norm, update_norm, self._decay(begun.index))
+            ratio = self._ratio(weight_norm, update_norm, self._decay(half.index))
             # A rate of 0 takes the first branch.
             inside = inside * (ops.where(ratio >= rate, ops.ones_like(ratio), ratio / rate) if variant.clips else ratio)
         # A part of a variable, see `models.optimizers.pieces`, has no memory that a kernel could change.

@@ -34,8 +34,8 @@ class InTwoHalves(Protocol):
         """Do what needs no norm."""
         ...
 
-    def finish_update(self, begun: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
-        """Change the variable, by the norms of all that `begun.measured` has."""
+    def finish_update(self, half: Begun, norms: Sequence[Any], variable: Any, learning_rate: Any) -> None:
+        """Change the variable, by the norms of all that `half.measured` has."""
         ...
 
 

@@ -147,14 +147,14 @@ class ShardedOptimizer:
             for gradient, piece in pairs:
                 optimizer.update_step(gradient, piece, rate)
             return
-        begun = [optimizer.begin_update(gradient, piece) for gradient, piece in pairs]
-        for half, norms, piece in zip(begun, self._norms(begun), self._pieces, strict=True):
+        halves = [optimizer.begin_update(gradient, piece) for gradient, piece in pairs]
+        for half, norms, piece in zip(halves, self._norms(halves), self._pieces, strict=True):
             optimizer.finish_update(half, norms, piece, rate)
 
-    def _norms(self, begun: Sequence[Begun]) -> list[list[tf.Tensor]]:
+    def _norms(self, halves: Sequence[Begun]) -> list[list[tf.Tensor]]:
         """The norms over all ranks of what the first halves have measured."""
-        squares = [sum_of_squares(tensor) for half in begun for tensor in half.measured]
+        squares = [sum_of_squares(tensor) for half in halves for tensor in half.measured]
         if not squares:
-            return [[] for _ in begun]
+            return [[] for _ in halves]
         norms = iter(tf.unstack(tf.sqrt(self.exchange.sum(tf.stack(squares), "shards_norms"))))
-        return [[next(norms) for _ in half.measured] for half in begun]
+        return [[next(norms) for _ in half.measured] for half in halves]

@@ -21,13 +21,13 @@ def with_defaults(runs: Sequence[ComparedRun]) -> list[ComparedRun]:
 
 
 def _filled(settings: dict[str, str], keys: Sequence[str]) -> dict[str, str]:
-    told = {key.rpartition(".")[0] for key in settings}
+    named = {key.rpartition(".")[0] for key in settings}
     values = nested(settings)
     filled = {key: DEFAULT_READER[key] for key in keys if key in DEFAULT_READER} | settings
     for key in keys:
         section = key.rpartition(".")[0]
         # A section of which nothing is told was not chosen: another optimizer has other settings.
-        if key not in filled and section and section in told and (value := _default(key, values)) is not None:
+        if key not in filled and section and section in named and (value := _default(key, values)) is not None:
             filled[key] = value
     return filled
 

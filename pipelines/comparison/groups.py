@@ -214,12 +214,12 @@ def labels_of(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> l
 def telling_keys(settings: Sequence[dict[str, str]], differing: Sequence[str]) -> list[str]:
     """The first keys that together tell all of the settings apart."""
     chosen: list[str] = []
-    told = 1
+    last = 1
     for key in differing:
         now = len({tuple(each.get(name) for name in [*chosen, key]) for each in settings})
-        if now > told:
+        if now > last:
             chosen.append(key)
-            told = now
+            last = now
     return chosen
 
 

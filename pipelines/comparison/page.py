@@ -81,7 +81,7 @@ def notes_of(parts: Sequence[Part], metric: str) -> list[str]:
     if repeated:
         notes.append(
             f"{repeated} of {len(members)} trainings repeat recipe and seed of another one. Means and deviations are "
-            "over the seeds, of which each counts once."
+            "over the seeds, and each seed counts once."
         )
     if not any(score in facts.run.history for score in SCORES for facts in members):
         notes.append("No training was validated, so nothing here tells how well they do on other images.")

@@ -140,8 +140,8 @@ def _fit_compute(points: Sequence[ComputePoint]) -> tuple[float, float]:
     columns = np.stack([np.ones_like(batches), batches], 1)
     fixed, per_image = least_squares(columns, seconds, _spreads(points)).tolist()
     if per_image <= 0:
-        told = ", ".join(f"{point.batch_size}: {statistics.median(point.seconds):.3g} s" for point in points)
-        raise ValueError(f"a step takes no longer with more images ({told}): measure batches that lie further apart")
+        means = ", ".join(f"{point.batch_size}: {statistics.median(point.seconds):.3g} s" for point in points)
+        raise ValueError(f"a step takes no longer with more images ({means}): measure batches that lie further apart")
     return fixed, per_image
 
 

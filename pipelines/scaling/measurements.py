@@ -106,9 +106,9 @@ class Measurements(Measured):
     @model_validator(mode="after")
     def _parts_fit(self) -> "Measurements":
         for kind, names in (("links", self.links), ("codecs", self.codecs)):
-            told = [part.name for part in names]
-            if len(set(told)) < len(told):
-                raise ValueError(f"{kind}: a name is there twice in {told}")
+            found = [part.name for part in names]
+            if len(set(found)) < len(found):
+                raise ValueError(f"{kind}: a name is there twice in {found}")
         links = {link.name for link in self.links}
         for point in self.collectives:
             if point.link not in links:
@@ -140,6 +140,6 @@ def read_measurements(path: Path) -> Measurements:
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"]))
-        told = first["msg"].removeprefix("Value error, ")
-        what = f"{place}: {told}" if place else told
+        problem = first["msg"].removeprefix("Value error, ")
+        what = f"{place}: {problem}" if place else problem
         raise ValueError(f"--measurements {path} is no file of `make bench NAME=network`: {what}") from None

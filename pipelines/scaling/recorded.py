@@ -192,8 +192,8 @@ def _check_alike(runs: Sequence["RecordedRun"], names: Sequence[str]) -> None:
 
 def _within(keys: Iterable[str], names: Sequence[str]) -> list[str]:
     """The keys that are among the names, or in a section of such a name, in the order of the names."""
-    told = sorted(keys)
-    return [key for name in names for key in told if key == name or key.startswith(f"{name}.")]
+    known = sorted(keys)
+    return [key for name in names for key in known if key == name or key.startswith(f"{name}.")]
 
 
 def _value(run: "RecordedRun", key: str) -> str:
@@ -227,7 +227,7 @@ def _curve_of_codec(run: "RecordedRun", phase: str) -> list[float]:
     found = [point.value for begin, point in zip(begins, points, strict=False) if begin >= warmup]
     if not found:
         raise ValueError(
-            f"--run {run.run_id} has no epoch without steps in float32, of which {_WARMUP_STEPS} asks for {warmup}: "
+            f"--run {run.run_id} has no epoch without steps in float32, and {_WARMUP_STEPS} asks for {warmup}: "
             "take a longer training"
         )
     return found

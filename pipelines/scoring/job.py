@@ -107,7 +107,7 @@ class Scored:
         return f"<table>{lines}</table>"
 
 
-def begun_thresholds(model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...] | None:
+def earlier_thresholds(model: ModelDescription, source: Source, output: Folder) -> tuple[float, ...] | None:
     """Return the thresholds of this model's predictions that are not finished; None where there are none.
 
     They may not be the model's any more, because an evaluation has tuned others meanwhile.

@@ -286,7 +286,7 @@ def test_a_renamed_experiment_is_named_before_spark_starts_and_its_cells_continu
     with monkeypatch.context() as patch:
         patch.setattr(grid, "spark_session", None)
         told = run(SEEDS, code=2)
-    assert f"was begun in experiment '{old}', which is '{new}' now: set tracking.experiment={new}" in told
+    assert f"was started in experiment '{old}', which is '{new}' now: set tracking.experiment={new}" in told
     assert client.get_experiment_by_name(old) is None
     before = read_lines(tmp_path / "results.jsonl")
     run(SEEDS, "--set", f"tracking.experiment={new}")

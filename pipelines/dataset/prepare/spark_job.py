@@ -105,8 +105,8 @@ def check_on_storage(staging: Folder, written: dict[str, WrittenShard]) -> None:
     if others:
         remove_files(staging, [note_name(file) for file in others])
         raise RuntimeError(
-            f"{staging}: another job or task has written {len(others)} shards meanwhile, the first is {others[0]}: the "
-            "same command continues, and writes them again"
+            f"{staging}: another job or task has written {len(others)} shards at the same time, the first is "
+            f"{others[0]}: the same command continues, and writes them again"
         )
 
 

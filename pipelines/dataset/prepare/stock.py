@@ -112,8 +112,8 @@ class Stock:
 def problems(usable: Usable) -> str:
     """Tell why shards are written again."""
     counts = Counter(usable.problems.values())
-    told = [f"{count} shards {reason}" for reason, count in counts.items()]
-    return ", ".join(told) or "what describes the shards is lost or out of date"
+    reasons = [f"{count} shards {reason}" for reason, count in counts.items()]
+    return ", ".join(reasons) or "what describes the shards is lost or out of date"
 
 
 def _plan_of(plan: ShardPlan, kept: Mapping[str, Found]) -> ShardPlan:

@@ -51,7 +51,7 @@ class Member:
     """Whether the driver reaches the task's own port at all."""
     probe: Future[bool] | None = None
     last_probe: float = 0.0
-    begun: bool = False
+    has_begun: bool = False
     signs: int = 0
     last_sign: float = field(default_factory=time.monotonic)
     stacks: str | None = None

@@ -226,7 +226,7 @@ class Supervisor:
             case Fallen():
                 self._replace(task, member, event)
             case Ready(progress=progress, joins=joins):
-                member.begun, member.last_sign = True, time.monotonic()
+                member.has_begun, member.last_sign = True, time.monotonic()
                 if (environment := self._joining.take(task, progress, joins)) is not None:
                     for each in self._members:
                         self._channel.send(each, Join(environment))
@@ -238,13 +238,13 @@ class Supervisor:
         outcome = Outcome(
             member.rank, member.host, "died", event.death, event.exit_code, event.faults, tuple(event.last_lines)
         )
-        member.begun, member.last_sign = False, time.monotonic()
+        member.has_begun, member.last_sign = False, time.monotonic()
         others_ended = any(other.outcome is not None for other in self._members.values())
         if not self._joining.is_replaced(task, outcome) or others_ended:
             self._end(member, outcome)
 
     def _sign(self, member: Member, event: Sign) -> None:
-        member.begun, member.last_sign = True, time.monotonic()
+        member.has_begun, member.last_sign = True, time.monotonic()
         member.signs += not isinstance(event, Begun)
         match event:
             case ShownLine(line=line):
@@ -343,7 +343,7 @@ class Supervisor:
         """Whether one of these members has given no sign of life for too long."""
         now, latest = time.monotonic(), max(member.last_sign for member in self._members.values())
         for member in members:
-            if not member.begun:
+            if not member.has_begun:
                 limit, since = self._limits.start, member.last_sign
             elif self._limits.hang is not None:
                 # A rank that never reports is judged by those that do.
@@ -368,7 +368,7 @@ class Supervisor:
         # The others wait for the suspect inside a collective operation.
         suspects = [m for m in self._open() if not waits_in_collective(m.stacks or "")] or self._open()
         if suspects:
-            member = min(suspects, key=lambda m: (m.begun, m.signs, m.last_sign))
+            member = min(suspects, key=lambda m: (m.has_begun, m.signs, m.last_sign))
             seconds = time.monotonic() - member.last_sign
             words = f"hung: no sign of life for {seconds:.0f} s, after {member.signs} steps or reports"
             lines = tuple(member.last_lines)

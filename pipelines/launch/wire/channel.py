@@ -73,7 +73,7 @@ class _Peer:
     result_error: str = ""
     orders: list[bytes] = field(default_factory=list)
     """All orders to the task, which a new connection may have to bring again."""
-    is_told: bool = False
+    has_hello: bool = False
     """Whether the driver has its first message."""
     seen: float = field(default_factory=time.monotonic)
     sending: threading.Lock = field(default_factory=threading.Lock)
@@ -226,7 +226,7 @@ class DriverChannel:
             return
         peer.talk_over(connection, opening.orders)
         with peer.taking:
-            event, peer.is_told = Back() if peer.is_told else opening.hello, True
+            event, peer.has_hello = Back() if peer.has_hello else opening.hello, True
             self._tell((task, event))
         try:
             while line := lines.readline(MAXIMUM_LINE_BYTES):

@@ -52,7 +52,7 @@ def read_back(output: Folder, files: Sequence[str]) -> list[WrittenPart]:
     others = [file for file in files if file not in found]
     if others:
         raise RuntimeError(
-            f"{output}: another job or task has written {len(others)} parts meanwhile, the first is {others[0]}: the "
-            "same command continues, and scores them again"
+            f"{output}: another job or task has written {len(others)} parts at the same time, the first is "
+            f"{others[0]}: the same command continues, and scores them again"
         )
     return [found[file] for file in files]

@@ -113,8 +113,8 @@ def check_ours(output: Folder) -> None:
     parts = [name for name in sorted(names) if not name.startswith(f"{PROGRESS_FOLDER}/")]
     if parts and not names & {FILE_NAME, _MARK_FILE}:
         raise ValueError(
-            f"--output {output} holds {parts[0]} and no {FILE_NAME}, which would say by which model its predictions "
-            "are: choose an empty or new folder"
+            f"--output {output} holds {parts[0]} and no {FILE_NAME}, which would name the model of its "
+            "predictions: choose an empty or new folder"
         )
 
 

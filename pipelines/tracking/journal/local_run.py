@@ -73,7 +73,7 @@ class LocalRun:
     status: LocalStatus = "RUNNING"
     ended: int | None = None
     """Milliseconds since 1970."""
-    is_told: bool = field(default=False)
+    is_reported: bool = field(default=False)
     """Whether the store knows how the run ended."""
     has_diverged: bool = field(default=False)
     """Whether its latest attempt has ended so."""

@@ -56,8 +56,8 @@ def absent_rows(client: MlflowClient, run_id: str, rows: Sequence[Row], known_by
         MlflowException: As from MLflow's client.
     """
     stored = {metric.step for metric in client.get_metric_history(run_id, known_by)}
-    begun = client.get_run(run_id).data.metrics
-    return [row for row in rows if row[1] not in stored or row[0] not in begun]
+    curves = client.get_run(run_id).data.metrics
+    return [row for row in rows if row[1] not in stored or row[0] not in curves]
 
 
 def _named(value: float) -> str:

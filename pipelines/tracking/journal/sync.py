@@ -148,7 +148,7 @@ def _end(run: TrackedRun, folder: Path) -> str:
         local = replace(local, status="FAILED", ended=now())
     status = _ENDED[local.status]
     runs.end_run(run, status, local.ended)
-    replace(local, status=status, is_told=True).write(folder)
+    replace(local, status=status, is_reported=True).write(folder)
     return status
 
 
@@ -172,5 +172,5 @@ def lacks_something(folder: Path) -> bool:
         return True
     if local is None or _original_of(folder, local) is not None:
         return False
-    done = local.is_stored and local.is_told and local.run_id == folder.name
+    done = local.is_stored and local.is_reported and local.run_id == folder.name
     return not done or journals(folder).is_dir()

@@ -136,7 +136,7 @@ def _read(
     newest = next(readable_checkpoints(checkpoints), None)
     if newest is None:
         raise FileNotFoundError(
-            f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, of which none can be read"
+            f"{checkpoints} has {len(list_checkpoints(checkpoints))} checkpoints, and none of them can be read"
         )
     path, state, arrays = newest
     selection = config.training.selection

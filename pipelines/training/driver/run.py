@@ -294,7 +294,7 @@ def _start(config: RunConfig, made: Description) -> TrackedRun:
 def _continue(config: RunConfig, run_id: str) -> TrackedRun:
     folder = records_folder(config.training.output) / run_id
     run = TrackedRun("", run_id) if config.tracking.offline else runs.continue_run(run_id)
-    update_local_run(folder, status="RUNNING", ended=None, is_told=False)
+    update_local_run(folder, status="RUNNING", ended=None, is_reported=False)
     return run
 
 
@@ -393,7 +393,7 @@ def _ended(run: TrackedRun, folder: Path, place: AnyPath, heard: _Heard) -> Iter
             f"`groundswell sync --output {place.parent}`, or with the same command and "
             f"--set training.resume_run={run.run_id}"
         ) from None
-    update_local_run(folder, status="FINISHED", ended=now(), is_told=True)
+    update_local_run(folder, status="FINISHED", ended=now(), is_reported=True)
 
 
 def _status_after(error: BaseException) -> Status:
@@ -402,7 +402,7 @@ def _status_after(error: BaseException) -> Status:
 
 
 def _end_failed(run: TrackedRun, folder: Path, status: Status, away: str) -> None:
-    told = not run.is_offline and runs.end_failed_run(run, status, away=away)
+    is_reported = not run.is_offline and runs.end_failed_run(run, status, away=away)
     local = read_local_run(folder)
     if local is not None and local.status != "TRAINED":  # what is trained still becomes a finished run
-        update_local_run(folder, status=status, ended=now(), is_told=told)
+        update_local_run(folder, status=status, ended=now(), is_reported=is_reported)

@@ -56,7 +56,7 @@ class PhaseTable:
         except FileNotFoundError:
             return []
         except ValueError as error:
-            _log.warning("%s cannot be read (%s): it is begun again", self._file, error)
+            _log.warning("%s cannot be read (%s): it starts again", self._file, error)
             return []
         return epochs
 

@@ -117,6 +117,6 @@ def _by_name(arrays: Iterable[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in arrays:
         if name in found:
-            raise ValueError(f"several of its variables have the name {name}, and are told apart by names here")
+            raise ValueError(f"several of its variables have the name {name}, and are distinguished by names here")
         found[name] = value
     return found

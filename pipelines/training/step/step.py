@@ -152,14 +152,14 @@ def make_train_step(
     @tf.function
     def step(images: Images, targets: tf.Tensor, seeds: tf.Tensor | None = None, size: Size | None = None) -> Any:
         rule.begin_step()
-        begun = None
+        began = None
         if marks is not None:
-            begun = now([images, targets])
-            with tf.control_dependencies([begun]):
+            began = now([images, targets])
+            with tf.control_dependencies([began]):
                 images = tf.nest.map_structure(tf.identity, images)
         value, computed = gradients(images, targets, seeds, size)
         if marks is not None:
-            _mark_passes(marks, begun, value, computed, together=jit_compile)
+            _mark_passes(marks, began, value, computed, together=jit_compile)
         if accumulation is not None:
             value, computed = accumulation.finish(value, computed)
         if loss_scale is None:
@@ -204,14 +204,14 @@ def make_apply(
 
 
 def _mark_passes(
-    marks: Marks, begun: tf.Tensor | None, loss: tf.Tensor, gradients: Sequence[tf.Tensor], *, together: bool
+    marks: Marks, began: tf.Tensor | None, loss: tf.Tensor, gradients: Sequence[tf.Tensor], *, together: bool
 ) -> None:
     """Note forward and backward pass; XLA gives loss and gradients at the same time."""
     if together:
-        marks.add("compute", "forward and backward pass", begun, now(gradients))
+        marks.add("compute", "forward and backward pass", began, now(gradients))
     else:
         forward = tf.minimum(now([loss]), now(gradients))
-        marks.add("compute", "forward pass", begun, forward)
+        marks.add("compute", "forward pass", began, forward)
         marks.add("compute", "backward pass", forward, now(gradients))
 
 

@@ -242,5 +242,5 @@ def test_epochs_with_steps_in_float32_say_nothing_of_a_codec() -> None:
     (codec,), (collective,) = found.codecs, found.collectives
     assert (collective.seconds, codec.encode_seconds, codec.decode_seconds) == ((0.4,), (0.06,), (0.02,))
     assert len(found.compute[0].seconds) == 2, "computing is the same in all of them"
-    with pytest.raises(ValueError, match=r"onebit2 has no epoch without steps in float32, of which exchange\.warmup_s"):
+    with pytest.raises(ValueError, match=r"onebit2 has no epoch without steps in float32, and exchange\.warmup_s"):
         measurements_of([short])

@@ -284,7 +284,7 @@ def test_a_file_of_another_attempt_than_its_note_is_told_and_written_again(
         part.write_bytes(part.read_bytes() + b"x")
         return parts
 
-    message = r"written 1 parts meanwhile, the first is train-part-00002\.parquet: the same command continues"
+    message = r"written 1 parts at the same time, the first is train-part-00002\.parquet: the same command continues"
     with monkeypatch.context() as patch:
         patch.setattr(tasks, "run_tasks", overtaken)
         with pytest.raises(RuntimeError, match=message):

@@ -123,7 +123,7 @@ def test_a_copy_of_a_run_changes_nothing_of_the_run(client: MlflowClient, tmp_pa
     folder = sync(trained_offline(tmp_path), log_model).folder
     local = record_of(folder)
     shutil.copytree(folder, tmp_path / "backup")
-    replace(local, status=status, is_told=False).write(tmp_path / "backup")
+    replace(local, status=status, is_reported=False).write(tmp_path / "backup")
     assert unsynced(tmp_path) == [folder], "its record of a step that no checkpoint holds"
     with pytest.raises(ValueError, match=f"backup is a copy of {folder}, which has the newer records: give that one"):
         sync(tmp_path / "backup", log_model)
@@ -155,7 +155,7 @@ def test_a_run_whose_driver_died_does_not_stay_running(client: MlflowClient, tmp
     stored = client.get_run(run.run_id)
     assert (stored.info.status, stored.data.tags["driver"]) == ("FAILED", "died before it could end this run")
     assert unsynced(tmp_path) == []
-    assert record_of(folder).is_told
+    assert record_of(folder).is_reported
 
 
 def test_a_folder_that_is_no_runs_is_refused(tmp_path: Path) -> None:

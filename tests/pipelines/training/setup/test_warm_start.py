@@ -70,7 +70,7 @@ def test_a_checkpoint_knows_its_bands_and_classes(checkpoint: tuple[Path, keras.
     np.testing.assert_array_equal(stem(model)[:, :, 0], stem(earlier)[:, :, 1])
     np.testing.assert_array_equal(model.get_layer("logits").kernel, earlier.get_layer("logits").kernel)
     others = MANIFEST.model_copy(update={"class_names": ("land", "water")})
-    assert "logits.bias starts anew: the classes are others" in begin(*settings, manifest=others)[1]
+    assert "logits.bias starts from random weights: the classes are others" in begin(*settings, manifest=others)[1]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_registered_model_is_a_source(mlflow_store: str) -> None:
     drawn = stem(model_of(config(*settings)))
     model, (first, *lines) = begin(*settings)
     assert first == "warm start from models:/landcover/1"
-    assert "logits.bias starts anew: the classes are others" in lines
+    assert "logits.bias starts from random weights: the classes are others" in lines
     np.testing.assert_array_equal(stem(model)[:, :, 0], stem(earlier)[:, :, 1])
     np.testing.assert_array_equal(stem(model)[:, :, 1], drawn[:, :, 1])
     with pytest.raises(ValueError, match="models:/landcover/2"):
