@@ -728,7 +728,9 @@ def test_a_mark_of_somebody_else_removes_nothing(world: World, name: str, messag
     files = [folder / "precious" / "thesis.txt" for folder in (tmp_path, world.incomplete)]
     for file in (*files, world.incomplete / "_progress" / "plan.json"):
         file.parent.mkdir(parents=True)
-        file.write_text(json.dumps({"identity": {}, "splits": ["train"], "removing": [name], "replaced": None}))
+        file.write_text(
+            json.dumps({"identity": {}, "splits": ["train"], "removing": [name], "replaced": None, "is_new": False})
+        )
     with pytest.raises(ValueError, match=message):
         world.prepare(restart=True)
     assert all(file.exists() for file in files)
