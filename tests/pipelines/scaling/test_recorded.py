@@ -107,7 +107,7 @@ def test_a_run_that_does_not_say_how_long_a_step_is_is_refused(changes: dict[str
 def test_steps_of_other_modes_are_not_predicted(setting: str, eurosat_manifest: Callable[..., Any]) -> None:
     config = load("smoke", [f"training.mode={setting}", "training.checkpoint_every_steps=null"])
     run, mode = recorded(), config.training.mode.name
-    run = replace(run, parameters={**parameters_of(config, eurosat_manifest(0)), **run.parameters})
+    run = replace(run, parameters={**run.parameters, **parameters_of(config, eurosat_manifest(0))})
     with pytest.raises(ValueError, match=rf"trained with training\.mode={mode}, whose steps are not predicted"):
         measurements_of([run])
 
