@@ -131,8 +131,8 @@ def test_frames_sql_streams_and_mlflow_predict_the_same(
 
 def test_the_functions_are_names_of_the_package() -> None:
     assert pipelines.scoring.predict_udf is frames.predict_udf
-    with pytest.raises(AttributeError, match="no attribute 'predict'"):
-        _ = pipelines.scoring.predict
+    with pytest.raises(AttributeError, match="no attribute 'predict_all'"):
+        _ = pipelines.scoring.predict_all
 
 
 @pytest.mark.spark
