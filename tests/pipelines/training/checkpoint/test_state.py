@@ -58,22 +58,6 @@ def test_round_trip(tmp_path: Path, variables: list[keras.Variable]) -> None:
         assign_arrays(path, arrays, variables[1:])
 
 
-@pytest.mark.parametrize(
-    ("earlier", "today"),
-    [
-        ("train_loss", "train/loss"),
-        ("images_per_second", "speed/images_per_second"),
-        ("input_wait_fraction", "time/input_wait_fraction"),
-        ("val_loss", "val/loss"),
-        ("val_f1_micro", "val/f1_micro"),
-        *((name, name) for name in ("train/loss", "val/loss", "val_ema/loss")),
-    ],
-)
-def test_the_history_of_an_older_checkpoint_has_todays_names(tmp_path: Path, earlier: str, today: str) -> None:
-    save_checkpoint(tmp_path, dataclasses.replace(state(1), history=[{earlier: 0.5}]), [])
-    assert newest_state(tmp_path)[1].history == [{today: 0.5}]
-
-
 def test_no_checkpoint_says_where(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"absent: is training\.output that of the first run\?"):
         newest_state(tmp_path / "absent")

@@ -322,7 +322,7 @@ def test_a_name_is_mentioned_in_its_table_and_its_settings_only(table: str, proj
     # "bf16" a runtime of scoring, and "threshold" a column of evaluation.
     for name in set(TABLES[table]) - {"none", "onebit_adam", "import", "local", "bf16", "threshold"}:
         found = {path for path, strings in mentions.items() if name in strings}
-        own = {path for path in found if path.startswith(places[table])} | {f"conf/{table}.py"}
+        own = {path for path in found if path.startswith(places[table])} | {f"conf/sections/{table}.py"}
         assert found - own - pairs == set(), name
         assert f"{places[table]}/table.py" in found
         # Its file may say its name, as the table and the settings do.
