@@ -34,12 +34,11 @@ def epochs_of() -> Any:
             sizes=[None, None],
             stop=SimpleNamespace(is_requested_now=lambda: True),
             recovery=recovery,
-            mode=SimpleNamespace(block=block),
+            mode=SimpleNamespace(block=block, come_together=None),
             validate=validate,
             data=SimpleNamespace(batches_of=begin),
             parts=SimpleNamespace(collective=None, model=None),
             checkpoints=SimpleNamespace(initial=None),
-            come_together=None,
             trainer=None,
         )
         return Epochs(rank, record, measurements=None, sampler=None, tracer=None)  # type: ignore[arg-type]

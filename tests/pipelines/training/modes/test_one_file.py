@@ -44,10 +44,10 @@ for name in set(MODES) - {"pipeline"}:
     keras.utils.set_random_seed(0)
     image = keras.Input((4,), name="image")
     model = keras.Model({"image": image}, keras.layers.Dense(3)(image))
-    config = load("smoke", [f"training.mode={name}", "optimizer=sgd", "exchange.dense_below=0"])
+    config = load("smoke", [f"training.mode={name}", "optimizer=sgd"])
     mode = make_mode(config, model, keras.losses.mean_squared_error, one, steps_per_epoch=2)
     mode.begin(0)
-    mode.optimizer.learning_rate = 0.5
+    mode.optimizer.learning_rate = 0.01
     batch = {"image": tf.ones((2, 4))}, tf.zeros((2, 3))
     losses = [float(mode.step(*batch)) for _ in range(3)]
     mode.come_together()
@@ -60,6 +60,7 @@ def without(name: str, project: Path, folder: Path) -> dict[str, Path]:
     """Copy the product without a mode; the files that this touches, by what they lose."""
     for package in PACKAGES:
         shutil.copytree(project / package, folder / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(project / "groundswell.py", folder)
     modes, settings = folder / "pipelines/training/modes", folder / "conf/sections/modes.py"
     for file in OWN_FILES[name]:
         (modes / file).unlink()
